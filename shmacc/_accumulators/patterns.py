@@ -30,8 +30,9 @@ def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict
         new = [name for name in names if name not in found and matches(name)]
         if not new and pattern != "*":
             of_earlier = ", or each has an earlier one" if any(map(matches, found)) else ""
+            matches_none = "matches no array" if "*" in pattern else "is no array"
             raise InvalidArgumentError(
-                f"There is {what} for {pattern!r}, which is no array{of_earlier}"
+                f"There is {what} for {pattern!r}, which {matches_none}{of_earlier}"
             )
         found.update(dict.fromkeys(new, value))
     return found

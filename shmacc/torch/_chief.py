@@ -58,10 +58,8 @@ class Chief:
         own = on_model.tensors(model)
         members = on_model.member_specs(model)
         chosen = None if optimizer is None else optimizers.by_name(optimizer, model)
-        if schedule is not None and chosen is None:
-            raise InvalidArgumentError(
-                "A schedule is for optimizer=...; one of torch in the block has torch's schedulers"
-            )
+        if schedule is not None:
+            _check_schedule(schedule, chosen)
         if initial is not None:
             on_model.load(
                 model, initial.state_dict() if isinstance(initial, nn.Module) else initial
@@ -85,7 +83,8 @@ class Chief:
                 error.add_note(
                     f"This training has two names, {shared_name!r} and {params!r}, that belong "
                     "together: remove both, when no process uses them. ('.left' has an element "
-                    "for each of total_num_replicas.)"
+                    "for each of total_num_replicas.) To train on with another optimizer, give the "
+                    "new training initial=replicas.state_dict()['model'] of this one."
                 )
             raise
         self._shared = self._updates.arrays
@@ -400,3 +399,15 @@ def _group(
         capacity=capacity,
         **options,
     )
+
+
+def _check_schedule(schedule: object, chosen: object) -> None:
+    if chosen is None:
+        raise InvalidArgumentError(
+            "A schedule is for optimizer=...; one of torch in the block has torch's schedulers"
+        )
+    if not callable(schedule):
+        raise InvalidArgumentError(
+            "schedule must be a function from an update's number to its learning rate, but was a "
+            f"{type(schedule).__name__}"
+        )

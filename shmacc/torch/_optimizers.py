@@ -98,7 +98,10 @@ def by_name(given: Optimizers | OptimizerOfTorch, model: nn.Module) -> dict[str,
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
     for name in trained:
         if found.get(name) is None:
-            raise InvalidArgumentError(f"{name!r} requires grad, but there is no optimizer for it")
+            why = f": it matches none of {list(given)}" if isinstance(given, Mapping) else ""
+            raise InvalidArgumentError(
+                f"{name!r} requires grad, but there is no optimizer for it{why}"
+            )
     return {name: found[name] for name in trained}
 
 

@@ -53,13 +53,15 @@ class StepSampler:
         self._replica = replica
         self._batch = arguments.int64(batch_size, "batch_size")
         at_once = self._batch * replica.total_num_replicas
-        if not 1 <= at_once <= self._size:
+        if self._batch < 1:
+            raise InvalidArgumentError(f"batch_size must be positive, but was {batch_size}")
+        if at_once > self._size:
             raise InvalidArgumentError(
-                f"batch_size must be positive, and the dataset have as many samples for each of "
-                f"{replica.total_num_replicas} replicas, but was {batch_size} of {self._size}"
+                f"The dataset must have a batch for each replica ({replica.total_num_replicas} of "
+                f"batch_size {batch_size}), but has {self._size} samples"
             )
         self._steps = self._size // at_once  # of an epoch
-        self._epochs = epochs
+        self._epochs = None if epochs is None else arguments.int64(epochs, "epochs")
         self._shuffle, self._seed = shuffle, seed
         self._order: tuple[int, list[int]] = -1, []  # the last epoch's
 
@@ -71,6 +73,16 @@ class StepSampler:
             now = self._replica.global_step
             step = step + 1 if now in {seen, seen + 1} else now  # asked ahead; or led elsewhere
             seen = now
+
+    def __len__(self) -> int:
+        """Return how many batches are left, from that of the replica's step on.
+
+        Raises:
+            TypeError: There are no ``epochs`` after which it would end.
+        """
+        if self._epochs is None:
+            raise TypeError("A StepSampler without epochs has no length: it ends with the training")
+        return max(0, self._epochs * self._steps - self._replica.global_step)
 
     def batch(self, step: int) -> list[int]:
         """Return the numbers of the samples in this replica's batch.

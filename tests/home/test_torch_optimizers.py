@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 import torch
@@ -254,8 +254,8 @@ def test_patterns_that_are_refused() -> None:
             SyncReplicas(Words(), NAME, total_num_replicas=1, optimizer=optimizer)
 
     refused({"emb*": SGD(1), "*.bias": SGD(1)}, "'layer.weight' requires grad, but there is no")
-    refused({"emb*": SGD(1), "*": SGD(1), "head*": SGD(1)}, "'head.', which is no array$")
-    refused({"*": SGD(1), "emb*": SGD(1)}, "'emb.', which is no array, or each has an earlier")
+    refused({"emb*": SGD(1), "*": SGD(1), "head*": SGD(1)}, "'head.', which matches no array$")
+    refused({"*": SGD(1), "emb*": SGD(1)}, "'emb.', which matches no array, or each has an earlier")
     refused(torch.optim.Adam(Words().parameters()), "optimizer_of")
 
 
@@ -294,6 +294,12 @@ def test_rates_by_pattern_follow_the_step(by: str) -> None:
 def test_a_schedule_that_is_refused() -> None:
     with pytest.raises(errors.InvalidArgumentError, match="schedule is for optimizer="):
         SyncReplicas(Words(), NAME, total_num_replicas=1, schedule=lambda step: 0.1 / (step + 1))
+    scheduler = OF.lr_scheduler.ConstantLR(OF.SGD(Words().parameters(), 0.1))
+    for wrong in 0.1, {"*": 0.1}, scheduler:
+        with pytest.raises(errors.InvalidArgumentError, match="schedule must be a function from"):
+            SyncReplicas(
+                Words(), NAME, total_num_replicas=1, optimizer=SGD(1), schedule=cast("Any", wrong)
+            )
     model, other = Words(), Words()
     rates: list[Any] = [-1, {"head*": 0.1}, None, 0.25]
     with (
@@ -308,7 +314,7 @@ def test_a_schedule_that_is_refused() -> None:
     ):
         backward(other, 1)
         hand_over(replica)
-        for words in "must not be negative", "'head.', which is no array":
+        for words in "must not be negative", "'head.', which matches no array":
             with (
                 pytest.raises(errors.InvalidArgumentError, match=words),
                 replicas.round(timeout=LONG),

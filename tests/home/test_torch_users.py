@@ -313,6 +313,9 @@ def test_a_sampler_is_a_function_of_the_step() -> None:
         backward(other, 0)
         assert not replica.step()
         assert next(asked) == plain.batch(7)
+        assert [len(StepSampler(DATA, replica, 10, epochs=epochs)) for epochs in (9, 3)] == [11, 0]
+        with pytest.raises(TypeError, match="without epochs has no length"):
+            len(plain)
         for size in (0, 26):
             with pytest.raises(errors.InvalidArgumentError, match="batch_size"):
                 StepSampler(DATA, replica, size)

@@ -50,8 +50,9 @@ inline int (*raise_written)(void*) = nullptr;  // check_writes, as the interpret
 
 inline constexpr const char* kInstead =
     " is read-only in this process, but something wrote to it. Rounds and restored checkpoints change it, "
-    "nothing else. Load or initialise a model before it is shared; in a round change .grad; for other writes "
-    "take a copy (copy.deepcopy(model), tensor.clone())";
+    "nothing else. Load or initialise a model before it is shared (initial=...), and a checkpoint by the "
+    "replicas' load_state_dict; call a Replica's step() in place of an optimizer's; in a round change .grad; "
+    "for other writes take a copy (copy.deepcopy(model), tensor.clone())";
 
 // Copies every page, so that none of them follows the shared memory any more.
 inline bool make_own(const void* owner) {
