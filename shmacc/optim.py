@@ -315,7 +315,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` as `Adam` does, also times the decay; any number is above `smallest`."""
+        """Refuse a `rate` above `largest`, also times the decay; any is above `smallest`."""
         Adam.check_rate(self, rate, smallest, largest)
         if rate * self.weight_decay > largest:
             raise InvalidArgumentError(

@@ -72,9 +72,10 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         if (asked is None and kind != self._KIND) or kind in {"arrays", "parameters"}:
             constructed = asked is not None
             raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
-        spec = Spec.of_config(config, self._handle.mode)
-        if spec is None:
-            raise DataLossError("unknown dtype or reduction").about(self._segment_name.system_name)
+        try:
+            spec = Spec.of_config(config, self._handle.mode)
+        except DataLossError as error:
+            raise error.about(self._segment_name.system_name) from None
         if asked is not None:
             exists = f"The accumulator {self._shared_name!r} exists"
             for what, existing, wanted in spec.disagreements(asked):

@@ -118,9 +118,9 @@ def of_config(config: MemberConfig) -> MemberSpec:
         DataLossError: Its dtype or shape is unknown.
     """
     number, declared = config["dtype"], config["declared"]
-    dtype = _BOOL if number == _BOOL.number else dtypes.by_number(number)
-    if dtype is None or declared is None or config["kind"] != layout.KINDS["dense"]:
-        raise DataLossError(f"array {config['name']!r} has an unknown dtype or shape")
+    dtype = _BOOL if number == _BOOL.number else dtypes.stored(number)
+    if declared is None or config["kind"] != layout.KINDS["dense"]:
+        raise DataLossError(f"array {config['name']!r} has an unknown shape")
     number, numbers = config["optimizer"]
     return MemberSpec(
         config["name"], "dense", dtype, tuple(declared), REDUCTION, (number, tuple(numbers))

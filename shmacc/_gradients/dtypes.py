@@ -14,7 +14,8 @@ import numpy.typing as npt
 from shmacc import _core
 from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
-from shmacc._records.dtype_names import NAMES, NUMBERS
+from shmacc._records import dtype_names
+from shmacc._records.dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
 
 SUM_BOUNDS = (-(2**63), 2**64 - 1)
@@ -127,10 +128,16 @@ def _named(name: str) -> DType | None:
     return _KNOWN.get(name)
 
 
-def by_number(number: int) -> DType | None:
-    """Return the dtype of a ``DataType`` number; None if there is none."""
-    name = NAMES.get(number)
-    return None if name is None else _named(name)
+def stored(number: int) -> DType:
+    """Return the dtype of a number in a segment.
+
+    Raises:
+        DataLossError: There is none, or none of accumulators.
+    """
+    found = _lookup(number)
+    if found is None:
+        raise dtype_names.unknown(number)
+    return found
 
 
 def resolve(dtype: object) -> DType:
@@ -162,7 +169,7 @@ def _lookup(dtype: object) -> DType | None:
     if dtype is None or isinstance(dtype, bool):
         return None
     if isinstance(dtype, int):
-        return by_number(dtype)
+        return _named(dtype_names.NAMES.get(dtype, ""))
     if dtype is float:
         dtype = "float32"
     dtype = getattr(dtype, "as_numpy_dtype", dtype)

@@ -8,6 +8,7 @@ from shmacc._gradients import arguments, dtypes
 from shmacc._gradients.arguments import Shape, describe_shape
 from shmacc._layout import layout
 from shmacc._layout.reports import Config, MemberConfig
+from shmacc.errors import DataLossError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,15 +91,17 @@ class MemberSpec:
     parameters: tuple[int, str] | None = None
 
     @classmethod
-    def of_config(cls, config: MemberConfig) -> Self | None:
-        """Return the spec of a member with this configuration; None if its numbers are invalid."""
-        kind = layout.KIND_NAMES.get(config["kind"])
-        dtype = dtypes.by_number(config["dtype"])
-        reduction = layout.REDUCTION_NAMES.get(config["reduction"])
-        if kind is None or dtype is None or reduction is None:
-            return None
+    def of_config(cls, config: MemberConfig) -> Self:
+        """Return the spec of a member with this configuration, whose names the extension checked.
+
+        Raises:
+            DataLossError: Its dtype is unknown, or is not summed up like this.
+        """
+        kind = layout.KIND_NAMES[config["kind"]]
+        dtype = dtypes.stored(config["dtype"])
+        reduction = layout.REDUCTION_NAMES[config["reduction"]]
         if (dtype.sum_code, dtype.components) != (config["sum"], config["components"]):
-            return None
+            raise DataLossError(f"A member of {dtype.name} has the sums of another dtype")
         declared = config["declared"]
         shape = None if declared is None else tuple(None if dim < 0 else dim for dim in declared)
         return cls(config["name"], kind, dtype, shape, reduction)
@@ -164,21 +167,24 @@ class Spec:
     private: bool
 
     @classmethod
-    def of_config(cls, config: Config, mode: int) -> Self | None:
-        """Return the spec of a segment with this configuration; None if its numbers are invalid.
+    def of_config(cls, config: Config, mode: int) -> Self:
+        """Return the spec of a segment with this configuration.
 
         Args:
             config: The extension's report of it.
             mode: The permission bits that its file has.
+
+        Raises:
+            DataLossError: As for a member's.
         """
-        kind = layout.KIND_NAMES.get(config["kind"])
-        reduction = layout.REDUCTION_NAMES.get(config["reduction"])
-        members = tuple(MemberSpec.of_config(member) for member in config["members"])
-        known = tuple(member for member in members if member is not None)
-        if kind is None or reduction is None or len(known) < len(members):
-            return None
         return cls(
-            kind, known, reduction, config["lanes"], config["capacity"], mode, config["is_private"]
+            layout.KIND_NAMES[config["kind"]],
+            tuple(map(MemberSpec.of_config, config["members"])),
+            layout.REDUCTION_NAMES[config["reduction"]],
+            config["lanes"],
+            config["capacity"],
+            mode,
+            config["is_private"],
         )
 
     def disagreements(self, asked: "Spec") -> Iterator[tuple[str, str, str]]:

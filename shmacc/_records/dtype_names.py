@@ -1,5 +1,7 @@
 """The accumulators' dtypes, without NumPy: TensorFlow's names and ``DataType`` numbers, sizes."""
 
+from shmacc.errors import DataLossError
+
 # By name: TensorFlow's number, and the bytes of an element.
 _DTYPES = {
     "float32": (1, 4),
@@ -28,3 +30,11 @@ BOOL = 10
 NAMES = {number: name for name, number in NUMBERS.items()} | {BOOL: "bool"}
 ITEM_BYTES = dict(_DTYPES.values()) | {BOOL: 1}
 """By number: how many bytes an element of an array has."""
+
+
+def unknown(number: int) -> DataLossError:
+    """Return the error of a segment with another number."""
+    return DataLossError(
+        f"A member has a dtype of number {number}, which this version of shmacc does not have; a "
+        "newer one has made it, and reads it"
+    )

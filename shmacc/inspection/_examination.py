@@ -105,9 +105,7 @@ def summarise_values(name: str) -> ValueSummary:
         if config["kind"] in layout.ARRAYS:
             raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which have no sums")
         for table, member in tables(view, config):
-            dtype = dtypes.by_number(member["dtype"])
-            if dtype is None:
-                raise DataLossError(f"{name}: unknown dtype")
+            dtype = dtypes.stored(member["dtype"])
             of_table, still = look_still(table, partial(_tally, table, dtype=dtype))
             tally.join(of_table)
             all_still &= still

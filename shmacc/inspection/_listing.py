@@ -262,9 +262,8 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
     found = []
     for number, member in enumerate(seen.config["members"]):
         dtype = dtype_names.NAMES.get(member["dtype"])
-        reduction = layout.REDUCTION_NAMES.get(member["reduction"])
-        if dtype is None or reduction is None:
-            raise DataLossError(f"{name.system_name}: unknown dtype or reduction")
+        if dtype is None:
+            raise dtype_names.unknown(member["dtype"]).about(name.system_name)
         declared = member["declared"]
         states, optimizer = tables_of(seen, number), _optimizer_of(seen.config, member)
         found.append(
@@ -273,7 +272,7 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
                 kind=layout.KIND_NAMES[member["kind"]],
                 dtype=dtype,
                 shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
-                reduction_type=reduction,
+                reduction_type=layout.REDUCTION_NAMES[member["reduction"]],
                 count=sum(state["member_count"] for state in states),
                 weight=sum(state["member_weight"] for state in states),
                 rows=sum(state["rows"] for state in states),

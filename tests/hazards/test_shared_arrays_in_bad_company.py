@@ -222,9 +222,9 @@ FORGED: Final = {
     "a size that overflows": (FIRST_DIM, struct.pack("<q", (1 << 61) + 3), "out of range"),
     "an unknown dimension": (FIRST_DIM, struct.pack("<q", -1), "not known"),
     "a negative dimension": (FIRST_DIM, struct.pack("<q", -(1 << 62)), "not known"),
-    "an unknown dtype": (DTYPE, struct.pack("<I", 99), "unknown dtype"),
-    "no dtype": (DTYPE, struct.pack("<I", 0), "unknown dtype"),
-    "a sparse member": (0, struct.pack("<I", 1), "unknown dtype or shape"),
+    "an unknown dtype": (DTYPE, struct.pack("<I", 99), "dtype of number 99"),
+    "no dtype": (DTYPE, struct.pack("<I", 0), "dtype of number 0"),
+    "a sparse member": (0, struct.pack("<I", 1), "unknown shape"),
     "a name that is no text": (NAME_BYTES, b"\xff" * 8, "UTF-8"),
     "a rank beyond the directory": (RANK, struct.pack("<I", 60), "directory"),
 }

@@ -38,7 +38,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("make", [group, parameters])
-@pytest.mark.parametrize("what", ["sum", "reduction", "optimizer"])
+@pytest.mark.parametrize("what", ["dtype", "sum", "reduction", "optimizer"])
 def test_a_number_that_this_version_does_not_have_is_named(
     make: Callable[[], Any], what: str
 ) -> None:
