@@ -3,9 +3,9 @@
 `SparseConditionalAccumulator` and `ConditionalAccumulator` are TensorFlow's; `AccumulatorGroup` is
 for the gradients of a model, `Parameters` for what is computed from them. `attach` opens by name.
 
-Modules: `errors`; `optim`, the optimizers of parameters; `raw_ops` and `sparse`, TensorFlow's other
-names; `inspection`, to look from outside; `testing`, for tests of programs that use this; `torch`,
-`jax` and `ray`, for other packages.
+Modules: `errors`; `optim`, the optimizers of parameters; `init`, what rows of tables have at first;
+`raw_ops` and `sparse`, TensorFlow's other names; `inspection`, to look from outside; `testing`, for
+tests of programs that use this; `torch`, `jax` and `ray`, for other packages.
 """
 
 # Layout, from the ground up; a folder imports only from those before it, and from `errors`:
@@ -20,7 +20,7 @@ from shmacc._opening import children  # noqa: F401  before a child of multiproce
 
 __getattr__, __dir__, __all__ = _lazy.attach(
     __name__,
-    {"errors", "inspection", "optim", "raw_ops", "sparse", "testing"},
+    {"errors", "init", "inspection", "optim", "raw_ops", "sparse", "testing"},
     {
         "shmacc._accumulators.accumulator": ("NEVER_STALE",),
         "shmacc._accumulators.checkpoints": ("load", "save"),
@@ -41,6 +41,8 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._accumulators.parameters": ("Parameters",),
         "shmacc._accumulators.shared_arrays": ("SharedArrays",),
         "shmacc._accumulators.sparse": ("SparseConditionalAccumulator",),
+        "shmacc._accumulators.table_spec": ("TableSpec",),
+        "shmacc._accumulators.tables": ("Table",),
         "shmacc._gradients.spec": ("IndexedSlicesSpec", "TensorSpec"),
         "shmacc._records.stats": ("Stats",),
         "shmacc._accumulators.rounds": ("Round",),

@@ -1,4 +1,4 @@
-from shmacc import errors, inspection, optim, raw_ops, sparse, testing
+from shmacc import errors, init, inspection, optim, raw_ops, sparse, testing
 from shmacc._accumulators.accumulator import NEVER_STALE
 from shmacc._accumulators.any_kind import attach
 from shmacc._accumulators.checkpoints import load, save
@@ -10,6 +10,8 @@ from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
 from shmacc._accumulators.steps import Steps
+from shmacc._accumulators.table_spec import TableSpec
+from shmacc._accumulators.tables import Table
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._records.stats import Stats
 from shmacc._records.taken import (
@@ -44,10 +46,13 @@ __all__ = [
     "SparseTaken",
     "Stats",
     "Steps",
+    "Table",
+    "TableSpec",
     "TensorSpec",
     "__version__",
     "attach",
     "errors",
+    "init",
     "inspection",
     "load",
     "optim",

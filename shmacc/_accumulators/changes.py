@@ -3,19 +3,21 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shmacc import optim
-from shmacc._accumulators import saving
+from shmacc._accumulators import change_checks as checks
+from shmacc._accumulators import saving, table_changes
+from shmacc._accumulators.change_checks import Change
+from shmacc._accumulators.tables import Known
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients.arguments import describe_shape
-from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import DenseTaken, SparseTaken
-from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
+from shmacc.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,13 @@ class Array:
     number: int
     spec: MemberSpec
     optimizer: optim.Optimizer | None
+
+    noun = "Array"
+
+    @property
+    def dtype_name(self) -> str:
+        """Its dtype's name in messages."""
+        return self.spec.dtype.name
 
     @property
     def name(self) -> str:
@@ -63,13 +72,7 @@ class Array:
         Raises:
             ResourceExhaustedError: There is no memory for it.
         """
-        try:
-            return np.empty(self.shape_of(region), self.dtype)
-        except MemoryError as error:
-            pass_on(error)
-            raise ResourceExhaustedError(
-                f"This process has no memory for a copy of array {self.name!r}"
-            ) from error
+        return arrays.empty(self.shape_of(region), self.dtype)
 
     def keys(self) -> list[str]:
         """Return the names of its regions in a state."""
@@ -80,44 +83,20 @@ class Array:
         return f"{self.spec.dtype.name} {describe_shape(self.shape)} {self.optimizer!r}"
 
 
-class Change(NamedTuple):
-    """What becomes of a region of an array.
-
-    Attributes:
-        array: The array's number.
-        region: The region.
-        rate: The learning rate, if the values are gradients; None: they are new contents.
-        rows: Which rows, ascending; None: all.
-        values: The values, in C order.
-        bytes: The size of the region.
-    """
-
-    array: int
-    region: int
-    rate: float | None
-    rows: IndexArray | None
-    values: ValueArray
-    bytes: int
-
-    @property
-    def as_given(self) -> tuple[Any, ...]:
-        """As the extension takes it."""
-        as_bytes = self.values.reshape(-1).view(np.uint8)
-        return (self.array, self.region, self.rate, self.rows, as_bytes, self.bytes)
-
-
 def of_update(
-    known: Mapping[str, Array],
+    known: Mapping[str, Array | Known],
     gradients: Mapping[str, Any],
     values: object,
+    remove: object,
     rates: Mapping[str, float],
 ) -> list[Change]:
     """Return the changes that gradients and new contents make, in the order of the arrays.
 
     Args:
-        known: The arrays.
+        known: The arrays and tables.
         gradients: Of a round.
         values: New contents.
+        remove: Ids, by table.
         rates: Learning rates by array; of others their optimizers' own, which were checked.
 
     Raises:
@@ -127,38 +106,55 @@ def of_update(
         raise InvalidArgumentError(
             f"values are a mapping from name to contents, but were a {type(values).__name__}"
         )
-    for name in [*gradients, *values]:
-        if name not in known:
-            names = ", ".join(map(repr, list(known)[:8])) + (" ..." if len(known) > 8 else "")  # noqa: PLR2004
-            raise InvalidArgumentError(
-                f"There is no array {name!r}; there are {names}. To leave out a member that is no "
-                "parameter: params.update({name: taken[name] for name in taken if name in params})"
-            )
+    if not isinstance(remove, Mapping):
+        raise InvalidArgumentError(
+            f"remove is a mapping from table to ids, but was a {type(remove).__name__}"
+        )
+    _check_names(known, gradients, values, remove)
     made = []
     for name, array in known.items():
-        if name in values:
+        if isinstance(array, Known):
+            if name in values or name in gradients or name in remove:
+                gradient = None if name in values else gradients.get(name)
+                made.append(
+                    table_changes.of_update(
+                        array, gradient, values.get(name), remove.get(name, ()), rates.get(name)
+                    )
+                )
+        elif name in values:
             made.append(_contents(array, values[name]))
         elif name in gradients:
             made.append(_gradient(array, gradients[name], rates.get(name)))
     return made
 
 
+def _check_names(
+    known: Mapping[str, Array | Known],
+    gradients: Mapping[str, Any],
+    values: Mapping[str, Any],
+    remove: Mapping[str, Any],
+) -> None:
+    for name in remove:
+        if name in known and isinstance(known[name], Array):
+            raise InvalidArgumentError(
+                f"Array {name!r} keeps its rows; those of tables are removed"
+            )
+    for name in [*gradients, *values, *remove]:
+        if name not in known:
+            names = ", ".join(map(repr, list(known)[:8])) + (" ..." if len(known) > 8 else "")  # noqa: PLR2004
+            raise InvalidArgumentError(
+                f"There is no array {name!r}; there are {names}. To leave out a member that is no "
+                "parameter: params.update({name: taken[name] for name in taken if name in params})"
+            )
+
+
 def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None) -> Change:
-    if array.optimizer is None:
-        raise InvalidArgumentError(
-            f"Array {array.name!r} has no optimizer, so its gradient can change nothing: give its "
-            "new contents in values"
-        )
-    if rate is None:
-        rate = array.optimizer.learning_rate
-    else:
-        info = np.finfo(array.dtype)
-        array.optimizer.check_rate(rate, float(info.tiny), float(info.max))
+    rate = checks.learning_rate(array, rate)
     if isinstance(taken, DenseTaken):
-        _check_like(array, taken.value, array.shape, "The gradient of array")
+        checks.check_like(array, taken.value, array.shape, "The gradient of array")
         dense = np.ascontiguousarray(taken.value)
-        return Change(array.number, 0, rate, rows=None, values=dense, bytes=array.bytes(0))
-    _check_like(
+        return Change(array.number, 0, rate, rows=None, values=dense, rest=array.bytes(0))
+    checks.check_like(
         array, taken.values, (len(taken.indices), *array.shape[1:]), "The gradient of array"
     )
     if not array.shape:
@@ -176,56 +172,28 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
         rate,
         rows=rows,
         values=np.ascontiguousarray(taken.values),
-        bytes=array.bytes(0),
+        rest=array.bytes(0),
     )
 
 
 def _contents(array: Array, given: Any) -> Change:
     what = f"the new contents of array {array.name!r}"
     if not isinstance(given, tuple):
-        values = _owned(given, array, what)
-        _check_like(array, values, array.shape, "The new contents of array")
-        return Change(array.number, 0, None, rows=None, values=values, bytes=array.bytes(0))
+        values = checks.owned(given, array.spec.dtype, what)
+        checks.check_like(array, values, array.shape, "The new contents of array")
+        return Change(array.number, 0, None, rows=None, values=values, rest=array.bytes(0))
     if len(given) != 2 or not array.shape:  # noqa: PLR2004
         raise InvalidArgumentError(f"{what} must be an array or (indices, rows)")
-    rows = arrays.row_numbers(given[0], f"the row numbers of array {array.name!r}")
-    if rows.ndim != 1:
-        raise InvalidArgumentError(
-            f"The row numbers of array {array.name!r} must be a vector, but have shape "
-            f"{describe_shape(rows.shape)}"
-        )
-    values = _owned(given[1], array, what)
-    _check_like(array, values, (len(rows), *array.shape[1:]), "The new rows of array")
-    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
-        order = np.argsort(rows, kind="stable")
-        rows, values = rows[order], np.ascontiguousarray(values[order])
-        repeated = rows[1:][rows[1:] == rows[:-1]]
-        if len(repeated):
-            raise InvalidArgumentError(f"Row {repeated[0]} of array {array.name!r} is given twice")
+    numbers = f"the row numbers of array {array.name!r}"
+    rows = arrays.row_numbers(given[0], numbers)
+    checks.check_vector(rows, numbers)
+    values = checks.owned(given[1], array.spec.dtype, what)
+    checks.check_like(array, values, (len(rows), *array.shape[1:]), "The new rows of array")
+    rows, values = checks.ascending(
+        rows, values, f"Row {{}} of array {array.name!r} is given twice"
+    )
     _check_rows(array, rows)
-    return Change(array.number, 0, None, rows=rows, values=values, bytes=array.bytes(0))
-
-
-def _owned(given: Any, array: Array, what: str) -> ValueArray:
-    """Return it in the array's dtype and in memory of its own: it may be a view of the arrays."""
-    values = arrays.converted(given, array.spec.dtype, what).view(array.dtype)
-    try:
-        return values if values.flags.owndata else values.copy()
-    except MemoryError as error:
-        pass_on(error)
-        raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error
-
-
-def _check_like(array: Array, values: ValueArray, shape: tuple[int, ...], what: str) -> None:
-    if values.dtype != array.dtype:
-        raise InvalidArgumentError(
-            f"{what} {array.name!r} must have dtype {array.spec.dtype.name}, but has {values.dtype}"
-        )
-    if values.shape != shape:
-        raise InvalidArgumentError(
-            f"{what} {array.name!r} must have shape {describe_shape(shape)}, but has "
-            f"{describe_shape(values.shape)}"
-        )
+    return Change(array.number, 0, None, rows=rows, values=values, rest=array.bytes(0))
 
 
 def _check_rows(array: Array, rows: IndexArray) -> None:
@@ -237,7 +205,7 @@ def _check_rows(array: Array, rows: IndexArray) -> None:
         )
 
 
-def of_state(own: tuple[Array, ...], state: Any) -> tuple[list[Change], int, list[int]]:
+def of_state(own: tuple[Array | Known, ...], state: Any) -> tuple[list[Change], int, list[int]]:
     """Return what restores a state: the changes, the step, how often each array was updated.
 
     Raises:
@@ -257,7 +225,10 @@ def of_state(own: tuple[Array, ...], state: Any) -> tuple[list[Change], int, lis
         number = names.index(array.name)
         count = arguments.partial_count(counts[number], f"the updates of array {array.name!r}")
         updates.append(count)
-        made += _regions(state, number, array)
+        if isinstance(array, Known):
+            made.append(table_changes.of_state(state, number, array))
+        else:
+            made += _regions(state, number, array)
     step = arguments.int64(saving.get(state, "step"), "the state's step")
     if step == -arguments.INT64_MAX - 1:
         raise InvalidArgumentError(f"the state's step must be greater than -2**63, but was {step}")
@@ -282,5 +253,5 @@ def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Ch
             None,
             rows=None,
             values=own,
-            bytes=array.bytes(region),
+            rest=array.bytes(region),
         )

@@ -1,23 +1,24 @@
 """Parameters: arrays in shared memory that only updates change."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from shmacc import _core, optim
-from shmacc._accumulators import changes, patterns
+from shmacc._accumulators import changes, patterns, table_changes, table_spec
 from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._accumulators.table_spec import TableSpec
+from shmacc._accumulators.tables import Known, Table, TableRows
 from shmacc._gradients import arguments
 from shmacc._gradients import array_specs as given
 from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
 from shmacc._opening.options import IfExists, Options, Owners
-from shmacc._records.array_types import ValueArray
-from shmacc._records.taken import DenseTaken, GroupTaken, SparseTaken
+from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc._records.taken import DenseTaken, GroupTaken, IndexedSlices, SparseTaken
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
@@ -48,7 +49,7 @@ class Parameters(SharedArrays):
     closed with a ResourceWarning. Pickles: another process that unpickles it attaches.
     """
 
-    __slots__ = ("_arrays",)
+    __slots__ = ("_accesses", "_members")
 
     _KIND = "parameters"
     _NOUN = "parameters"
@@ -69,7 +70,8 @@ class Parameters(SharedArrays):
 
         Args:
             contents: From name to an array, which is the contents of a new one, copied; or to a
-                `TensorSpec`, which starts as zeros. As for `SharedArrays`.
+                `TensorSpec`, which starts as zeros; as for `SharedArrays`. Or to a `TableSpec`:
+                rows by ids that need not be known, of which there are none at first.
             shared_name: The name; None: private, removed with this object.
             optimizer: Of all arrays, which are float32 or float64 then; or a mapping from patterns
                 of names to optimizers, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array
@@ -86,7 +88,7 @@ class Parameters(SharedArrays):
                 float64, or existing parameters disagree (the message names both values).
             Everything else as for `SharedArrays`.
         """
-        arrays = given.asked(contents)
+        arrays = given.asked(contents, _table)
         if isinstance(optimizer, Mapping):
             names = [array.spec.name for array in arrays]
             optimizer = patterns.by_name(optimizer, names, "an optimizer")
@@ -123,18 +125,65 @@ class Parameters(SharedArrays):
         return cls._attach(shared_name, owners, timeout, own=False)
 
     def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
-        self._arrays = tuple(
-            changes.Array(number, spec, _optimizer_of(spec)) for number, spec in enumerate(existing)
+        self._accesses: dict[int, _core.TableAccess] = {}
+        self._members = tuple(
+            (Known if spec.kind == "table" else changes.Array)(number, spec, _optimizer_of(spec))
+            for number, spec in enumerate(existing)
         )
+
+    def _check_tables(self, existing: tuple[MemberSpec, ...]) -> None:
+        """Parameters may have tables."""
+
+    @property
+    def _arrays(self) -> list[changes.Array]:
+        return [member for member in self._members if isinstance(member, changes.Array)]
+
+    @property
+    def _tables(self) -> list[Known]:
+        return [member for member in self._members if isinstance(member, Known)]
+
+    def _access(self, table: Known) -> Callable[[], _core.TableAccess]:
+        """Return what gives access to a table as long as this object is open."""
+
+        def access() -> _core.TableAccess:
+            self._check_open()
+            found = self._accesses.get(table.number)
+            if found is None:
+                found = _core.TableAccess(self._handle, table.number)
+                self._accesses[table.number] = found
+            return found
+
+        return access
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the array of that name, as an ndarray on the shared memory; or the `Table`.
+
+        Raises:
+            As for `SharedArrays`.
+        """
+        member = self._members[self._numbers[name]]
+        if isinstance(member, Known):
+            self._check_open()
+            return Table(member, self._access(member))
+        return super().__getitem__(name)
+
+    def close(self) -> None:
+        """Detach. Idempotent. Arrays that were got before stay as they are; tables do not."""
+        self._accesses.clear()
+        super().close()
 
     def _differences(
         self, name: str, has: MemberSpec | None, wants: MemberSpec | None
     ) -> Iterator[tuple[str, str, str]]:
-        yield from super()._differences(name, has, wants)
+        if "table" in {spec.kind for spec in (has, wants) if spec is not None}:
+            yield from table_spec.differences(name, has, wants)
+        else:
+            yield from super()._differences(name, has, wants)
         if has is not None and wants is not None:
             existing, asked = _optimizer_of(has), _optimizer_of(wants)
             if existing != asked:
-                yield f"optimizer of array {name!r}", repr(existing), repr(asked)
+                noun = "table" if has.kind == "table" else "array"
+                yield f"optimizer of {noun} {name!r}", repr(existing), repr(asked)
 
     @property
     def step(self) -> int:
@@ -145,22 +194,28 @@ class Parameters(SharedArrays):
     @property
     def optimizers(self) -> dict[str, optim.Optimizer | None]:
         """Each array's optimizer, by name; None: it has none."""
-        return {array.name: array.optimizer for array in self._arrays}
+        return {member.name: member.optimizer for member in self._members}
 
     @property
-    def slots(self) -> Mapping[str, Mapping[str, npt.NDArray[Any]]]:
+    def slots(self) -> Mapping[str, Mapping[str, Any]]:
         """What optimizers keep, by array and slot: ``params.slots["emb"]["accumulator"]``.
 
-        Read-only arrays on the shared memory. Names are TensorFlow's: momentum, accumulator, rms,
-        m, v, linear.
+        Read-only arrays on the shared memory; of a table rows by id, as in
+        ``params.slots["user"]["accumulator"][ids]``. Names are TensorFlow's: momentum, accumulator,
+        rms, m, v, linear.
         """
         self._check_open()
+
+        def slot(member: changes.Array | Known, which: int) -> Any:
+            if isinstance(member, Known):
+                return TableRows(member, self._access(member), which)
+            return self._mapped.array(member.number, self, which)
+
         return {
-            array.name: {
-                slot.name: self._mapped.array(array.number, self, which)
-                for which, slot in enumerate(array.slots, 1)
+            member.name: {
+                made.name: slot(member, which) for which, made in enumerate(member.slots, 1)
             }
-            for array in self._arrays
+            for member in self._members
         }
 
     def member_specs(self, sparse: Iterable[str] = ()) -> dict[str, TensorSpec]:
@@ -169,7 +224,7 @@ class Parameters(SharedArrays):
         A group made of them belongs to these parameters: one that belongs to others is refused.
 
         Args:
-            sparse: The names of arrays whose gradients are rows.
+            sparse: The names of arrays whose gradients are rows; those of tables always are.
 
         Raises:
             InvalidArgumentError: There is no array of such a name, or it has no rows.
@@ -177,14 +232,18 @@ class Parameters(SharedArrays):
         names = {sparse} if isinstance(sparse, str) else set(sparse)
         for name in names - set(self):
             raise InvalidArgumentError(f"There is no array {name!r}")
-        specs = {}
-        for array in self._arrays:
-            if array.name in names and not array.shape:
-                raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
-            make = IndexedSlicesSpec if array.name in names else TensorSpec
-            if array.dtype != np.bool_:
-                specs[array.name] = spec = make(array.shape, array.dtype)
-                spec.parameters = self._token, self._shared_name
+        specs: dict[str, TensorSpec] = {}
+        for member in self._members:
+            if isinstance(member, Known):
+                specs[member.name] = member.member_spec()
+                continue
+            if member.name in names and not member.shape:
+                raise InvalidArgumentError(f"Array {member.name!r} is a number, and has no rows")
+            make = IndexedSlicesSpec if member.name in names else TensorSpec
+            if member.dtype != np.bool_:
+                specs[member.name] = make(member.shape, member.dtype)
+        for spec in specs.values():
+            spec.parameters = self._token, self._shared_name
         return specs
 
     def update(
@@ -192,6 +251,7 @@ class Parameters(SharedArrays):
         taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
         values: Mapping[str, Any] | None = None,
         *,
+        remove: Mapping[str, Any] | None = None,
         learning_rate: LearningRate = None,
         timeout: float | None = None,
     ) -> bool:
@@ -206,8 +266,10 @@ class Parameters(SharedArrays):
                 count. Of a single accumulator it is for the only array, or for that which a mapping
                 names.
             values: New contents, by array, in place of what an optimizer would make of a gradient:
-                an array, or ``(indices, rows)`` with distinct indices. Arrays that are in neither
-                stay; so do the slots of these.
+                an array, or ``(indices, rows)`` with distinct indices; of a table ``(ids, rows)``.
+                Arrays that are in neither stay; so do the slots of these.
+            remove: Ids, by table, whose rows go in the same commit, after the other changes. Ids
+                that are not in the table are ignored.
             learning_rate: In place of the optimizers' own, for this update: for schedules. A number
                 for all arrays, or a mapping from patterns of names, as for optimizers.
             timeout: Seconds to wait for another process's snapshot, restore or update, or its
@@ -225,11 +287,13 @@ class Parameters(SharedArrays):
                 made its update already; the parameters are past it; or a checkpoint is being
                 loaded into them, or was by a process that died in that: load it again.
             DeadlineExceededError: The timeout passed. Nothing was changed.
-            ResourceExhaustedError: Shared memory is full. Nothing was changed.
+            ResourceExhaustedError: Shared memory is full, or a table would have more rows than its
+                ``max_rows``. Nothing was changed, and a round that was not final is not: try again
+                with rows to remove, or skip it.
         """
         found, gradients = self._round_of(taken)
         rates = patterns.learning_rates(learning_rate, self)
-        return self._commit(found, gradients, values, rates, arguments.timeout(timeout))
+        return self._commit(found, gradients, values, remove, rates, arguments.timeout(timeout))
 
     def skip(
         self,
@@ -254,18 +318,24 @@ class Parameters(SharedArrays):
             InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
         found, _ = self._round_of(taken)
-        return self._commit(found, {}, values, {}, arguments.timeout(timeout))
+        return self._commit(found, {}, values, None, {}, arguments.timeout(timeout))
 
     def _commit(
         self,
         found: _core.BlockAccess,
         gradients: Mapping[str, Any],
         values: Mapping[str, Any] | None,
+        remove: Mapping[str, Any] | None,
         rates: Mapping[str, float],
         timeout: float | None,
     ) -> bool:
-        arrays = {array.name: array for array in self._arrays}
-        made = changes.of_update(arrays, gradients, {} if values is None else values, rates)
+        made = changes.of_update(
+            {member.name: member for member in self._members},
+            gradients,
+            {} if values is None else values,
+            {} if remove is None else remove,
+            rates,
+        )
         self._check_open()
         return _core.update(
             self._handle,
@@ -283,12 +353,12 @@ class Parameters(SharedArrays):
         if found is not None and isinstance(taken, GroupTaken):
             return found, taken
         if found is not None:
-            if len(self._arrays) > 1:
+            if len(self._members) > 1:
                 raise InvalidArgumentError(
-                    f"The round is of a single accumulator, but there are {len(self._arrays)} "
+                    f"The round is of a single accumulator, but there are {len(self._members)} "
                     'arrays: say of which it is, as in update({"name": taken})'
                 )
-            return found, {self._arrays[0].name: taken}
+            return found, {self._members[0].name: taken}
         if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken) and len(taken):
             parts = {id(part) for part in taken.values()}
             for block in rounds:
@@ -303,8 +373,10 @@ class Parameters(SharedArrays):
             "shmacc.ray, which are over many hosts, cannot be updated from)"
         )
 
-    def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, npt.NDArray[Any]]]:
+    def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, Any]]:
         """Return ``(step, {name: copy})``, of one instant whatever goes on.
+
+        Of a table it is an `IndexedSlices` of all its rows, ids ascending.
 
         Waits for an update that runs; what one left that a dead process had begun is put back.
 
@@ -316,11 +388,13 @@ class Parameters(SharedArrays):
             ResourceExhaustedError: This process has no memory for the copies.
         """
         seconds = arguments.timeout(timeout)
-        copies = {array.name: array.empty(0) for array in self._arrays}
-        step, _ = self._read(
-            [(array.number, 0, copies[array.name]) for array in self._arrays], seconds
-        )
-        return step, copies
+        copies: dict[str, Any] = {array.name: array.empty(0) for array in self._arrays}
+        places = [(array.number, 0, copies[array.name]) for array in self._arrays]
+        step, _, tables = self._read(places, seconds, whole=False)
+        for table, (ids, numbers, _) in zip(self._tables, tables, strict=True):
+            rows = numbers.view(table.dtype).reshape(len(ids), *table.spec.row_shape)
+            copies[table.name] = IndexedSlices(rows, ids)
+        return step, {member.name: copies[member.name] for member in self._members}
 
     def state(self, *, timeout: float | None = None) -> dict[str, ValueArray]:
         """Return arrays, slots and step as a dict of arrays for ``np.savez``, of one instant.
@@ -338,19 +412,22 @@ class Parameters(SharedArrays):
             for region, key in enumerate(array.keys()):
                 state[key] = array.empty(region)
                 places.append((array.number, region, state[key]))
-        step, updates = self._read(places, seconds)
-        state["arrays"] = np.array([array.name for array in self._arrays])
-        state["specs"] = np.array([array.described() for array in self._arrays])
+        step, updates, tables = self._read(places, seconds, whole=True)
+        for table, read in zip(self._tables, tables, strict=True):
+            state |= table_changes.to_state(table.number, table, read)
+        state["arrays"] = np.array([member.name for member in self._members])
+        state["specs"] = np.array([member.described() for member in self._members])
         state["step"] = np.array(step)
         state["updates"] = np.array(updates)
         return state
 
     def _read(
-        self, places: list[tuple[int, int, ValueArray]], timeout: float | None
-    ) -> tuple[int, list[int]]:
+        self, places: list[tuple[int, int, ValueArray]], timeout: float | None, *, whole: bool
+    ) -> tuple[int, list[int], list[tuple[IndexArray, ValueArray, IndexArray]]]:
         self._check_open()
         as_bytes = [(number, region, _bytes_of(to)) for number, region, to in places]
-        return _core.read_parameters(self._handle, as_bytes, timeout)
+        tables = [(table.number, whole) for table in self._tables]
+        return _core.read_parameters(self._handle, as_bytes, tables, timeout)
 
     def restore(self, state: Mapping[str, ValueArray]) -> None:
         """Replace everything by what `state` returned, here or of equal parameters.
@@ -372,7 +449,7 @@ class Parameters(SharedArrays):
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         """Return what the extension loads: the handle, the step, and what is there then."""
-        made, step, updates = changes.of_state(self._arrays, state)
+        made, step, updates = changes.of_state(self._members, state)
         self._check_open()
         return self._handle, step, [change.as_given for change in made], updates
 
@@ -390,7 +467,9 @@ class _Asked:
     optimizer: optim.Optimizer | None
 
     def contents(self) -> list[tuple[int, ValueArray | None]]:
-        """Return it and its slots as the extension takes them."""
+        """Return it and its slots as the extension takes them; a table has nothing yet."""
+        if self.asked.spec.kind == "table":
+            return []
         array = changes.Array(0, self.asked.spec, self.optimizer)
         made = [self.asked.contents()]
         for region, slot in enumerate(array.slots, 1):
@@ -422,6 +501,10 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
     info = np.finfo(array.spec.dtype.numpy)
     optimizer.check_numbers(float(info.tiny), float(info.max))
     return _Asked(replace(array, spec=replace(array.spec, optimizer=optimizer.config())), optimizer)
+
+
+def _table(name: str, value: object) -> MemberSpec | None:
+    return table_spec.to_member(name, value) if isinstance(value, TableSpec) else None
 
 
 def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 import numpy.typing as npt
 
 from shmacc import _core
+from shmacc._accumulators import table_spec
 from shmacc._gradients import array_specs as given
 from shmacc._gradients import arrays
 from shmacc._gradients.spec import MemberSpec, Spec
@@ -14,7 +15,7 @@ from shmacc._layout.reports import Config
 from shmacc._opening import handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import IfExists, Options, Owners
-from shmacc.errors import DataLossError, FailedPreconditionError
+from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 _MOST_SHOWN = 8  # arrays, by repr
 
@@ -91,7 +92,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             PermissionDeniedError: They are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        asked = given.asked(contents)
+        asked = given.asked(contents, _refuse_table)
         self._open(
             tuple(array.spec for array in asked),
             given.REDUCTION,
@@ -136,6 +137,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         self._check_kind(layout.KIND_NAMES[config["kind"]], constructed=asked is not None)
         try:
             existing = tuple(map(given.of_config, config["members"]))
+            self._check_tables(existing)
             self._mapped = _core.MappedArrays(
                 self._handle, [member.dtype.numpy for member in existing], self._writable
             )
@@ -152,6 +154,15 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         if kind == self._KIND or (kind == "parameters" and not constructed and not self._writable):
             return
         raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
+
+    def _check_tables(self, existing: tuple[MemberSpec, ...]) -> None:
+        """Raise InvalidArgumentError if there are tables, which are no arrays."""
+        for member in existing:
+            if member.kind == "table":
+                raise InvalidArgumentError(
+                    f"{self._segment_name.shared_name!r} has a table, {member.name!r}, which is no "
+                    "shared array: shmacc.Parameters.attach"
+                )
 
     def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
         """Keep what a subclass needs of the arrays' specs; DataLossError if they are damaged."""
@@ -186,7 +197,11 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
 
     def __repr__(self) -> str:
         count = len(self._specs)
-        shown = [f"{spec.name}: {spec.dtype.name} {spec.shape}" for spec in self._specs]
+        shown = [
+            f"{spec.name}: {'table of ' if spec.kind == 'table' else ''}{spec.dtype.name} "
+            f"{spec.shape}"
+            for spec in self._specs
+        ]
         if count > _MOST_SHOWN:
             shown[_MOST_SHOWN:] = [f"and {count - _MOST_SHOWN} more"]
         return (
@@ -280,3 +295,11 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     def _check_open(self) -> None:
         if self._handle.closed:
             raise FailedPreconditionError(f"The {self._NOUN} {self._shared_name!r} are closed")
+
+
+def _refuse_table(name: str, value: object) -> None:
+    if isinstance(value, table_spec.TableSpec):
+        raise InvalidArgumentError(
+            f"A table, {name!r}, is no shared array, nor is it published over Ray: "
+            "shmacc.Parameters have tables, for the processes of one host"
+        )

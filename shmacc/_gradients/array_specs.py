@@ -1,7 +1,7 @@
 """What shared arrays are: as a constructor is given them, and as a segment has them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,12 @@ class Asked:
         return as_bytes.size, as_bytes
 
 
-def asked(contents: object) -> tuple[Asked, ...]:
+def asked(contents: object, table: Callable[[str, object], MemberSpec | None]) -> tuple[Asked, ...]:
     """Return what a constructor is given, checked.
+
+    Args:
+        contents: What it is given.
+        table: Returns the spec of a member of this name, if it is given as a table.
 
     Raises:
         InvalidArgumentError: A bad name, shape or dtype.
@@ -61,7 +65,8 @@ def asked(contents: object) -> tuple[Asked, ...]:
         arguments.check_member_name(name, "An array")
         if name in found:
             raise InvalidArgumentError(f"Array {name!r} occurs more than once")
-        found[name] = _one_asked(name, value)
+        member = table(name, value)
+        found[name] = _one_asked(name, value) if member is None else Asked(member, None)
     if not 1 <= len(found) <= layout.MAX_MEMBERS:
         raise InvalidArgumentError(
             f"There are 1 to {layout.MAX_MEMBERS} shared arrays, but {len(found)} were given"
@@ -119,11 +124,16 @@ def of_config(config: MemberConfig) -> MemberSpec:
     """
     number, declared = config["dtype"], config["declared"]
     dtype = _BOOL if number == _BOOL.number else dtypes.stored(number)
-    if declared is None or config["kind"] != layout.KINDS["dense"]:
+    kind = layout.KIND_NAMES.get(config["kind"])
+    if declared is None or kind not in {"dense", "table"}:
         raise DataLossError(f"array {config['name']!r} has an unknown shape")
     number, numbers = config["optimizer"]
+    optimizer, table = (number, tuple(numbers)), None
+    if config["table"] is not None:
+        initial, its_numbers, seed, max_rows = config["table"]
+        table = (initial, tuple(its_numbers), seed, max_rows)
     return MemberSpec(
-        config["name"], "dense", dtype, tuple(declared), REDUCTION, (number, tuple(numbers))
+        config["name"], kind, dtype, tuple(declared), REDUCTION, optimizer, table=table
     )
 
 

@@ -115,6 +115,21 @@ def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
         ) from error
 
 
+def empty(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
+    """Return a new array.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for it.
+    """
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        pass_on(error)
+        raise ResourceExhaustedError(
+            f"This process has no memory for an array of shape {describe_shape(tuple(shape))}"
+        ) from error
+
+
 def row_numbers(value: Any, what: str) -> IndexArray:
     """Return row numbers as `index_array` does, but in memory of their own.
 
@@ -129,8 +144,13 @@ def row_numbers(value: Any, what: str) -> IndexArray:
         raise _too_large(given, what) from error
 
 
-def index_array(value: Any, what: str) -> IndexArray:
+def index_array(value: Any, what: str, advice: str = "") -> IndexArray:
     """Return row indices as C-contiguous int64 of any rank.
+
+    Args:
+        value: The indices.
+        what: What they are.
+        advice: What to do if one does not fit.
 
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
@@ -148,7 +168,9 @@ def index_array(value: Any, what: str) -> IndexArray:
         raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
     array = _contiguous(array, what)
     if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
-        raise InvalidArgumentError(f"{what} must be below 2**63, but one is {int(array.max())}")
+        raise InvalidArgumentError(
+            f"{what} must be below 2**63, but one is {int(array.max())}{advice}"
+        )
     return _contiguous(array, what, np.int64)
 
 

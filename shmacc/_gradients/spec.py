@@ -80,6 +80,8 @@ class MemberSpec:
         reduction: "MEAN", "SUM" or "CMEAN".
         optimizer: Of an array of parameters: its number and its numbers (``Optimizer.config``).
         parameters: Of one that is asked for: as for `TensorSpec`.
+        table: Of a table of parameters, whose shape is a row's: what its rows have at first
+            (``Initial.config``) and how many there may be.
     """
 
     name: str
@@ -89,6 +91,7 @@ class MemberSpec:
     reduction: str
     optimizer: tuple[int, tuple[float, ...]] = (0, ())
     parameters: tuple[int, str] | None = None
+    table: tuple[int, tuple[float, ...], int, int | None] | None = None
 
     @classmethod
     def of_config(cls, config: MemberConfig) -> Self:
@@ -123,6 +126,7 @@ class MemberSpec:
             lowest,
             highest,
             self.optimizer,
+            self.table,
         )
 
     def tensor_spec(self) -> TensorSpec:

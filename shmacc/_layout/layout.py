@@ -20,6 +20,9 @@ REDUCTIONS = _core.REDUCTIONS
 REDUCTION_NAMES = {number: name for name, number in REDUCTIONS.items()}
 OPTIMIZERS = _core.OPTIMIZERS
 OPTIMIZER_OPTIONS = _core.OPTIMIZER_OPTIONS
+INITIALS = _core.INITIALS
+"""What rows of tables have at first: the classes of init.py."""
+MAX_ROWS = _core.MAX_ROWS
 ACTIVITY_NAMES = {number: name for name, number in _core.ACTIVITIES.items()}
 SUMS = _core.SUMS
 """The types that sums are kept in, by NumPy's name."""
@@ -43,5 +46,7 @@ PAGE_BYTES = _core.PAGE_BYTES
 BUCKET_BYTES = _core.BUCKET_BYTES
 BUCKET_ENTRIES = _core.BUCKET_ENTRIES
 SLOT_BYTES = _core.SLOT_BYTES
+STEP_BYTES = 8
+"""Of a row's last step, in a table of parameters."""
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
 """The size of the semaphore's file; to open a shorter one is to die of a bus error."""

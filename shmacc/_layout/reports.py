@@ -19,6 +19,8 @@ class MemberConfig(TypedDict):
     reduction: int
     declared: list[int] | None  # -1: an unknown dimension; None: an unknown rank
     optimizer: tuple[int, list[float]]  # its kind, and its numbers
+    # Of a table: its first contents (kind, numbers, seed) and max_rows (None: without a limit).
+    table: tuple[int, list[float], int, int | None] | None
 
 
 class Config(TypedDict):
@@ -97,6 +99,15 @@ class State(Totals):
     attached: int
 
 
+class TableById(TypedDict):
+    """Of a table of parameters: rows by ids."""
+
+    slots: int  # that were ever given to an id
+    rows: int
+    removed: int  # ever
+    generation: int  # of its lane
+
+
 class Table(TypedDict):
     """The committed state of a table; counts and rows are those of the open round."""
 
@@ -112,6 +123,7 @@ class Table(TypedDict):
     index_stamp: int
     index_filled: int
     reserved: list[int]  # bytes of each region
+    by_id: TableById | None
 
 
 class TableState(Totals, Table):

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 from shmacc._layout import layout
 from shmacc._records.stats import Stats, stats_of
-from shmacc.inspection._listing import (
-    members_of,
-    open_view,
-    regions_of,
-    resolve,
-    summary_of,
-    tables_of,
-)
+from shmacc.inspection._listing import open_view, regions_of, resolve, summary_of
+from shmacc.inspection._members import members_of, tables_of
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (

@@ -1,22 +1,18 @@
 """Lists and summarises segments."""
 
 import contextlib
-import math
 import os
 import pwd
 import stat
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import Config, MemberConfig, Table
 from shmacc._opening import removal
 from shmacc._opening.removal import UnfinishedError
-from shmacc._records import dtype_names
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -24,20 +20,12 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
+from shmacc.inspection._members import bytes_of, members_of, rows_by_id, slots_of, tables_of
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import (
-    MemberDescription,
-    Region,
-    SegmentState,
-    SlotDescription,
-    Summary,
-)
+from shmacc.inspection._records import Region, SegmentState, Summary
 from shmacc.inspection._remedies import pids
 from shmacc.inspection._standstill import stalls
-
-if TYPE_CHECKING:
-    from shmacc.optim import Optimizer
 
 _SLOT_REGIONS = ("index 0", "index 1")  # of parameters, which have no index
 
@@ -234,7 +222,7 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
         finished=state["finished"] if accumulates else None,
         global_step=state["step"] if accumulates or kind == "parameters" else None,
         num_accumulated=state["count"] if accumulates else None,
-        rows=state["all_rows"] if accumulates else None,
+        rows=state["all_rows"] if accumulates else _rows_of_tables(seen),
         bytes_used=sum(region.used for region in regions_of(seen)),
         attached_alive=alive,
         attached_dead=len(seen.processes) - alive,
@@ -246,70 +234,15 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
     )
 
 
+def _rows_of_tables(seen: Observation) -> int | None:
+    tables = [table["by_id"]["rows"] for table in seen.tables if table["by_id"]]
+    return sum(tables) if tables else None
+
+
 def _state(finished: bool, *, used: bool) -> SegmentState:
     if not used:
         return SegmentState.ORPHANED
     return SegmentState.FINISHED if finished else SegmentState.SOUND
-
-
-def tables_of(seen: Observation, member: int) -> list[Table]:
-    """Return what each lane has of a member; the one after the last is the contributors."""
-    stride = len(seen.config["members"]) + 1
-    return seen.tables[member::stride]
-
-
-def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription, ...]:
-    found = []
-    for number, member in enumerate(seen.config["members"]):
-        dtype = dtype_names.NAMES.get(member["dtype"])
-        if dtype is None:
-            raise dtype_names.unknown(member["dtype"]).about(name.system_name)
-        declared = member["declared"]
-        states, optimizer = tables_of(seen, number), _optimizer_of(seen.config, member)
-        found.append(
-            MemberDescription(
-                name=member["name"],
-                kind=layout.KIND_NAMES[member["kind"]],
-                dtype=dtype,
-                shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
-                reduction_type=layout.REDUCTION_NAMES[member["reduction"]],
-                count=sum(state["member_count"] for state in states),
-                weight=sum(state["member_weight"] for state in states),
-                rows=sum(state["rows"] for state in states),
-                bytes_used=sum(_bytes_of(seen.config, member, state) for state in states),
-                value=_integer(seen, number, dtype) if declared == [] else None,
-                optimizer=repr(optimizer) if optimizer else None,
-                slots=_slots_of(seen.config, member),
-            )
-        )
-    return tuple(found)
-
-
-def _optimizer_of(config: Config, member: MemberConfig) -> "Optimizer | None":
-    if layout.KIND_NAMES.get(config["kind"]) != "parameters":
-        return None
-    from shmacc import optim  # late: most segments have none
-
-    return optim.of_config(member["optimizer"])
-
-
-def _slots_of(config: Config, member: MemberConfig) -> tuple[SlotDescription, ...]:
-    """Return what the optimizer of an array of parameters keeps beside its contents."""
-    optimizer, shape = _optimizer_of(config, member), member["declared"] or []
-    item_bytes = dtype_names.ITEM_BYTES[member["dtype"]]
-    return tuple(
-        SlotDescription(slot.name, math.prod(shape[:-1] if slot.rowwise else shape) * item_bytes)
-        for slot in (optimizer.slots() if optimizer else ())
-    )
-
-
-def _integer(seen: Observation, number: int, dtype: str) -> int | None:
-    """Return what a shared array without dimensions is, if it is an integer: read at once."""
-    if seen.config["kind"] not in layout.ARRAYS or "int" not in dtype:
-        return None
-    size = int(dtype.partition("int")[2]) // 8
-    raw = seen.view.table(0, number).read(layout.REGIONS["rows 0"], 0, size)
-    return int.from_bytes(raw, sys.byteorder, signed=dtype.startswith("int"))
 
 
 def is_misnamed(name: SegmentName, made_as: str) -> bool:
@@ -331,11 +264,17 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
                 if number == 0 or at >= layout.REGIONS["index 0"]:  # lanes' regions once a lane
                     reserved[region] += state["reserved"][at]
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
-            used["slots"] += state["rows"] * layout.SLOT_BYTES
+            used["slots"] += (
+                state["rows"] * layout.SLOT_BYTES
+            )  # a table of parameters has none there
             buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
-            used[f"rows {buffer}"] += _bytes_of(seen.config, member, state)
-            for at, slot in enumerate(_slots_of(seen.config, member)):
-                used[_SLOT_REGIONS[at]] += slot.bytes_used
+            used[f"rows {buffer}"] += bytes_of(seen.config, member, state)
+            rows = rows_by_id(state)
+            if state["by_id"] is not None:
+                used["slots"] += state["by_id"]["slots"] * layout.SLOT_BYTES
+                used["rows 1"] += state["by_id"]["slots"] * layout.STEP_BYTES
+            for at, slot in enumerate(slots_of(seen.config, member, rows)):
+                used["rows 0" if rows is not None else _SLOT_REGIONS[at]] += slot.bytes_used
     reserved["header"] = used["header"] = layout.HEADER_BYTES
     used["directory"] = seen.config["directory_bytes"]
     used["states"] = seen.config["states_bytes"]
@@ -350,13 +289,3 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
         Region(name, number * layout.REGION_SPAN, reserved[name], used[name])
         for name, number in layout.REGIONS.items()
     )
-
-
-def _bytes_of(config: Config, member: MemberConfig, state: Table) -> int:
-    """Return the bytes of the sums that a lane has of a member, or of a shared array."""
-    if config["kind"] in layout.ARRAYS:
-        return math.prod(member["declared"] or ()) * dtype_names.ITEM_BYTES[member["dtype"]]
-    sparse = member["kind"] == layout.KINDS["sparse"]
-    rows = state["rows"] if sparse else min(state["member_count"], 1)
-    row_bytes = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
-    return rows * row_bytes

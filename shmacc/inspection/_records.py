@@ -103,7 +103,7 @@ class Summary:
         finished: Whether the run is over: nothing is accepted or taken any more.
         global_step: The accumulator's step.
         num_accumulated: Gradients waiting to be taken.
-        rows: Distinct rows that they touch.
+        rows: Distinct rows that they touch; of parameters: rows in their tables, if there are any.
         bytes_used: Bytes that the round's content needs.
         bytes_reserved: Bytes of memory that the segment occupies.
         attached_alive: Living processes attached.
@@ -370,17 +370,21 @@ class MemberDescription:
 
     Attributes:
         name: Its name; empty: it is no group's.
-        kind: "sparse" or "dense".
+        kind: "sparse" or "dense"; or "table", of parameters, whose rows have ids.
         dtype: TensorFlow's name of the dtype.
-        shape: The declared shape; None: unknown rank.
+        shape: The declared shape, of a table that of a row; None: unknown rank.
         reduction_type: MEAN, SUM or CMEAN.
         count: Gradients that had it.
         weight: Their weights, added up.
-        rows: Rows that they touch, in all lanes (dense: 0).
-        bytes_used: Bytes of their sums, in all lanes; of a shared array: of the array.
+        rows: Rows that they touch, in all lanes (dense: 0); of a table the rows in it.
+        bytes_used: Bytes of their sums, in all lanes; of a shared array or table: of its contents.
         value: Of a shared array that is a single integer, as counters are: that integer.
         optimizer: Of an array of parameters: its optimizer with its numbers; None: it has none.
         slots: What the optimizer keeps.
+        max_rows: How many rows a table may have; None: any number, or it is no table.
+        rows_added: Rows that a table ever got; None: it is no table.
+        rows_removed: Rows that were ever removed from it; None: it is no table.
+        initial: What a table's rows have at first; None: it is no table.
     """
 
     name: str
@@ -395,3 +399,7 @@ class MemberDescription:
     value: int | None = None
     optimizer: str | None = None
     slots: tuple[SlotDescription, ...] = ()
+    max_rows: int | None = None
+    rows_added: int | None = None
+    rows_removed: int | None = None
+    initial: str | None = None

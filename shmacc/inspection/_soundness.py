@@ -325,6 +325,10 @@ def _problems_of_state(view: _core.SegmentView) -> list[str] | None:
 
 def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
     state = view.state()
+    if state["by_id"] is not None:
+        from shmacc.inspection import _table as by_id  # late: see the package
+
+        return by_id.problems_by_id(view, state, state["by_id"])
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
     found = []
     if (state["rows"] > 0) > (sparse and state["member_count"] > 0):

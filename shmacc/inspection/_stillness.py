@@ -47,5 +47,6 @@ def tables(
     """Yield a view of each table that the open round has, with its member's configuration."""
     members = config["members"]
     for table in view.tables():
-        if table["member"] < len(members) and table["member_count"]:  # not the contributors
+        there = table["member_count"] or table["by_id"] is not None
+        if table["member"] < len(members) and there:  # not the contributors
             yield view.table(table["lane"], table["member"]), members[table["member"]]

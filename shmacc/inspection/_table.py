@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shmacc import _core
 from shmacc._layout import layout
-from shmacc._layout.reports import TableState
+from shmacc._layout.reports import TableById, TableState
 from shmacc._records.array_types import IndexArray
 from shmacc.errors import DataLossError
 
@@ -45,7 +45,7 @@ def problems(view: _core.SegmentView, before: TableState) -> list[str] | None:
     """
     number = before["rows"]
     rows, least, most = _read_rows(view, number)
-    lost = _lost_rows(view, before, rows)
+    lost = int(number - np.count_nonzero(found_rows(view, before, rows)))
     after = view.state()
     if any(before[mark] != after[mark] for mark in _OF_A_ROUND):
         return None
@@ -85,18 +85,53 @@ def _problems_of_rows(view: _core.SegmentView, rows: IndexArray) -> Iterator[str
         yield "a row's number is negative"
     if np.any(ordered[1:] == ordered[:-1]):
         yield "a row stands in the table twice"
-    declared = view.config()["declared"]
+    config = view.config()
+    declared = config["declared"] if config["member_kind"] == layout.KINDS["sparse"] else None
     if declared and declared[0] >= 0 and int(ordered[-1]) >= declared[0]:
         yield f"row {int(ordered[-1])} is past the declared {declared[0]} rows"
 
 
-def _lost_rows(view: _core.SegmentView, state: TableState, rows: IndexArray) -> int:
-    """Return how many rows a search of the index would not find."""
+def problems_by_id(
+    view: _core.SegmentView, before: TableState, by_id: TableById
+) -> list[str] | None:
+    """Return the problems of a table of parameters; None: an update ended meanwhile.
+
+    A slot is in use if it was given to its id by a generation that is committed. An update that
+    runs, or was left by a dead process, may have freed slots that are in use until its commit.
+    """
+    if by_id["slots"] * layout.SLOT_BYTES > view.allocated_bytes:
+        raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
+    ids, stamps = np.empty(by_id["slots"], np.int64), np.empty(by_id["slots"], np.int64)
+    for first in range(0, by_id["slots"], _PIECE):
+        size = min(_PIECE, by_id["slots"] - first) * layout.SLOT_BYTES
+        raw = view.read(layout.REGIONS["slots"], first * layout.SLOT_BYTES, size)
+        pairs = np.frombuffer(raw, np.int64).reshape(-1, 2)
+        ids[first : first + _PIECE], stamps[first : first + _PIECE] = pairs[:, 0], pairs[:, 1]
+    is_found = found_rows(view, before, ids)
+    after = view.state()
+    if after["generation"] != before["generation"]:
+        return None
+    generation = by_id["generation"]
+    in_use = (stamps > 0) & (stamps % 2 == 0) & (stamps >> 1 <= generation)
+    # Of an update that has not committed.
+    freed = stamps == (generation + 1 << 1 | 1)
+    found = list(_problems_of_rows(view, ids[in_use]))
+    least, most = np.count_nonzero(in_use), np.count_nonzero(in_use | freed)
+    if not least <= by_id["rows"] <= most or (least != most and not after["in_operation"]):
+        found.append(f"it has {by_id['rows']} rows, but {least} of its slots are in use")
+    lost = np.count_nonzero(in_use & ~is_found)
+    if lost:
+        found.append(f"{lost} of {by_id['rows']} rows cannot be found through the index")
+    return found
+
+
+def found_rows(
+    view: _core.SegmentView, state: TableState, rows: IndexArray
+) -> npt.NDArray[np.bool_]:
+    """Return of each slot's row whether a search of the index finds it."""
     number = state["index_buckets"]
-    if not rows.size:
-        return 0
-    if not number:
-        return int(rows.size)
+    if not rows.size or not number:
+        return np.zeros(rows.size, np.bool_)
     # How many buckets before each one are full: a search walks on for as long as they are.
     full = np.zeros(number + 1, np.int64)
     for first, buckets in _pieces_of_index(view, state):
@@ -106,7 +141,7 @@ def _lost_rows(view: _core.SegmentView, state: TableState, rows: IndexArray) -> 
     found = np.zeros(rows.size, np.bool_)
     for first, buckets in _pieces_of_index(view, state):
         _find(view.config()["hash_key"], state, first, buckets, rows, full, found)
-    return int(rows.size - np.count_nonzero(found))
+    return found
 
 
 def _pieces_of_index(

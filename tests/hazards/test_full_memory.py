@@ -6,7 +6,6 @@ every amount of room that may be left, so that each of the places where space ru
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers.apart import Apart, needs_own_shm, run_apart
+from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
 from helpers.own_shm import MIB
 from helpers.support import LONG, until
 
@@ -37,43 +37,6 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
-
-SIZE: Final = 64 * MIB
-PAGE: Final = 4096
-FILLER: Final = "/dev/shm/filler"  # noqa: S108  the very place that is to be full
-
-
-def free_bytes() -> int:
-    """What is free in /dev/shm."""
-    space = os.statvfs("/dev/shm")  # noqa: S108
-    return space.f_bavail * space.f_frsize
-
-
-def leave(count: int) -> None:
-    """Fill /dev/shm until so many bytes are free."""
-    fd = os.open(FILLER, os.O_RDWR | os.O_CREAT)
-    size = os.fstat(fd).st_size
-    wanted = size + free_bytes() - count
-    if wanted < size:
-        os.ftruncate(fd, max(wanted, 0))
-    elif wanted > size:
-        os.posix_fallocate(fd, size, wanted - size)
-    os.close(fd)
-    assert free_bytes() == count
-
-
-def make_room() -> None:
-    """Take the filler away."""
-    os.unlink(FILLER)  # noqa: PTH108
-
-
-def says_it_all(error: errors.ResourceExhaustedError) -> None:
-    """What was needed, what is free, and how to get more."""
-    message = str(error)
-    assert isinstance(error, MemoryError)
-    assert "--shm-size" in message
-    assert "needed" in message
-    assert "free" in message
 
 
 def contents(acc: Any) -> Any:

@@ -60,11 +60,19 @@ class UpdateScene:
         table = np.arange(15, dtype=np.float32).reshape(5, 3)
         params = Parameters({"table": table, "one": np.ones(7)}, PARAMS, optimizer=self.optimizer)
         group = AccumulatorGroup(params.member_specs(["table"]), GROUP, lanes=self.lanes)
-        assert group.apply(gradient(1), 0)
+        assert group.apply(self.gradient(1), 0)
         with group.round(1) as taken:
             params.update(taken)
-        assert group.apply(gradient(2), 1)
+        assert group.apply(self.gradient(2), 1)
         return params, group
+
+    def gradient(self, seed: int) -> Gradient:
+        """One of the round."""
+        return gradient(seed)
+
+    def is_touched(self, known: tuple[State, State, State]) -> bool:
+        """Whether a reader may see anything else than what was there before."""
+        return contents() != contents_in(known[0])
 
     def update(self, params: Parameters, taken: Any) -> bool:
         """Do it."""
@@ -134,7 +142,7 @@ def _states(scene: UpdateScene) -> tuple[State, State, State]:
             if not more:
                 found.append(state(params))
             else:
-                assert group.apply(gradient(3), 1)
+                assert group.apply(scene.gradient(3), 1)
             with group.round(1) as taken:
                 assert scene.update(params, taken)
             found.append(state(params))
@@ -150,9 +158,9 @@ def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
         Whether the update was in.
     """
     before, after, after_more = known
-    touched = contents() != contents_in(before)
+    touched = scene.is_touched(known)
     with AccumulatorGroup.attach(GROUP) as group:
-        accepted = group.apply(gradient(3), 1)
+        accepted = group.apply(scene.gradient(3), 1)
         # A gradient counts only if nothing that it may have been computed from was changed.
         assert not (accepted and touched)
         with Parameters.attach(PARAMS) as params:
@@ -165,7 +173,7 @@ def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
                 assert scene.update(params, taken) is not was_in
             assert state(params) == (after_more if accepted else after)
             assert (params.step, group.global_step, group.num_accumulated()) == (2, 2, 0)
-            assert group.apply(gradient(4), 2)
+            assert group.apply(scene.gradient(4), 2)
             with group.round(1) as taken:
                 assert params.update(taken)
             params.unlink()

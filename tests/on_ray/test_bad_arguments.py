@@ -70,6 +70,13 @@ def test_rows_that_are_no_numbers_are_not_published(nodes: Nodes, rows: Any) -> 
         arrays.publish({"a": [0, 0, 2]})
 
 
+def test_tables_are_not_published(nodes: Nodes) -> None:
+    contents: Any = {"a": np.zeros(3), "user": shmacc.TableSpec((4,))}
+    with pytest.raises(InvalidArgumentError, match="'user', is no shared array, nor is it publish"):
+        shmacc.ray.PublishedArrays(contents, "table.arrays")
+    assert not [name for name in nodes.left() if "table" in name]
+
+
 @pytest.mark.parametrize("hosts", [[], "abc", ["no node"]])
 def test_arrays_are_published_to_nodes_that_there_are(nodes: Nodes, hosts: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="hosts"):

@@ -30,6 +30,7 @@ ORDER: Final = (
     "_records",
     "_gradients",
     "optim",
+    "init",
     "_opening",
     "_accumulators",
     "inspection",

@@ -49,7 +49,7 @@ METHODS: Final[dict[type, dict[str, str]]] = {
 }
 
 OF_PARAMETERS: Final = {
-    "update": "(self, taken, values=None, *, learning_rate=None, timeout=None)",
+    "update": "(self, taken, values=None, *, remove=None, learning_rate=None, timeout=None)",
     "skip": "(self, taken, values=None, *, timeout=None)",
     "snapshot": "(self, *, timeout=None)",
     "state": "(self, *, timeout=None)",

@@ -63,7 +63,7 @@ def by_update(dtype: str, *, rows: bool) -> Callable[[Any], np.ndarray[Any, Any]
                     update = group.stats().update
                     if update is None:  # refused, so the round is not final
                         params.skip(taken)
-            return params["a"].copy()[:: -1 if rows else 1]
+            return np.array(params["a"][:: -1 if rows else 1])
 
     return put
 

@@ -362,7 +362,7 @@ def test_adams_count_of_updates_is_in_the_state() -> None:
                 params.update(taken)
             if half is not None and i == 1:
                 half(params)
-        return params["a"].tobytes()
+        return bytes(params["a"].tobytes())
 
     def save_and_restore(params: Parameters) -> None:
         state = params.state()

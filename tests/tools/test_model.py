@@ -20,7 +20,17 @@ _CHECK = runpy.run_path(str(_MODEL / "check.py"))
 _CASES: tuple[Any, ...] = _CHECK["CASES"]
 _SOURCES = {path.stem: path.read_text() for path in sorted(_MODEL.glob("*.pml"))}
 _README = (_MODEL / "README.md").read_text()
-_MODELS = ("lock", "commit", "round", "opening", "presence", "departures", "line", "update")
+_MODELS = (
+    "lock",
+    "commit",
+    "round",
+    "opening",
+    "presence",
+    "departures",
+    "line",
+    "update",
+    "table",
+)
 _COMPILER = os.environ.get("CC", "cc")
 
 # | model | `step` ... | `function` ... | [file](path) |
@@ -61,6 +71,7 @@ def test_the_quick_slice_is_as_expected() -> None:
         ("round", "BROKEN_CONSUMES_EARLY"),
         ("departures", "BROKEN_FREE_FIRST"),
         ("update", "BROKEN_NOT_FINAL"),
+        ("table", "BROKEN_PLACE"),
     ):
         assert "  found: " in verdicts[broken]
     for model in _MODELS:

@@ -91,14 +91,14 @@ def updates(group: AccumulatorGroup, single: SparseConditionalAccumulator) -> No
     optimizer = optim.Adagrad(0.1, rowwise=True)
     with Parameters({"w": np.zeros(3)}, "name", optimizer={"w": optimizer}) as params:
         assert_type(params, Parameters)
-        assert_type(params["w"], npt.NDArray[Any])
+        assert_type(params["w"], Any)  # an array, or a Table
         with group.round(1) as taken:
             assert_type(params.update(taken, {"w": np.ones(3)}, learning_rate=0.1), bool)
         with single.round(1) as rows:
             assert_type(params.update({"w": rows}, timeout=1), bool)
             assert_type(params.skip(rows), bool)
         assert_type(params.step, int)
-        assert_type(params.snapshot(), tuple[int, dict[str, npt.NDArray[Any]]])
+        assert_type(params.snapshot(), tuple[int, dict[str, Any]])
         params.restore(params.state())
     assert_type(Parameters.attach("name", timeout=1), Parameters)
     assert_type(params.get("w"), npt.NDArray[Any] | None)

@@ -85,7 +85,7 @@ class Load {
         const bool marks = arrays_.size() + gradients_.size() > 1;
         for (ArraysSession& session : parameters) marks ? session.mark() : session.forget_mark();
         for (size_t i = 0; i < arrays_.size(); ++i) {
-            parameters[i].change(arrays_[i].changes);
+            parameters[i].change(arrays_[i].changes, arrays_[i].step);
             parameters[i].keep_no_journal();
             parameters[i].commit(arrays_[i].step, arrays_[i].updates);
         }

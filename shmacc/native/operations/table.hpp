@@ -102,7 +102,7 @@ class Rows {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         Slot* table = this->table(state_.rows + found.fresh);
         T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
-        Inserts inserts(current_index(), state_.rows);
+        Inserts inserts(current_index());
         const Runs runs(found);
         undo.start(member_.number());
 
@@ -148,7 +148,7 @@ class Rows {
             table[slot].row = key;
             table[slot].contributions = gradient.contributions(i);
             copy_numbers(sums + slot * width, gradient.row(i, width), width);
-            inserts.add(key);
+            inserts.add(key, slot);
         }
         state_.rows = slot;
     }
@@ -212,8 +212,8 @@ class Rows {
         state_.index_filled = state_.rows;
         state_.leftovers_before = member_.lane_state().leftovers;
         const Slot* table = this->table(state_.rows);
-        Inserts inserts(current_index(), 0);
-        for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row);
+        Inserts inserts(current_index());
+        for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row, slot);
         inserts.finish();
     }
 

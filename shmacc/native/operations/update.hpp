@@ -34,8 +34,12 @@
 // signal handler runs meanwhile, since it might use either: if a lane of the accumulator is busy, both are let go.
 #pragma once
 
+#include <list>
+
+#include "operations/id_table.hpp"
 #include "operations/operation.hpp"
 #include "rows/optimizers.hpp"
+#include "rows/output.hpp"
 
 namespace shmacc {
 
@@ -44,11 +48,15 @@ struct ArrayChange {
     uint32_t array;
     uint32_t region;  // in kArrayRegions
     std::optional<double> rate;  // the values are gradients, and this is the learning rate; none: new contents
-    const int64_t* rows;  // null: all of it
+    const int64_t* rows;  // null: all of it; of a table ids
     uint64_t count;  // of rows
     uint64_t row_bytes;
     uint64_t bytes;  // of the region
     const void* values;
+    // Of a table.
+    Ids removed;  // after that
+    bool replaces;  // all others are removed
+    const int64_t* steps;  // of its rows: that of the round that changed each last; null: of this one
 };
 
 // The parameters with their lock, as they were committed.
@@ -67,6 +75,14 @@ class ArraysSession {
         }
     }
 
+    // Gives back what tables have reserved for what they do not get.
+    ~ArraysSession() {
+        if (!committed_)
+            for (Member& array : arrays_) array.roll_back();
+    }
+    ArraysSession(const ArraysSession&) = delete;
+    ArraysSession& operator=(const ArraysSession&) = delete;
+
     bool held() const { return locks_.held(); }
     Lane& lane() { return *segment_.lanes()[0]; }
     Member array(uint32_t number) { return Member(lane(), number, state); }
@@ -74,44 +90,67 @@ class ArraysSession {
     // Reserves what the changes need, and writes the log. Nothing is changed yet, and nothing throws after this.
     void prepare(const std::vector<ArrayChange>& changes) {
         lane().begin_round(state, round.round + 1);
-        std::vector<SavedArray> log;
+        struct Logged {
+            SavedArray array;
+            const int64_t* listed;
+        };
+        std::vector<Logged> log;
         uint64_t log_bytes = 0;
+        arrays_.reserve(changes.size());  // tables lead there
         for (const ArrayChange& change : changes) {
             if (arrays_.empty() || arrays_.back().number() != change.array)
                 arrays_.push_back(array(change.array));
-            log.push_back(saved(change, arrays_.back()));
-            log_bytes += sizeof(SavedArray) + log.back().listed * log.back().entries * sizeof(int64_t);
-            saved_bytes_ += bytes_saved(log.back());
+            if (arrays_.back().spec().kind == kTable) {
+                IdTable& table = tables_.emplace_back(arrays_.back());
+                table.prepare({change.rows, change.count}, change.removed, change.replaces);
+                log.push_back({table.saved_marks(), table.marked().data()});
+                log.push_back({table.saved_steps(), table.touched().data()});
+                log.push_back({table.saved_rows(), table.touched().data()});
+            } else {
+                log.push_back({saved(change, arrays_.back()), change.rows});
+            }
+        }
+        for (const Logged& one : log) {
+            log_bytes += sizeof(SavedArray) + one.array.listed * one.array.entries * sizeof(int64_t);
+            saved_bytes_ += bytes_saved(one.array);
         }
         lane().reserve_undo(state, log_bytes, saved_bytes_);
         unsigned char* to = lane().mapping().at_least(kUndoLog, state.reserved[kUndoLog],
                                                       state.reserved[kUndoLog]);
         lane().mapping().at_least(kUndoRows, state.reserved[kUndoRows], state.reserved[kUndoRows]);
-        for (size_t i = 0; i < changes.size(); ++i) {
-            std::memcpy(to, &log[i], sizeof log[i]);
-            to += sizeof log[i];
-            const uint64_t listed = log[i].listed * log[i].entries * sizeof(int64_t);
-            if (listed) std::memcpy(to, changes[i].rows, listed);
+        for (const Logged& one : log) {
+            std::memcpy(to, &one.array, sizeof one.array);
+            to += sizeof one.array;
+            const uint64_t listed = one.array.listed * one.array.entries * sizeof(int64_t);
+            if (listed) std::memcpy(to, one.listed, listed);
             to += listed;
         }
     }
-    // After `prepare` with the same changes.
-    void change(const std::vector<ArrayChange>& changes) {
-        lane().begin(state, 0);
+    // After `prepare` with the same changes. step: of the round.
+    void change(const std::vector<ArrayChange>& changes, int64_t step) {
+        uint64_t new_entries = 0;
+        for (const IdTable& table : tables_) new_entries += table.new_entries();
+        lane().begin(state, new_entries);
         Saving saving{lane().mapping().at_least(kUndoRows, saved_bytes_, state.reserved[kUndoRows]),
                       lane().published(), 0, saved_bytes_ >= kStreamedFrom};
         auto array = arrays_.begin();
+        auto table = tables_.begin();
         for (const ArrayChange& change : changes) {
             if (array->number() != change.array) ++array;
-            if (!change.rate) {
-                replace(*array, change, saving);
-                continue;
-            }
             const bool has_rows = change.rows == nullptr || change.count > 0;
-            array->state.count += has_rows || array->spec().optimizer.has(kAsTorch);  // SparseAdam counts it
-            if (has_rows)
+            // SparseAdam counts an update without rows.
+            if (change.rate) array->state.count += has_rows || array->spec().optimizer.has(kAsTorch);
+            if (array->spec().kind == kTable) {
+                with_number(array->spec(), [&](auto zero) {
+                    change_table<decltype(zero)>(*array, *table, change, step, saving);
+                });
+                ++table;
+            } else if (!change.rate) {
+                replace(*array, change, saving);
+            } else if (has_rows) {
                 with_number(array->spec(),
                             [&](auto zero) { optimize<decltype(zero)>(*array, change, saving); });
+            }
         }
         if (saving.streamed) end_of_stream();
     }
@@ -124,6 +163,7 @@ class ArraysSession {
         round.needs = state.generation + 1;
         segment_.round().commit(round);
         lane().commit(state, arrays_);
+        committed_ = true;
         lane().give_back(before_, state);
     }
     // For Load (load.hpp).
@@ -206,7 +246,6 @@ class ArraysSession {
     }
     template <class T>
     void optimize(Member& array, const ArrayChange& change, Saving& saving) {
-        const OptimizerSpec& optimizer = array.spec().optimizer;
         const uint64_t total = change.bytes / sizeof(T);
         const SlotShape slots = slots_of(change, array.spec());
         const auto [entry_bytes, entries] = entries_of(change, array.spec());
@@ -217,9 +256,40 @@ class ArraysSession {
                                 entries,
                                 entry_bytes / sizeof(T),
                                 total,
-                                slots.group};
+                                slots.group,
+                                entry_bytes / sizeof(T),
+                                entry_bytes / sizeof(T) / slots.group,
+                                UINT64_MAX};
         for (uint32_t i = 0; i < slots.count; ++i)
             touched.slots[i] = array.array<T>(kArrayRegions[i + 1], total / slots.group);
+        apply_optimizer(array, change, touched, saving);
+    }
+    template <class T>
+    void change_table(Member& array, IdTable& table, const ArrayChange& change, int64_t step, Saving& saving) {
+        const RecordShape& shape = table.shape();
+        table.give<T>(saving, change.steps, step);
+        T* const records = table.records<T>();
+        const TouchedArray<T> touched{records,
+                                      {records + shape.width, records + shape.width + shape.slot_width},
+                                      static_cast<const T*>(change.values),
+                                      table.slots().data(),
+                                      change.count,
+                                      change.row_bytes / sizeof(T),
+                                      0,
+                                      shape.slots.group,
+                                      shape.numbers(),
+                                      shape.numbers(),
+                                      table.committed_rows()};
+        if (!change.rate)
+            update_array(NewContents{}, touched, saving);
+        else if (change.count > 0)
+            apply_optimizer(array, change, touched, saving);
+        table.name();
+    }
+    template <class T>
+    static void apply_optimizer(const Member& array, const ArrayChange& change,
+                                const TouchedArray<T>& touched, Saving& saving) {
+        const OptimizerSpec& optimizer = array.spec().optimizer;
         const double decay = optimizer.weight_decay();
         const bool decoupled = optimizer.base() == kAdamW;
         with_rule<T>(optimizer, *change.rate, array.state.count, change.rows != nullptr, [&](auto rule) {
@@ -244,7 +314,10 @@ class ArraysSession {
                                                  entries,
                                                  entry_bytes,
                                                  change.bytes,
-                                                 1},
+                                                 1,
+                                                 entry_bytes,
+                                                 entry_bytes,
+                                                 UINT64_MAX},
                      saving);
     }
 
@@ -252,6 +325,8 @@ class ArraysSession {
     HeldLocks locks_;
     LaneState before_;
     std::vector<Member> arrays_;  // that are changed
+    std::list<IdTable> tables_;  // of them
+    bool committed_ = false;
     uint64_t saved_bytes_ = 0;
 };
 
@@ -351,7 +426,7 @@ class Update : public Operation {
                 continue;
             }
             if (is_in) return false;
-            session.change(request.changes);
+            session.change(request.changes, request.step);
             session.commit(request.step + 1);
             break;
         }
@@ -371,8 +446,15 @@ class Update : public Operation {
         void* to;
         uint64_t bytes;
     };
-    // Copies arrays; returns the step that they are of. updates: of each array.
-    int64_t read(const std::vector<ArrayCopy>& copies, std::vector<int64_t>& updates, int64_t deadline) {
+    struct TableCopy {
+        uint32_t table;
+        bool whole;  // with what the optimizer keeps, after each row
+        uint64_t rows = 0;
+        std::optional<Output> ids = {}, steps = {}, records = {};
+    };
+    // Copies arrays and tables; returns the step that they are of. updates: of each array.
+    int64_t read(const std::vector<ArrayCopy>& copies, std::vector<TableCopy>& tables,
+                 std::vector<int64_t>& updates, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         ArraysSession session(segment_, deadline, interruption_);
         if (!session.held()) deadline_exceeded();
@@ -384,12 +466,33 @@ class Update : public Operation {
             const auto* from = array.array<unsigned char>(region, copy.bytes);
             if (copy.bytes) std::memcpy(copy.to, from, copy.bytes);
         }
+        for (TableCopy& copy : tables) read_table(session, copy);
         for (uint32_t i = 0; i + 1 < segment_.specs()->size(); ++i)
             updates.push_back(session.array(i).state.count);
         return session.round.step;
     }
 
   private:
+    static void read_table(ArraysSession& session, TableCopy& copy) {
+        Member member = session.array(copy.table);
+        IdTable table(member);
+        const auto all = table.all();
+        const uint64_t number = member.spec().number_bytes(), stride = table.shape().numbers() * number;
+        const uint64_t bytes = copy.whole ? stride : table.shape().width * number;
+        copy.rows = all.size();
+        auto* ids = reinterpret_cast<int64_t*>(copy.ids.emplace(all.size() * sizeof(int64_t)).get());
+        auto* steps = reinterpret_cast<int64_t*>(copy.steps.emplace(all.size() * sizeof(int64_t)).get());
+        auto* records = reinterpret_cast<unsigned char*>(copy.records.emplace(all.size() * bytes).get());
+        const auto* last_steps = member.array<int64_t>(kRows1, member.state.rows);
+        const auto* from = member.array<unsigned char>(kRows0, member.state.rows * stride);
+        constexpr size_t kAhead = 16;
+        for (size_t i = 0; i < all.size(); ++i) {
+            if (i + kAhead < all.size()) prefetch_row(from + all[i + kAhead].second * stride, bytes);
+            ids[i] = all[i].first;
+            steps[i] = last_steps[all[i].second];
+            if (bytes) std::memcpy(records + i * bytes, from + all[i].second * stride, bytes);
+        }
+    }
     [[noreturn]] static void refuse_half_loaded() {
         throw Error(
             Failure::kFailedPrecondition,

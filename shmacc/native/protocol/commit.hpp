@@ -209,20 +209,24 @@ inline uint32_t current_copy(const MemberStates& states, uint64_t generation) {
 inline void verify(const MemberState& state, uint64_t generation, const MemberSpec& spec) {
     if (state.generation > generation || state.checksum != checksum_of(state))
         data_loss("the committed state of a member has a wrong checksum");
-    bool fits = state.count >= 0 && state.weight >= 0 && state.rows <= kMaxRows &&
-                state.shape <= kDeclaredShape && state.buffer <= 1 && state.index <= 1 &&
+    bool fits = state.count >= 0 && state.weight >= 0 && state.rows <= kMaxRows && state.index <= 1 &&
                 state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
                 state.row_elements <= kRegionSpan / sizeof(double);
     for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
     if (!fits) data_loss("the committed state of a member has a number out of range");
     const uint64_t row_bytes = state.row_elements * spec.number_bytes();
-    if (spec.kind == kSparse) {
+    if (spec.kind == kDense) {
+        fits = state.shape <= kDeclaredShape && state.buffer <= 1 && state.rows == 0 &&
+               (state.count == 0 || row_bytes <= state.reserved[kRows0 + state.buffer]);
+    } else {
+        const bool table = spec.kind == kTable;
         fits = state.rows * sizeof(Slot) <= state.reserved[kSlots] &&
                (row_bytes == 0 || state.rows <= state.reserved[kRows0] / row_bytes) &&
                state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index] &&
-               state.rows <= state.index_buckets * kBucketEntries;
-    } else {
-        fits = state.rows == 0 && (state.count == 0 || row_bytes <= state.reserved[kRows0 + state.buffer]);
+               (table ? state.in_table : state.rows) <= state.index_buckets * kBucketEntries &&
+               (table ? state.in_table <= state.rows && state.free_slot <= state.rows &&
+                            state.rows * sizeof(int64_t) <= state.reserved[kRows1]
+                      : state.shape <= kDeclaredShape && state.buffer <= 1);
     }
     if (!fits) data_loss("the committed state of a member and its reserved sizes disagree");
 }

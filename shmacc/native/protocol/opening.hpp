@@ -64,7 +64,7 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
     if (config.version != kVersion) return Found::kOtherVersion;
     if (config.checksum != checksum_of(config)) data_loss("its configuration has a wrong checksum");
     if (config.members > kMaxMembers || config.lanes < 1 || config.lanes > kMaxLanes ||
-        !is_named(kKindNames, config.kind) || config.mode > 0777 ||
+        !is_named(kKindNames, config.kind) || config.kind == kTable || config.mode > 0777 ||
         !is_named(kReductionNames, config.reduction) || config.capacity < 1 ||
         config.directory_bytes > kMaxDirectory || config.directory_bytes % 8 != 0)
         data_loss("its configuration is out of range");
@@ -85,7 +85,11 @@ inline MemberSpecs read_directory(const SegmentFile& file, const Config& config)
     if (pread(file.fd(), words.data(), config.directory_bytes, region_offset(kDirectoryRegion)) != size ||
         mix_words(words.data(), config.directory_bytes) != config.directory_checksum)
         data_loss("its directory of members has a wrong checksum");
-    return unpack_directory(words, config.members);
+    MemberSpecs specs = unpack_directory(words, config.members);
+    for (const MemberSpec& spec : specs)
+        if (spec.kind == kTable && config.kind != kParameters)
+            data_loss("a table is no member of an accumulator");
+    return specs;
 }
 
 // Opens the file at `path`, without attaching to it. With the GIL, like everything below.

@@ -27,12 +27,13 @@ inline void Lane::put_arrays_back(LaneState& state, uint64_t entries) {
             log_left -= array.entries * sizeof(int64_t);
         }
         Member member(*this, static_cast<uint32_t>(array.member), state);
+        const auto& saved_regions = member.spec().kind == kTable ? kTableRegions : kArrayRegions;
         unsigned char* regions[std::size(kArrayRegions)] = {};
         for (size_t k = 0; k < std::size(kArrayRegions); ++k) {
-            const uint64_t reserved = member.state.reserved[kArrayRegions[k]];
+            const uint64_t reserved = member.state.reserved[saved_regions[k]];
             if (array.regions[k].bytes > reserved) data_loss("an undo record names no array");
             if (array.regions[k].entry_bytes)
-                regions[k] = member.array<unsigned char>(kArrayRegions[k], array.regions[k].bytes);
+                regions[k] = member.array<unsigned char>(saved_regions[k], array.regions[k].bytes);
         }
         // Entries that are listed take room in the log, those with bytes in what is saved: so they are bounded.
         const bool has_bytes = std::any_of(std::begin(regions), std::end(regions), [](auto at) { return at; });

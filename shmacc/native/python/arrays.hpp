@@ -175,6 +175,7 @@ class MappedArrays {
         for (uint32_t i = 0; i < dtypes.size(); ++i) {
             if (!PyArray_DescrCheck(dtypes[i].ptr())) throw nb::type_error("this is no dtype");
             const MemberSpec& spec = (*segment.specs())[i];
+            if (spec.kind == kTable) continue;
             if (spec.kind != kDense || !spec.round) data_loss("an array's shape is not known");
             Dims dims = *spec.round;
             const SlotShape slots = slots_of(spec.optimizer, dims.empty() ? 1 : dims.back());

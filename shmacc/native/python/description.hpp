@@ -28,6 +28,14 @@ inline nb::dict describe(const MemberSpec& member) {
     const auto& numbers = member.optimizer.numbers;
     out["optimizer"] = nb::make_tuple(member.optimizer.kind,
                                       std::vector<double>(std::begin(numbers), std::end(numbers)));
+    out["table"] = nb::none();
+    if (member.kind == kTable) {
+        const TableSpec& table = member.table;
+        out["table"] = nb::make_tuple(table.initial,
+                                      std::vector<double>(std::begin(table.numbers), std::end(table.numbers)),
+                                      table.seed,
+                                      table.max_rows == kMaxRows ? nb::none() : nb::cast(table.max_rows));
+    }
     return out;
 }
 

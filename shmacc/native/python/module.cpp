@@ -4,6 +4,7 @@
 #include "python/parameters.hpp"
 #include "python/plain.hpp"
 #include "python/segment_view.hpp"
+#include "python/tables.hpp"
 
 namespace shmacc {
 namespace {
@@ -17,7 +18,7 @@ nb::object give_to_python(std::unique_ptr<T> made) {
     return object;
 }
 
-// (name, kind, dtype, sum, components, reduction, declared, lowest, highest, optimizer), as spec.py makes it.
+// (name, kind, dtype, sum, components, reduction, declared, lowest, highest, optimizer, table), as spec.py makes it.
 MemberSpec member_spec(const nb::tuple& given) {
     MemberSpec spec{nb::cast<uint32_t>(given[1]),    nb::cast<uint32_t>(given[2]),
                     nb::cast<uint32_t>(given[3]),    nb::cast<uint32_t>(given[4]),
@@ -34,6 +35,15 @@ MemberSpec member_spec(const nb::tuple& given) {
     if (!spec.optimizer.known() || numbers.size() > std::size(spec.optimizer.numbers))
         throw Error(Failure::kInvalidArgument, "The optimizer is out of range");
     std::copy(numbers.begin(), numbers.end(), spec.optimizer.numbers);
+    if (spec.kind == kTable) {
+        const auto [initial, its_numbers, seed, max_rows] =
+            nb::cast<std::tuple<uint64_t, std::vector<double>, uint64_t, std::optional<uint64_t>>>(given[10]);
+        spec.table = {initial, {}, seed, max_rows.value_or(kMaxRows)};
+        if (initial > UINT32_MAX || !is_named(kInitialNames, static_cast<uint32_t>(initial)) ||
+            its_numbers.size() > std::size(spec.table.numbers) || !has_rows_of_known_size(spec))
+            throw Error(Failure::kInvalidArgument, "The table is out of range");
+        std::copy(its_numbers.begin(), its_numbers.end(), spec.table.numbers);
+    }
     return spec;
 }
 
@@ -139,6 +149,8 @@ void export_layout(nb::module_& m) {
     m.attr("SUMS") = by_name(kSumNames);
     m.attr("OPTIMIZERS") = by_name(kOptimizerNames);
     m.attr("OPTIMIZER_OPTIONS") = by_name(kOptimizerOptions);
+    m.attr("INITIALS") = by_name(kInitialNames);
+    m.attr("MAX_ROWS") = kMaxRows;
     m.attr("ACTIVITIES") = by_name(kActivityNames);
     nb::dict sizes;
     for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
@@ -368,6 +380,14 @@ NB_MODULE(_core, m) {
         .def("release", &MappedArrays::release, nb::arg("at_once"))
         .def("forget", &MappedArrays::forget);
 
+    nb::class_<TableAccess>(m, "TableAccess")
+        .def(nb::init<nb::object, uint32_t>(), nb::arg("handle"), nb::arg("number"))
+        .def("rows", &TableAccess::rows, nb::arg("ids"), nb::arg("slot"), nb::arg("to"))
+        .def("contains", &TableAccess::contains, nb::arg("ids"), nb::arg("to"))
+        .def("last_steps", &TableAccess::last_steps, nb::arg("ids"), nb::arg("to"))
+        .def("ids", &TableAccess::ids, nb::arg("before").none())
+        .def("state", &TableAccess::state);
+
     nb::class_<SegmentView>(m, "SegmentView")
         .def("close", &SegmentView::close)
         .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
@@ -392,7 +412,10 @@ NB_MODULE(_core, m) {
     m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
           nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
     m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"));
-    m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("timeout").none());
+    m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("tables"),
+          nb::arg("timeout").none());
+    m.def("initial_rows", &initial_rows, nb::arg("initial"), nb::arg("ids"), nb::arg("width"),
+          nb::arg("is_double"), nb::arg("to"));
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());
     m.def("view", &view_segment, nb::arg("path"));

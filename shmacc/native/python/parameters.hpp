@@ -13,19 +13,26 @@ namespace shmacc {
 class IncomingChanges {
   public:
     // In order of the arrays: (number, region, the learning rate or None for new contents, rows in ascending order or
-    // None, values, bytes of the region).
+    // None, values, bytes of the region); of tables ids in place of rows, and (ids to remove or None: all others, last
+    // steps or None) in place of bytes.
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
         for (const nb::handle item : given) {
-            const auto [array, region, rate, rows, values, bytes] =
-                nb::cast<std::tuple<uint32_t, uint32_t, std::optional<double>, nb::object, nb::object, uint64_t>>(
+            const auto [array, region, rate, rows, values, rest] =
+                nb::cast<std::tuple<uint32_t, uint32_t, std::optional<double>, nb::object, nb::object, nb::object>>(
                     item);
             if (array >= segment.config().members || region >= std::size(kArrayRegions) ||
                 (rate && (region != 0 || (*segment.specs())[array].optimizer.kind == kNoOptimizer)))
                 throw Error(Failure::kInvalidArgument, "The segment has no such array");
+            if ((*segment.specs())[array].kind == kTable) {
+                changes_.push_back(of_table((*segment.specs())[array], array, rate, rows, values, rest));
+                continue;
+            }
+            const auto bytes = nb::cast<uint64_t>(rest);
             const auto& numbers = values_.emplace_back(std::make_unique<ArrayBuffer<unsigned char>>(values, 1));
-            ArrayChange change{array, region, rate, nullptr, 0, 0, bytes, numbers->data()};
+            ArrayChange change{array, region,          rate, nullptr, 0,      0,
+                               bytes, numbers->data(), {},   false,   nullptr};
             if (rows.is_none()) {
                 if (numbers->size() != bytes) refuse_sizes();
             } else {
@@ -47,6 +54,34 @@ class IncomingChanges {
     std::vector<ArrayChange> get() const { return changes_; }
 
   private:
+    ArrayChange of_table(const MemberSpec& spec, uint32_t number, std::optional<double> rate,
+                         const nb::object& rows, const nb::object& values, const nb::object& rest) {
+        const auto [removed, steps] = nb::cast<std::tuple<nb::object, nb::object>>(rest);
+        const Ids ids = ascending_ids(rows);
+        const auto& numbers = values_.emplace_back(std::make_unique<ArrayBuffer<unsigned char>>(values, 1));
+        ArrayChange change{number, 0, rate, ids.ids, ids.count, 0, 0, numbers->data(), {}, removed.is_none(),
+                           nullptr};
+        if (!removed.is_none()) change.removed = ascending_ids(removed);
+        const RecordShape shape = record_of(spec);
+        if (ids.count > 0) change.row_bytes = numbers->size() / ids.count;
+        const bool of_row = change.row_bytes == shape.width * spec.number_bytes();
+        const bool whole = !rate && change.row_bytes == shape.numbers() * spec.number_bytes();
+        if (change.row_bytes * ids.count != numbers->size() || (ids.count > 0 && !of_row && !whole))
+            refuse_sizes();
+        if (!steps.is_none()) {
+            const auto& given = rows_.emplace_back(std::make_unique<ArrayBuffer<int64_t>>(steps, 1));
+            if (given->size() != ids.count) refuse_sizes();
+            change.steps = given->data();
+        }
+        return change;
+    }
+    Ids ascending_ids(const nb::object& given) {
+        const auto& ids = rows_.emplace_back(std::make_unique<ArrayBuffer<int64_t>>(given, 1));
+        if (ids->size() > kMaxRows || (ids->size() > 0 && ids->data()[0] < 0) ||
+            !strictly_ascending(ids->data(), ids->size()))
+            throw Error(Failure::kInvalidArgument, "The ids of an update must ascend, from 0 on");
+        return {ids->data(), ids->size()};
+    }
     [[noreturn]] static void refuse_sizes() {
         throw Error(Failure::kInvalidArgument, "Sizes of an array, its rows and its values disagree");
     }
@@ -115,8 +150,10 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
     });
 }
 
-// places: (number, region, array to copy into). Returns the step, and how often each array was updated.
-inline nb::tuple read_parameters(Handle& handle, const nb::list& places, std::optional<double> timeout) {
+// places: (number, region, array to copy into). tables: (number, whether with what the optimizer keeps). Returns the step,
+// how often each array was updated, and of each table (ids, numbers of the rows as bytes, last steps), as arrays.
+inline nb::tuple read_parameters(Handle& handle, const nb::list& places, const nb::list& tables,
+                                 std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
     if (segment->config().kind != kParameters)
         throw Error(Failure::kInvalidArgument, "The segment has no parameters");
@@ -130,10 +167,27 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& places, std::op
             std::make_unique<ArrayBuffer<unsigned char>>(to, 1, PyBUF_WRITABLE));
         asked.push_back({array, region, view->writable(), view->size()});
     }
+    std::vector<Update::TableCopy> copies;
+    for (const nb::handle item : tables) {
+        const auto [table, whole] = nb::cast<std::tuple<uint32_t, bool>>(item);
+        if (table >= segment->config().members || (*segment->specs())[table].kind != kTable)
+            throw Error(Failure::kInvalidArgument, "The segment has no such table");
+        copies.push_back({table, whole});
+    }
+    need_numpy();
     std::vector<int64_t> updates;
     const int64_t deadline = deadline_after(timeout);
-    const int64_t step = handle.update([&](Update& act) { return act.read(asked, updates, deadline); });
-    return nb::make_tuple(step, updates);
+    const int64_t step = handle.update([&](Update& act) { return act.read(asked, copies, updates, deadline); });
+    nb::list read = new_list();
+    for (Update::TableCopy& copy : copies) {
+        const RecordShape shape = record_of((*segment->specs())[copy.table]);
+        const uint64_t bytes = (copy.whole ? shape.numbers() : shape.width) *
+                               (*segment->specs())[copy.table].number_bytes();
+        read.append(nb::make_tuple(array_of<int64_t>(*copy.ids, copy.rows),
+                                   array_of<uint8_t>(*copy.records, copy.rows * bytes),
+                                   array_of<int64_t>(*copy.steps, copy.rows)));
+    }
+    return nb::make_tuple(step, updates, read);
 }
 
 }  // namespace shmacc

@@ -235,6 +235,14 @@ class SegmentView {
         reserved.insert(reserved.end(), state.reserved, std::end(state.reserved));
         reserved.insert(reserved.end(), table.reserved, std::end(table.reserved));
         out["reserved"] = nb::cast(reserved);
+        out["by_id"] = nb::none();
+        if (specs_[member].kind != kTable) return;
+        nb::dict by_id = new_dict();
+        by_id["slots"] = table.rows;
+        by_id["rows"] = table.in_table;
+        by_id["removed"] = table.removed;
+        by_id["generation"] = state.generation;
+        out["by_id"] = by_id;
     }
 
     static void describe(nb::dict& out, uint64_t token, uint32_t pid, uint64_t pid_namespace,
@@ -340,7 +348,7 @@ class SegmentView {
     }
     Shape read_shape(const MemberState& table) const {
         Shape stored{};
-        if (table.shape != kDeclaredShape)
+        if (specs_[member_].kind != kTable && table.shape != kDeclaredShape)
             read_exactly(offset_of(kFixedRegions + kShapes) +
                              (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
                          &stored, sizeof stored);

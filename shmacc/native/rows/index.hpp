@@ -4,7 +4,8 @@
 // slot numbers: a lookup touches one line of the index and, on a matching tag, the slot it points to, whose row
 // number decides. Entries are filled from the front and never freed one by one, so the first free one ends a
 // search. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the
-// stamp.
+// stamp. (An accumulator's slots are in use up to a number of rows. A table of parameters, operations/id_table.hpp,
+// says of each slot whether it is.)
 //
 // 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
 // moves each row about four times in its life.
@@ -76,6 +77,15 @@ class RowHash {
     Wide addend_;
 };
 
+// The slots of an accumulator: those in use are the first ones.
+struct FirstRows {
+    const Slot* table;
+    uint64_t rows;
+
+    bool have(uint64_t slot, int64_t row) const { return slot < rows && table[slot].row == row; }
+    void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
+};
+
 class Index {
   public:
     Index(Bucket* buckets, uint64_t count, uint32_t stamp, const RowHash& hash)
@@ -98,10 +108,19 @@ class Index {
         for (uint32_t base = 0; base < count; base += kBlock) {
             const uint32_t block = std::min(kBlock, count - base);
             const uint32_t later = std::min(kBlock, count - base - block);
-            if (find_neighbours(keys + base, block, later, table, rows, list)) continue;
-            find_block(keys + base, block, table, rows, list);
+            const FirstRows known{table, rows};
+            if (find_neighbours(keys + base, block, later, known, list)) continue;
+            find_block(keys + base, block, known, [&](uint32_t, uint32_t slot) { list.add(slot, 1); });
         }
         return static_cast<uint32_t>(list.end - list.begin);
+    }
+    // Calls found(i, slot) for each key, in order; the slot is kAbsent if `known` has none for it. Keys in any order.
+    // known: as FirstRows.
+    template <class Known, class Found>
+    void find_each(const int64_t* keys, uint32_t count, const Known& known, Found found) const {
+        for (uint32_t base = 0; base < count; base += kBlock)
+            find_block(keys + base, std::min(kBlock, count - base), known,
+                       [&](uint32_t i, uint32_t slot) { found(base + i, slot); });
     }
 
     // The bucket where the search for a row begins, and the row's tag.
@@ -167,27 +186,26 @@ class Index {
     // if its ends are there, its inner keys are tried there first, without the index. Right or wrong, the row
     // number in the slot decides. The slots that the `later` keys after the block would have are fetched
     // meanwhile.
-    bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const Slot* table,
-                         uint64_t rows, RunList& list) const {
-        auto leads = [&](uint64_t slot, int64_t key) { return slot < rows && table[slot].row == key; };
+    bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const FirstRows& known,
+                         RunList& list) const {
+        const Slot* const table = known.table;
+        const uint64_t rows = known.rows;
         uint64_t first = list.next();
-        if (!leads(first, keys[0])) first = search(hash_(keys[0]), keys[0], table, rows);
+        if (!known.have(first, keys[0])) first = search(hash_(keys[0]), keys[0], known);
         if (first == kAbsent) return false;
         const uint64_t span = static_cast<uint64_t>(keys[count - 1]) - static_cast<uint64_t>(keys[0]);
-        if (leads(first + count - 1, keys[count - 1])) {
+        if (known.have(first + count - 1, keys[count - 1])) {
             if (stand_at(table + first, keys, count)) {
                 list.add(static_cast<uint32_t>(first), count);
                 return true;
             }
             for (uint32_t i = 0; i < count; ++i) {
                 bool found = table[first + i].row == keys[i];
-                list.add(found ? static_cast<uint32_t>(first + i)
-                               : search(hash_(keys[i]), keys[i], table, rows),
-                         1);
+                list.add(found ? static_cast<uint32_t>(first + i) : search(hash_(keys[i]), keys[i], known), 1);
             }
             return true;
         }
-        if (span < rows && leads(first + span, keys[count - 1])) {
+        if (span < rows && known.have(first + span, keys[count - 1])) {
             // Keys ascend from keys[0] to keys[count - 1]; but a caller's memory may change meanwhile, so the
             // bound is checked too.
             auto expected = [&](uint32_t i) {
@@ -197,8 +215,8 @@ class Index {
                 __builtin_prefetch(&table[std::min(expected(i), rows - 1)]);
             for (uint32_t i = 0; i < count; ++i) {
                 const uint64_t slot = expected(i);
-                list.add(leads(slot, keys[i]) ? static_cast<uint32_t>(slot)
-                                              : search(hash_(keys[i]), keys[i], table, rows),
+                list.add(known.have(slot, keys[i]) ? static_cast<uint32_t>(slot)
+                                                   : search(hash_(keys[i]), keys[i], known),
                          1);
             }
             return true;
@@ -207,7 +225,8 @@ class Index {
     }
 
     // Three passes, each fetching for the next: the misses of a block overlap.
-    void find_block(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, RunList& list) const {
+    template <class Known, class Found>
+    void find_block(const int64_t* keys, uint32_t count, const Known& known, Found found) const {
         uint64_t hashes[kBlock];
         uint32_t slots[kBlock];
         for (uint32_t i = 0; i < count; ++i) {
@@ -216,14 +235,12 @@ class Index {
         }
         for (uint32_t i = 0; i < count; ++i) {
             uint32_t slot = first_match(hashes[i]);
-            if (slot >= rows) slot = kAbsent;
+            if (slot >= known.rows) slot = kAbsent;
             slots[i] = slot;
-            __builtin_prefetch(&table[slot == kAbsent ? 0 : slot]);
+            known.fetch(slot == kAbsent ? 0 : slot);
         }
-        for (uint32_t i = 0; i < count; ++i) {
-            bool found = slots[i] != kAbsent && table[slots[i]].row == keys[i];
-            list.add(found ? slots[i] : search(hashes[i], keys[i], table, rows), 1);
-        }
+        for (uint32_t i = 0; i < count; ++i)
+            found(i, known.have(slots[i], keys[i]) ? slots[i] : search(hashes[i], keys[i], known));
     }
 
     // The first slot with a matching tag in the home bucket or the one after it, which takes most of the
@@ -232,7 +249,7 @@ class Index {
         uint64_t at = home(hash);
         for (int probe = 0; probe < 2; ++probe) {
             const Bucket& bucket = buckets_[at];
-            if (bucket.stamp != stamp_) break;
+            if (load_relaxed(bucket.stamp) != stamp_) break;
             if (uint32_t matches = matching(bucket, tag(hash))) return bucket.slots[__builtin_ctz(matches)];
             if (bucket.tags[kBucketEntries - 1] == 0 || ++at == count_) break;
         }
@@ -245,14 +262,15 @@ class Index {
         return static_cast<uint16_t>(bits + (bits == 0));
     }
 
-    uint32_t search(uint64_t hash, int64_t row, const Slot* table, uint64_t rows) const {
+    template <class Known>
+    uint32_t search(uint64_t hash, int64_t row, const Known& known) const {
         uint64_t at = home(hash);
         for (uint64_t probe = 0; probe < count_; ++probe) {
             const Bucket& bucket = buckets_[at];
-            if (bucket.stamp != stamp_) return kAbsent;
+            if (load_relaxed(bucket.stamp) != stamp_) return kAbsent;
             for (uint32_t matches = matching(bucket, tag(hash)); matches; matches &= matches - 1) {
                 uint32_t slot = bucket.slots[__builtin_ctz(matches)];
-                if (slot < rows && table[slot].row == row) return slot;
+                if (known.have(slot, row)) return slot;
             }
             if (bucket.tags[kBucketEntries - 1] == 0) return kAbsent;
             if (++at == count_) at = 0;
@@ -285,30 +303,33 @@ class Index {
     RowHash hash_;
 };
 
-// Puts absent rows into consecutive slots. Each waits for kAhead others while its bucket is fetched.
+// Puts absent rows into the index. Each waits for kAhead others while its bucket is fetched.
 class Inserts {
   public:
-    Inserts(const Index& index, uint64_t first_slot)
-        : index_(index), slot_(static_cast<uint32_t>(first_slot)) {}
+    explicit Inserts(const Index& index) : index_(index) {}
 
-    void add(int64_t row) {
-        Index::Home& home = waiting_[added_ % kAhead];
-        if (added_ >= kAhead) index_.insert(home, slot_++);
-        home = index_.home_of(row);
+    void add(int64_t row, uint64_t slot) {
+        Waiting& next = waiting_[added_ % kAhead];
+        if (added_ >= kAhead) index_.insert(next.home, next.slot);
+        next = {index_.home_of(row), static_cast<uint32_t>(slot)};
         ++added_;
     }
     void finish() {
         for (uint64_t i = added_ < kAhead ? 0 : added_ - kAhead; i < added_; ++i)
-            index_.insert(waiting_[i % kAhead], slot_++);
+            index_.insert(waiting_[i % kAhead].home, waiting_[i % kAhead].slot);
     }
 
   private:
     static constexpr uint64_t kAhead = 32;
 
+    struct Waiting {
+        Index::Home home;
+        uint32_t slot;
+    };
+
     Index index_;
-    uint32_t slot_;
     uint64_t added_ = 0;
-    Index::Home waiting_[kAhead];
+    Waiting waiting_[kAhead];
 };
 
 }  // namespace shmacc

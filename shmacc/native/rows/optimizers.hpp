@@ -27,6 +27,9 @@ struct TouchedArray {
     uint64_t width;  // numbers in an entry; the last one may be shorter if they are all
     uint64_t total;  // numbers in the array
     uint64_t group;  // so many numbers of the contents share one of a slot
+    uint64_t stride;  // numbers from the contents of one entry to those of the next one
+    uint64_t slot_stride;  // the same of slots
+    uint64_t new_from;  // entries from here on are new: they are not saved
 };
 
 // Where entries are copied to before they are changed.
@@ -237,6 +240,13 @@ inline SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
     });
 }
 
+// What the slot of that number has at first.
+inline double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number) {
+    if (number > 0) return 0;
+    if (optimizer.kind == kAdagrad) return optimizer.numbers[1];
+    return optimizer.kind == kFtrl ? optimizer.numbers[2] : 0;
+}
+
 #define SHMACC_INLINE inline __attribute__((always_inline))
 
 template <class T>
@@ -284,14 +294,16 @@ struct Entry {
     T* contents;
     T* slots[2];
     uint64_t numbers;
+    uint64_t at;
 };
 template <class Rule, class T>
-SHMACC_INLINE Entry<T> entry_of(const TouchedArray<T>& array, uint64_t i, uint64_t width, uint64_t slot_width) {
+SHMACC_INLINE Entry<T> entry_of(const TouchedArray<T>& array, uint64_t i, uint64_t width) {
     const uint64_t entry = array.rows ? static_cast<uint64_t>(array.rows[i]) : i;
-    return {array.contents + entry * width,
-            {Rule::kSlots > 0 ? array.slots[0] + entry * slot_width : nullptr,
-             Rule::kSlots > 1 ? array.slots[1] + entry * slot_width : nullptr},
-            array.rows ? width : std::min(width, array.total - entry * width)};
+    return {array.contents + entry * array.stride,
+            {Rule::kSlots > 0 ? array.slots[0] + entry * array.slot_stride : nullptr,
+             Rule::kSlots > 1 ? array.slots[1] + entry * array.slot_stride : nullptr},
+            array.rows ? width : std::min(width, array.total - entry * width),
+            entry};
 }
 
 // kWidth: of an entry, or 0 for any.
@@ -313,24 +325,33 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
         end = std::min(begin + together, array.count);
         for (uint64_t i = begin; array.rows && i < end && i + kAhead < array.count; ++i) {
             const auto later = static_cast<uint64_t>(array.rows[i + kAhead]);
-            prefetch_row(array.contents + later * width, width);
+            prefetch_row(array.contents + later * array.stride, width);
             for (uint32_t k = 0; k < Rule::kSlots; ++k)
-                prefetch_row(array.slots[k] + later * slot_width, slot_width);
+                prefetch_row(array.slots[k] + later * array.slot_stride, slot_width);
         }
+        uint64_t unsaved = 0;
         for (uint64_t i = begin; i < end; ++i) {
-            const Entry<T> entry = entry_of<Rule>(array, i, width, slot_width);
+            const Entry<T> entry = entry_of<Rule>(array, i, width);
+            if (entry.at >= array.new_from) {
+                ++unsaved;
+                continue;
+            }
+            if (array.stride > width) {  // a table: slots follow the contents
+                to = save_numbers(to, entry.contents, array.stride, streamed);
+                continue;
+            }
             const uint64_t numbers = kWidth ? kWidth : entry.numbers;
             const uint64_t of_slots = Rule::kRowwise ? numbers / group : numbers;
             to = save_numbers(to, entry.contents, numbers, streamed);
             if constexpr (Rule::kSlots > 0) to = save_numbers(to, entry.slots[0], of_slots, streamed);
             if constexpr (Rule::kSlots > 1) to = save_numbers(to, entry.slots[1], of_slots, streamed);
         }
-        saved += end - begin;
+        saved += end - begin - unsaved;
         compiler_barrier();
         store_relaxed(*saving.saved, saved);
         compiler_barrier();
         for (uint64_t i = begin; i < end; ++i) {
-            const Entry<T> entry = entry_of<Rule>(array, i, width, slot_width);
+            const Entry<T> entry = entry_of<Rule>(array, i, width);
             apply_rule(rule, entry.contents, entry.slots[0], entry.slots[1], array.gradient + i * width,
                        kWidth ? kWidth : entry.numbers, group);
         }

@@ -32,6 +32,7 @@ struct MemberSpec {
     // The declared dims of a round's values, sparse: without the leading one; none if some are unknown.
     std::optional<Dims> round;
     OptimizerSpec optimizer = {};  // of an array of parameters
+    TableSpec table = {};  // of a table, whose declared dims are a row's
 
     uint64_t number_bytes() const { return sum_bytes(sum); }
     uint64_t row_bytes(const MemberState& state) const { return state.row_elements * number_bytes(); }
@@ -55,7 +56,8 @@ using MemberSpecs = std::vector<MemberSpec>;
 
 constexpr uint32_t kMaxMemberName = 1024;  // bytes; 200 characters are at most 800
 
-// In the region, before the dims, the name in whole words, and the numbers of the optimizer, if there is one.
+// In the region, before the dims, the name in whole words, the numbers of the optimizer, if there is one, and what a table
+// has of its own.
 struct DirectoryEntry {
     uint32_t kind, dtype, sum, components, reduction;
     uint32_t declared_rank;
@@ -66,13 +68,18 @@ struct DirectoryEntry {
 };
 static_assert(sizeof(DirectoryEntry) % 8 == 0, "entries are whole words");
 
-constexpr uint64_t kMaxDirectory = kMaxMembers * (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) +
-                                                  kMaxMemberName + sizeof OptimizerSpec::numbers);
+constexpr uint64_t kMaxDirectory = kMaxMembers *
+                                   (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) + kMaxMemberName +
+                                    sizeof OptimizerSpec::numbers + sizeof(TableSpec));
 
 // How many words the name has, and the optimizer's numbers.
 inline size_t name_words(const DirectoryEntry& entry) { return (size_t{entry.name_length} + 7) / 8; }
 inline size_t number_words(const DirectoryEntry& entry) {
     return entry.optimizer == kNoOptimizer ? 0 : sizeof OptimizerSpec::numbers / 8;
+}
+
+inline size_t table_words(const DirectoryEntry& entry) {
+    return entry.kind == kTable ? sizeof(TableSpec) / 8 : 0;
 }
 
 inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
@@ -90,7 +97,8 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
                                    static_cast<uint32_t>(member.name.size()),
                                    static_cast<uint32_t>(member.optimizer.kind)};
         size_t at = words.size();
-        words.resize(at + sizeof entry / 8 + rank + name_words(entry) + number_words(entry));
+        words.resize(at + sizeof entry / 8 + rank + name_words(entry) + number_words(entry) +
+                     table_words(entry));
         const auto append = [&](const void* data, size_t bytes, size_t in_words) {
             if (bytes) std::memcpy(&words[at], data, bytes);
             at += in_words;
@@ -99,6 +107,7 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
         append(member.declared ? member.declared->data() : nullptr, rank * 8, rank);
         append(member.name.data(), member.name.size(), name_words(entry));
         append(member.optimizer.numbers, number_words(entry) * 8, number_words(entry));
+        append(&member.table, table_words(entry) * 8, table_words(entry));
     }
     return words;
 }
@@ -108,6 +117,18 @@ inline void refuse_unknown(uint32_t member, const char* what, uint32_t number, b
     if (!known)
         data_loss("member " + std::to_string(member) + " has " + what + " of number " + std::to_string(number) +
                   ", which this version of shmacc does not have; a newer one has made it, and reads it");
+}
+
+// Of a table: whether its rows, with what any optimizer keeps of them, have less than a region's bytes, and its limit
+// is one.
+inline bool has_rows_of_known_size(const MemberSpec& table) {
+    if (!table.round || table.table.max_rows < 1 || table.table.max_rows > kMaxRows) return false;
+    uint64_t numbers = 1;
+    for (const int64_t dim : *table.round) {
+        if (static_cast<uint64_t>(dim) > kRegionSpan / 64 / std::max<uint64_t>(numbers, 1)) return false;
+        numbers *= static_cast<uint64_t>(dim);
+    }
+    return true;
 }
 
 // Throws DataLossError unless the words describe `count` members.
@@ -125,14 +146,25 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         refuse_unknown(i, "optimizer", entry.optimizer, OptimizerSpec{entry.optimizer, {}}.known());
         const bool known = entry.declared_rank != kUnknownRank;
         const bool fits = (!known || entry.declared_rank <= kMaxRank) && entry.name_length <= kMaxMemberName &&
-                          (entry.kind == kSparse || entry.kind == kDense) && entry.components >= 1 &&
-                          entry.components <= 2 && (entry.optimizer == kNoOptimizer || entry.sum <= kFloat64);
+                          (entry.kind == kSparse || entry.kind == kDense ||
+                           (entry.kind == kTable && known && entry.sum <= kFloat64)) &&
+                          entry.components >= 1 && entry.components <= 2 &&
+                          (entry.optimizer == kNoOptimizer || entry.sum <= kFloat64);
         const size_t rank = known ? entry.declared_rank : 0;
-        if (!fits || words.size() - at < rank + name_words(entry) + number_words(entry))
+        if (!fits || words.size() - at < rank + name_words(entry) + number_words(entry) + table_words(entry))
             data_loss("its directory of members is out of range");
-        MemberSpec member{
-            entry.kind,    entry.dtype, entry.sum, entry.components,     entry.reduction, {}, entry.lowest,
-            entry.highest, {},          {},        {entry.optimizer, {}}};
+        MemberSpec member{entry.kind,
+                          entry.dtype,
+                          entry.sum,
+                          entry.components,
+                          entry.reduction,
+                          {},
+                          entry.lowest,
+                          entry.highest,
+                          {},
+                          {},
+                          {entry.optimizer, {}},
+                          {}};
         if (known) {
             member.declared.emplace(rank);
             if (rank) std::memcpy(member.declared->data(), &words[at], rank * 8);
@@ -143,7 +175,15 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         at += name_words(entry);
         if (number_words(entry)) std::memcpy(member.optimizer.numbers, &words[at], number_words(entry) * 8);
         at += number_words(entry);
+        if (table_words(entry)) {
+            std::memcpy(&member.table, &words[at], table_words(entry) * 8);
+            const auto initial = static_cast<uint32_t>(std::min<uint64_t>(member.table.initial, UINT32_MAX));
+            refuse_unknown(i, "initial contents", initial, is_named(kInitialNames, initial));
+        }
+        at += table_words(entry);
         member.set_round();
+        if (entry.kind == kTable && !has_rows_of_known_size(member))
+            data_loss("its directory of members is out of range");
         members.push_back(std::move(member));
     }
     if (at != words.size()) data_loss("its directory of members is too long");

@@ -31,7 +31,10 @@
 //
 // Shared arrays and parameters have one lane, in which nothing is accumulated. Array m is the front of member m's
 // Rows0; of parameters its optimizer's slots are in Index0 and Index1 (ArrayRegion), and the undo log is of the
-// update that runs (SavedArray).
+// update that runs (SavedArray). A table of parameters has the regions of a sparse member, as one uses them, but:
+//   Slots         {id, stamp} of each place that was ever given to an id; stamp_of_given, stamp_of_free
+//   Rows0         at each place the row, and after it what the optimizer keeps of it
+//   Rows1         at each place the step of the round that last changed the row; or, of a free one, the next free one
 //
 // Everything is little-endian native words; the version is part of the magic check, so a segment of another
 // layout is refused, never misread.
@@ -70,6 +73,10 @@ enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMember
 // Of an array of parameters: what it contains, and its optimizer's slots.
 constexpr uint32_t kArrayRegions[] = {kRows0, kIndex0, kIndex1};
 constexpr uint32_t kMaxSlots = 2;
+
+// Of a table: rows with what the optimizer keeps, last steps or links, ids with their stamps.
+constexpr uint32_t kTableRegions[] = {kRows0, kRows1, kSlots};
+static_assert(std::size(kTableRegions) == std::size(kArrayRegions));
 
 // Of a view of one table (segment_view.hpp): the fixed regions, those of its lane, those of its member.
 constexpr uint32_t kViewedRegions = kFixedRegions + kLaneRegions + kMemberRegions;
@@ -120,13 +127,10 @@ constexpr int64_t presence_byte(uint32_t i) { return kPresenceBytes + 2 * int64_
 constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // proves that its process lives
 constexpr uint32_t kMaxWaiters = 4096;
 
-// Of a segment; a member is sparse or dense.
-enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4, kParameters = 5 };
-constexpr Named kKindNames[] = {{kSparse, "sparse"},
-                                {kDense, "dense"},
-                                {kGroup, "group"},
-                                {kArrays, "arrays"},
-                                {kParameters, "parameters"}};
+// Of a segment; a member is sparse or dense, one of parameters dense or a table.
+enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4, kParameters = 5, kTable = 6 };
+constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"},           {kGroup, "group"},
+                                {kArrays, "arrays"}, {kParameters, "parameters"}, {kTable, "table"}};
 constexpr bool has_arrays(uint32_t kind) { return kind == kArrays || kind == kParameters; }
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
 constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
@@ -170,6 +174,17 @@ struct OptimizerSpec {
                !(base() == kFtrl && has(kWeightDecay));
     }
     double weight_decay() const { return has(kWeightDecay) ? numbers[4] : 0; }
+};
+
+// What a row of a table has before anything changes it (rows/initial.hpp).
+enum InitialKind : uint64_t { kConstant = 1, kUniform = 2, kNormal = 3 };
+constexpr Named kInitialNames[] = {{kConstant, "Constant"}, {kUniform, "Uniform"}, {kNormal, "Normal"}};
+// Of a table; never changed. numbers: the fields of the class in init.py, in their order, without the seed.
+struct TableSpec {
+    uint64_t initial;
+    double numbers[2];
+    uint64_t seed;
+    uint64_t max_rows;
 };
 
 constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
@@ -313,12 +328,21 @@ struct LaneState {
 struct MemberState {
     uint64_t generation;
     uint64_t round;  // that the next four are of
-    int64_t count;  // gradients that had this member
-    int64_t weight;  // of these
-    uint64_t rows;  // sparse: slots in use; dense: 0
-    uint64_t row_elements;  // numbers in a row (dense: in the array)
-    uint64_t shape;  // which of the two in Shapes is the round's; kDeclaredShape: the declared one
-    uint64_t buffer;  // dense: which Rows region holds the sum
+    int64_t count;  // gradients that had this member; parameters: updates of it
+    union {
+        int64_t weight;  // of these
+        int64_t removed;  // table: rows, ever
+    };
+    uint64_t rows;  // sparse: slots in use; dense: 0; table: slots that were ever given to an id
+    uint64_t row_elements;  // numbers in a row (dense: in the array; table: with the optimizer's)
+    union {
+        uint64_t shape;  // which of the two in Shapes is the round's; kDeclaredShape: the declared one
+        uint64_t free_slot;  // table: 1 more than the first free one; 0: none is free
+    };
+    union {
+        uint64_t buffer;  // dense: which Rows region holds the sum
+        uint64_t in_table;  // table: rows
+    };
     uint64_t index;  // which Index region is current
     uint64_t index_buckets;
     uint64_t index_stamp;  // buckets with another stamp are empty
@@ -523,8 +547,11 @@ static_assert(sizeof(Waiter) == 64, "entries must not share a cache line");
 
 struct Slot {
     int64_t row;
-    int64_t contributions;
+    int64_t contributions;  // table: a stamp
 };
+// Of a table's slot that was given to an id, or became free, by the operation that committed this generation.
+constexpr int64_t stamp_of_given(uint64_t generation) { return static_cast<int64_t>(generation << 1); }
+constexpr int64_t stamp_of_free(uint64_t generation) { return static_cast<int64_t>(generation << 1 | 1); }
 
 constexpr uint32_t kBucketEntries = 10;
 
@@ -551,7 +578,7 @@ constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at 
 constexpr uint64_t kUndoAlign = 16;  // of each member's first saved row
 constexpr uint64_t undo_aligned(uint64_t bytes) { return (bytes + kUndoAlign - 1) / kUndoAlign * kUndoAlign; }
 
-// In the undo log of parameters, for each array that the update changes; followed by the numbers of its entries
+// In the undo log of parameters, for each array that the update changes (table: its ids, then its rows); followed by the numbers of its entries
 // (int64 each) if they are listed. An entry is a row, or a piece of an array that is changed as a whole. In UndoRows
 // are the entries as they were, each with what its slots had, each part from a multiple of kUndoAlign on.
 struct SavedArray {

@@ -197,7 +197,10 @@ def _of_what(answer: details.Details) -> str:
     if segment.kind in ARRAYS:
         size = formatting.size(sum(member.bytes_used for member in answer.members))
         what = "parameter array" if segment.kind == "parameters" else "shared array"
-        return f"{formatting.count_of(segment.members or 0, what)}, {size}"
+        tables = sum(member.kind == "table" for member in answer.members)
+        counts = {what: (segment.members or 0) - tables, "table": tables}
+        counted = [formatting.count_of(count, noun) for noun, count in counts.items() if count]
+        return f"{' and '.join(counted)}, {size}"
     if segment.kind == "group":
         of = formatting.count_of(segment.members or 0, "member")
         return f"group of {of} {segment.reduction_type}"

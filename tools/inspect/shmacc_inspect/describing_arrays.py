@@ -63,6 +63,9 @@ def facts(
         yield "lock", describe_lock(lock)
         recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
         yield "updates", Cell(f"{counters.takes}, {recoveries}")
+        for member in answer.members:
+            if member.kind == "table":
+                yield "table", Cell(_table_in_words(member))
         update = answer.update
         if update is not None:
             pid = formatting.pid(update.pid, is_here=update.pid_is_here)
@@ -82,6 +85,16 @@ def facts(
             if answer.round_holder_pid is None:
                 text = "of a checkpoint was interrupted: no update until one has ended"
             yield "load", Cell(text, "yellow")
+
+
+def _table_in_words(member: contents.Member) -> str:
+    rows = formatting.count_of(member.rows, "row", "rows")
+    if member.max_rows is not None:
+        rows += f" of at most {member.max_rows}"
+    return (
+        f"{formatting.printable(member.name)}: {rows}; {member.rows_added} were added and "
+        f"{member.rows_removed} removed in all; at first {member.initial}"
+    )
 
 
 def describe_lock(lock: details.Lock) -> Cell:

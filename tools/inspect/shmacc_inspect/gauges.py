@@ -16,7 +16,7 @@ from shmacc_inspect.progress import stragglers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shmacc.inspection import Description, SegmentName
+    from shmacc.inspection import Description, MemberDescription, SegmentName
 
 PREFIX: Final = "shmacc_"
 
@@ -65,6 +65,16 @@ def _worst_straggler(seen: Description, now: float) -> float:
 def _take_waits_for_more(seen: Description) -> bool:
     head = next((take for take in seen.line if take.alive), None)
     return head is not None and seen.stats.num_accumulated < head.num_required
+
+
+def _of_tables(read: Callable[[MemberDescription], int | None]) -> Callable[..., float | None]:
+    """Return what adds up a number of all tables of parameters; None without any."""
+
+    def total(seen: Description, _now: float) -> float | None:
+        tables = [read(member) or 0 for member in seen.members if member.kind == "table"]
+        return sum(tables) if tables else None
+
+    return total
 
 
 _DEFINITIONS: Final = (
@@ -181,6 +191,21 @@ _DEFINITIONS: Final = (
     _Definition("takes", "counter", "Takes.", lambda seen, _: seen.stats.takes),
     _Definition("updates", "counter", "Updates of parameters.", lambda seen, _: seen.stats.takes),
     _Definition(
+        "table_rows", "gauge", "Rows in tables of parameters.", _of_tables(lambda of: of.rows)
+    ),
+    _Definition(
+        "table_rows_added",
+        "counter",
+        "Rows that tables of parameters got.",
+        _of_tables(lambda of: of.rows_added),
+    ),
+    _Definition(
+        "table_rows_removed",
+        "counter",
+        "Rows that were removed from tables of parameters.",
+        _of_tables(lambda of: of.rows_removed),
+    ),
+    _Definition(
         "recoveries",
         "counter",
         "Operations interrupted by a death, and undone.",
@@ -198,10 +223,11 @@ _OF_ARRAYS: Final = frozenset(
         "stalled",
     }
 )
-_OF_PARAMETERS: Final = _OF_ARRAYS | {"step", "updates", "recoveries"}
+_OF_TABLES: Final = {"table_rows", "table_rows_added", "table_rows_removed"}
+_OF_PARAMETERS: Final = _OF_ARRAYS | _OF_TABLES | {"step", "updates", "recoveries"}
 _ALL: Final = frozenset(definition.name for definition in _DEFINITIONS)
 _HAS: Final = {"arrays": _OF_ARRAYS, "parameters": _OF_PARAMETERS}
-_OF_ACCUMULATORS: Final = _ALL - {"updates"}
+_OF_ACCUMULATORS: Final = _ALL - _OF_TABLES - {"updates"}
 
 
 def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:

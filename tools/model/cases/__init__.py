@@ -1,6 +1,6 @@
 """What is checked: the cases of each model."""
 
-from cases import commit, departures, line, lock, opening, presence, rounds, updates
+from cases import commit, departures, line, lock, opening, presence, rounds, tables, updates
 from cases.case import Case
 
 __all__ = ["CASES", "Case"]
@@ -14,4 +14,5 @@ CASES = (
     *departures.CASES,
     *line.CASES,
     *updates.CASES,
+    *tables.CASES,
 )

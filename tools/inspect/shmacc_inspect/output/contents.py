@@ -49,15 +49,19 @@ class Member:
         name: Its name; empty if it is no group's.
         kind: As a segment's.
         dtype: Of its numbers.
-        shape: Null if the rank is unknown; a dimension that is unknown is null.
+        shape: Null if the rank is unknown; a dimension that is unknown is null. Of a table a row's.
         reduction_type: As it was made.
         gradients: Gradients of the round that had it.
         weight: The sum of their weights.
-        rows: Distinct rows that they touch.
-        bytes_used: What its sums need, or the array.
+        rows: Distinct rows that they touch; of a table the rows in it.
+        bytes_used: What its sums need, or the array, or the table's rows.
         value: Of a shared array that is a single integer, as counters are; else null.
         optimizer: Of an array of parameters, with its numbers; null: none.
         slots: What the optimizer keeps of it.
+        max_rows: How many rows a table may have; null: any number, or it is no table.
+        rows_added: Rows that a table ever got; null: it is no table.
+        rows_removed: Rows that were ever removed from it; null: it is no table.
+        initial: What a table's rows have at first; null: it is no table.
     """
 
     name: str
@@ -72,6 +76,10 @@ class Member:
     value: int | None
     optimizer: str | None
     slots: list[Slot]
+    max_rows: int | None
+    rows_added: int | None
+    rows_removed: int | None
+    initial: str | None
 
     @classmethod
     def of(cls, member: inspection.MemberDescription) -> Self:

@@ -54,7 +54,7 @@ class Segment:
         finished: Whether the run is over.
         step: The global step.
         gradients: Accumulated and not yet taken.
-        rows: Distinct rows that they touch.
+        rows: Distinct rows that they touch; of parameters those in their tables, if any.
         bytes_used: What the round's content needs, or the arrays with their optimizers' slots.
         bytes_reserved: What the segment occupies.
         attached_alive: Living processes.

@@ -200,7 +200,7 @@ def _columns(text: str) -> list[int]:
 
 def row(segment: Segment, *, exact: bool) -> list[Cell]:
     """Return a segment's cells, as `COLUMNS`."""
-    sparse = segment.kind == "sparse"
+    has_rows = segment.kind in {"sparse", "parameters"}  # the latter, if they have tables
     return [
         Cell(segment.name, "bold"),
         Cell(segment.kind or ""),
@@ -209,7 +209,7 @@ def row(segment: Segment, *, exact: bool) -> list[Cell]:
         Cell(segment.reduction_type or ""),
         _number(segment.step),
         _number(segment.gradients),
-        _number(segment.rows if sparse else None),
+        _number(segment.rows if has_rows else None),
         page.size(segment.bytes_used, exact=exact),
         page.size(segment.bytes_reserved, exact=exact),
         _number(segment.attached_alive),

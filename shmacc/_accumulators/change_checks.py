@@ -1,0 +1,127 @@
+"""Changes of parameters, and what is checked of them, be they of arrays or of tables."""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from shmacc import optim
+from shmacc._gradients import arrays
+from shmacc._gradients.arguments import describe_shape
+from shmacc._gradients.dtypes import DType
+from shmacc._gradients.handlers import pass_on
+from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
+
+
+class Named(Protocol):
+    """An array or a table."""
+
+    @property
+    def noun(self) -> str:
+        """What it is, to begin a sentence with."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's."""
+
+    @property
+    def dtype_name(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def optimizer(self) -> optim.Optimizer | None:
+        """Its optimizer."""
+
+
+class Change(NamedTuple):
+    """What becomes of a region of an array.
+
+    Attributes:
+        array: The array's number.
+        region: The region.
+        rate: The learning rate, if the values are gradients; None: they are new contents.
+        rows: Which rows, ascending; None: all. Of a table ids.
+        values: The values, in C order.
+        rest: The size of the region; of a table the ids to remove (None: all others), and the last
+            steps of the rows (None: that of the round).
+    """
+
+    array: int
+    region: int
+    rate: float | None
+    rows: IndexArray | None
+    values: ValueArray
+    rest: int | tuple[IndexArray | None, IndexArray | None]
+
+    @property
+    def as_given(self) -> tuple[Any, ...]:
+        """As the extension takes it."""
+        as_bytes = self.values.reshape(-1).view(np.uint8)
+        return (self.array, self.region, self.rate, self.rows, as_bytes, self.rest)
+
+
+def learning_rate(array: Named, rate: float | None) -> float:
+    """Return this rate, or that of its optimizer if it is None.
+
+    Raises:
+        InvalidArgumentError: It has no optimizer, or this rate is none of its dtype.
+    """
+    if array.optimizer is None:
+        raise InvalidArgumentError(
+            f"{array.noun} {array.name!r} has no optimizer, so its gradient can change nothing: "
+            "give its new contents in values"
+        )
+    if rate is None:
+        return array.optimizer.learning_rate
+    info = np.finfo(array.dtype)
+    array.optimizer.check_rate(rate, float(info.tiny), float(info.max))
+    return rate
+
+
+def ascending(
+    rows: IndexArray, values: ValueArray, repeated_text: str
+) -> tuple[IndexArray, ValueArray]:
+    """Return rows in ascending order; InvalidArgumentError if one is there twice."""
+    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+        order = np.argsort(rows, kind="stable")
+        rows, values = rows[order], np.ascontiguousarray(values[order])
+        repeated = rows[1:][rows[1:] == rows[:-1]]
+        if len(repeated):
+            raise InvalidArgumentError(repeated_text.format(repeated[0]))
+    return rows, values
+
+
+def check_vector(rows: IndexArray, what: str) -> None:
+    """Raise InvalidArgumentError unless row numbers or ids are a vector."""
+    if rows.ndim != 1:
+        what = what[0].upper() + what[1:]
+        raise InvalidArgumentError(
+            f"{what} must be a vector, but have shape {describe_shape(rows.shape)}"
+        )
+
+
+def owned(given: Any, dtype: DType, what: str) -> ValueArray:
+    """Return it in the array's dtype and in memory of its own: it may be a view of the arrays."""
+    values = arrays.converted(given, dtype, what).view(dtype.numpy)
+    try:
+        return values if values.flags.owndata else values.copy()
+    except MemoryError as error:
+        pass_on(error)
+        raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error
+
+
+def check_like(array: Named, values: ValueArray, shape: tuple[int, ...], what: str) -> None:
+    """Raise InvalidArgumentError unless values have this shape, and the dtype."""
+    if values.dtype != array.dtype:
+        raise InvalidArgumentError(
+            f"{what} {array.name!r} must have dtype {array.dtype_name}, but has {values.dtype}"
+        )
+    if values.shape != shape:
+        raise InvalidArgumentError(
+            f"{what} {array.name!r} must have shape {describe_shape(shape)}, but has "
+            f"{describe_shape(values.shape)}"
+        )

@@ -1,0 +1,125 @@
+"""What an update or a restore makes of tables of parameters, as `changes` says it of arrays."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shmacc._accumulators import change_checks as checks
+from shmacc._accumulators import saving
+from shmacc._accumulators.change_checks import Change
+from shmacc._accumulators.tables import Known, checked_ids
+from shmacc._gradients import arrays, dtypes
+from shmacc._gradients.arguments import describe_shape
+from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc._records.taken import SparseTaken
+from shmacc.errors import InvalidArgumentError
+
+
+def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float | None) -> Change:
+    """Return the change that a gradient or new rows make, and the removal of ids.
+
+    Args:
+        table: The table.
+        taken: What a round has of it; None: nothing.
+        given: New rows, ``(ids, rows)``; None: none.
+        remove: Ids.
+        rate: The learning rate; None: the optimizer's own.
+
+    Raises:
+        InvalidArgumentError: One of them does not fit the table.
+    """
+    what = f"the ids of table {table.name!r}"
+    ids, rows = np.empty(0, np.int64), np.empty(0, table.dtype)
+    if taken is not None:
+        rate = checks.learning_rate(table, rate)
+        if not isinstance(taken, SparseTaken):
+            raise InvalidArgumentError(
+                f"The gradient of table {table.name!r} must be rows, but is an array: its member "
+                "of the group is that of params.member_specs()"
+            )
+        ids, rows = checked_ids(taken.indices, what).copy(), np.ascontiguousarray(taken.values)
+        _check_rows(table, rows, len(ids), "The gradient of table")
+    elif given is not None:
+        if not isinstance(given, tuple) or len(given) != 2:  # noqa: PLR2004
+            raise InvalidArgumentError(
+                f"The new rows of table {table.name!r} must be given as (ids, rows)"
+            )
+        ids = checked_ids(given[0], what).copy()
+        checks.check_vector(ids, what)
+        rows = checks.owned(
+            given[1], dtypes.resolve(table.dtype), f"the new rows of table {table.name!r}"
+        )
+        _check_rows(table, rows, len(ids), "The new rows of table")
+        ids, rows = checks.ascending(ids, rows, f"Id {{}} of table {table.name!r} is given twice")
+    removed = checked_ids(remove, f"the ids to remove of table {table.name!r}")
+    return Change(
+        table.number,
+        0,
+        rate if taken is not None else None,
+        rows=ids,
+        values=rows,
+        rest=(np.unique(removed), None),
+    )
+
+
+def _check_rows(table: Known, rows: ValueArray, count: int, what: str) -> None:
+    checks.check_like(table, rows, (count, *table.spec.row_shape), what)
+
+
+def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
+    """Return what restores a table: its rows, with all others removed.
+
+    Raises:
+        InvalidArgumentError: The state does not fit the table.
+    """
+    ids = checked_ids(
+        saving.get(state, f"{number}.ids"), f"the state's ids of table {table.name!r}"
+    )
+    what = f"the state's last steps of table {table.name!r}"
+    steps = arrays.row_numbers(saving.get(state, f"{number}.last_steps"), what)
+    checks.check_vector(ids, f"the state's ids of table {table.name!r}")
+    if steps.shape != ids.shape or (len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all())):
+        raise InvalidArgumentError(
+            f"The state's ids of table {table.name!r} do not ascend, or its last steps are others"
+        )
+    parts = []
+    for part, key in enumerate(table_keys(number, table)):
+        values = saving.get(state, key)
+        shape = (len(ids), *table.shape_of(part))
+        if values.dtype != table.dtype or values.shape != shape:
+            raise InvalidArgumentError(
+                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but table "
+                f"{table.name!r} has {table.dtype} {describe_shape(shape)} there"
+            )
+        parts.append(values.reshape(len(ids), math.prod(table.shape_of(part))))
+    return Change(
+        table.number,
+        0,
+        None,
+        rows=ids.copy(),
+        values=np.ascontiguousarray(np.concatenate(parts, axis=1)),
+        rest=(None, steps),
+    )
+
+
+def to_state(
+    number: int, table: Known, read: tuple[IndexArray, ValueArray, IndexArray]
+) -> dict[str, ValueArray]:
+    """Return what a state has of a table: ids, rows, slots, last steps."""
+    ids, numbers, steps = read
+    widths = [math.prod(table.shape_of(part)) for part in range(1 + len(table.slots))]
+    whole = numbers.view(table.dtype).reshape(len(ids), sum(widths))
+    state: dict[str, ValueArray] = {f"{number}.ids": ids, f"{number}.last_steps": steps}
+    first = 0
+    for part, key in enumerate(table_keys(number, table)):
+        values = whole[:, first : first + widths[part]]
+        state[key] = values.reshape(len(ids), *table.shape_of(part)).copy()
+        first += widths[part]
+    return state
+
+
+def table_keys(number: int, table: Known) -> list[str]:
+    """Return the names of a table's rows and slots in a state."""
+    return [f"{number}.rows", *(f"{number}.{slot.name}" for slot in table.slots)]

@@ -1,0 +1,216 @@
+"""Tables of parameters as users read them: rows by id, without a lock."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from shmacc import _core, init, optim
+from shmacc._accumulators import table_spec
+from shmacc._gradients import arguments, arrays
+from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec
+from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc.errors import InvalidArgumentError
+
+_HASHED = (
+    "; to make ids of hashes of 64 bits: `ids & 0x7FFF_FFFF_FFFF_FFFF`, or `ids >> 1` as unsigned "
+    "numbers"
+)
+
+
+def checked_ids(value: object, what: str) -> IndexArray:
+    """Return ids of any shape as C-contiguous int64; it may be the caller's array.
+
+    Raises:
+        InvalidArgumentError: They are no integers from 0 to below 2**63.
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    ids = arrays.index_array(value, what, advice=_HASHED)
+    if ids.size and int(ids.min()) < 0:
+        raise InvalidArgumentError(f"{what} must not be negative, but one is {int(ids.min())}")
+    return ids
+
+
+class Known:
+    """What a process knows of a table that it has open."""
+
+    __slots__ = ("name", "number", "optimizer", "spec")
+
+    noun = "Table"
+
+    def __init__(self, number: int, member: MemberSpec, optimizer: optim.Optimizer | None) -> None:
+        self.number = number
+        self.name = member.name
+        self.spec = table_spec.of_member(member)
+        self.optimizer = optimizer
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's."""
+        dtype: np.dtype[Any] = self.spec.dtype
+        return dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """Its dtype's name in messages."""
+        return self.dtype.name
+
+    @property
+    def slots(self) -> tuple[optim.Slot, ...]:
+        """What its optimizer keeps of each row."""
+        return () if self.optimizer is None else self.optimizer.slots()
+
+    def shape_of(self, part: int) -> tuple[int, ...]:
+        """Return the shape of a row (0), or of what a slot (1, ...) has of it."""
+        shape = self.spec.row_shape
+        return shape[:-1] if part and self.slots[part - 1].rowwise else shape
+
+    def member_spec(self) -> IndexedSlicesSpec:
+        """Return the spec of its gradients."""
+        return IndexedSlicesSpec((None, *self.spec.row_shape), self.dtype)
+
+    def described(self) -> str:
+        """Return what it is, in a state."""
+        shape = arguments.describe_shape(self.spec.row_shape)
+        return f"table of {self.dtype.name} {shape} from {self.spec.initial!r}, {self.optimizer!r}"
+
+
+class TableRows:
+    """What a table, or a slot of its optimizer, has of each row: ``rows[ids]`` are copies."""
+
+    __slots__ = ("_access", "_known", "_part")
+
+    def __init__(self, known: Any, access: Callable[[], Any], part: int = 0) -> None:
+        self._known: Known = known
+        self._access: Callable[[], _core.TableAccess] = access
+        self._part = part
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its numbers."""
+        return self._known.dtype
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of what it has of a row."""
+        return self._known.shape_of(self._part)
+
+    def __getitem__(self, ids: Any) -> ValueArray:
+        """Return copies of the rows of these ids, of shape ``ids.shape + row_shape``.
+
+        Takes no lock, and never waits. Of ids that are not in the table these are the initial
+        contents; nothing is put in. Ids may be repeated, in any order.
+
+        Raises:
+            InvalidArgumentError: They are no integers from 0 to below 2**63.
+            FailedPreconditionError: The parameters are closed.
+            ResourceExhaustedError: This process has no memory for the rows.
+        """
+        numbers = checked_ids(ids, f"the ids of table {self._known.name!r}")
+        rows = arrays.empty((*numbers.shape, *self.row_shape), self.dtype)
+        self._access().rows(numbers.reshape(-1), self._part, _as_bytes(rows))
+        return rows
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise InvalidArgumentError(f"Table {self._known.name!r} {what}")
+
+    def __setitem__(self, ids: Any, rows: Any) -> NoReturn:
+        """Refuse: only updates change rows."""
+        self._refuse(
+            f"is changed by updates only: params.update(taken, values={{{self._known.name!r}: "
+            "(ids, rows)})"
+        )
+
+    def __iter__(self) -> NoReturn:
+        """Refuse: rows have ids, not places."""
+        self._refuse("has no order: table.ids() are its ids, table.contains(ids) looks for some")
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a table is no array."""
+        self._refuse("is no array: table[ids] are rows, params.snapshot() has ids and rows of all")
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse: the parameters pickle."""
+        self._refuse("does not pickle, nor is it copied: pickle the parameters that it is of")
+
+
+class Table(TableRows):
+    """Rows in shared memory by ids that nobody need know beforehand; a member of `Parameters`.
+
+    ``table[ids]`` are copies of rows. An id that is not in the table has its initial row: it gets
+    a row of its own when an update changes it. What is read between two updates is exact. During
+    one each number is the old or the new one, and an id that is being added or removed is found or
+    not; all others are found. No read takes a lock or waits, also while the process that updates is
+    stopped, or dead.
+    """
+
+    __slots__ = ()
+
+    @property
+    def initial(self) -> init.Initial:
+        """What a row has before anything changes it."""
+        return self._known.spec.initial
+
+    @property
+    def max_rows(self) -> int | None:
+        """How many rows there may be; None: any number."""
+        return self._known.spec.max_rows
+
+    def __len__(self) -> int:
+        return self._access().state()[0]
+
+    def __bool__(self) -> bool:
+        """Return True, also without rows: else ``if table`` would look for them."""
+        return True
+
+    def __repr__(self) -> str:
+        known = self._known
+        return f"<Table {known.name!r}: {known.spec!r}>"
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of shared memory it has: rows, slots, ids, index."""
+        return self._access().state()[3]
+
+    def contains(self, ids: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return for each id whether it is in the table.
+
+        Raises:
+            As for ``table[ids]``.
+        """
+        numbers = checked_ids(ids, f"the ids of table {self._known.name!r}")
+        found = arrays.empty(numbers.shape, np.dtype(np.bool_))
+        self._access().contains(numbers.reshape(-1), found.reshape(-1))
+        return found
+
+    def last_updated(self, ids: Any) -> IndexArray:
+        """Return for each id the step of the round that last updated or set its row.
+
+        It is -1 for ids that are not in the table.
+
+        Raises:
+            As for ``table[ids]``.
+        """
+        numbers = checked_ids(ids, f"the ids of table {self._known.name!r}")
+        steps = arrays.empty(numbers.shape, np.dtype(np.int64))
+        self._access().last_steps(numbers.reshape(-1), steps.reshape(-1))
+        return steps
+
+    def ids(self, *, updated_before: int | None = None) -> IndexArray:
+        """Return the ids that are in the table, ascending.
+
+        Args:
+            updated_before: Only those whose rows were last updated at an earlier step.
+
+        Raises:
+            InvalidArgumentError: `updated_before` is no integer.
+            FailedPreconditionError: The parameters are closed.
+        """
+        before = None
+        if updated_before is not None:
+            before = arguments.int64(updated_before, "updated_before")
+        return self._access().ids(before)
+
+
+def _as_bytes(array: ValueArray) -> ValueArray:
+    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,116 @@
+"""Describes the members of a segment: tensors, arrays, tables of parameters."""
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from shmacc._layout import layout
+from shmacc._layout.names import SegmentName
+from shmacc._layout.reports import Config, MemberConfig, Table
+from shmacc._records import dtype_names
+from shmacc.inspection._observation import Observation
+from shmacc.inspection._records import MemberDescription, SlotDescription
+
+if TYPE_CHECKING:
+    from shmacc.optim import Optimizer
+
+
+def tables_of(seen: Observation, member: int) -> list[Table]:
+    """Return what each lane has of a member; the one after the last is the contributors."""
+    stride = len(seen.config["members"]) + 1
+    return seen.tables[member::stride]
+
+
+def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription, ...]:
+    found = []
+    for number, member in enumerate(seen.config["members"]):
+        dtype = dtype_names.NAMES.get(member["dtype"])
+        if dtype is None:
+            raise dtype_names.unknown(member["dtype"]).about(name.system_name)
+        declared = member["declared"]
+        states, optimizer = tables_of(seen, number), _optimizer_of(seen.config, member)
+        by_id = rows_by_id(states[0])
+        found.append(
+            MemberDescription(
+                name=member["name"],
+                kind=layout.KIND_NAMES[member["kind"]],
+                dtype=dtype,
+                shape=None if declared is None else tuple(None if d < 0 else d for d in declared),
+                reduction_type=layout.REDUCTION_NAMES[member["reduction"]],
+                count=sum(state["member_count"] for state in states),
+                weight=sum(state["member_weight"] for state in states),
+                rows=sum(state["rows"] for state in states) if by_id is None else by_id,
+                bytes_used=sum(bytes_of(seen.config, member, state) for state in states),
+                value=_integer(seen, number, dtype) if declared == [] else None,
+                optimizer=repr(optimizer) if optimizer else None,
+                slots=slots_of(seen.config, member, by_id),
+                **_of_table(member, states),
+            )
+        )
+    return tuple(found)
+
+
+def rows_by_id(state: Table) -> int | None:
+    """Return how many rows a table of parameters has; None: it is none."""
+    return None if state["by_id"] is None else state["by_id"]["rows"]
+
+
+def _of_table(member: MemberConfig, states: list[Table]) -> dict[str, Any]:
+    """Return what is described of tables of parameters alone."""
+    by_id = states[0]["by_id"]
+    if by_id is None or member["table"] is None:
+        return {}
+    from shmacc import init  # late: most segments have none
+
+    number, numbers, seed, max_rows = member["table"]
+    return {
+        "max_rows": max_rows,
+        "rows_added": by_id["rows"] + by_id["removed"],
+        "rows_removed": by_id["removed"],
+        "initial": repr(init.of_config(number, numbers, seed)),
+    }
+
+
+def _optimizer_of(config: Config, member: MemberConfig) -> "Optimizer | None":
+    if layout.KIND_NAMES.get(config["kind"]) != "parameters":
+        return None
+    from shmacc import optim  # late: most segments have none
+
+    return optim.of_config(member["optimizer"])
+
+
+def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[SlotDescription, ...]:
+    """Return what the optimizer of parameters keeps beside the contents.
+
+    Args:
+        config: Of the segment.
+        member: The array or table.
+        rows: Of a table; None: it is none.
+    """
+    optimizer, shape = _optimizer_of(config, member), member["declared"] or []
+    item_bytes = dtype_names.ITEM_BYTES[member["dtype"]] * (1 if rows is None else rows)
+    return tuple(
+        SlotDescription(slot.name, math.prod(shape[:-1] if slot.rowwise else shape) * item_bytes)
+        for slot in (optimizer.slots() if optimizer else ())
+    )
+
+
+def _integer(seen: Observation, number: int, dtype: str) -> int | None:
+    """Return what a shared array without dimensions is, if it is an integer: read at once."""
+    if seen.config["kind"] not in layout.ARRAYS or "int" not in dtype:
+        return None
+    size = int(dtype.partition("int")[2]) // 8
+    raw = seen.view.table(0, number).read(layout.REGIONS["rows 0"], 0, size)
+    return int.from_bytes(raw, sys.byteorder, signed=dtype.startswith("int"))
+
+
+def bytes_of(config: Config, member: MemberConfig, state: Table) -> int:
+    """Return the bytes of the sums that a lane has of a member, or of a shared array."""
+    if config["kind"] in layout.ARRAYS:
+        rows = rows_by_id(state)
+        numbers = math.prod(member["declared"] or ()) * (1 if rows is None else rows)
+        return numbers * dtype_names.ITEM_BYTES[member["dtype"]]
+    sparse = member["kind"] == layout.KINDS["sparse"]
+    rows = state["rows"] if sparse else min(state["member_count"], 1)
+    row_bytes = state["row_elements"] * layout.SUM_BYTES[member["sum"]]
+    return rows * row_bytes

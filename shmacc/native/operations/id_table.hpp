@@ -1,0 +1,340 @@
+// A table of parameters: rows whose ids nobody knows beforehand, changed under the lock, read without it.
+//
+// A table uses the regions of a sparse member as an accumulator does (layout.hpp), with the same index. But rows come and
+// go one by one, so a slot says by its stamp whether it is in use: the generation of the lane that gave it to its id, or
+// that freed it.
+//
+//   Invariant: at the committed generation g, the rows of the table are the slots below MemberState::rows whose stamp
+//              is of a slot given at g or before. No two of them have the same id, and the index leads to each.
+//              The others form one list: from MemberState::free_slot on, each has the next one in place of its step.
+//
+// An update changes, between `begin` and its commit, which is of generation G = g + 1:
+//   1  saves what it is going to change of ids, stamps and steps of slots below `rows`; counts it as saved
+//   2  writes the steps, and stamps the slots that it gives to new ids as given at G
+//   3  writes their rows' first contents; then, row by row, saves and changes rows (rows/optimizers.hpp)
+//   4  writes their ids
+//   5  stamps the slots of removed ids as free from G on, and links them
+//   6  adds entries to the index; or builds a new one, in the region that is not current, with stamp G
+// Slots that it gives away were free at g: one that it frees itself is linked, and given away by a later update.
+//
+// Each instant of death: the log has what slots below `rows` were, and Lane::recover puts it back (saved_arrays.hpp)
+// before it commits G itself. Rows of free slots need not be put back: nobody reads them. Slots from `rows` on may
+// keep a stamp of G; `rows` excludes them, until an update gives them away, with a stamp of its own. Index entries
+// that are left lead to slots that are free, or another id's: both are compared (Lane::leftovers counts them). A new
+// index that is left is no current one, and has a stamp that no later one gets.
+//
+// Readers take no lock, and never wait. Their argument. A reader loads the committed state, of a generation g; looks
+// an id up in the index of that state, and takes a slot below `rows` that has the id and a stamp of a slot given at g
+// or before; copies; and checks that id and stamp are still the same. Then what it has is the id's row:
+//
+//   * The stamp of a slot in use changes only by step 5, and back only by undoing that. Between the two the slot is
+//     not given away: that is done to slots which are free by a commit, and a commit is not undone. A generation is
+//     not used twice. So a stamp that is the same before and after means that the slot was the id's all the time, even if
+//     the reader slept over the removal of its id, another id in its slot, and the first id there again. (The id
+//     alone would be the same then.)
+//   * The next owner of the slot writes its numbers after a barrier (Lane::begin's) that comes after the stamp of the
+//     slot's freeing. A reader that has copied one of these numbers and passed a load_barrier sees that stamp, or a later one.
+//   * A stamp above g is of an update that had not committed when the reader began: the id is being added, so it
+//     may be found or not. A stamp of g or before is not left by a dead update: its slots have been put back, or lie
+//     from `rows` on, which was loaded together with g.
+//
+// A reader that finds no such slot, or another stamp afterwards, has met a change of this very id, or looked in
+// an index that is no more. So it loads the state again, and looks once more, unless the index is still the same (its
+// stamp, not its place: an index is built in the place of the one before the last, which a reader that slept
+// may be reading). An id that is in the table at g is in the index of g, and entries are neither removed nor moved:
+// so one that was there when the reader began, and is not removed, is never missed.
+//
+// Nothing is given back to the system: a reader may be in any region at any time, and a hole would be filled by its
+// look, or kill it if /dev/shm is full.
+#pragma once
+
+#include "protocol/lane.hpp"
+#include "rows/initial.hpp"
+#include "rows/optimizers.hpp"
+
+namespace shmacc {
+
+// What stands in a table's Rows0 for each slot: the row, then what the optimizer keeps.
+struct RecordShape {
+    uint64_t width;  // of the row
+    uint64_t slot_width;
+    SlotShape slots;
+
+    uint64_t numbers() const { return width + slots.count * slot_width; }
+};
+inline RecordShape record_of(const MemberSpec& spec) {
+    uint64_t width = 1;
+    for (const int64_t dim : *spec.round) width *= static_cast<uint64_t>(dim);
+    const SlotShape slots = slots_of(spec.optimizer,
+                                     spec.round->empty() ? 1 : static_cast<uint64_t>(spec.round->back()));
+    return {width, width / slots.group, slots};
+}
+template <class T>
+void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id, T* record) {
+    initial_row(spec.table, id, record, shape.width);
+    for (uint32_t k = 0; k < shape.slots.count; ++k)
+        std::fill_n(record + shape.width + k * shape.slot_width, shape.slot_width,
+                    static_cast<T>(initial_of_slot(spec.optimizer, k)));
+}
+
+// The slots that are in use at a committed generation: for those with the lock, at the current one.
+struct SlotsInUse {
+    const Slot* table;
+    uint64_t rows;
+    uint64_t generation;
+
+    bool in_use(int64_t stamp) const {
+        return stamp > 0 && (stamp & 1) == 0 && static_cast<uint64_t>(stamp) >> 1 <= generation;
+    }
+    bool have(uint64_t slot, int64_t id) const {
+        return slot < rows && load(table[slot].row) == id && in_use(load(table[slot].contributions));
+    }
+    void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
+};
+
+// Ascending, each once.
+struct Ids {
+    const int64_t* ids;
+    uint64_t count;
+};
+
+// A table as one operation changes it, with the lane's lock.
+class IdTable {
+  public:
+    explicit IdTable(Member& member)
+        : member_(member), state_(member.state), spec_(member.spec()), shape_(record_of(spec_)),
+          committed_rows_(state_.rows), hash_(member.lane().hash_key()) {
+        if (state_.rows > 0 && state_.row_elements != shape_.numbers())
+            data_loss("a table's rows have another width than it has");
+        state_.row_elements = shape_.numbers();
+    }
+
+    const RecordShape& shape() const { return shape_; }
+    // After prepare: the slots of the changed ids, in their order.
+    const std::vector<int64_t>& slots() const { return slots_; }
+    uint64_t committed_rows() const { return committed_rows_; }
+    // How many index entries are left if the operation does not commit.
+    uint64_t new_entries() const { return rebuilds_ ? 0 : fresh_.size(); }
+    int64_t* steps() { return member_.array<int64_t>(kRows1, end_); }
+    template <class T>
+    T* records() {
+        return member_.array<T>(kRows0, end_ * shape_.numbers());
+    }
+
+    // Finds slots for all, and reserves room for those that are new. Nothing is changed yet, and nothing throws after this
+    // in a sound segment.
+    // replaces: all other ids are removed.
+    void prepare(const Ids& changed, const Ids& removed, bool replaces) {
+        const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
+        const int64_t* const links = member_.array<int64_t>(kRows1, committed_rows_);
+        const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
+        const Index index = current_index();
+        const auto find = [&](const Ids& wanted, auto found) {
+            if (committed_rows_ > 0 && state_.index_buckets > 0)
+                index.find_each(wanted.ids, static_cast<uint32_t>(wanted.count), known, found);
+            else
+                for (uint32_t i = 0; i < wanted.count; ++i) found(i, kAbsent);
+        };
+        if (changed.count > kMaxRows || removed.count > kMaxRows) refuse_size();
+        slots_.resize(changed.count);
+        find(changed, [&](uint32_t i, uint32_t slot) {
+            slots_[i] = slot;
+            if (slot == kAbsent) fresh_.push_back(i);
+        });
+        ids_ = changed.ids;
+        free_ = state_.free_slot;
+        end_ = committed_rows_;
+        for (const uint32_t i : fresh_) slots_[i] = next_free(known, links);
+        find(removed, [&](uint32_t i, uint32_t slot) {
+            if (slot != kAbsent) {
+                freed_.push_back(slot);
+                return;
+            }
+            const int64_t* const at = std::lower_bound(changed.ids, changed.ids + changed.count,
+                                                       removed.ids[i]);
+            if (at != changed.ids + changed.count && *at == removed.ids[i])
+                freed_.push_back(static_cast<uint64_t>(slots_[at - changed.ids]));
+        });
+        if (replaces) free_others(known);
+        std::sort(freed_.begin(), freed_.end());
+        in_table_ = state_.in_table + fresh_.size() - std::min(freed_.size(), state_.in_table + fresh_.size());
+        if (in_table_ > spec_.table.max_rows)
+            throw Error(
+                Failure::kResourceExhausted,
+                "Table '" + spec_.name + "' would have " + std::to_string(in_table_) +
+                    " rows, but its max_rows is " + std::to_string(spec_.table.max_rows) + ", and it has " +
+                    std::to_string(state_.in_table) +
+                    "; nothing was changed: remove rows in the same update (remove=), or skip the round");
+        for (const int64_t slot : slots_)
+            if (slot < static_cast<int64_t>(committed_rows_)) touched_.push_back(slot);
+        for (const uint32_t i : fresh_)
+            if (slots_[i] < static_cast<int64_t>(committed_rows_)) marked_.push_back(slots_[i]);
+        for (const uint64_t slot : freed_)
+            if (slot < committed_rows_) marked_.push_back(static_cast<int64_t>(slot));
+        reserve();
+    }
+
+    // What is saved of slots that are given away or freed; of steps; of rows. And the slots' numbers.
+    SavedArray saved_marks() const {
+        SavedArray saved{member_.number(), marked_.size(), 1, {}};
+        saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
+        saved.regions[2] = {sizeof(Slot), committed_rows_ * sizeof(Slot)};
+        return saved;
+    }
+    const std::vector<int64_t>& marked() const { return marked_; }
+    const std::vector<int64_t>& touched() const { return touched_; }
+    SavedArray saved_steps() const {
+        SavedArray saved{member_.number(), touched_.size(), 1, {}};
+        saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
+        return saved;
+    }
+    SavedArray saved_rows() const {
+        SavedArray saved{member_.number(), touched_.size(), 1, {}};
+        const uint64_t bytes = shape_.numbers() * spec_.number_bytes();
+        saved.regions[0] = {bytes, committed_rows_ * bytes};
+        return saved;
+    }
+
+    // Steps 1 to 3, up to the first contents. new_steps: of the changed ids; null: all get new_step.
+    template <class T>
+    void give(Saving& saving, const int64_t* new_steps, int64_t new_step) {
+        Slot* const table = member_.array<Slot>(kSlots, end_);
+        int64_t* const steps = this->steps();
+        for (const int64_t slot : marked_) {
+            saving.to = save_numbers(saving.to, &steps[slot], 1, false);
+            saving.to = save_numbers(saving.to, &table[slot], 1, false);
+        }
+        for (size_t i = 0; i < touched_.size(); ++i) {
+            if (i + kAhead < touched_.size()) __builtin_prefetch(&steps[touched_[i + kAhead]], 1);
+            saving.to = save_numbers(saving.to, &steps[touched_[i]], 1, false);
+        }
+        saving.count += marked_.size() + touched_.size();
+        compiler_barrier();
+        store_relaxed(*saving.saved, saving.count);
+        compiler_barrier();
+        for (size_t i = 0; i < slots_.size(); ++i) steps[slots_[i]] = new_steps ? new_steps[i] : new_step;
+        for (const uint32_t i : fresh_)
+            store_relaxed(table[slots_[i]].contributions, stamp_of_given(generation()));
+        store_barrier();
+        T* const records = this->records<T>();
+        for (const uint32_t i : fresh_)
+            initial_record(spec_, shape_, ids_[i],
+                           records + static_cast<uint64_t>(slots_[i]) * shape_.numbers());
+    }
+    // Steps 4 to 6.
+    void name() {
+        Slot* const table = member_.array<Slot>(kSlots, end_);
+        int64_t* const steps = this->steps();
+        for (const uint32_t i : fresh_) store(table[slots_[i]].row, ids_[i]);
+        state_.free_slot = free_;
+        for (size_t i = freed_.size(); i-- > 0;) {
+            store(table[freed_[i]].contributions, stamp_of_free(generation()));
+            store_relaxed(steps[freed_[i]], static_cast<int64_t>(state_.free_slot));
+            state_.free_slot = freed_[i] + 1;
+        }
+        state_.rows = end_;
+        state_.in_table = in_table_;
+        state_.removed += static_cast<int64_t>(freed_.size());
+        if (rebuilds_) {
+            build_index(table);
+            return;
+        }
+        Inserts inserts(current_index());
+        for (const uint32_t i : fresh_) inserts.add(ids_[i], static_cast<uint64_t>(slots_[i]));
+        inserts.finish();
+        state_.index_filled += fresh_.size();
+    }
+
+    // All ids, ascending, with their slots. With the lock, nothing else being done.
+    std::vector<std::pair<int64_t, uint64_t>> all() {
+        const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
+        const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
+        std::vector<std::pair<int64_t, uint64_t>> found;
+        found.reserve(std::min(state_.in_table, committed_rows_));
+        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
+            if (known.in_use(table[slot].contributions)) found.emplace_back(table[slot].row, slot);
+        std::sort(found.begin(), found.end());
+        const auto same = [](const auto& one, const auto& next) { return one.first == next.first; };
+        if (found.size() != state_.in_table ||
+            std::adjacent_find(found.begin(), found.end(), same) != found.end())
+            data_loss("a table's rows are not as many as it has, or one is there twice");
+        return found;
+    }
+
+  private:
+    static constexpr size_t kAhead = 16;
+
+    [[noreturn]] static void refuse_size() {
+        throw Error(Failure::kResourceExhausted, "A table has at most 2**32 rows and 2**40 bytes");
+    }
+    // Of the update that runs.
+    uint64_t generation() const { return member_.lane_state().generation + 1; }
+    int64_t next_free(const SlotsInUse& known, const int64_t* links) {
+        if (free_ == 0) return static_cast<int64_t>(end_++);
+        const uint64_t slot = free_ - 1;
+        if (slot >= committed_rows_ || known.in_use(known.table[slot].contributions) ||
+            ++reused_ > committed_rows_ - state_.in_table)
+            data_loss("a table's free slots are no list");
+        free_ = static_cast<uint64_t>(links[slot]);
+        return static_cast<int64_t>(slot);
+    }
+    void free_others(const SlotsInUse& known) {
+        std::vector<bool> kept(committed_rows_);
+        for (const int64_t slot : slots_)
+            if (static_cast<uint64_t>(slot) < committed_rows_) kept[static_cast<uint64_t>(slot)] = true;
+        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
+            if (!kept[slot] && known.in_use(known.table[slot].contributions)) freed_.push_back(slot);
+    }
+    Index current_index() {
+        return Index(member_.array<Bucket>(kIndex0 + static_cast<uint32_t>(state_.index), state_.index_buckets),
+                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
+    }
+    uint32_t other_index() const { return state_.index ? kIndex0 : kIndex1; }
+    void reserve() {
+        const uint64_t bytes = shape_.numbers() * spec_.number_bytes();
+        if (end_ > kMaxRows || (bytes && end_ > kRegionSpan / bytes)) refuse_size();
+        member_.ensure_reserved(kSlots, end_ * sizeof(Slot));
+        member_.ensure_reserved(kRows0, end_ * bytes);
+        member_.ensure_reserved(kRows1, end_ * sizeof(int64_t));
+        const uint64_t leftovers = member_.lane_state().leftovers - state_.leftovers_before;
+        rebuilds_ = !fresh_.empty() &&
+                    Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
+        if (rebuilds_) {
+            buckets_ = Index::buckets_for(state_.in_table + fresh_.size());
+            member_.ensure_reserved(other_index(), buckets_ * sizeof(Bucket), false);
+            member_.array<Bucket>(other_index(), buckets_);
+        }
+        member_.array<Slot>(kSlots, end_);
+        member_.array<unsigned char>(kRows0, end_ * bytes);
+        steps();
+    }
+    void build_index(const Slot* table) {
+        state_.index = other_index() - kIndex0;
+        state_.index_buckets = buckets_;
+        state_.index_stamp = static_cast<uint32_t>(generation());
+        state_.index_filled = in_table_;
+        state_.leftovers_before = member_.lane_state().leftovers;
+        const SlotsInUse known{table, end_, generation()};
+        Inserts inserts(current_index());
+        for (uint64_t slot = 0; slot < end_; ++slot)
+            if (known.in_use(table[slot].contributions)) inserts.add(table[slot].row, slot);
+        inserts.finish();
+    }
+
+    Member& member_;
+    MemberState& state_;
+    const MemberSpec& spec_;
+    const RecordShape shape_;
+    const uint64_t committed_rows_;
+    const RowHash hash_;
+    const int64_t* ids_ = nullptr;
+    std::vector<int64_t> slots_;
+    std::vector<uint32_t> fresh_;  // which of them are of new ids
+    std::vector<uint64_t> freed_;
+    std::vector<int64_t> marked_;  // slots below committed_rows_ that are given away or freed
+    std::vector<int64_t> touched_;  // those below committed_rows_ of changed ids
+    uint64_t in_table_ = 0, free_ = 0, end_ = 0, reused_ = 0, buckets_ = 0;
+    bool rebuilds_ = false;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,56 @@
+// A region of a segment in a process's memory, for readers that take no lock.
+//
+// A Mapping is guarded by a lane's lock. This is guarded by nothing: it is never unmapped while anybody reads it
+// (readers share it), and never moves. So a region that has outgrown it gets another one, of twice the size. Memory is
+// touched only up to what this process has had reserved itself, as mapping.hpp says; a table never gives memory back,
+// so what was reserved stays so.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "segment/mapping.hpp"
+
+namespace shmacc {
+
+class ReadRegion {
+  public:
+    // number: of the region in the file.
+    ReadRegion(const SegmentFile& file, uint32_t number, uint64_t bytes)
+        : number_(number), bytes_(std::min(page_up(std::max<uint64_t>(2 * bytes, kPage)), kRegionSpan)),
+          base_(mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file.fd(),
+                     static_cast<off_t>(region_offset(number)))) {
+        if (base_ == MAP_FAILED)
+            throw Error(Failure::kResourceExhausted,
+                        "Mapping " + std::to_string(bytes_) +
+                            " bytes of the segment failed: " + std::strerror(errno));
+    }
+    ~ReadRegion() { munmap(base_, bytes_); }
+    ReadRegion(const ReadRegion&) = delete;
+    ReadRegion& operator=(const ReadRegion&) = delete;
+
+    uint64_t bytes() const { return bytes_; }
+    // The first `bytes`, no more than bytes(), which are recorded as reserved.
+    const unsigned char* proved(const SegmentFile& file, uint64_t bytes) {
+        const uint64_t proved = load(proved_);
+        if (bytes > proved) {
+            if (bytes > static_cast<uint64_t>(file.status().st_blocks) * 512)
+                data_loss("a recorded size is larger than what the segment occupies");
+            reserve_in_file(file.fd(), region_offset(number_) + proved, page_up(bytes) - proved);
+            store(proved_,
+                  page_up(bytes));  // of two threads the one that comes last may have less: it is proved again
+        }
+        return static_cast<const unsigned char*>(base_);
+    }
+
+  private:
+    const uint32_t number_;
+    const uint64_t bytes_;
+    void* const base_;
+    uint64_t proved_ = 0;
+};
+
+// The regions of a member, as far as a process has read them. A reader has a copy of its own.
+using ReadRegions = std::array<std::shared_ptr<ReadRegion>, kMemberRegions>;
+
+}  // namespace shmacc

@@ -1,0 +1,174 @@
+"""Readers of a table, beside a chief that adds, removes, grows, is stopped, and is killed.
+
+A row tells its id and the version of it, so that each number that is read can be judged.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart
+from helpers.stepping_tracer import Traced, on_one_core, refusal
+
+from shmacc import AccumulatorGroup, Parameters, TableSpec, init, optim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
+
+WIDTH: Final = 24
+# Ids that stay, and others that come and go.
+STAY: Final = np.arange(40, dtype=np.int64) * 2**50 + 7
+GO: Final = np.arange(60, dtype=np.int64) + 2**40
+NOBODY: Final = -1.0
+# Of a row that takes a reader long, and at how many places it is stopped.
+_WIDE: Final = 1024
+_STOPS: Final = 400 if os.environ.get("SHMACC_EVERY_INSTANT") else 25
+VERSIONS: Final = 1000.0
+SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
+
+
+def numbers_of(ids: Any) -> Any:
+    """A number for each id, that a row of it tells."""
+    known = np.concatenate([STAY, GO])
+    return np.argsort(known)[np.searchsorted(np.sort(known), ids)] + 1.0
+
+
+def rows_of(ids: Any, version: float) -> Any:
+    """The rows of ids in a version."""
+    return np.repeat((numbers_of(ids) * VERSIONS + version % VERSIONS)[:, None], WIDTH, axis=1)
+
+
+def judge(params: Parameters) -> None:
+    """Read all ids once, in an order of their own."""
+    table = params["t"]
+    stay, go = table[STAY], table[GO]
+    assert (np.floor(stay / VERSIONS) == numbers_of(STAY)[:, None]).all()
+    there = go != NOBODY
+    assert (there.all(axis=1) == there.any(axis=1)).all()
+    assert (np.floor(go / VERSIONS) == numbers_of(GO)[:, None])[there].all()
+    assert table.contains(STAY).all()
+    assert (table.last_updated(STAY) >= 0).all()
+    ids = table.ids()
+    assert (ids[1:] > ids[:-1]).all()
+    assert np.isin(STAY, ids).all()
+    assert np.isin(ids, np.concatenate([STAY, GO])).all()
+
+
+@pytest.fixture(name="params")
+def _params() -> Iterator[Parameters]:
+    with (
+        Parameters({"t": SPEC}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True),
+    ):
+        _set(params, STAY, 0)
+        yield params
+
+
+def _set(params: Parameters, ids: Any, version: int, remove: Any = ()) -> None:
+    with AccumulatorGroup.attach("group") as group:
+        if group.num_accumulated() == 0:
+            group.apply({}, group.global_step)
+        with group.round(1) as taken:
+            params.update(taken, {"t": (ids, rows_of(ids, version))}, remove={"t": remove})
+
+
+def _chief(*, pipe: Pipe) -> None:
+    """Update without an end; rows come, go and come again, in other slots."""
+    rng = np.random.default_rng(0)
+    there = np.empty(0, np.int64)
+    with Parameters.attach("params") as params:
+        pipe.say()
+        for version in range(1, 10**9):
+            ids = np.concatenate([STAY[rng.random(len(STAY)) < 0.5], GO[rng.random(len(GO)) < 0.3]])
+            remove = there[rng.random(len(there)) < 0.5]
+            _set(params, ids, version, remove)
+            there = params["t"].ids()
+            there = there[np.isin(there, GO)]
+
+
+def _read(count: int) -> None:
+    with Parameters.attach("params") as params:
+        for _ in range(count):
+            judge(params)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) -> None:
+    for _ in range(10):
+        with Apart(_chief) as chief:
+            chief.hear()
+            for _ in range(5):
+                judge(params)
+            chief.signal(end)
+            for _ in range(20):
+                judge(params)
+            chief.kill()
+        params.snapshot()
+        judge(params)
+
+
+def test_several_readers_beside_a_chief(params: Parameters) -> None:
+    with Apart(_chief) as chief:
+        chief.hear()
+        with Apart(_read, 300) as one, Apart(_read, 300) as other:
+            judge(params)
+            one.result()
+            other.result()
+        chief.kill()
+
+
+def _replace(params: Parameters, version: int, there: Any, gone: Any) -> None:
+    """Put a row there, whose numbers tell it, and remove another one."""
+    rows = np.full((len(there), _WIDE), version, np.float64)
+    with AccumulatorGroup.attach("group") as group:
+        group.apply({}, group.global_step)
+        with group.round(1) as taken:
+            params.update(taken, {"t": (there, rows)}, remove={"t": gone})
+
+
+@pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
+def test_a_reader_that_sleeps_in_a_row() -> None:
+    """Its id goes, another one comes into its slot and goes, and the first one is there again."""
+    one, other, none = np.array([5]), np.array([6]), np.empty(0, np.int64)
+    spec = TableSpec((_WIDE,), "float64", initial=init.Constant(NOBODY))
+
+    def read(mark: Mark) -> None:
+        with Parameters.attach("params") as mine:
+            row = np.empty(_WIDE)
+            mine["t"][one]
+            access = mine["t"]._access()
+            mark()
+            access.rows(one, 0, row.view(np.uint8))
+            mark()
+            assert row.min() == row.max(), row
+            assert row[0] in {NOBODY, 1}
+
+    with (
+        on_one_core(),
+        Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True),
+    ):
+        _replace(params, 1, one, none)
+        with Traced(read) as child:
+            child.run_to_mark()
+            total = sum(1 for _ in child.steps_to_mark())
+            child.finish()
+        for stop in np.linspace(1, total - 500, _STOPS).astype(int).tolist():
+            with Traced(read) as child:
+                child.run_to_mark()
+                deque(islice(child.steps_to_mark(), stop), maxlen=0)
+                _replace(params, 1, none, one)
+                _replace(params, 2, other, none)
+                _replace(params, 2, none, other)
+                _replace(params, 1, one, none)
+                child.run_to_mark()
+                child.finish()

@@ -1,0 +1,98 @@
+"""A table that grows into a full /dev/shm, at every size: an error, and nothing is changed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import needs_own_shm, run_apart
+from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
+from helpers.own_shm import MIB
+
+from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim, testing
+
+pytestmark = [needs_own_shm]
+
+SPEC: Final = TableSpec((4,), initial=init.Uniform(-1, 1))
+
+
+def _train(params: Parameters, group: AccumulatorGroup, ids: Any, **update: Any) -> None:
+    group.apply({"t": (ids, np.ones((len(ids), 4), np.float32))}, group.global_step)
+    with group.round(1) as taken:
+        try:
+            params.update(taken, **update)
+        except errors.ResourceExhaustedError:
+            assert group.stats().update is None  # not final
+            raise
+
+
+def _state(params: Parameters) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in params.state().items()}
+
+
+def _growing(there: int) -> None:
+    failed = succeeded = 0
+    for room in range(0, 700 * 1024, 3 * PAGE):
+        params = Parameters({"t": SPEC}, "full", optimizer=optim.Adagrad(0.1))
+        group = AccumulatorGroup(params.member_specs(), "group")
+        if there:
+            _train(params, group, np.arange(there), remove={"t": [3, 4, 5]})
+        # What the accumulator needs for the gradient is there.
+        new = np.arange(3, there + 4000)
+        group.apply({"t": (new, np.ones((len(new), 4), np.float32))}, group.global_step)
+        group.advance_step(group.global_step + 1)
+        group.apply({"t": (new, np.ones((len(new), 4), np.float32))}, group.global_step)
+        before = _state(params)
+        leave(room)
+        try:
+            with group.round(1) as taken:
+                params.update(taken, remove={"t": new[:100]})
+            succeeded += 1
+            make_room()
+        except errors.ResourceExhaustedError as error:
+            failed += 1
+            says_it_all(error)
+            assert group.stats().update is None  # not final
+            # Readers go on, and what was there is whole.
+            assert params["t"].ids().size == len(params["t"])
+            make_room()
+            assert _state(params) == before
+            with group.round(1) as taken:
+                params.update(taken, remove={"t": new[:100]})
+        assert (
+            len(params["t"])
+            == len(np.union1d(np.setdiff1d(np.arange(there), [3, 4, 5]), new)) - 100
+        )
+        for one in (params, group):
+            one.unlink()
+            one.close()
+        assert testing.leaked_names() == ()
+    assert failed > 10
+    assert succeeded > 3
+
+
+@pytest.mark.parametrize("there", [0, 5000])
+def test_growth_of_rows_and_index(there: int) -> None:
+    run_apart(_growing, there, shm=SIZE)
+
+
+def _failed_growth_gives_back() -> None:
+    with (
+        Parameters({"t": SPEC}, "full", optimizer=optim.SGD(0.1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
+    ):
+        _train(params, group, np.arange(10))
+        ids = np.arange(100_000)
+        group.apply({"t": (ids, np.ones((len(ids), 4), np.float32))}, 1)
+        leave(MIB)
+        with group.round(1) as taken:
+            with pytest.raises(errors.ResourceExhaustedError):
+                params.update(taken)
+            assert free_bytes() == MIB
+            assert params.skip(taken)
+        make_room()
+
+
+def test_growth_that_fails_gives_back_what_it_got() -> None:
+    run_apart(_failed_growth_gives_back, shm=SIZE)

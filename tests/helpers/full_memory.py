@@ -1,0 +1,48 @@
+"""A /dev/shm of 64 MiB, as Docker gives a container, in which so much is left as a test wants."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from helpers.own_shm import MIB
+
+if TYPE_CHECKING:
+    from shmacc import errors
+
+SIZE: Final = 64 * MIB
+PAGE: Final = 4096
+FILLER: Final = "/dev/shm/filler"  # noqa: S108  the very place that is to be full
+
+
+def free_bytes() -> int:
+    """What is free in /dev/shm."""
+    space = os.statvfs("/dev/shm")  # noqa: S108
+    return space.f_bavail * space.f_frsize
+
+
+def leave(count: int) -> None:
+    """Fill /dev/shm until so many bytes are free."""
+    fd = os.open(FILLER, os.O_RDWR | os.O_CREAT)
+    size = os.fstat(fd).st_size
+    wanted = size + free_bytes() - count
+    if wanted < size:
+        os.ftruncate(fd, max(wanted, 0))
+    elif wanted > size:
+        os.posix_fallocate(fd, size, wanted - size)
+    os.close(fd)
+    assert free_bytes() == count
+
+
+def make_room() -> None:
+    """Take the filler away."""
+    os.unlink(FILLER)  # noqa: PTH108
+
+
+def says_it_all(error: errors.ResourceExhaustedError) -> None:
+    """What was needed, what is free, and how to get more."""
+    message = str(error)
+    assert isinstance(error, MemoryError)
+    assert "--shm-size" in message
+    assert "needed" in message
+    assert "free" in message

@@ -1,0 +1,433 @@
+"""Tables of parameters: rows by ids that nobody knows beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from helpers import numpy_initial
+from helpers.apart import run_apart
+
+import shmacc
+from shmacc import (
+    AccumulatorGroup,
+    IndexedSlices,
+    Parameters,
+    SharedArrays,
+    SparseConditionalAccumulator,
+    TableSpec,
+    errors,
+    init,
+    optim,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPEC = TableSpec((3,), initial=init.Uniform(-1, 1, seed=3))
+IDS = np.array([2**63 - 1, 5, 0, 2**40])
+FULL = "max_rows is 2"
+
+
+@pytest.fixture(name="params")
+def _params() -> Iterator[Parameters]:
+    contents = {"user": SPEC, "fc": np.zeros((3, 2), np.float32)}
+    with Parameters(
+        contents, "params", optimizer=optim.Adagrad(0.5), unlink_on_close=True
+    ) as params:
+        yield params
+
+
+@pytest.fixture(name="group")
+def _group(params: Parameters) -> Iterator[AccumulatorGroup]:
+    with AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group:
+        yield group
+
+
+def train(params: Parameters, group: AccumulatorGroup, ids: Any = IDS, **update: Any) -> None:
+    """Make an update by one gradient."""
+    given = {"user": (ids, np.ones((len(ids), 3), np.float32))}
+    assert group.apply(given, group.global_step)
+    with group.round(1) as taken:
+        assert params.update(taken, **update)
+
+
+def test_ids_that_are_not_there_have_their_initial_rows(params: Parameters) -> None:
+    table = params["user"]
+    asked = np.array([[7, 2**62], [7, 7]])
+    expected = numpy_initial.rows(SPEC.initial, asked, (3,))
+    assert table[asked].tobytes() == expected.tobytes()
+    assert table[asked].shape == (2, 2, 3)
+    assert table[7].shape == (3,)
+    assert table[[]].shape == (0, 3)
+    assert (params.slots["user"]["accumulator"][asked] == np.float32(0.1)).all()
+    assert len(table) == 0
+    assert table.ids().size == 0
+    assert not table.contains(asked).any()
+    assert (table.last_updated(asked) == -1).all()
+    assert bool(table)
+
+
+def test_rows_are_made_by_the_update(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group)
+    table = params["user"]
+    assert table.ids().tolist() == sorted(IDS.tolist())
+    assert (len(table), table.dtype, table.row_shape) == (4, np.float32, (3,))
+    assert (table.initial, table.max_rows) == (SPEC.initial, None)
+    assert 0 < table.nbytes < 1 << 20
+    accumulator = np.float32(0.1) + np.float32(1)
+    assert (params.slots["user"]["accumulator"][IDS] == accumulator).all()
+    first = numpy_initial.rows(SPEC.initial, IDS, (3,))
+    step = np.float32(0.5) / np.sqrt(accumulator)
+    assert table[IDS].tobytes() == (first - step).tobytes()
+    assert "user" in repr(table)
+
+
+def test_the_step_that_rows_were_last_of(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group)
+    train(params, group, np.array([5, 6]))
+    table = params["user"]
+    assert table.last_updated([5, 6, 0, 77]).tolist() == [1, 1, 0, -1]
+    assert table.ids(updated_before=1).tolist() == [0, 2**40, 2**63 - 1]
+    assert table.ids(updated_before=0).size == 0
+    train(params, group, np.array([5]), remove={"user": table.ids(updated_before=1)})
+    assert table.ids().tolist() == [5, 6]
+    with pytest.raises(errors.InvalidArgumentError, match="updated_before must be an integer"):
+        table.ids(updated_before=1.5)
+
+
+def test_a_removed_id_begins_anew(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group)
+    after_one = params["user"][IDS].tobytes()
+    # Removed by the update that changes it, with ids that are not there, or repeated.
+    train(params, group, remove={"user": [5, 5, 77]})
+    train(params, group, remove={"user": IDS})
+    assert len(params["user"]) == 0
+    assert params["user"][IDS].tobytes() == numpy_initial.rows(SPEC.initial, IDS, (3,)).tobytes()
+    train(params, group)
+    assert params["user"][IDS].tobytes() == after_one
+
+
+def test_memory_of_removed_rows_is_used_again(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group, np.arange(1000), remove={"user": np.arange(1000)})
+    before = params["user"].nbytes
+    for turn in range(1, 30):
+        ids = np.arange(turn * 1000, (turn + 1) * 1000)
+        train(params, group, ids, remove={"user": ids})
+    assert params["user"].nbytes < 2 * before
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([-1], "must not be negative, but one is -1"),
+        ([0.5], "must be integers, but are float64"),
+        ([True], "must be integers, but are bool"),
+        (["a"], "must be integers"),
+        (np.array([1, 2**63], np.uint64), r"ids & 0x7FFF_FFFF_FFFF_FFFF`, or `ids >> 1`"),
+        ([2**63], "below 2\\*\\*63"),
+    ],
+)
+def test_ids_that_are_none(params: Parameters, ids: Any, text: str) -> None:
+    table = params["user"]
+    for look in (table.__getitem__, table.contains, table.last_updated):
+        with pytest.raises(errors.InvalidArgumentError, match=text):
+            look(ids)
+    with pytest.raises(errors.InvalidArgumentError, match=text):
+        params.slots["user"]["accumulator"][ids]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64, ">i8"])
+def test_ids_of_any_integer_dtype(params: Parameters, group: AccumulatorGroup, dtype: Any) -> None:
+    train(params, group, np.array([3, 5]))
+    assert params["user"].contains(np.array([5, 4], dtype)).tolist() == [True, False]
+
+
+def test_what_a_table_is_not(params: Parameters) -> None:
+    table: Any = params["user"]
+    wrong = errors.InvalidArgumentError
+    with pytest.raises(wrong, match=r"values=\{'user': \(ids, rows\)\}"):
+        table[[1]] = 0
+    with pytest.raises(wrong, match=r"table\.ids\(\)"):
+        list(table)
+    with pytest.raises(wrong, match="contains"):
+        assert 5 in table
+    with pytest.raises(wrong, match="is no array"):
+        np.asarray(table)
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(wrong, match="pickle the parameters"):
+            copied(table)
+
+
+def test_gradients_of_tables_are_rows_unasked(params: Parameters) -> None:
+    specs = params.member_specs()
+    assert repr(specs["user"]) == "IndexedSlicesSpec((None, 3), 'float32')"
+    assert repr(specs["fc"]) == "TensorSpec((3, 2), 'float32')"
+    assert repr(params.member_specs(sparse=["fc", "user"])["user"]) == repr(specs["user"])
+
+
+def test_values_set_rows_and_make_them(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group, np.array([5]))
+    slots = params.slots["user"]["accumulator"]
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    train(params, group, np.array([6]), values={"user": ([9, 5], rows)})
+    table = params["user"]
+    assert table[[9, 5]].tobytes() == rows.tobytes()
+    assert table.ids().tolist() == [5, 9]  # those of the gradient are in neither
+    assert slots[[5, 9]].tolist() == [[np.float32(1.1)] * 3, [np.float32(0.1)] * 3]
+    assert table.last_updated([5, 9]).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("update", "text"),
+    [
+        ({"values": {"user": np.ones(3)}}, "must be given as \\(ids, rows\\)"),
+        ({"values": {"user": ([1, 1], np.ones((2, 3), "f4"))}}, "Id 1 of table 'user' is given"),
+        ({"values": {"user": ([1], np.ones((1, 4), "f4"))}}, "shape \\[1,3\\], but has \\[1,4\\]"),
+        ({"values": {"user": ([[1]], np.ones((1, 3), "f4"))}}, "must be a vector"),
+        ({"values": {"user": ([-1], np.ones((1, 3), "f4"))}}, "must not be negative"),
+        ({"remove": {"user": [-1]}}, "ids to remove of table 'user' must not be negative"),
+        ({"remove": {"fc": [1]}}, "Array 'fc' keeps its rows"),
+        ({"remove": {"none": [1]}}, "There is no array 'none'"),
+        ({"remove": [1]}, "remove is a mapping from table to ids, but was a list"),
+    ],
+)
+def test_what_an_update_refuses(
+    params: Parameters, group: AccumulatorGroup, update: Any, text: str
+) -> None:
+    train(params, group)
+    before = {name: array.tobytes() for name, array in params.state().items()}
+    group.apply({"user": (IDS, np.ones((4, 3), np.float32))}, 1)
+    with group.round(1) as taken:
+        with pytest.raises(errors.InvalidArgumentError, match=text):
+            params.update(taken, **update)
+        assert group.stats().update is None  # not final
+        assert {name: array.tobytes() for name, array in params.state().items()} == before
+        assert params.skip(taken)
+
+
+def test_a_table_without_an_optimizer_is_changed_by_values_only() -> None:
+    with (
+        Parameters({"user": SPEC}, "params", unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match="Table 'user' has no optimizer"):
+            train(params, group)
+        with group.round(1) as taken:
+            assert params.update(taken, {"user": ([4], np.ones((1, 3), np.float32))})
+        assert params["user"][4].tolist() == [1, 1, 1]
+        assert params.slots["user"] == {}
+
+
+def test_a_table_that_is_full() -> None:
+    spec = TableSpec((3,), max_rows=2)
+    with (
+        Parameters(
+            {"user": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True
+        ) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
+    ):
+        train(params, group, np.array([1, 2]))
+        group.apply({"user": (np.array([2, 3]), np.ones((2, 3), np.float32))}, 1)
+        before = params["user"][[1, 2, 3]].tobytes()
+        with group.round(1) as taken:
+            with pytest.raises(errors.ResourceExhaustedError, match=FULL) as caught:
+                params.update(taken)
+            assert "'user' would have 3 rows" in str(caught.value)
+            assert group.stats().update is None  # not final
+            assert params["user"][[1, 2, 3]].tobytes() == before
+            assert params.update(taken, remove={"user": [1]})
+        assert params["user"].ids().tolist() == [2, 3]
+        group.apply({"user": (np.array([4]), np.ones((1, 3), np.float32))}, 2)
+        with group.round(1) as taken:
+            with pytest.raises(errors.ResourceExhaustedError, match=FULL):
+                params.update(taken)
+            assert params.skip(taken)
+
+
+def test_an_update_that_was_made_removes_nothing(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    class LeftError(Exception):
+        """Leaves the block."""
+
+    group.apply({"user": (IDS, np.ones((4, 3), np.float32))}, 0)
+    with contextlib.suppress(LeftError), group.round(1) as taken:
+        assert params.update(taken)
+        raise LeftError
+    with group.round(1) as taken:
+        assert not params.update(taken, remove={"user": [5]})
+    assert params["user"].contains(5)
+
+
+def test_a_snapshot_has_slices(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group)
+    step, copies = params.snapshot()
+    assert step == 1
+    assert list(copies) == ["user", "fc"]
+    slices = copies["user"]
+    assert isinstance(slices, IndexedSlices)
+    assert slices.indices.tolist() == sorted(IDS.tolist())
+    assert slices.values.tobytes() == params["user"][slices.indices].tobytes()
+
+
+def _state(params: Parameters) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in params.state().items()}
+
+
+def test_a_state_is_the_same_whoever_came_first(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    train(params, group, np.array([1, 2]))
+    train(params, group, np.array([1, 2]), remove={"user": [1]})
+    train(params, group, np.array([3]))
+    kept = params.state()
+    contents = {"user": SPEC, "fc": np.zeros((3, 2), np.float32)}
+    with Parameters(contents, "other", optimizer=optim.Adagrad(0.5), unlink_on_close=True) as other:
+        specs = other.member_specs()
+        with AccumulatorGroup(specs, "others", unlink_on_close=True) as others:
+            train(other, others, np.array([3, 70, 71]))
+            other.restore(kept)
+        assert _state(other) == _state(params)
+        assert other["user"].last_updated([2, 3, 70]).tolist() == [1, 2, -1]
+
+
+def test_states_that_do_not_fit(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group)
+    state = params.state()
+    with Parameters({"user": np.zeros((4, 3), np.float32)}, "arrays", unlink_on_close=True) as own:
+        with pytest.raises(errors.InvalidArgumentError, match="'user' is that of table of float32"):
+            own.restore({**state, "arrays": np.array(["user"]), "specs": state["specs"][:1]})
+        of_array = own.state()["specs"]
+    with pytest.raises(errors.InvalidArgumentError, match="the parameters' is table of"):
+        params.restore({**state, "specs": np.concatenate([of_array, state["specs"][1:]])})
+    for key, wrong in {
+        "0.rows": state["0.rows"][:2],
+        "0.ids": state["0.ids"][::-1].copy(),
+        "0.accumulator": state["0.accumulator"].astype(np.float64),
+        "0.last_steps": state["0.last_steps"][:1],
+        "0.last_steps ": state["0.last_steps"].astype(np.float64),
+        "0.ids ": state["0.ids"] - 1,
+    }.items():
+        with pytest.raises(errors.InvalidArgumentError):
+            params.restore({**state, key.strip(): wrong})
+    assert _state(params) == {name: array.tobytes() for name, array in state.items()}
+
+
+def test_what_disagrees_with_existing_parameters(params: Parameters) -> None:
+    fc = np.zeros((3, 2), np.float32)
+    for spec, what in {
+        TableSpec((4,), initial=SPEC.initial): r"row_shape of table 'user' \(3,\), but \(4,\)",
+        TableSpec((3,), "float64", initial=SPEC.initial): "dtype of table 'user' float32",
+        TableSpec((3,)): r"initial of table 'user' Uniform\(.*\), but Constant",
+        TableSpec((3,), initial=SPEC.initial, max_rows=3): "max_rows of table 'user' None, but 3",
+    }.items():
+        with pytest.raises(errors.InvalidArgumentError, match=what):
+            Parameters({"user": spec, "fc": fc}, "params", optimizer=optim.Adagrad(0.5))
+    with pytest.raises(errors.InvalidArgumentError, match=r"a table of float32 .*, but an array"):
+        Parameters({"user": np.zeros(3), "fc": fc}, "params", optimizer=optim.Adagrad(0.5))
+    with pytest.raises(errors.InvalidArgumentError, match="optimizer of table 'user' Adagrad"):
+        Parameters({"user": SPEC, "fc": fc}, "params", optimizer=optim.SGD(0.5))
+    Parameters({"user": SPEC, "fc": fc}, "params", optimizer=optim.Adagrad(0.5)).close()
+    assert "user" in params
+
+
+def _of_another_process(pickled: bytes) -> list[Any]:
+    with Parameters.attach("params") as attached:
+        by_name = [attached["user"].ids().tolist(), attached["user"][IDS].tobytes()]
+    with pickle.loads(pickled) as params:
+        table = params["user"]
+        assert table.initial == SPEC.initial
+        assert [table.ids().tolist(), table[IDS].tobytes()] == by_name
+    return by_name
+
+
+def test_other_processes_read_the_same(params: Parameters, group: AccumulatorGroup) -> None:
+    train(params, group)
+    table = params["user"]
+    expected = [table.ids().tolist(), table[IDS].tobytes()]
+    assert run_apart(_of_another_process, pickle.dumps(params)) == expected
+
+
+def test_the_repr_tells_tables_from_arrays(params: Parameters) -> None:
+    assert ": user: table of float32 (3,), fc: float32 (3, 2)>" in repr(params)
+
+
+def test_shared_arrays_have_no_tables(params: Parameters) -> None:
+    wrong = errors.InvalidArgumentError
+    with pytest.raises(wrong, match="has a table, 'user', which is no shared array"):
+        SharedArrays.attach(params.shared_name)
+    contents: Any = {"user": SPEC}
+    with pytest.raises(wrong, match="nor is it published over Ray"):
+        SharedArrays(contents, "arrays")
+    with pytest.raises(wrong, match=r"is no array: table\[ids\] are rows, params.snapshot"):
+        SharedArrays({"user": params["user"]}, "arrays")
+
+
+def test_a_single_accumulator_may_have_the_gradient() -> None:
+    with (
+        Parameters({"t": SPEC}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
+        SparseConditionalAccumulator("f4", (None, 3), "sparse") as acc,
+    ):
+        acc.apply_grad([4], np.ones((1, 3)), local_step=0)
+        with acc.round(1) as taken:
+            assert params.update(taken, remove={"t": [5]})
+        assert params["t"].ids().tolist() == [4]
+        acc.unlink()
+
+
+def test_closed_parameters() -> None:
+    params = Parameters({"t": SPEC}, "params", unlink_on_close=True)
+    table = params["t"]
+    params.close()
+    for use in (table.ids, lambda: table[[1]], lambda: len(table), lambda: params["t"]):
+        with pytest.raises(errors.FailedPreconditionError, match="are closed"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: TableSpec((None,)), "must be known"),  # type: ignore[arg-type]
+        (lambda: TableSpec((3,), "int32"), "float32 or float64, but int32"),
+        (lambda: TableSpec((3,), "bfloat16"), "float32 or float64, but bfloat16"),
+        (lambda: TableSpec((3,), initial=0.5), "one of shmacc.init's"),  # type: ignore[arg-type]
+        (lambda: TableSpec((3,), initial=init.Constant(1e300)), "at most 3.4e\\+38"),
+        (lambda: TableSpec((3,), max_rows=0), "max_rows must be 1 to"),
+        (lambda: TableSpec((-1,)), "must be >= 0"),
+    ],
+)
+def test_specs_that_are_refused(make: Any, text: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=text):
+        make()
+
+
+def test_specs_are_frozen_and_compare() -> None:
+    one = TableSpec(3, np.float32, initial=init.Constant(), max_rows=None)  # type: ignore[arg-type]
+    assert one == TableSpec((3,)) != TableSpec((3,), "float64")
+    assert hash(one) == hash(TableSpec((3,)))
+    assert "row_shape=(3,)" in repr(one)
+    with pytest.raises(AttributeError):
+        one.max_rows = 3  # type: ignore[misc]
+
+
+def test_a_row_may_be_a_number_or_empty() -> None:
+    contents = {"number": TableSpec((), "float64"), "empty": TableSpec((0,))}
+    with (
+        Parameters(contents, "params", optimizer=optim.Adam(0.1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
+    ):
+        ids = np.array([4, 5])
+        group.apply({"number": (ids, np.ones(2)), "empty": (ids, np.ones((2, 0), "f4"))}, 0)
+        with group.round(1) as taken:
+            params.update(taken)
+        assert params["number"][5].shape == ()
+        assert params["number"][[5, 6]].shape == (2,)
+        assert params["number"][6] == 0 != params["number"][5]
+        assert params["empty"][[4, 9]].shape == (2, 0)
+        assert params["empty"].ids().tolist() == [4, 5]
+        shmacc.Parameters.restore(params, params.state())

@@ -1,0 +1,296 @@
+/* Tables of parameters, read without a lock (native/operations/id_table.hpp, id_reader.hpp).
+ *
+ * Modelled: two chiefs that take turns, TURNS updates together, each of which adds an id, removes one, or both, on any slot that is
+ * free or a new one, with the index as it is or a new one; a reader that looks up one id, READS times. An id's row has two words,
+ * which tell whose they are. Each load and store of id, stamp, word, bucket and entry is a step of its own.
+ *
+ * Abstracted: the lock is a word with an owner, dropped at death (lock.pml). The log is complete before the stamp of the journal
+ * (update.pml), and the committed record changes in one step (commit.pml). A place of an index is a stamp, and for each id the slots
+ * that its entries lead to. What rows contain beyond whose they are is not looked at: an update of a row changes no stamp.
+ *
+ * Checked: what a reader finds is all of its id's. An id that was there when it began, and which no update has begun to remove
+ * since, is found. One that was not, and which no update has begun to add, is not. What a dead update was about counts as begun until
+ * it has been put back.
+ *
+ * Broken on purpose (each must be found):
+ *   BROKEN_ID_ALONE       a reader that has copied asks whether the slot has its id, not for the stamp
+ *   BROKEN_PLACE          a miss counts if the index is in the same place
+ *   BROKEN_GIVES_FREED    an update gives away the slot that it frees
+ *   BROKEN_BELOW_ROWS     a new row on a free slot is not put back: below the number of rows it looks as any other one
+ *   BROKEN_STAMP_LATE     a slot says that it was given away after its row is written, and nothing before
+ *   BROKEN_NO_PUT_BACK    nobody puts back what a dead update left
+ *   BROKEN_ROWS           a reader looks at slots beyond the number of rows
+ */
+#define PROCESSES 3
+#define READER 2
+#ifndef TURNS
+#define TURNS 3
+#endif
+#ifndef READS
+#define READS 1
+#endif
+#define SLOTS 3
+#define NONE 9
+
+#include "processes.pml"
+
+/* Slots. A stamp is twice a generation, and 1 more if the slot was freed by it; 0: never given. */
+byte id[SLOTS] = NONE;
+byte stamp[SLOTS];
+byte word[6] = NONE;      /* two a slot */
+
+/* The two places of an index: whose buckets they are, and for each id a bit for each slot. */
+byte built[2];
+byte entries[4];          /* 2 * place + id */
+
+/* Committed, by one store. */
+byte generation = 1;
+byte rows = 1;
+byte place = 0;
+byte index_stamp = 1;
+bit there[2];             /* not read: which ids the table has, and where */
+byte slot_of[2];
+
+byte owner = NOBODY;
+byte journal = 0;
+byte saved_stamp[SLOTS];
+byte saved_id[SLOTS];
+byte turns = TURNS;
+
+/* What the reader may find and must find. */
+byte wanted = NONE;
+bit must = 0;
+bit may = 0;
+bit adding[2];
+bit removing[2];
+bool through[PROCESSES];
+
+#define in_use(s) (stamp[s] > 0 && stamp[s] % 2 == 0 && stamp[s] / 2 <= generation)
+#ifdef BROKEN_STAMP_LATE
+#define is_free(s) (!(there[0] && slot_of[0] == (s)) && !(there[1] && slot_of[1] == (s)))
+#else
+#define is_free(s) (!in_use(s))
+#endif
+#define kernel_drops_locks(p) if :: owner == p -> owner = NOBODY :: else fi
+#define finished(p) through[p]
+#include "fate.pml"
+
+inline settled() {
+  adding[0] = 0; adding[1] = 0; removing[0] = 0; removing[1] = 0
+}
+
+/* With the lock; each store is a step. */
+inline put_back(p) {
+  i = 0;
+  do
+  :: atomic { runs(p) && i < rows ->
+#ifndef BROKEN_NO_PUT_BACK
+#ifdef BROKEN_BELOW_ROWS
+       if :: saved_stamp[i] % 2 == 0 -> stamp[i] = saved_stamp[i] :: else fi
+#else
+       id[i] = saved_id[i]
+#endif
+#endif
+     };
+     atomic { runs(p) ->
+#if !defined(BROKEN_NO_PUT_BACK) && !defined(BROKEN_BELOW_ROWS)
+       stamp[i] = saved_stamp[i];
+#endif
+       i++ }
+  :: atomic { runs(p) && i >= rows -> i = 0; break }
+  od;
+  atomic { runs(p) -> generation++; settled() }
+}
+
+/* Which slot an id gets. */
+inline next_free() {
+  if
+#ifdef BROKEN_GIVES_FREED
+  :: removes != NONE -> slot = gone
+#endif
+  :: rows > 0 && is_free(0) -> slot = 0
+  :: rows > 1 && is_free(1) -> slot = 1
+  :: rows > 2 && is_free(2) -> slot = 2
+  :: rows < SLOTS && !(rows > 0 && is_free(0)) && !(rows > 1 && is_free(1)) -> slot = rows
+  fi
+}
+
+proctype chief(byte p) {
+  byte i = 0;
+  byte adds = NONE;
+  byte removes = NONE;
+  byte slot = 0;
+  byte gone = 0;
+  bit grows = 0;
+
+  do
+  :: atomic { runs(p) && turns > 0 && owner == NOBODY -> owner = p; turns-- };
+     if
+     :: atomic { runs(p) && journal == generation + 1 -> skip }; put_back(p)
+     :: atomic { runs(p) && journal != generation + 1 -> skip }
+     fi;
+     atomic { runs(p) ->                                                      /* prepare: all ways */
+       adds = NONE; removes = NONE; grows = 0;
+       if
+       :: !there[0] -> adds = 0
+       :: !there[1] -> adds = 1
+       :: there[0] || there[1]
+       fi;
+       if
+       :: there[0] -> removes = 0
+       :: there[1] -> removes = 1
+       :: adds != NONE
+       fi;
+       if :: adds != NONE -> grows = 1 :: true fi;
+       if :: removes != NONE -> gone = slot_of[removes] :: else -> gone = 0 fi;
+       if :: adds != NONE -> next_free() :: else fi;
+       i = 0;
+       do
+       :: i < SLOTS -> saved_id[i] = id[i]; saved_stamp[i] = stamp[i]; i++
+       :: else -> i = 0; break
+       od };
+     atomic { runs(p) -> journal = generation + 1;                              /* begin */
+       if :: adds != NONE -> adding[adds] = 1; if :: wanted == adds -> may = 1 :: else fi :: else fi;
+       if :: removes != NONE -> removing[removes] = 1; if :: wanted == removes -> must = 0 :: else fi :: else fi };
+     if
+     :: atomic { runs(p) && adds != NONE -> skip };
+#ifndef BROKEN_STAMP_LATE
+        atomic { runs(p) -> stamp[slot] = 2 * (generation + 1) };               /* give */
+#endif
+        atomic { runs(p) -> word[2 * slot] = adds };
+        atomic { runs(p) -> word[2 * slot + 1] = adds };
+#ifdef BROKEN_STAMP_LATE
+        atomic { runs(p) -> stamp[slot] = 2 * (generation + 1) };
+#endif
+        atomic { runs(p) -> id[slot] = adds };                                  /* name */
+        if
+        :: atomic { runs(p) && grows -> built[1 - place] = generation + 1; entries[2 * (1 - place)] = 0;
+             entries[2 * (1 - place) + 1] = 0; i = 0 };
+           do                                                                   /* build_index */
+           :: atomic { runs(p) && i < SLOTS ->
+                if
+                :: (i < rows && in_use(i) && !(removes != NONE && i == gone)) || i == slot ->
+                     entries[2 * (1 - place) + id[i]] = entries[2 * (1 - place) + id[i]] | (1 << i)
+                :: else
+                fi;
+                i++ }
+           :: atomic { runs(p) && i == SLOTS -> i = 0; break }
+           od
+        :: atomic { runs(p) && !grows -> entries[2 * place + adds] = entries[2 * place + adds] | (1 << slot) }
+        fi
+     :: atomic { runs(p) && adds == NONE -> skip }
+     fi;
+     if
+     :: atomic { runs(p) && removes != NONE ->
+#if !defined(BROKEN_STAMP_LATE)
+          if :: !(adds != NONE && slot == gone) -> stamp[gone] = 2 * (generation + 1) + 1 :: else fi
+#endif
+        }
+     :: atomic { runs(p) && removes == NONE -> skip }
+     fi;
+     atomic { runs(p) ->                                                      /* commit */
+       if :: adds != NONE -> there[adds] = 1; slot_of[adds] = slot; if :: slot >= rows -> rows = slot + 1 :: else fi :: else fi;
+       if :: removes != NONE -> there[removes] = 0 :: else fi;
+       if :: grows -> place = 1 - place; index_stamp = generation + 1 :: else fi;
+       generation++;
+       settled() };
+     atomic { runs(p) -> owner = NOBODY; adds = NONE; removes = NONE; slot = 0; gone = 0; grows = 0 }
+  :: atomic { runs(p) && turns == 0 -> through[p] = true; break }
+  od
+}
+
+proctype reader() {
+  byte reads = READS;
+  byte at_generation = 0;
+  byte at_rows = 0;
+  byte at_place = 0;
+  byte at_stamp = 0;
+  byte found = 0;        /* bits of slots that are left to look at */
+  byte slot = 0;
+  byte before = 0;
+  byte first = NONE;
+  byte second = NONE;
+
+  do
+  :: atomic { runs(READER) && reads > 0 -> reads--;
+       if :: wanted = 0 :: wanted = 1 fi;
+       must = there[wanted] && !removing[wanted];
+       may = there[wanted] || adding[wanted] };
+look:
+     atomic { runs(READER) -> at_generation = generation; at_rows = rows; at_place = place; at_stamp = index_stamp };
+     atomic { runs(READER) ->                                                   /* find_each */
+       found = (built[at_place] == at_stamp -> entries[2 * at_place + wanted] : 0) };
+     do
+     :: atomic { runs(READER) && found > 0 ->
+          slot = (found % 2 == 1 -> 0 : ((found / 2) % 2 == 1 -> 1 : 2));
+          found = found & ~(1 << slot) };
+#ifndef BROKEN_ROWS
+        if
+        :: atomic { runs(READER) && slot >= at_rows -> goto next }
+        :: atomic { runs(READER) && slot < at_rows -> skip }
+        fi;
+#endif
+        if
+        :: atomic { runs(READER) && id[slot] != wanted -> goto next }
+        :: atomic { runs(READER) && id[slot] == wanted -> before = stamp[slot] }
+        fi;
+        if
+        :: atomic { runs(READER) && !(before > 0 && before % 2 == 0 && before / 2 <= at_generation) -> goto next }
+        :: atomic { runs(READER) && before > 0 && before % 2 == 0 && before / 2 <= at_generation ->
+             first = word[2 * slot] }
+        fi;
+        atomic { runs(READER) -> second = word[2 * slot + 1] };
+        if
+#ifdef BROKEN_ID_ALONE
+        :: atomic { runs(READER) && id[slot] == wanted ->
+#else
+        :: atomic { runs(READER) && id[slot] == wanted && stamp[slot] == before ->
+#endif
+             assert(may && first == wanted && second == wanted);
+             goto done }
+#ifdef BROKEN_ID_ALONE
+        :: atomic { runs(READER) && id[slot] != wanted -> goto look }
+#else
+        :: atomic { runs(READER) && !(id[slot] == wanted && stamp[slot] == before) -> goto look }
+#endif
+        fi;
+next:   skip
+     :: atomic { runs(READER) && found == 0 -> break }
+     od;
+     if
+#ifdef BROKEN_PLACE
+     :: atomic { runs(READER) && place != at_place -> goto look }
+     :: atomic { runs(READER) && place == at_place -> assert(!must) }
+#else
+     :: atomic { runs(READER) && index_stamp != at_stamp -> goto look }
+     :: atomic { runs(READER) && index_stamp == at_stamp -> assert(!must) }
+#endif
+     fi;
+done:
+     atomic { runs(READER) -> wanted = NONE; must = 0; may = 0; slot = 0; before = 0; first = NONE; second = NONE;
+       found = 0 }
+  :: atomic { runs(READER) && reads == 0 -> through[READER] = true; break }
+  od
+}
+
+init {
+  atomic {
+    id[0] = 0; stamp[0] = 2; word[0] = 0; word[1] = 0;
+    built[0] = 1; entries[0] = 1; there[0] = 1;
+    run chief(0);
+    run chief(1);
+    run reader()
+  }
+}
+
+/* At the end: whoever lives is through; nobody waits for a lock that a dead process has. */
+active proctype quiescence() {
+  atomic {
+    timeout ->
+#if !STOPS
+    if :: owner != NOBODY -> assert(false) :: else fi;
+    assert(dead[READER] || through[READER]);
+#endif
+    assert((dead[0] || through[0] || STOPS) && (dead[1] || through[1] || STOPS))
+  }
+}
