@@ -41,7 +41,7 @@ LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=constraints/
 SOAK_SECONDS ?= 600
 
 .PHONY: help demo test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
-	simulate bench-ray soak soak-ray asan tsan aarch64 compare bench alerts reference pins clean
+	simulate bench-ray soak soak-ray asan tsan aarch64 compare bench reference pins clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -133,9 +133,6 @@ compare: .venv-bench/.installed ## train a model by each way that one chooses be
 
 bench: .venv-bench/.installed ## measure beside TensorFlow, torch and others; ten minutes, BENCH=--quick: two
 	.venv-bench/bin/python tools/bench/bench.py run --output build/bench.md $(BENCH)
-
-alerts: $(VENV)/.test ## hold the alert rules to real jobs, scraped by a real Prometheus (needs prometheus)
-	$(BIN)/python tools/inspect/try_alerts.py $(ALERTS)
 
 reference: $(VENV)/.test ## write the JSON schema, manual page and pictures of shmacc-inspect anew
 	$(BIN)/python tools/inspect/pictures.py

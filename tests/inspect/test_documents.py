@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,13 +14,10 @@ import jsonschema
 import numpy as np
 import pytest
 from helpers import inspect_tool
-from helpers.apart import needs_own_shm
 from helpers.inspect_tool import ask, run, start
 from helpers.support import LONG, until
 
-import alert_scenes
 import reference
-import try_alerts
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc.inspection import StallKind
 from shmacc_inspect.parsers import VERBS
@@ -134,28 +130,14 @@ def test_promtool_accepts_the_alerts() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
-@needs_own_shm
-@pytest.mark.timeout(300)
-def test_every_scene_raises_its_alerts() -> None:
-    """In a real Prometheus; `make alerts` also holds a healthy job to raising none."""
-    done = subprocess.run(
-        [sys.executable, try_alerts.__file__, "--only", "scenes"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_every_alert_is_explained_and_has_a_scene() -> None:
+def test_every_alert_is_explained_and_tested() -> None:
     alerts = ALERTS.read_text(encoding="utf-8")
     rules = set(re.findall(r"alert: (\w+)", alerts))
     assert len(re.findall(r"^ +do: ", alerts, re.MULTILINE)) == len(rules)
     table = re.findall(r"^\| (Shmacc\w+) \|", OPERATING.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(table) == rules
-    of_scenes = set[str]().union(*alert_scenes.SCENES.values())
-    assert of_scenes | {"ShmaccSharedMemoryLow", "ShmaccMetricsMissing"} == rules
+    tests = ALERTS.with_suffix(".test.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"alertname: (\w+)\n +eval_time: \w+\n +exp_alerts:\n", tests)) == rules
 
 
 def test_every_cause_of_a_standstill_is_explained() -> None:
