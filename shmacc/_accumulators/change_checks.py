@@ -1,4 +1,4 @@
-"""Changes of parameters, and what is checked of them, be they of arrays or of tables."""
+"""Changes of parameters, and the checks that those of arrays and of tables share."""
 
 from typing import Any, NamedTuple, Protocol
 

@@ -79,7 +79,7 @@ class Array:
         return [f"{self.number}.array", *(f"{self.number}.{slot.name}" for slot in self.slots)]
 
     def described(self) -> str:
-        """Return what it is, in a state."""
+        """Return its description in a state."""
         return f"{self.spec.dtype.name} {describe_shape(self.shape)} {self.optimizer!r}"
 
 

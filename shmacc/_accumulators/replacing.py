@@ -91,10 +91,11 @@ def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
 def _link(descriptor: int, target: Path, directory: int) -> None:
     """Give a file without a name the target's.
 
-    A name that is taken needs a second one, which is renamed. It is always the same one: what a
-    process leaves that dies between the two calls, the next one takes away. By the directory's lock
-    nobody else has it meanwhile. If somebody has that lock, be it for ever as who keeps
-    systemd-tmpfiles away, the second name is this call's own, and stays behind a death.
+    If the target's name is taken, the file gets a second name, which is renamed to the target's.
+    The second name is always the same, and the directory's lock keeps others from it: so the next
+    call removes what a process leaves that dies between the two steps. If another program holds
+    the lock (a program that keeps systemd-tmpfiles away holds it for ever), the second name is this
+    call's own, and a death leaves it.
     """
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):

@@ -61,7 +61,7 @@ class Known:
         return () if self.optimizer is None else self.optimizer.slots()
 
     def shape_of(self, part: int) -> tuple[int, ...]:
-        """Return the shape of a row (0), or of what a slot (1, ...) has of it."""
+        """Return the shape of a row (0), or of a slot's part of a row (1, ...)."""
         shape = self.spec.row_shape
         return shape[:-1] if part and self.slots[part - 1].rowwise else shape
 
@@ -70,7 +70,7 @@ class Known:
         return IndexedSlicesSpec((None, *self.spec.row_shape), self.dtype)
 
     def described(self) -> str:
-        """Return what it is, in a state."""
+        """Return its description in a state."""
         shape = arguments.describe_shape(self.spec.row_shape)
         return f"table of {self.dtype.name} {shape} from {self.spec.initial!r}, {self.optimizer!r}"
 
@@ -92,7 +92,7 @@ class TableRows:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of what it has of a row."""
+        """The shape of its part of a row."""
         return self._known.shape_of(self._part)
 
     def __getitem__(self, ids: Any) -> ValueArray:

@@ -230,7 +230,7 @@ def required(num_required: object, at_least: object = None, fewest: int = 1) -> 
 
 
 def on_death(value: object) -> bool:
-    """Return whether a wait ends with an error when those are gone for whom it waits.
+    """Return whether a wait ends with an error when a process that it waits for is gone.
 
     Raises:
         InvalidArgumentError: Neither "wait" nor "raise".

@@ -193,7 +193,7 @@ def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
 
 
 def kind_of(dtype: npt.DTypeLike) -> str:
-    """Return NumPy's kind letter; what is void to NumPy, and ml_dtypes has, is a float."""
+    """Return NumPy's kind letter; a float's for those of ml_dtypes, which NumPy calls void."""
     dtype = np.dtype(dtype)
     return "f" if dtype.name in _OF_ML_DTYPES else dtype.kind
 

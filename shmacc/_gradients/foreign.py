@@ -1,4 +1,4 @@
-"""Arrays and sparse matrices of other packages: where NumPy's view of them is none, or is wrong.
+"""Arrays and sparse matrices of other packages that NumPy cannot view, or views wrongly.
 
 Nothing is imported that the program has not imported: an object tells its package by its classes'
 modules. What NumPy views rightly by itself (JAX's arrays, TensorFlow's tensors) is not mentioned
@@ -190,7 +190,7 @@ def _polars_nulls(column: Any) -> int:
 
 
 def _pandas_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
-    """Return columns of pandas' own dtypes; in those of NumPy's a NaN is no null, but NaN."""
+    """Return the columns of pandas' own dtypes. In columns of NumPy's NaN is not null."""
     if not hasattr(value, "isna"):
         return None
     dtypes = list(value.dtypes) if value.ndim > 1 else [value.dtype]

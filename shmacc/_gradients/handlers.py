@@ -11,8 +11,8 @@ from types import FrameType
 def pass_on(error: BaseException) -> None:
     """Raise the exception again if it is a signal handler's; call this in an ``except`` clause.
 
-    It is if a function that it went through was given the frame of the function that it
-    interrupted, as Python calls handlers.
+    Python passes a handler the frame that it interrupted. So the exception is a handler's if it
+    left a function that had been given its caller's frame.
     """
     traceback, interrupted = error.__traceback__, None
     while traceback is not None:

@@ -42,7 +42,7 @@ class Config(TypedDict):
 
 
 class TableConfig(Config):
-    """The same of a view, whose `reduction` is that of the member that it looks at."""
+    """The same, as a view reports it: `reduction` is that of the member it looks at."""
 
     member: str
     member_kind: int

@@ -19,8 +19,8 @@ class Host:
         incarnation: The latest one of its forwarder.
         heard: When it reported last.
         lost: Whether its lease has ended since.
-        gates: What has it learn of no step: its published arrays are those of an earlier one.
-        unfed: The same of a host that has just come, for as long as what publishes is alive.
+        gates: Who keeps new steps from it, since its published arrays are of an earlier one.
+        unfed: The same for a host that has just come, while the publisher lives.
         report: The last report of this incarnation, if there was one.
         fence: What its segment's content was last known to belong to, of whichever incarnation.
         consumed: The grant of its batch that the round before the present fence consumed.
@@ -188,7 +188,7 @@ class Hosts:
         return bool(closers) != before
 
     def publishes(self, publisher: Publisher) -> bool:
-        """Close the gates of hosts that come and that it has not fed; False: nothing opens."""
+        """Note whom a publisher has fed; whether that opens a gate. Later hosts begin unfed."""
         self._publishers[publisher.name] = publisher
         waited = [h for h in self if publisher.name in h.unfed and h.name in publisher.fed]
         for host in waited:

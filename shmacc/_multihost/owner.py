@@ -80,7 +80,7 @@ class OwnerCore(Rounds):
         )
 
     def gate(self, name: str, by: str, now: float, *, closed: bool) -> None:
-        """Tell a host nothing, or tell it again: what goes with a step has not, or has, reached it.
+        """Keep new steps from a host until what goes with them has reached it; or stop that.
 
         A grant that waits for it goes on without it; its gradients are of a fence that is over.
 

@@ -189,7 +189,7 @@ class Rounds:
         head, last = self._queue.head, self._conflict
         self._conflict = conflict
         if head is not None and last is not None and last.contributor == conflict.contributor:
-            # Told; what the one that is ended now has left behind is no reason to tell again.
+            # Told once. What the process that is ended now has left is no reason to tell again.
             head.conflict, self._conflict = self._conflict, None
 
     def _void(self, why: str) -> None:

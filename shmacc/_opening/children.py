@@ -1,4 +1,4 @@
-"""By which exception a child of multiprocessing ends, or of a package that was made from it.
+"""Finds the exception that ends a child of multiprocessing, or of a package made from it.
 
 Those packages are multiprocess (for pathos) and billiard (for celery).
 

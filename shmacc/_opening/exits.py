@@ -28,7 +28,7 @@ from shmacc._opening import children
 
 
 class Owner:
-    """Has a handle that is closed with it, or when the process ends in order.
+    """An object whose handle is closed with it, or when the process ends in order.
 
     An object that a user has opened, by a constructor or ``attach``, and that is collected unclosed
     is a ``ResourceWarning``. These are not, since they have no user who could have closed them:
@@ -76,8 +76,8 @@ def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any
     """Close the handle when its owner is collected, or the process ends in order."""
     at_exit = _leave_at_exit(handle)
     if children.is_unpickling():
-        # This child forgets all finalizers once it has unpickled what it was sent, this object for
-        # instance, and then does what is registered so.
+        # Once the child has unpickled what it was sent, multiprocessing forgets its finalizers, and
+        # calls what is registered as follows.
         for util in children.loaded("util"):
             util.register_after_fork(handle, _leave_at_exit)
     return weakref.finalize(owner, _finish, handle, at_exit)

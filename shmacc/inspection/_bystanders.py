@@ -43,5 +43,5 @@ def last_loss(
 
 
 def is_bystander(process: AttachedProcess, death: float | None) -> bool:
-    """Whether a process that has not done the same was there before this death."""
+    """Whether a process that has not done it was attached before this death."""
     return death is not None and process.attached_at < death

@@ -57,7 +57,7 @@ def leftovers(
         namespace: Only those under it; None: all.
         private: Only private accumulators' segments.
     """
-    # The semaphores first: later, those of segments that another cleaner removes would be found.
+    # Semaphores first. Later, another cleaner may remove a segment, whose semaphore would be found.
     semaphores = leftover_semaphores(
         lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
     )
@@ -210,7 +210,7 @@ def _remove_viewed(
     name: SegmentName, view: _core.SegmentView, *, force: bool, rehearse: bool
 ) -> None:
     if _is_another_link(name, view):
-        # To mark the segment as removed would be to remove its own name, too.
+        # Marking the segment as removed would also remove its name.
         raise DataLossError("it is a link to another segment").about(name.system_name)
     used = view.used
     if not rehearse:

@@ -78,7 +78,7 @@ def nobody_takes(seen: Observation) -> Stall | None:
 
 
 def idle_taker(seen: Observation) -> Stall | None:
-    """Return what a take, or the end of a round, is waited for, if that is not in any call.
+    """Return whose take, or whose round's end, others wait for, if it is in no call.
 
     It lives, so it may compute: that it hangs is not proved, only that others have waited for long.
     """
@@ -129,7 +129,7 @@ def _able(seen: Observation, alive: list[AttachedProcess]) -> list[AttachedProce
 
 
 def _loss_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | None:
-    """Return when those that took, or waited to, were lost; None if some may be alive."""
+    """Return when the last process that took, or waited to, was gone; None if one may be alive."""
     if any(each.took for each in alive):
         return None
     took = any(map(_had_taken, seen.departed)) or any(each.took for each in seen.processes)
@@ -172,7 +172,7 @@ def _why(seen: Observation) -> str:
 
 
 def _mend_first(seen: Observation) -> str:
-    """Say it if the processes that took have failed: one that is started again may fail so, too."""
+    """Say whether the processes that took have failed: a new one may fail in the same way."""
     took = [each for each in seen.departed if each.took and not each.is_attached]
     return "mend what it failed with, then " if took and not took[-1].died else ""
 

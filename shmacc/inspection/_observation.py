@@ -122,9 +122,9 @@ class Observation:
 def _process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
-    # An entry of this namespace has its own pid here. The kernel has just told that of a living
-    # process of another one; of this one it may tell another's, which holds a lock for reading. The
-    # entry of a dead one may belong to another process by now.
+    # A process of this pid namespace has its own pid here. For a living one of another one, the
+    # kernel has just given the pid here. (For one of this namespace it might give that of another
+    # process, which reads the file with a lock.) A dead one's pid may be another process's by now.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0

@@ -95,7 +95,7 @@ class Look:
         return self._commands[pid]
 
     def sees(self, program: str) -> bool:
-        """Whether a process of the name `program` runs here, or may, hidden from this user."""
+        """Whether a process named `program` runs here, or may run hidden from this user."""
         if self._programs is None:
             self._programs = _programs()
         return program in self._programs or not others_are_visible()

@@ -29,7 +29,7 @@ _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes that it has na
 
 
 def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) -> _Answer:
-    """Return what ``ask()`` returns; that of the same question, if that is open already.
+    """Return what ``ask()`` returns, or what a call that is already asking the same gets.
 
     Raises:
         DeadlineExceededError: The question has been open for so long.
@@ -51,9 +51,9 @@ def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) ->
 
 
 def living_nodes(chosen: Collection[str] | None) -> set[str]:
-    """Return the ids of the nodes that Ray takes for alive, of the chosen ones; None: of all.
+    """Return the ids of the nodes that Ray considers alive, limited to `chosen` (None: all).
 
-    While its head is away, of those that it named last.
+    While Ray's head is away, the answer is its last one.
 
     Raises:
         DeadlineExceededError: It has never said.

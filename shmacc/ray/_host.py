@@ -231,7 +231,7 @@ class HostActor:
     def run(
         self, shard: int, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
-        """Return what a function makes of a shard's share of a round."""
+        """Return what a function returns for a shard's share of a round."""
         return self._shard(shard).run(opened, function, args)
 
     def _shard(self, number: int) -> HostShard:

@@ -236,17 +236,17 @@ OPEN: dict[str, tuple[Link, int]] = {}
 
 
 def open_links() -> set[Link]:
-    """Return those of the groups of whose rounds this process is in the block."""
+    """Return the groups that this process has a round of open."""
     return {link for link, _ in OPEN.copy().values()}
 
 
 def finished(link: Link) -> FinishedError:
-    """Return the error of those who wait for something of a group that is finished."""
+    """Return the error of a wait on a group that is finished."""
     return FinishedError(f"The group {link.config.name!r} is finished: there are no more rounds")
 
 
 def not_ready(link: Link) -> FailedPreconditionError:
-    """Return the error of those who want a step of an owner that knows none yet."""
+    """Return the error of asking for a step that the owner does not know yet."""
     return FailedPreconditionError(
         f"The owner of {link.config.name!r} was started again and does not know the step: "
         "call set_global_step with that of your parameters"

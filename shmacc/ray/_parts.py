@@ -68,14 +68,14 @@ class Config:
 
 
 def counters_of(name: str) -> str:
-    """Return the shared_name of what a group's forwarder counts on its node."""
+    """Return the shared_name of a group's counters on its node."""
     return f"{name}.forwarder"
 
 
 def find(config: Config, part: str) -> Any | None:
     """Return the handle of an actor; None: there is none now, or Ray's head does not say at once.
 
-    For those that look again: a forwarder, whose thread must not wait, and a chief in its round.
+    For callers that look again: a forwarder, whose thread must not wait, and a chief in a round.
     """
     try:
         return find_actor(config.actor(part), _MOMENT)

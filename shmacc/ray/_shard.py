@@ -59,7 +59,7 @@ class HostShard:
     def run(
         self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
-        """Return what a function makes of that, which it gets as a `GroupTaken`."""
+        """Return what a function returns for that sum, which it gets as a `GroupTaken`."""
         with self._lock:
             found = self._share(opened)
             if isinstance(found, Missing):

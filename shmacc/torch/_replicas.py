@@ -1,4 +1,4 @@
-"""The chief of synchronous and that of asynchronous training."""
+"""The chiefs of synchronous and of asynchronous training."""
 
 from typing import Any
 

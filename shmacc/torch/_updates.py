@@ -97,7 +97,7 @@ class InPlace:
         values: Mapping[str, ValueArray],
         rate: LearningRate,  # noqa: ARG002
     ) -> None:
-        """Write what the block has not; the last store says that all is whole.
+        """Write what the block did not; the last store says that the update is complete.
 
         A chief that dies before it leaves parameters that may be half updated, and says so; one
         that dies after it, before the group's commit, leaves the number of the round that the

@@ -1,9 +1,9 @@
 """A process that is killed at the n-th of its stops before and after system calls, for every n.
 
-What a death leaves at a stop are the bytes that are in shared memory there, and no lock. So stops
-at which they are as at the stop before need no judgement of their own, and the bytes can be judged
-without a death, as what one would have left. For real, with all that the kernel takes back of a
-dead process, there is a death wherever they have changed, and at some more stops.
+A death at a stop leaves the bytes that are in shared memory at that stop, and no lock. So a stop
+before which no byte changed needs no judgement of its own, and the bytes can be judged without a
+death. At each stop with changed bytes, and at a few others, the process is really killed, and the
+kernel takes back what a dead process held.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Failure = Callable[[Call], int | None]
 Fails = Callable[[], Failure]
 
-# Beside the stops at which something has changed, a process is killed for real at each n-th one;
-# with SHMACC_EVERY_INSTANT=1 at all.
+# Where no byte changed, a process is really killed at one stop in so many; with
+# SHMACC_EVERY_INSTANT=1 at all.
 _ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 8
 
 

@@ -1,9 +1,9 @@
 """A process that is killed at the n-th line of shmacc's own Python that it runs, for every n.
 
-What a death leaves at a line are the bytes that are in shared memory there, and no lock. So lines
-at which they are as at the line before need no judgement of their own, and the bytes can be judged
-without a death, as what one would have left. For real, with all that the kernel takes back of a
-dead process, there is a death wherever they have changed, and at some more lines.
+A death at a line leaves the bytes that are in shared memory at that line, and no lock. So a line
+that changes no byte needs no judgement of its own, and the bytes can be judged without a death. At
+each line that changes some, and at a few others, the process is really killed, and the kernel takes
+back what a dead process held.
 """
 
 from __future__ import annotations

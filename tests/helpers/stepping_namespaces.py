@@ -125,7 +125,7 @@ def _do_nothing(pipe: Pipe) -> None:
 
 @cache
 def refusal_of_pid_namespaces() -> str | None:
-    """Why there are none here; None if there are."""
+    """Why this machine has no pid namespaces for tests; None if it has."""
     try:
         with elsewhere(perform, _do_nothing) as process:
             process.result()

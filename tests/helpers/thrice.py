@@ -1,9 +1,8 @@
 """Runs a program alone, after a run that was killed half way, and with a worker that raises.
 
-What it prints the first time it prints the second time, too, whatever a killed run has left in
-shared memory. A worker's exception is seen and ends the program, in less time than its waits have;
-if it comes before the worker's first gradient it is seen as soon, and whoever sees it presses
-Ctrl-C. Nothing is left afterwards.
+It prints the same in the second run as in the first, whatever a killed run has left in shared
+memory. A worker's exception ends the program before its waits time out; one that comes before the
+worker's first gradient is printed as soon, and the user presses Ctrl-C. Nothing is left afterwards.
 """
 
 from __future__ import annotations

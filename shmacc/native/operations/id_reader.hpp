@@ -79,7 +79,7 @@ class IdReader {
             ids, count, [&](uint64_t i, uint64_t slot) { to[i] = load_relaxed(steps_[slot]); },
             [&](uint64_t i) { to[i] = -1; });
     }
-    // Ascending, each once: those of which the last step is below `before`, if that is given.
+    // The ids in ascending order; with `before`, only those whose last step is below it.
     std::vector<int64_t> all(std::optional<int64_t> before) {
         std::vector<int64_t> ids;
         for (uint64_t slot = 0; slot < state_.rows; ++slot) {

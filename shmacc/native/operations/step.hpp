@@ -30,7 +30,7 @@ class Step : public Operation {
         if (step <= session.state.step) return 0;
         if (session.state.final.phase == kUpdateBegun)
             refuse_in_update(session.state, "The step cannot move on");
-        // Of a round that is in the parameters nothing is dropped: it was taken.
+        // A round that is in the parameters was taken: none of its gradients is dropped.
         const bool taken = session.state.final.phase == kUpdateIn;
         const int64_t count = session.count(), dropped = taken ? 0 : count;
         session.next_round();

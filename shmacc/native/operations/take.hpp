@@ -112,7 +112,7 @@ class Take : public Operation {
         return true;
     }
 
-    // What a take would give now, of all that is there; consumes nothing and waits for nobody but the lock.
+    // What a take of everything would give now. Consumes nothing, and waits only for the lock.
     RoundCopy look(bool partial, const Division* division, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, lock_deadline(deadline), interruption_);

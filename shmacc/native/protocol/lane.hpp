@@ -223,7 +223,7 @@ class Member {
     inline bool begin_round(uint64_t round);
     // The same, of a member that is to give its memory back at once.
     inline bool begin_idle_round(uint64_t round);
-    // The same, of a round that replaces the one which is current until the commit: a new index is built, and the
+    // The same for a new round, while the old one stays current until the commit: a new index is built, and the
     // rows are to be saved (Undo::save_all).
     void replace_round(uint64_t round) {
         forget_index();

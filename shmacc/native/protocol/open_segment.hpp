@@ -241,7 +241,7 @@ class OpenSegment {
         ending_ = true;
         finish();
     }
-    // Of a round that this process has open: the step is open again as it was. One store, which needs no lock and
+    // Gives up this process's round; the step reopens unchanged. One store, which needs no lock and
     // cannot fail; serials only grow.
     void give_up_round(uint64_t serial) {
         if (!presence_.claimed()) return;

@@ -163,8 +163,8 @@ class ApplySession {
         int64_t count;  // gradients
         bool weight_fits;  // the weight of all lanes, with `more` in this one, is known to fit 64 bits
     };
-    // Each of several lanes has a share of the 64 bits, which it exceeds only with all lanes' locks: so with one of
-    // them, other lanes that are within their shares are known to stay there. A gradient's count is at most its weight.
+    // A lane may use its share of the 64 bits (1/32 at 32 lanes). More needs every lane's lock: so the holder of one
+    // lock knows that other lanes stay within their shares. A gradient's count is at most its weight.
     Pending pending(int64_t more = 0) const {
         const uint64_t lanes = segment_.lanes().size();
         const int64_t share = everywhere_ || lanes == 1 ? INT64_MAX : INT64_MAX / kMaxLanes;
@@ -189,7 +189,7 @@ class ApplySession {
             made.begin_round(round.round);
         return made;
     }
-    // Whether the operation begins a round that replaces the one which is current until its commit.
+    // Whether the operation starts a new round. The old one stays current until the commit.
     bool replaces_round() const { return round.round != committed_round_; }
     // Whether this member has something of that one.
     bool replaces(const Member& member) const {

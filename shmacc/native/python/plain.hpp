@@ -17,7 +17,7 @@ inline bool is_plain(PyObject* value, int type_number) {
     return PyArray_CheckExact(value) && PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
-// Ends an attempt that failed: Python makes it again, and has words for it. But what a signal handler raised meanwhile
+// The fast path failed. Return, so that Python retries and reports the error. But what a signal handler raised meanwhile
 // goes on, as in handlers.py: from the function that called this, which has not been left yet.
 inline void give_up(nb::python_error& error) {
     const bool ends_program = !error.matches(PyExc_Exception);

@@ -19,7 +19,7 @@ _LONGEST: Final = 10 * 365 * 86400.0  # seconds
 
 
 def add_names(parser: argparse.ArgumentParser, *, without: str | None = None) -> None:
-    """Declare NAME ..., which can be left out if `without` says what then is meant."""
+    """Declare NAME ...; `without` says what leaving it out means (None: it is required)."""
     parser.add_argument(
         "names",
         metavar="NAME",

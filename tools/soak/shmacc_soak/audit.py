@@ -26,12 +26,12 @@ class Toll:
 
     Attributes:
         kills: Processes killed; of these,
-        in_applies: so many in an apply,
-        in_blocks: so many in the block of a round,
-        risked: so many takers that had not noted what they might have got.
-        surely_gone: so many workers that had applied,
-        perhaps_gone: so many that may have,
-        unheard: so many takers that might have been told who is gone.
+        in_applies: those in an apply,
+        in_blocks: those in the block of a round,
+        risked: takers that had not noted what they might have got.
+        surely_gone: workers that had applied,
+        perhaps_gone: workers that may have applied,
+        unheard: takers that might have been told who is gone.
         stops: Processes stopped for a while.
         failed: Processes that ended with an error, or did not end.
     """

@@ -24,10 +24,9 @@ class Contents:
 
     Attributes:
         numbers: Those of the gradients in it, ascending.
-        torn: So many of them are in some of their members only, or in others; and so many members
-            are not the sum of the gradients in them.
-        repeated: So many are in it more than once.
-        misreported: So many of its numbers (gradients, weights, contributors) are wrong.
+        torn: Gradients missing from some members, plus members that are not their gradients' sum.
+        repeated: Gradients that are in it more than once.
+        misreported: How many of its numbers (gradients, weights, contributors) are wrong.
     """
 
     numbers: Numbers
