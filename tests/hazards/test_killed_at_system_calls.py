@@ -51,6 +51,7 @@ def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
             return None, SCENE.testify()
         case (
             "updating"
+            | "updating a table"
             | "creating a private one"
             | "creating shared arrays"
             | "closing a private one"

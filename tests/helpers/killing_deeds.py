@@ -24,8 +24,10 @@ from shmacc import (
     Parameters,
     SharedArrays,
     SparseConditionalAccumulator,
+    TableSpec,
     TensorSpec,
     errors,
+    init,
     inspection,
     optim,
     testing,
@@ -94,6 +96,40 @@ def update(begun: tuple[Parameters, AccumulatorGroup]) -> None:
         assert np.all(params["rows"][1::2] == 1)
         assert np.all(params["all"] == -change)
     assert (params.step, group.global_step) == (1, 1)
+
+
+_OLD, _NEW, _GONE = np.arange(10), np.arange(5, 905), np.array([0, 1, 7, 900])
+
+
+def lay_out_table(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
+    """Make private parameters whose table grows by the next update, and a group of gradients."""
+    spec = TableSpec((32,), initial=init.Constant(3))
+    params = Parameters({"table": spec}, optimizer=optim.SGD(1), mode=MODE)
+    group = AccumulatorGroup(params.member_specs(), reduction_type="SUM", mode=MODE)
+    group.apply({"table": (_OLD, np.ones((len(_OLD), 32), np.float32))}, 0)
+    with group.round(1) as taken:
+        params.update(taken)
+    group.apply({"table": (_NEW, np.ones((len(_NEW), 32), np.float32))}, 1)
+    return params, group
+
+
+def update_table(begun: tuple[Parameters, AccumulatorGroup]) -> None:
+    """Make the update, unless it is made: it adds, changes and removes, or does nothing."""
+    params, group = begun
+    try:
+        if group.num_accumulated():
+            with group.round(1, timeout=0) as taken:
+                params.update(taken, remove={"table": _GONE})
+    finally:
+        ids, is_in = np.union1d(_OLD, _NEW), params.step == 2
+        times = np.isin(ids, _OLD).astype(int) + (np.isin(ids, _NEW) if is_in else 0)
+        there = (times > 0) & ~(np.isin(ids, _GONE) & is_in)
+        table = params["table"]
+        assert table.ids().tolist() == ids[there].tolist()
+        assert table.contains(ids).tolist() == there.tolist()
+        expected = np.where(there, 3 - times, 3)
+        assert np.array_equal(table[ids], np.repeat(expected[:, None], 32, axis=1))
+    assert (params.step, group.global_step) == (2, 2)
 
 
 class Both(tuple[Any, ...]):
@@ -214,6 +250,7 @@ DEEDS: Final = (
     Deed("creating a private one", nothing, nothing, lambda _: create(None)),
     Deed("creating shared arrays", nothing, nothing, create_arrays),
     Deed("updating", nothing, lambda _: Both(lay_out()), update),
+    Deed("updating a table", nothing, lambda _: Both(lay_out_table()), update_table),
     Deed("finding what the dead left", left_by_the_dead, nothing, lambda _: create()),
     Deed("attaching", filled_and_attached, nothing, _attach),
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),

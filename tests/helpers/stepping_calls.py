@@ -148,7 +148,8 @@ needs_failures = pytest.mark.skipif(
 )
 
 # What tmpfs, and the kernel's other parts, may come to on the way; EINTR where they can be
-# interrupted. To close a file, or to ask an open one for its status, does not fail.
+# interrupted. To close a file, or to ask an open one for its status, does not fail. brk fails
+# without an error number, by a result that is too small: glibc takes any other for memory.
 _ANY_PATH: Final = (errno.ENOMEM,)
 _PLAUSIBLE: Final[dict[str, tuple[int, ...]]] = {
     "open": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),
@@ -161,7 +162,6 @@ _PLAUSIBLE: Final[dict[str, tuple[int, ...]]] = {
     "linkat": (errno.ENOSPC, errno.ENOMEM),
     "mmap": (errno.ENOMEM,),
     "mremap": (errno.ENOMEM,),
-    "brk": (errno.ENOMEM,),
     "pwrite64": (errno.ENOSPC, errno.ENOMEM),
     "ftruncate": (errno.EFBIG, errno.ENOMEM),
     "fchmod": (errno.ENOMEM,),
