@@ -19,6 +19,7 @@ _SECTIONS: Final = {
     ),
     "How to": (
         "docs/guide",
+        "docs/tables",
         "docs/recipes",
         "docs/examples/README",
         "docs/many-hosts",
