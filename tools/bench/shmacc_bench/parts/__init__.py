@@ -11,6 +11,7 @@ PARTS: Final = (
     "many_tensors",
     "arrays_in",
     "rounds",
+    "ids",
     "ddp",
 )
 """Those that need torch here come last: until then this process is small."""
