@@ -10,6 +10,7 @@ from shmacc.torch._optimizers import optimizer_of
 from shmacc.torch._replica import Replica
 from shmacc.torch._replicas import AsyncReplicas, SyncReplicas
 from shmacc.torch._sampler import StepSampler
+from shmacc.torch._tables import TableEmbedding
 from shmacc.torch._updates import Update
 from shmacc.torch._viewer import Viewer
 
@@ -18,6 +19,7 @@ __all__ = [
     "Replica",
     "StepSampler",
     "SyncReplicas",
+    "TableEmbedding",
     "Update",
     "Viewer",
     "clip_grad_norm_",

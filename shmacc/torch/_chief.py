@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, Self
 
@@ -25,6 +25,7 @@ from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
 from shmacc.torch._optimizers import OptimizerOfTorch
+from shmacc.torch._tables import rows_of
 from shmacc.torch._updates import Update
 
 Schedule = Callable[[int], LearningRate]
@@ -57,21 +58,20 @@ class Chief:
         names.segment_name(shared_name)  # there are no private ones
         own = on_model.tensors(model)
         members = on_model.member_specs(model)
-        chosen = None if optimizer is None else optimizers.by_name(optimizer, model)
+        chosen = optimizers.by_name(optimizer, model)
         if schedule is not None:
             _check_schedule(schedule, chosen)
         if initial is not None:
             on_model.load(
                 model, initial.state_dict() if isinstance(initial, nn.Module) else initial
             )
-        self._model = model
-        self._parameters = on_model.parameters(model)
-        self._schedule = schedule
-        self._total = total
+        self._model, self._schedule, self._total = model, schedule, total
+        self._parameters, self._tables = on_model.parameters(model), on_model.tables(model)
         self._maker = os.getpid()
         numbers = np.zeros(4, np.int64)
         numbers[run.ASYNCHRONOUS] = self._asynchronous
-        contents = {name: value.detach() for name, value in own.items()}
+        contents: dict[str, Any] = {name: value.detach() for name, value in own.items()}
+        contents |= {name: rows_of(table).spec for name, table in self._tables.items()}
         contents |= {run.RUN: numbers, run.LEFT: np.zeros(total, np.bool_)}
         options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         # Replicas attach to the group first, which is the last to be made.
@@ -91,6 +91,7 @@ class Chief:
         try:
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._check_kind(shared_name)
+            self._updates.begin_with(self._tables)
             self._group = _group(members, shared_name, capacity, options)
             if not self._group.running:  # a chief has died in its `close`
                 self._group.unlink()
@@ -111,6 +112,8 @@ class Chief:
         self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
         self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
+        for name, table in self._tables.items():
+            rows_of(table).share(self._shared[name], trains=False)
 
     def _check_kind(self, shared_name: str) -> None:
         if self._run[run.ASYNCHRONOUS] != self._asynchronous:
@@ -274,7 +277,7 @@ class Chief:
                         block.ended = True
                     if block.rate is None and self._schedule is not None:
                         block.rate = self._schedule(update.step)
-                    self._end(taken, block.rate, skipped=block.skipped)
+                    self._end(taken, block.rate, skipped=block.skipped, removed=block.removed)
             self._follow()
             if not done:
                 return
@@ -286,16 +289,29 @@ class Chief:
         ranks = [int(who) % self._total for who in taken.contributors if who < run.LEAVING]
         leaving = len(taken.contributors) - len(ranks)
         weight = taken.weight - leaving
-        for name, parameter in self._parameters.items():
-            parameter.grad = None
+        for name, trained in self._trained.items():
+            trained.grad = None
             if name in taken:
-                gradient = taken[name].to_torch()
+                gradient = on_model.given(trained, taken[name])
                 if leaving:  # these counted in the divisor
                     gradient.mul_(taken.weight / weight)
-                parameter.grad = gradient
-        return Update(self.global_step, tuple(sorted(ranks)), weight)
+                trained.grad = gradient
+        block = updates.Block(self._tables)
+        return Update(self.global_step, tuple(sorted(ranks)), weight, taken.step, block)
 
-    def _end(self, taken: GroupTaken, rate: LearningRate, *, skipped: bool) -> None:
+    @property
+    def _trained(self) -> dict[str, Any]:
+        """Parameters and embeddings of tables: what has a ``.grad`` in a block."""
+        return {**self._parameters, **self._tables}
+
+    def _end(
+        self,
+        taken: GroupTaken,
+        rate: LearningRate,
+        *,
+        skipped: bool,
+        removed: Mapping[str, Any] | None = None,
+    ) -> None:
         """Bring the update in, with what the block does not change."""
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
@@ -308,9 +324,9 @@ class Chief:
         if skipped:
             self._updates.skip(taken, values)
         else:
-            self._updates.end(taken, self._parameters, buffers | values, rate)
-        for parameter in self._parameters.values():
-            parameter.grad = None
+            self._updates.end(taken, self._trained, buffers | values, rate, removed)
+        for trained in self._trained.values():
+            trained.grad = None
 
     def _follow(self) -> None:
         """Take over buffers that are this process's own."""
@@ -382,6 +398,8 @@ class Chief:
                 self._group.unlink()
                 self._shared.unlink()
             if maker == os.getpid():
+                for table in self._tables.values():
+                    rows_of(table).leave(keep=True)
                 self._shared._release(at_once=True)  # noqa: SLF001
         finally:
             self._group.close()

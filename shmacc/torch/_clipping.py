@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from shmacc.torch._tables import TableEmbedding
+
+_Trained = Iterable[torch.Tensor | TableEmbedding]
+
 
 def clip_grad_norm_(
-    parameters: Iterable[torch.Tensor],
+    parameters: _Trained,
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
@@ -20,7 +24,8 @@ def clip_grad_norm_(
     not have count as zeros. A sparse gradient is coalesced first.
 
     Args:
-        parameters: Parameters (or one) whose ``.grad`` is clipped: ``model.parameters()``.
+        parameters: Parameters (or one) whose ``.grad`` is clipped: ``model.parameters()``. An
+            embedding of a table counts if it is among them: ``[*model.parameters(), model.user]``.
         max_norm: The largest norm.
         norm_type: The norm's order, ``float("inf")`` for the largest absolute value.
         error_if_nonfinite: Whether a norm that is no finite number is a RuntimeError.
@@ -31,19 +36,19 @@ def clip_grad_norm_(
     return nn.utils.clip_grad_norm_(_dense(parameters), max_norm, norm_type, error_if_nonfinite)
 
 
-def clip_grad_value_(parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+def clip_grad_value_(parameters: _Trained, clip_value: float) -> None:
     """Clamp gradients in place to at most `clip_value` from zero.
 
     As `torch.nn.utils.clip_grad_value_`, also of sparse gradients, which are coalesced first.
 
     Args:
-        parameters: Parameters (or one) whose ``.grad`` is clipped: ``model.parameters()``.
+        parameters: Parameters (or one) whose ``.grad`` is clipped, as for `clip_grad_norm_`.
         clip_value: The largest absolute value.
     """
     nn.utils.clip_grad_value_(_dense(parameters), clip_value)
 
 
-def _dense(parameters: Iterable[torch.Tensor]) -> list[Any]:
+def _dense(parameters: _Trained) -> list[Any]:
     """Return an object for each gradient that has its numbers as a dense ``.grad``."""
     found = []
     for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:

@@ -9,12 +9,15 @@ from torch import nn
 
 from shmacc import _core
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._accumulators.tables import Table
 from shmacc._gradients import dtypes
 from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._records.array_types import ValueArray
 from shmacc._records.conversions.torch import tensor
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.torch._rows import spec_of
+from shmacc.torch._tables import TableEmbedding, rows_of
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -64,6 +67,15 @@ def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {plain(name): value for name, value in model.named_buffers()}
 
 
+def tables(model: nn.Module) -> dict[str, TableEmbedding]:
+    """Return the embeddings whose rows are a table's, by its name; one that is tied once."""
+    return {
+        plain(f"{path}.rows" if path else "rows"): module
+        for path, module in model.named_modules()
+        if isinstance(module, TableEmbedding)
+    }
+
+
 def plain(name: str) -> str:
     """Return the name that a tensor has in a model before `torch.compile`, which wraps modules."""
     return name.replace("_orig_mod.", "")
@@ -101,6 +113,9 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
             except InvalidArgumentError as error:
                 pass_on(error)
                 raise error.of_member(name) from error.__cause__
+    for name, embedding in tables(model).items():
+        spec = rows_of(embedding).spec
+        members[name] = IndexedSlicesSpec((None, *spec.row_shape), spec.dtype)
     if not members:
         raise InvalidArgumentError("The model has no parameter that requires grad")
     for name, buffer in buffers(model).items():
@@ -127,18 +142,28 @@ def rows_alone(model: nn.Module) -> set[str]:
     }
 
 
-def check_agreement(own: dict[str, torch.Tensor], shared: SharedArrays) -> None:
-    """Refuse a model other than the one whose tensors are shared.
+def check_agreement(
+    own: Mapping[str, torch.Tensor], embeddings: Mapping[str, TableEmbedding], shared: SharedArrays
+) -> None:
+    """Refuse a model other than the one whose tensors and tables are shared.
 
     Raises:
-        InvalidArgumentError: It has another tensor; the message names the first.
+        InvalidArgumentError: It has another tensor or table; the message names the first.
     """
-    theirs = {name for name in shared if not name.startswith(".")}
-    for name in sorted(theirs ^ own.keys()):
-        has, has_not = ("The chief's", "this one") if name in theirs else ("This", "the chief's")
-        raise InvalidArgumentError(f"{has} model has {name!r}, and {has_not} has not")
+    theirs = {name: shared[name] for name in shared if not name.startswith(".")}
+    at = {name: table for name, table in theirs.items() if isinstance(table, Table)}
+    for found, wanted in ((theirs.keys() - at.keys(), own), (at.keys(), embeddings)):
+        for name in sorted(found ^ wanted.keys()):
+            has, has_not = ("The chief's", "this one") if name in found else ("This", "the chief's")
+            raise InvalidArgumentError(f"{has} model has {name!r}, and {has_not} has not")
+    for name, table in at.items():
+        spec, existing = rows_of(embeddings[name]).spec, spec_of(table)
+        if spec != existing:
+            raise InvalidArgumentError(
+                f"{name!r} is {spec} in this model, and {existing} in the chief's"
+            )
     for name, value in own.items():
-        there = in_memory(shared[name])
+        there = in_memory(theirs[name])
         if (there.dtype, there.shape) != (value.dtype, value.shape):
             raise InvalidArgumentError(
                 f"{name!r} is {value.dtype} {tuple(value.shape)} in this model, and {there.dtype} "
@@ -194,6 +219,13 @@ def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[st
                 "that will ever be trained require grad then, in chief and replicas, and freeze it "
                 "for a while by requires_grad_(False) after that"
             )
+
+
+def given(trained: nn.Module | nn.Parameter, taken: Any) -> torch.Tensor:
+    """Return what a round has of a parameter; or of a table: its ids' rows, which have no shape."""
+    of_table = isinstance(trained, TableEmbedding)
+    gradient: torch.Tensor = tensor(taken.values) if of_table else taken.to_torch()
+    return gradient
 
 
 def gradients(

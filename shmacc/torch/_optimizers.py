@@ -74,18 +74,29 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
     return OptimizerOfTorch(tuple(parts))
 
 
-def by_name(given: Optimizers | OptimizerOfTorch, model: nn.Module) -> dict[str, optim.Optimizer]:
-    """Return the optimizer of each parameter that requires grad.
+def by_name(
+    given: Optimizers | OptimizerOfTorch, model: nn.Module
+) -> dict[str, optim.Optimizer] | None:
+    """Return the optimizer of each parameter that requires grad, and of each table; None: none.
 
     Args:
-        given: One for all, a mapping from patterns of names, or of torch.
+        given: None, one for all, a mapping from patterns of names, or of torch.
         model: The model.
 
     Raises:
-        InvalidArgumentError: A parameter has none, or one of torch that does not take its
-            gradients; or an optimizer is for what is no parameter.
+        InvalidArgumentError: A parameter or a table has none, or one of torch that does not take
+            its gradients; or an optimizer is for what is no parameter.
     """
-    parameters = on_model.parameters(model)
+    parameters, tables = on_model.parameters(model), on_model.tables(model)
+    if tables and (given is None or isinstance(given, OptimizerOfTorch)):
+        name = next(iter(tables))
+        raise InvalidArgumentError(
+            f"{name!r} is the table of a TableEmbedding, which optimizers of torch do not know: "
+            f'optimizer={{"{name}": shmacc.optim.Adagrad(0.05), "*": shmacc.optim.Adam(1e-3, '
+            "as_torch=True)}, or one of shmacc.optim for all"
+        )
+    if given is None:
+        return None
     if isinstance(given, torch.optim.Optimizer):
         raise InvalidArgumentError(
             "optimizer= must be one of shmacc.optim's, but was torch's: optimizer_of(it) makes one"
@@ -94,8 +105,9 @@ def by_name(given: Optimizers | OptimizerOfTorch, model: nn.Module) -> dict[str,
         found = _of_torch(given, parameters, on_model.rows_alone(model))
     else:
         by_pattern = given if isinstance(given, Mapping) else {"*": given}
-        found = patterns.by_name(by_pattern, parameters, "an optimizer")
+        found = patterns.by_name(by_pattern, [*parameters, *tables], "an optimizer")
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    trained += tables
     for name in trained:
         if found.get(name) is None:
             why = f": it matches none of {list(given)}" if isinstance(given, Mapping) else ""

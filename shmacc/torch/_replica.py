@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from shmacc._opening.options import Owners
 from shmacc.errors import FinishedError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+from shmacc.torch._tables import rows_of
 
 
 class Replica:
@@ -72,6 +73,9 @@ class Replica:
             self._serial = secrets.randbits(run.SERIAL_BITS)
             self._handed: bool | None = None  # the gradient of this step, and whether it counts
             self._follow(self._step_without(run.LEAVING + self._rank))
+            self._rows = {name: rows_of(found) for name, found in on_model.tables(model).items()}
+            for name, rows in self._rows.items():
+                rows.share(self._shared[name], trains=True)
             on_failure.pop_all()
 
     def _place(self, model: nn.Module) -> None:
@@ -191,6 +195,8 @@ class Replica:
             self._handed = self._hand_over(weight)
         for parameter in self._trained.values():
             parameter.grad = None
+        for rows in self._rows.values():
+            rows.clear()
         if self._asynchronous:
             self._follow(self._group.global_step)
         elif self.running:
@@ -203,7 +209,12 @@ class Replica:
     def _hand_over(self, weight: int) -> bool:
         on_model.check_in_place(self._parameters, self._places)
         on_model.check_trained(self._parameters, self._trained)
-        gradient = dict(on_model.gradients(self._trained, self._sparse))
+        gradient: dict[str, Any] = dict(on_model.gradients(self._trained, self._sparse))
+        gradient |= {
+            name: pending
+            for name, rows in self._rows.items()
+            if (pending := rows.gradient()) is not None
+        }
         gradient |= {
             name: own for name, own, shared in self._buffers() if not torch.equal(own, shared)
         }
@@ -235,9 +246,12 @@ class Replica:
         """Detach, without leaving. Idempotent.
 
         The model keeps the parameters: the shared ones, as others change them, until this process
-        writes to one; from then on all are its own.
+        writes to one; from then on all are its own. The rows of a `TableEmbedding` are the
+        training's, which it cannot read any more.
         """
         self._closed = True
+        for rows in self._rows.values():
+            rows.leave(keep=False)
         self._group.close()
         self._shared._release(at_once=False)  # noqa: SLF001
         self._shared.close()

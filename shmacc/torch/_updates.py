@@ -15,22 +15,27 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._accumulators.tables import Table, checked_ids
 from shmacc._gradients import arrays as as_arrays
-from shmacc._records.array_types import ValueArray
+from shmacc._gradients.spec import TensorSpec
+from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.conversions.torch import tensor
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+from shmacc.torch._tables import TableEmbedding, rows_of
 
 
 @dataclass(slots=True)
-class _Block:
+class Block:
     """What becomes of a round's block."""
 
+    tables: Mapping[str, TableEmbedding]
     rate: LearningRate = None
     skipped: bool = False
     ended: bool = False
+    removed: dict[str, IndexArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,15 @@ class Update:
             rank for each gradient. Empty if all have left while the round waited for them: then no
             parameter has a gradient, and the update does not count.
         weight: The weights of the gradients, added up: samples, if replicas say how many they had.
+        round_step: The step of the round, which tables keep with a row: that of `step`, and of all
+            rounds that were no updates.
     """
 
     step: int
     replicas: tuple[int, ...]
     weight: int
-    _block: _Block = field(default_factory=_Block, repr=False, compare=False)
+    round_step: int
+    _block: Block = field(repr=False, compare=False)
 
     def skip(self) -> None:
         """Let the round pass: its gradients change no parameter, buffer or optimizer's slot.
@@ -61,7 +69,45 @@ class Update:
         """
         if self._block.ended:
             raise FailedPreconditionError("A round is skipped in its block, which has ended")
+        if self._block.removed:
+            raise FailedPreconditionError(
+                "This update removes rows of a table, so it cannot be skipped"
+            )
         self._block.skipped = True
+
+    def remove(self, embedding: TableEmbedding, ids: Any) -> None:
+        """Let the update take the rows of these ids out of a table, after all it changes.
+
+        For instance those that no update of the last 10,000 rounds has changed::
+
+            old = model.user.table.ids(updated_before=update.round_step - 10_000)
+            update.remove(model.user, old)
+
+        An id that comes again begins with its initial row. Ids that have no row are ignored.
+
+        Args:
+            embedding: A `TableEmbedding` of the model.
+            ids: Integers, from 0 to below 2**63.
+
+        Raises:
+            InvalidArgumentError: It is none of the model's, or an id is out of range.
+            FailedPreconditionError: The block has ended; or the round is skipped.
+        """
+        if self._block.ended or self._block.skipped:
+            raise FailedPreconditionError(
+                "Rows are removed in a round's block, which has ended"
+                if self._block.ended
+                else "The round is skipped, so it removes nothing"
+            )
+        for name, found in self._block.tables.items():
+            if found is embedding:
+                new = checked_ids(ids, f"the ids to remove of table {name!r}").reshape(-1)
+                before = self._block.removed.get(name, new[:0])
+                self._block.removed[name] = np.concatenate([before, new])
+                return
+        raise InvalidArgumentError(
+            f"What rows are removed of is a TableEmbedding of the model, but was {embedding!r}"
+        )
 
 
 class InPlace:
@@ -78,6 +124,9 @@ class InPlace:
         """Before which step of the group all rounds are in the parameters."""
         return int(self._run[run.DONE])
 
+    def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
+        """Do nothing: there are none."""
+
     def begin(self, group: AccumulatorGroup) -> None:  # noqa: ARG002
         """Refuse to go on from parameters that may be half updated.
 
@@ -93,9 +142,10 @@ class InPlace:
     def end(
         self,
         taken: GroupTaken,
-        parameters: Mapping[str, nn.Parameter],  # noqa: ARG002 - the block has changed them
+        trained: Mapping[str, Any],  # noqa: ARG002 - the block has changed them
         values: Mapping[str, ValueArray],
         rate: LearningRate,  # noqa: ARG002
+        removed: Mapping[str, IndexArray] | None,  # noqa: ARG002 - there are no tables
     ) -> None:
         """Write what the block did not; the last store says that the update is complete.
 
@@ -158,6 +208,28 @@ class Atomic:
         """Before which step of the group all rounds are in the parameters."""
         return self.arrays.step
 
+    def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
+        """Give tables their first rows, if these parameters have had no update.
+
+        As the update of a round of step 0, which a death leaves undone or made: of several chiefs
+        that do it, whenever they die, one succeeds, and not after another round.
+        """
+        if self.done > 0:
+            return
+        whole = {name: rows_of(table).whole() for name, table in tables.items()}
+        values = {name: rows for name, rows in whole.items() if len(rows[0])}
+        if not values:
+            return
+        with AccumulatorGroup({"nothing": TensorSpec((), np.float32)}) as alone:
+            alone.unlink()  # a death leaves no name
+            alone.apply({}, 0)
+            try:
+                with alone.round(1) as taken:
+                    self.arrays.skip(taken, values)
+            except FailedPreconditionError:
+                if self.done == 0:
+                    raise
+
     def begin(self, group: AccumulatorGroup) -> None:
         """Let the block see whole parameters."""
         if group.stats().update is not None:  # another chief has died since
@@ -166,14 +238,15 @@ class Atomic:
     def end(
         self,
         taken: GroupTaken,
-        parameters: Mapping[str, nn.Parameter],
+        trained: Mapping[str, Any],
         values: Mapping[str, ValueArray],
         rate: LearningRate,
+        removed: Mapping[str, IndexArray] | None,
     ) -> None:
         """Make the update, with new contents of what no optimizer changes."""
-        for name, parameter in parameters.items():
-            given = taken[name].to_torch() if name in taken else None
-            if not _take_back(parameter.grad, given):
+        for name, one in trained.items():
+            given = on_model.given(one, taken[name]) if name in taken else None
+            if not _take_back(one.grad, given):
                 raise InvalidArgumentError(
                     f".grad of {name!r} is not as the round gave it: the block may change or "
                     "replace it, with the same shape and, if it is sparse, the same rows; it may "
@@ -181,7 +254,7 @@ class Atomic:
                     "`with ... as update: update.skip()` lets a round pass that is to change "
                     "nothing"
                 )
-        self.arrays.update(taken, values, learning_rate=rate)
+        self.arrays.update(taken, values, remove=removed, learning_rate=rate)
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
         """Let a round pass, with `values` as for `end`."""
@@ -203,12 +276,16 @@ class Atomic:
 
     def _optimizers_state(self) -> dict[str, ValueArray]:
         """Return slots, and how often each array was updated."""
-        others = {"arrays", "specs", "step"}
+        others = {"arrays", "specs"} if self._has_tables else {"arrays", "specs", "step"}
         return {
             key: value
             for key, value in self.arrays.state().items()
-            if key not in others and not key.endswith(".array")
+            if key not in others and not key.endswith((".array", ".ids", ".rows"))
         }
+
+    @property
+    def _has_tables(self) -> bool:
+        return any(isinstance(found, Table) for found in self.arrays.values())
 
     def load(
         self,
@@ -229,12 +306,25 @@ class Atomic:
         if group.stats().update is not None:  # of a dead chief
             with group.round(1) as taken:
                 self.arrays.skip(taken)
-        restored = self.arrays.state()
-        for number, name in enumerate(restored["arrays"].tolist()):
-            restored[f"{number}.array"] = as_arrays.as_array(contents[name], name)
+        tables, restored = on_model.tables(copy), self.arrays.state()
         for key, value in saved.items():
             restored[key] = as_arrays.as_array(value, key)
-        restored["step"] = np.array(group.global_step + 1)
+        step, later = group.global_step + 1, 0
+        if tables:  # the saved step becomes a later one, or stays, and rows' last steps with it
+            later = max(0, step - int(restored["step"]))
+            step = int(restored["step"]) + later
+        for number, name in enumerate(restored["arrays"].tolist()):
+            if name in tables:
+                ids, rows = rows_of(tables[name]).whole()
+                last = restored[f"{number}.last_steps"] + later
+                restored |= {
+                    f"{number}.ids": ids,
+                    f"{number}.rows": rows,
+                    f"{number}.last_steps": last,
+                }
+            else:
+                restored[f"{number}.array"] = as_arrays.as_array(contents[name], name)
+        restored["step"] = np.array(step)
         self.arrays.restore(restored)
 
 

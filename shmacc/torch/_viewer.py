@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
 
 from shmacc._accumulators.parameters import Parameters
 from shmacc._opening.options import Owners
-from shmacc._records.array_types import ValueArray
 from shmacc.errors import FailedPreconditionError, FinishedError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+from shmacc.torch._tables import rows_of
 
 
 class Viewer:
@@ -87,9 +87,12 @@ class Viewer:
         with torch.no_grad():
             for name, value in on_model.tensors(self._model).items():
                 value.copy_(on_model.in_memory(copies[name]))
+        for name, embedding in on_model.tables(self._model).items():
+            rows = rows_of(embedding)
+            rows.keep(rows.spec, copies[name].indices, copies[name].values)
         return int(copies[run.RUN][run.STEP])
 
-    def _between_rounds(self) -> dict[str, ValueArray]:
+    def _between_rounds(self) -> dict[str, Any]:
         """Return copies that no block has written to meanwhile.
 
         A block begins in a sealed step, and ends before the step moves on.

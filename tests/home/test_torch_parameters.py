@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import mmap
-import os
-import resource
 import signal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import contents, same
+from home.torch_training import (
+    PLACES,
+    contents,
+    in_the_update,
+    same,
+)
 from torch import nn
 
 import shmacc
-from shmacc import _core, errors, testing
+from shmacc import errors, testing
 from shmacc.optim import SGD, Adagrad, Adam, AdamW
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
 
@@ -153,50 +155,6 @@ def compute(rank: int) -> None:
         while replica.running:
             backward(model, rank, replica.global_step)
             replica.step()
-
-
-def kill_myself(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def before_the_update() -> None:
-    kill_myself()
-
-
-def after_the_update() -> None:
-    """Die at the end of the block, before the round is consumed."""
-    real = _core.update
-
-    def update_and_die(*args: Any) -> Any:
-        real(*args)
-        kill_myself()
-
-    _core.update = update_and_die  # type: ignore[assignment]
-
-
-def in_the_update() -> None:
-    """Die by the last array's new contents, which cannot be read: all others are changed then."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    real = _core.update
-
-    def update_and_crash(*args: Any) -> Any:
-        made = args[4]
-        number, region, rate, rows, values, size = made[-1]
-        nobodys = mmap.mmap(-1, mmap.PAGESIZE, prot=0)
-        unreadable = np.frombuffer(nobodys, np.uint8)[: len(values)]
-        made[-1] = (number, region, rate, rows, unreadable, size)
-        return real(*args)
-
-    _core.update = update_and_crash  # type: ignore[assignment]
-
-
-# Where four chiefs die in one round, and what it knows of its update then.
-PLACES: Final = (
-    (before_the_update, None),
-    (in_the_update, "begun"),
-    (before_the_update, "begun"),
-    (after_the_update, "in"),
-)
 
 
 def lead(die: Callable[[], None] | None) -> dict[str, bytes]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
+import resource
+import signal
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import nn
+
+from shmacc import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,3 +57,49 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for name, value in found.items():
         assert torch.equal(value, expected[name]), name
+
+
+def kill_myself(*_: Any) -> None:
+    """Die, as by another's kill -9."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_the_update() -> None:
+    """Die in the block."""
+    kill_myself()
+
+
+def after_the_update() -> None:
+    """Die at the end of the block, before the round is consumed."""
+    real = _core.update
+
+    def update_and_die(*args: Any) -> Any:
+        real(*args)
+        kill_myself()
+
+    _core.update = update_and_die  # type: ignore[assignment]
+
+
+def in_the_update() -> None:
+    """Die by the last array's new contents, which cannot be read: all others are changed then."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    real = _core.update
+
+    def update_and_crash(*args: Any) -> Any:
+        made = args[4]
+        number, region, rate, rows, values, size = made[-1]
+        nobodys = mmap.mmap(-1, mmap.PAGESIZE, prot=0)
+        unreadable = np.frombuffer(nobodys, np.uint8)[: len(values)]
+        made[-1] = (number, region, rate, rows, unreadable, size)
+        return real(*args)
+
+    _core.update = update_and_crash  # type: ignore[assignment]
+
+
+# Where four chiefs die in one round, and what it knows of its update then.
+PLACES: Final = (
+    (before_the_update, None),
+    (in_the_update, "begun"),
+    (before_the_update, "begun"),
+    (after_the_update, "in"),
+)

@@ -1,0 +1,120 @@
+"""What an embedding of ids has: rows of this process's own, or those of a training's table."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmacc import _core
+from shmacc._accumulators.table_spec import TableSpec
+from shmacc._accumulators.tables import Table
+from shmacc._gradients import arrays
+from shmacc._records.array_types import IndexArray, ValueArray
+from shmacc._records.taken import IndexedSlices
+from shmacc.errors import FailedPreconditionError
+
+
+class Rows:
+    """What an embedding has: rows of this process's own, or those of a training's table.
+
+    Attributes:
+        spec: What the table is, or would be.
+        table: That of the training that the module is of, or was of as a replica's; None: the rows
+            are its own.
+        shared: Whether the training goes on.
+        pending: Ids, and gradients of their rows, that backward passes have left since the last
+            step; None: nobody would hand them over.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        """Begin without rows."""
+        self.keep(spec, *_none(spec))
+
+    def keep(self, spec: TableSpec, ids: IndexArray, rows: ValueArray) -> None:
+        """Have these rows, ids ascending, and no table."""
+        self.spec, self.shared = spec, False
+        self.table: Table | None = None
+        self.pending: list[tuple[IndexArray, torch.Tensor]] | None = None
+        self._ids, self._rows = ids, rows
+
+    def share(self, table: Any, *, trains: bool) -> None:
+        """Have the rows of a training's `Table`, and collect gradients if this process `trains`."""
+        self.keep(self.spec, *_none(self.spec))
+        self.table, self.shared, self.pending = table, True, [] if trains else None
+
+    def leave(self, *, keep: bool) -> None:
+        """Be of the training no more.
+
+        Args:
+            keep: Whether its rows are to be this process's own. If not, they cannot be read.
+        """
+        if keep:
+            self.keep(self.spec, *self.whole())
+        self.shared, self.pending = False, None
+
+    def whole(self) -> tuple[IndexArray, ValueArray]:
+        """Return all ids, ascending, and their rows."""
+        if self.table is None:
+            return self._ids, self._rows
+        ids = self.table.ids()
+        return ids, self.table[ids]
+
+    def of(self, ids: IndexArray) -> ValueArray:
+        """Return copies of the rows of a vector of ids."""
+        if self.table is not None:
+            return self.table[ids]
+        spec = self.spec
+        kind, initial, seed = spec.initial.config()
+        rows = arrays.empty((len(ids), *spec.row_shape), spec.dtype)
+        _core.initial_rows(
+            (kind, list(initial), seed),
+            ids,
+            spec.row_shape[0],
+            spec.dtype == np.float64,
+            rows.reshape(-1).view(np.uint8),
+        )
+        known = np.isin(ids, self._ids)
+        rows[known] = self._rows[np.searchsorted(self._ids, ids[known])]
+        return rows
+
+    def collect(self, ids: IndexArray, leaf: torch.Tensor) -> None:
+        """Take over what a backward pass has left in ``.grad`` of rows that were looked up."""
+        gradient, leaf.grad = leaf.grad, None
+        if self.pending is not None and gradient is not None:
+            self.pending.append((ids, gradient.detach()[: len(ids)]))
+
+    def gradient(self) -> IndexedSlices | None:
+        """Return what is pending, as a group takes it; None: nothing."""
+        if not self.pending:
+            return None
+        ids, gradients = zip(*self.pending, strict=True)
+        return IndexedSlices(torch.cat(gradients).numpy(), np.concatenate(ids))
+
+    def clear(self) -> None:
+        """Drop what is pending."""
+        if self.pending is not None:
+            self.pending = []
+
+    def check_own(self) -> None:
+        """Refuse a change of the rows of a training that goes on."""
+        if self.shared:
+            raise FailedPreconditionError(
+                "A training has this TableEmbedding's rows, which its rounds alone change: load or "
+                "convert the model before (or give initial=); replicas.load_state_dict() loads a "
+                "checkpoint"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Make a copy, or a pickle, have rows of its own."""
+        copied = Rows(self.spec)
+        copied.keep(self.spec, *self.whole())
+        return copied.__dict__
+
+
+def _none(spec: TableSpec) -> tuple[IndexArray, ValueArray]:
+    return np.empty(0, np.int64), np.empty((0, *spec.row_shape), spec.dtype)
+
+
+def spec_of(table: Table) -> TableSpec:
+    """Return what a table is."""
+    return TableSpec(table.row_shape, table.dtype, initial=table.initial, max_rows=table.max_rows)

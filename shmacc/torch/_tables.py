@@ -1,0 +1,214 @@
+"""Embeddings of ids that nobody knows beforehand: a module of torch whose rows are a table's."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shmacc import init
+from shmacc._accumulators.table_spec import TableSpec
+from shmacc._accumulators.tables import Table, checked_ids
+from shmacc._gradients import arguments, arrays
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.torch._rows import Rows
+
+_IDS = "the ids of an embedding"
+_MODES = (None, "sum", "mean")
+
+
+class TableEmbedding(nn.Module):
+    """An embedding of ids that need not be known beforehand: any integers below 2**63.
+
+    As `nn.Embedding` or `nn.EmbeddingBag`, but its rows are a `shmacc.Table` of the training's
+    parameters, not a torch parameter::
+
+        model.user = TableEmbedding(16, initial=shmacc.init.Normal(0.0, 0.1, seed=1))
+        vectors = model.user(torch.tensor([[2**40, 7]]))  # (1, 2, 16)
+
+    An id gets a row when an update changes it; until then, and after its removal, it has the
+    initial one, which is a function of `initial` and the id. A `Replica` hands over ids and the
+    gradients of their rows. `SyncReplicas` and `AsyncReplicas` have the table, under the module's
+    name and ``.rows``, and need an optimizer of `shmacc.optim` for it.
+
+    Outside of a training the module has rows of its own: those of a state that was loaded, those of
+    a `Viewer`'s last snapshot, or those at the training's end in the chief. They are constants
+    there: only replicas train them. The state has ``ids``, ascending, and ``rows``. Numbers are of
+    torch's default dtype at construction, which must be float32 or float64.
+
+    Attributes:
+        embedding_dim: How many numbers a row has.
+        mode: How a bag's rows become one; None: there are no bags.
+        padding_idx: What stands for no id; None: nothing.
+        grad: In the block of a chief's round the gradients of the rows, one for each id of the
+            round, which the block may clip or scale as those of parameters; else None.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        initial: init.Initial = init.Normal(0.0, 1.0),  # noqa: B008 - it is frozen
+        mode: str | None = None,
+        max_rows: int | None = None,
+        padding_idx: int | None = None,
+    ) -> None:
+        """Make it, without rows.
+
+        Args:
+            embedding_dim: How many numbers a row has.
+            initial: What a row has before anything changes it; give each table a seed of its own.
+            mode: None: a row for each id. "sum", "mean": of each bag of ids, as `nn.EmbeddingBag`.
+            max_rows: How many rows the table may have: an update that would leave more is a
+                ResourceExhaustedError of the chief's round. None: any number.
+            padding_idx: An integer, also a negative one as -1, that stands for no id: its row is
+                zeros, no bag counts it, and nothing is trained by it.
+
+        Raises:
+            InvalidArgumentError: A bad argument.
+        """
+        super().__init__()
+        if mode not in _MODES:
+            raise InvalidArgumentError(f'mode must be None, "sum" or "mean", but was {mode!r}')
+        self.embedding_dim: int = arguments.int64(embedding_dim, "embedding_dim")
+        self.mode = mode
+        self.padding_idx: int | None = (
+            None if padding_idx is None else arguments.int64(padding_idx, "padding_idx")
+        )
+        self.grad: torch.Tensor | None = None
+        dtype = _name_of(torch.get_default_dtype())
+        self._own = Rows(
+            TableSpec((self.embedding_dim,), dtype, initial=initial, max_rows=max_rows)
+        )
+
+    @property
+    def table(self) -> Table:
+        """The table, while this process is a training's chief or replica.
+
+        Raises:
+            FailedPreconditionError: It is none.
+        """
+        found = self._own.table
+        if found is None:
+            raise FailedPreconditionError(
+                "This TableEmbedding has no table: SyncReplicas, AsyncReplicas and Replica give it "
+                "one, until they are closed"
+            )
+        return found
+
+    # torch.compile leaves it as it is: it reads what other processes change.
+    @torch.compiler.disable
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> Any:
+        """Return rows, of shape ``ids.shape + (embedding_dim,)``; or one for each bag.
+
+        Args:
+            ids: Integers of any dtype, from 0 to below 2**63, on the CPU. With a mode, bags: a row
+                of a matrix is one, or `offsets` say where in a vector each one begins.
+            offsets: As for `nn.EmbeddingBag`.
+
+        Raises:
+            InvalidArgumentError: An id is out of range; or offsets without a mode.
+            FailedPreconditionError: The replica is closed.
+        """
+        if self.mode is None and offsets is not None:
+            raise InvalidArgumentError(
+                'offsets are for bags: TableEmbedding(..., mode="sum") or "mean"'
+            )
+        given, padding = arrays.as_array(ids, _IDS), None
+        counted: Any = ... if self.padding_idx is None else given != self.padding_idx
+        numbers = checked_ids(given[counted], _IDS)
+        looked_up, places = np.unique(numbers, return_inverse=True)
+        leaf = torch.from_numpy(self._own.of(looked_up))
+        where = np.full(given.shape, len(looked_up))
+        where[counted] = places.reshape(numbers.shape)
+        if self.padding_idx is not None:
+            padding = len(looked_up)
+            leaf = nn.functional.pad(leaf, (0, 0, 0, 1))  # a row of zeros
+        if self._own.pending is not None and torch.is_grad_enabled():
+            leaf.requires_grad_().register_post_accumulate_grad_hook(
+                partial(self._own.collect, looked_up)
+            )
+        at = torch.from_numpy(where)
+        if self.mode is None:
+            return nn.functional.embedding(at, leaf, padding)
+        return nn.functional.embedding_bag(at, leaf, offsets, mode=self.mode, padding_idx=padding)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients that backward passes have left; a model's own does not reach them.
+
+        Args:
+            set_to_none: Of parameters, of which there are none.
+        """
+        super().zero_grad(set_to_none)
+        self._own.clear()
+
+    def extra_repr(self) -> str:
+        """Return what it is."""
+        spec = self._own.spec
+        parts = [f"{self.embedding_dim}, initial={spec.initial!r}"]
+        for name in ("mode", "max_rows", "padding_idx"):
+            value = getattr(spec if name == "max_rows" else self, name)
+            parts += [] if value is None else [f"{name}={value!r}"]
+        return ", ".join(parts)
+
+    def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Convert the rows, as `double` and `to` do with parameters."""
+        super()._apply(function, *args, **kwargs)
+        spec = self._own.spec
+        ids, rows = (Rows(spec) if self._own.shared else self._own).whole()
+        found = function(torch.from_numpy(rows))
+        if found.device.type != "cpu":
+            raise InvalidArgumentError(
+                f"A TableEmbedding is on the CPU, as shared memory is, not on '{found.device}'"
+            )
+        if (dtype := _name_of(found.dtype)) != spec.dtype.name:
+            self._own.check_own()
+            self._own.keep(replace(spec, dtype=dtype), ids, found.numpy())
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        ids, rows = self._own.whole()
+        destination[f"{prefix}ids"] = torch.from_numpy(ids)
+        destination[f"{prefix}rows"] = torch.from_numpy(rows)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,  # noqa: ARG002 - torch's signature
+        strict: bool,  # noqa: ARG002
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        keys = [f"{prefix}ids", f"{prefix}rows"]
+        missing = [key for key in keys if key not in state_dict]
+        missing_keys += missing
+        unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in keys]
+        if missing:
+            return
+        self._own.check_own()
+        spec = self._own.spec
+        ids = checked_ids(state_dict[keys[0]].cpu(), _IDS).copy()
+        rows = state_dict[keys[1]].detach().to("cpu", getattr(torch, spec.dtype.name), copy=True)
+        if rows.shape != (ids.size, *spec.row_shape) or ids.ndim != 1:
+            error_msgs.append(
+                f"size mismatch for {keys[1]}: {tuple(rows.shape)} in the state, beside ids of "
+                f"shape {ids.shape}; rows have shape {spec.row_shape} in this model."
+            )
+        elif len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
+            error_msgs.append(f"{keys[0]} must ascend, and be distinct.")
+        else:
+            self._own.keep(spec, ids, rows.numpy())
+
+
+def rows_of(embedding: TableEmbedding) -> Rows:
+    """Return what an embedding has."""
+    return embedding._own  # noqa: SLF001
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,263 @@
+"""What embeddings of ids compute, beside torch's own; what chief and replicas do with them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from helpers.support import LONG
+from home.torch_tables import (
+    NAME,
+    USERS,
+    Clicks,
+    backward,
+    chief_of,
+    hand_over,
+    kinds,
+    make_rounds,
+)
+from home.torch_training import (
+    contents,
+    same,
+)
+from torch import nn
+
+from shmacc import errors, optim, testing
+from shmacc.torch import (
+    Replica,
+    SyncReplicas,
+    TableEmbedding,
+    Viewer,
+    clip_grad_norm_,
+    optimizer_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@kinds
+def test_a_row_that_is_used_several_times_has_all_its_gradients(kind: Any) -> None:
+    """Twice in a batch, by two lookups of a forward pass, by two backward passes, by tied names."""
+
+    class Pairs(nn.Module):
+        def __init__(self, rows: nn.Module) -> None:
+            super().__init__()
+            self.rows, self.tied = rows, rows
+
+        def forward(self, ids: torch.Tensor) -> Any:
+            return (self.rows(ids) * self.tied(ids.flip(0)) ** 2).sum()
+
+    model, other = (Pairs(TableEmbedding(3, initial=USERS)) for _ in range(2))
+    ids = torch.tensor([5, 9, 5, 2**62])
+    known = nn.Embedding.from_pretrained(model.rows(torch.tensor([5, 9, 2**62])), freeze=False)
+    expected = Pairs(known)
+    for _ in range(2):
+        expected(torch.tensor([0, 1, 0, 2])).backward()
+    with (
+        kind(model, NAME, total_num_replicas=1, optimizer=optim.SGD(1.0)) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        loss = other(ids)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        if kind is SyncReplicas:
+            hand_over(replica)
+        else:
+            replica.step()
+        before = model.rows(torch.tensor([5, 9, 2**62]))
+        with replicas.round(timeout=LONG):
+            torch.testing.assert_close(model.rows.grad, known.weight.grad)
+            model.rows.grad *= 0.5
+        assert list(replicas._shared) == ["rows.rows", ".run", ".left"]
+        after = model.rows(torch.tensor([5, 9, 2**62]))
+        torch.testing.assert_close(after, before - known.weight.grad / 2)
+        replica.close()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("flat", [True, False], ids=["offsets", "matrix"])
+@pytest.mark.parametrize("padding", [None, 3, -1])
+def test_bags_are_those_of_torch(mode: Any, padding: int | None, *, flat: bool) -> None:
+    """An empty one and one of padding alone, too; and their gradients."""
+    ids = torch.tensor([[1, 1, 2], [0, -1 if padding == -1 else 3, 4], [3, 3, 3]])
+    if padding == -1:
+        ids[2] = -1
+    where = ids.where(ids >= 0, 5)
+    bags: tuple[torch.Tensor, ...] = ()
+    if flat:
+        ids, where, bags = ids.flatten(), where.flatten(), (torch.tensor([0, 2, 2, 7, 9]),)
+    model, other = (TableEmbedding(2, mode=mode, padding_idx=padding) for _ in range(2))
+    rows = TableEmbedding(2)(torch.arange(6))
+    if padding is not None:
+        rows[padding] = 0.0
+    theirs = nn.EmbeddingBag.from_pretrained(rows, freeze=False, mode=mode, padding_idx=padding)
+    expected = theirs(where, *bags)
+    scale = torch.arange(1.0, 1 + expected.numel()).view_as(expected)
+    (expected * scale).sum().backward()
+    with (
+        chief_of(model, 1, optim.SGD(1.0)) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        found = other(ids, *bags)
+        assert torch.equal(found, expected)
+        (found * scale).sum().backward()
+        hand_over(replica)
+        with replicas.round(timeout=LONG):
+            pass
+        trained = sorted(set(ids.flatten().tolist()) - {padding})
+        assert model.table.ids().tolist() == trained
+        after = rows.detach() - theirs.weight.grad
+        torch.testing.assert_close(torch.from_numpy(model.table[trained]), after[trained])
+        replica.close()
+
+
+def test_an_embedding_is_as_torchs_with_padding() -> None:
+    """Of any shape of ids, and of none; the row is zeros, and may be changed in place."""
+    rows = TableEmbedding(4, initial=USERS, padding_idx=0)
+    plain = TableEmbedding(4, initial=USERS)
+    ids = torch.tensor([[[7, 0], [0, 2**63 - 1]]])
+    found = rows(ids)
+    assert found.shape == (1, 2, 2, 4)
+    assert torch.equal(found == 0, (ids == 0)[..., None].expand(found.shape))
+    assert torch.equal(found[0, 0, 0], plain(torch.tensor(7)))
+    assert rows(torch.empty(0, 2, dtype=torch.int64)).shape == (0, 2, 4)
+    assert torch.equal(plain(torch.tensor([200], dtype=torch.uint8)), plain(torch.tensor([200])))
+    found += 1
+
+
+def test_gradients_in_the_block(namespace: str) -> None:  # noqa: ARG001
+    """They are clipped with the others'; those of a replica that leaves do not count."""
+    model, others = Clicks(), [Clicks(), Clicks()]
+    with (
+        chief_of(model, 2, optim.SGD(0.1)) as replicas,
+        Replica(others[0], NAME, 0, timeout=0.01) as replica,
+    ):
+        with Replica(others[1], NAME, 1, timeout=0.01):
+            pass
+        backward(others[0], 0, 0)
+        pending: Any = others[0].users._own.gradient()
+        hand_over(replica)
+        before = contents(model)
+        with replicas.round(timeout=LONG) as update:
+            assert update.replicas == (0,)
+            grad: Any = model.users.grad
+            torch.testing.assert_close(grad.sum(), torch.from_numpy(pending.values).sum())
+            trained: list[Any] = [*model.parameters(), model.users, model.tags]
+            total = clip_grad_norm_(trained, 1e-3)
+            assert total > 1e-3
+            norms = torch.stack([one.grad.norm() for one in trained]).norm()
+            torch.testing.assert_close(norms, torch.tensor(1e-3))
+        assert model.users.grad is None
+        assert replica.step()
+        moved = model.layer.weight.detach() - before["layer.weight"]
+        assert 0 < float(moved.norm()) <= 1e-4
+        backward(others[0], 0, 1)
+        others[0].zero_grad()
+        others[0].users.zero_grad()
+        others[0].tags.zero_grad()
+        hand_over(replica)
+        with replicas.round(timeout=LONG):
+            assert model.users.grad is model.layer.weight.grad is None
+        replica.close()
+
+
+def test_rows_are_removed_and_counted() -> None:
+    """An update that would leave too many changes nothing; then it may remove some, or skip."""
+    model, other = Clicks(max_rows=6), Clicks(max_rows=6)
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        make_rounds(replicas, replica, other, 1)
+        before = contents(model)
+        other.users(torch.arange(100, 104)).sum().backward()
+        hand_over(replica)
+        with (
+            pytest.raises(errors.ResourceExhaustedError, match=r"users.rows.*6"),
+            replicas.round(timeout=LONG),
+        ):
+            pass
+        same(contents(model), before)
+        with replicas.round(timeout=LONG) as update:
+            with pytest.raises(errors.InvalidArgumentError, match="a TableEmbedding of the model"):
+                update.remove(Clicks().users, [0])
+            update.remove(model.users, before["users.ids"][:2])
+            update.remove(model.users, before["users.ids"][1:])
+            update.remove(model.tags, [0])
+            with pytest.raises(errors.FailedPreconditionError, match="cannot be skipped"):
+                update.skip()
+        with pytest.raises(errors.FailedPreconditionError, match="has ended"):
+            update.remove(model.users, [0])
+        assert replica.step()
+        assert model.users.table.ids().tolist() == [100, 101, 102, 103]
+        assert model.tags.table.contains(before["tags.ids"]).sum() == len(before["tags.ids"]) - 1
+        other.users(torch.arange(3)).sum().backward()
+        hand_over(replica)
+        with replicas.round(timeout=LONG) as update:
+            update.skip()
+            with pytest.raises(errors.FailedPreconditionError, match="removes nothing"):
+                update.remove(model.users, [100])
+        assert replica.step()
+        assert model.users.table.ids().tolist() == [100, 101, 102, 103]
+        replica.close()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler's
+def test_a_compiled_replica() -> None:
+    model, other = Clicks(), Clicks()
+    with (
+        chief_of(torch.compile(model, backend="eager")) as replicas,
+        Replica(torch.compile(other, backend="eager"), NAME, 0, timeout=0.01) as replica,
+    ):
+        compiled = torch.compile(other, backend="eager")
+        make_rounds(replicas, replica, compiled, 2)
+        assert set(replicas._shared) >= {"users.rows", "tags.rows"}
+        assert len(model.users.table)
+        replica.close()
+
+
+def test_what_is_refused(namespace: str) -> None:
+    def refused(words: str, call: Callable[[], Any]) -> None:
+        with pytest.raises(errors.InvalidArgumentError, match=words):
+            call()
+
+    model = Clicks()
+    refused("optimizers of torch do not know", lambda: chief_of(model, optimizer=None))
+    adam = optimizer_of(torch.optim.Adam(model.parameters()))
+    refused("optimizers of torch do not know", lambda: chief_of(model, optimizer=adam))
+    refused(
+        "'users.rows' requires grad, but there is no",
+        lambda: chief_of(model, optimizer={"layer*": optim.SGD(0.1), "tags*": optim.SGD(0.1)}),
+    )
+    wrong_arguments: list[dict[str, Any]] = [
+        {"mode": "max"},
+        {"embedding_dim": -1},
+        {"max_rows": 0},
+        {"initial": 0.0},
+        {"padding_idx": 0.5},
+    ]
+    for options in wrong_arguments:
+        refused(".", functools.partial(TableEmbedding, **{"embedding_dim": 4} | options))
+    refused("float16", Clicks().half)
+    refused("on the CPU", lambda: Clicks().to("meta"))
+    ids = torch.tensor([1])
+    refused("offsets are for bags", lambda: model.users(ids, torch.tensor([0])))
+    refused("not be negative", lambda: model.users(-ids))
+    refused("0x7FFF", lambda: model.users(torch.tensor([2**63 + 1], dtype=torch.uint64)))
+    refused("integer", lambda: model.users(ids.float()))
+    for wrong in (
+        {"users.ids": torch.tensor([2, 1]), "users.rows": torch.ones(2, 4)},
+        {"users.ids": torch.tensor([2]), "users.rows": torch.ones(2, 4)},
+        {"users.ids": torch.tensor([2]), "users.rows": torch.ones(1, 3)},
+        {"users.more": torch.ones(1)},
+    ):
+        with pytest.raises(RuntimeError, match="users"):
+            model.load_state_dict(model.state_dict() | wrong)
+    assert not testing.leaked_names(namespace)
+    with chief_of(model):
+        refused("'users.rows'", lambda: chief_of(Clicks(max_rows=5)))
+        for other in (Clicks(max_rows=5), Clicks().double()):
+            refused("is TableSpec.* in the chief's", functools.partial(Replica, other, NAME, 0))
+        dense: Any = Clicks()
+        dense.users = nn.Embedding(4, 4)
+        refused("model has 'users", lambda: Viewer(dense, NAME))

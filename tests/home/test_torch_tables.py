@@ -1,0 +1,323 @@
+"""Embeddings of ids that nobody knows beforehand, beside a dict and torch's own."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import LONG
+from home.torch_tables import (
+    BOTH,
+    NAME,
+    Clicks,
+    backward,
+    batch,
+    chief_of,
+    hand_over,
+    kinds,
+    make_rounds,
+)
+from home.torch_training import (
+    PLACES,
+    after_the_update,
+    contents,
+    in_the_update,
+    kill_myself,
+    same,
+)
+from torch import nn
+
+import shmacc
+from shmacc import errors, optim
+from shmacc.torch import (
+    Replica,
+    Viewer,
+    clip_grad_norm_,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.apart import Apart
+
+UPDATES: Final = 12
+
+
+class Reference(nn.Module):
+    """A dict from id to position, and torch's sparse embeddings with the same first rows."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        super().__init__()
+        model = Clicks()
+        self.layer = model.layer
+        self.known: dict[str, dict[int, int]] = {"users": {-1: 0}, "tags": {-1: 0}}
+        self.users = nn.Embedding(200, 4, sparse=True)
+        self.tags = nn.EmbeddingBag(200, 4, mode="mean", sparse=True, padding_idx=0)
+        self.first = {"users": model.users, "tags": Clicks().tags}
+        self.first["tags"].mode = None
+
+    def positions(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+        known, weight = self.known[name], self.get_submodule(name).weight
+        for number in ids.flatten().tolist():
+            if number not in known:
+                known[number] = len(known)
+                with torch.no_grad():
+                    weight[known[number]] = self.first[name](torch.tensor([number]))[0]
+        return torch.tensor([known[number] for number in ids.flatten().tolist()]).view(ids.shape)
+
+    def forward(self, users: torch.Tensor, tags: torch.Tensor) -> Any:
+        """Return logits."""
+        rows = self.users(self.positions("users", users))
+        return self.layer(torch.cat([rows, self.tags(self.positions("tags", tags))], dim=1))
+
+
+def reference(make: Callable[[Any], Any], steps: int) -> Reference:
+    """What one process comes to with the batches of two replicas."""
+    model = Reference()
+    theirs = [
+        make([model.users.weight, model.tags.weight]),
+        torch.optim.SGD(model.layer.parameters(), 0.1),
+    ]
+    for step in range(steps):
+        for optimizer in theirs:
+            optimizer.zero_grad()
+        for rank in range(2):
+            users, tags = batch(rank, step)
+            (nn.functional.cross_entropy(model(users, tags), users % 2) / 2).backward()
+        for optimizer in theirs:
+            optimizer.step()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (optim.SGD(0.3), lambda rows: torch.optim.SGD(rows, 0.3)),
+        (
+            optim.Adagrad(0.1, 0.0, 1e-10),
+            lambda rows: torch.optim.Adagrad(rows, 0.1, eps=1e-10),
+        ),
+        (
+            optim.Adam(0.01, as_torch=True),
+            lambda rows: torch.optim.SparseAdam(rows, 0.01),
+        ),
+    ],
+    ids=["SGD", "Adagrad", "SparseAdam"],
+)
+def test_updates_are_those_of_a_dict_and_torchs_optimizer(
+    ours: Any, theirs: Callable[[Any], Any]
+) -> None:
+    steps, model = 12, Clicks()
+    others = [Clicks(), Clicks()]
+    optimizer = {"layer*": optim.SGD(0.1), "*": ours}
+    with (
+        chief_of(model, 2, optimizer) as replicas,
+        Replica(others[0], NAME, 0, timeout=0.01) as first,
+        Replica(others[1], NAME, 1, timeout=0.01) as second,
+    ):
+        for step in range(steps):
+            for replica, other in zip((first, second), others, strict=True):
+                backward(other, replica.rank, step)
+                hand_over(replica)
+            with replicas.round(timeout=LONG):
+                pass
+            assert first.step()
+            assert second.step()
+        expected = reference(theirs, steps)
+        for name in ("users", "tags"):
+            known = {number: at for number, at in expected.known[name].items() if number >= 0}
+            table = model.get_submodule(name).table
+            assert table.ids().tolist() == sorted(known)
+            rows = expected.get_submodule(name).weight.detach()[list(known.values())]
+            torch.testing.assert_close(torch.from_numpy(table[list(known)]), rows)
+        torch.testing.assert_close(model.layer.weight, expected.layer.weight)
+
+
+def compute(rank: int, dies_at: tuple[int, bool] | None) -> None:
+    """Be a replica until the chief ends, or die at a step: before its gradient or after it."""
+    model = Clicks()
+    with Replica(model, NAME, rank, timeout=LONG) as replica:
+        while replica.running:
+            step = replica.global_step
+            backward(model, rank, step)
+            if dies_at is not None and step == dies_at[0]:
+                if dies_at[1]:
+                    assert replica._hand_over(1)
+                kill_myself()
+            replica.step()
+
+
+def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
+    """Be a chief that dies in its first block, or trains to the end; what there is then."""
+    model = Clicks()
+    with chief_of(model, 2) as replicas:
+        while replicas.global_step < UPDATES:
+            with replicas.round(timeout=LONG) as update:
+                old = model.users.table.ids(updated_before=update.round_step - 3)
+                update.remove(model.users, old)
+                clip_grad_norm_([*model.parameters(), model.users], 0.5)
+                if die is not None:
+                    die()
+        assert 0 < len(model.users.table) < 6 + UPDATES
+        return {key: value.tobytes() for key, value in replicas._shared.state().items()}
+
+
+@pytest.mark.timeout(300)
+def test_deaths_of_chiefs_and_replicas_change_nothing(start: Callable[..., Apart]) -> None:
+    """Rows, slots, ids, last steps are to the bit those of a run without deaths."""
+    undisturbed = [start(compute, rank, None) for rank in range(2)]
+    expected = start(lead, None).result()
+    for child in undisturbed:
+        child.result()
+    dying = [start(compute, 0, (2, True)), start(compute, 1, (4, False))]
+    for die, update in itertools.islice(itertools.cycle(PLACES), 8):
+        status = start(lead, die).wait()
+        assert status == (signal.SIGSEGV if die is in_the_update else signal.SIGKILL)
+        with shmacc.AccumulatorGroup.attach(NAME) as group:
+            assert group.stats().update == update
+    chief = start(lead, None)
+    again = []
+    for rank, child in enumerate(dying):
+        assert child.wait() == signal.SIGKILL
+        again.append(start(compute, rank, None))
+    assert chief.result() == expected
+    for child in again:
+        child.result()
+
+
+def test_a_checkpoint_goes_on_to_the_bit() -> None:
+    """In the same training, whose rows keep their ages, and in a new one."""
+    model, other = Clicks(), Clicks()
+    saved = io.BytesIO()
+
+    def ages(replicas: Any) -> Any:
+        table = model.users.table
+        return (replicas._shared.step - table.last_updated(table.ids())).tolist()
+
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        make_rounds(replicas, replica, other, 5)
+        torch.save(replicas.state_dict(), saved)
+        before, old = contents(model), ages(replicas)
+        assert {"users.ids", "users.rows", "tags.ids", "tags.rows"} < before.keys()
+        assert len(before["users.rows"]) == len(before["users.ids"]) == len(model.users.table) > 5
+        make_rounds(replicas, replica, other, 4)
+        expected = contents(model)
+        slots = replicas._shared.slots["users.rows"]["accumulator"][expected["users.ids"]]
+        saved.seek(0)
+        checkpoint = torch.load(saved, weights_only=True)
+        replicas.load_state_dict(checkpoint)
+        same(contents(model), before)
+        assert ages(replicas) == old
+        replica._follow(replicas._group.global_step)
+        make_rounds(replicas, replica, other, 4)
+        same(contents(model), expected)
+        replica.close()
+    model, other = Clicks(), Clicks()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        replicas.load_state_dict(checkpoint)
+        assert ages(replicas) == old
+        replica._follow(replicas._group.global_step)
+        make_rounds(replicas, replica, other, 4)
+        same(contents(model), expected)
+        found = replicas._shared.slots["users.rows"]["accumulator"][expected["users.ids"]]
+        np.testing.assert_array_equal(found, slots)
+        replica.close()
+
+
+def trained() -> Clicks:
+    """A model that a training has left."""
+    model, other = Clicks(), Clicks()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        make_rounds(replicas, replica, other, 3)
+        replica.close()
+    assert len(model.state_dict()["users.ids"])
+    return model
+
+
+def begin(kind: Any, initial: Clicks, die: Callable[[], None] | None) -> None:
+    """Be a chief that may die as it gives its tables their first rows."""
+    if die is not None:
+        die()
+    chief = kind(Clicks(), NAME, total_num_replicas=1, optimizer=BOTH, initial=initial)
+    assert len(chief._shared["users.rows"])
+    kill_myself()
+
+
+@kinds
+def test_a_training_starts_from_a_trained_model(kind: Any, start: Callable[..., Apart]) -> None:
+    """Whenever a first chief dies; and one that exists goes on from what it has."""
+    before = trained()
+    for die in (in_the_update, after_the_update, None):
+        status = start(begin, kind, before, die).wait()
+        assert status == (signal.SIGSEGV if die is in_the_update else signal.SIGKILL)
+    model, other = Clicks(), Clicks()
+    options = {"total_num_replicas": 1, "optimizer": BOTH, "initial": before.state_dict()}
+    with kind(model, NAME, **options) as replicas:
+        same(contents(model), contents(before))
+        with Replica(other, NAME, 0, timeout=0.01) as replica:
+            same(contents(other), contents(before))
+            make_rounds(replicas, replica, other, 1)
+            after = contents(model)
+            assert not torch.equal(after["users.rows"], before.state_dict()["users.rows"])
+            again = kind(late := Clicks(), NAME, **options)
+            same(contents(late), after)
+            again.close()
+            replica.close()
+
+
+def test_a_model_without_a_training_has_rows_of_its_own() -> None:
+    """Those at the end; a copy's, a pickle's, a converted one's, too. Not a replica's."""
+    model, other = Clicks(), Clicks()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        make_rounds(replicas, replica, other, 3)
+        during, copied = contents(model), copy.deepcopy(model)
+        same(contents(copy.deepcopy(other)), during)
+        for change in (lambda: model.load_state_dict(during), model.double):
+            with pytest.raises(errors.FailedPreconditionError, match="rounds alone change"):
+                change()
+        make_rounds(replicas, replica, other, 1)
+        replica.close()
+        after = contents(model)
+    same(contents(model), after)
+    same(contents(copied), during)
+    assert not torch.equal(after["users.rows"], during["users.rows"])
+    same(contents(pickle.loads(pickle.dumps(model))), after)
+    ids = torch.tensor([0, 5, 2**61 // 100])
+    assert torch.equal(model.double().users(ids), copied.users(ids).double()) is False
+    assert model.users(ids).dtype == torch.float64
+    assert torch.equal(
+        model.float().users(ids),
+        torch.stack([after["users.rows"][0], Clicks().users(ids)[1], after["users.rows"][1]]),
+    )
+    with pytest.raises(errors.FailedPreconditionError, match="are closed"):
+        other.users(ids)
+    other.load_state_dict(during)
+    same(contents(other), during)
+    with pytest.raises(errors.FailedPreconditionError, match="has no table"):
+        len(model.users.table)
+
+
+def test_a_viewer_has_the_rows_of_one_step() -> None:
+    model, other, seen = Clicks(), Clicks(), Clicks()
+    with (
+        chief_of(model) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+        Viewer(seen, NAME, timeout=LONG) as viewer,
+    ):
+        for step in range(1, 3):
+            make_rounds(replicas, replica, other, 1)
+            assert viewer.snapshot() == step
+            same(contents(seen), contents(model))
+        before = contents(seen)
+        make_rounds(replicas, replica, other, 1)
+        same(contents(seen), before)
+        replica.close()

@@ -1,0 +1,71 @@
+"""What tests of embeddings of ids share: a model of clicks, its batches, its chief."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+import torch
+from helpers.support import LONG
+from torch import nn
+
+from shmacc import errors, init, optim
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, TableEmbedding
+
+NAME: Final = "replicas"
+USERS: Final = init.Normal(0.0, 0.5, seed=11)
+BOTH: Final = {"users*": optim.Adagrad(0.1), "*": optim.Adam(0.05)}
+kinds = pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
+
+
+class Clicks(nn.Module):
+    """Users by hashes, bags of tags, a dense layer."""
+
+    def __init__(self, **options: Any) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        torch.manual_seed(7)
+        self.users = TableEmbedding(4, initial=USERS, **options)
+        self.tags = TableEmbedding(4, initial=init.Uniform(-1, 1), mode="mean", padding_idx=-1)
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, users: torch.Tensor, tags: torch.Tensor) -> Any:
+        """Return logits."""
+        return self.layer(torch.cat([self.users(users), self.tags(tags)], dim=1))
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Users that are new all the while, and old ones; tags, of which some are none."""
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    users = torch.randint(0, 6 + step, (8,), generator=random) * (2**61 // 100)
+    tags = torch.randint(-1, 20, (8, 3), generator=random)
+    return users, tags
+
+
+def backward(model: nn.Module, rank: int, step: int) -> None:
+    users, tags = batch(rank, step)
+    nn.functional.cross_entropy(model(users, tags), users % 2).backward()
+
+
+def hand_over(replica: Replica) -> None:
+    """Hand over what is pending, and do not wait for the update."""
+    with pytest.raises(errors.DeadlineExceededError):
+        replica.step()
+
+
+def make_rounds(replicas: Any, replica: Replica, model: nn.Module, count: int) -> None:
+    """Make some, of this process's replica."""
+    for _ in range(count):
+        backward(model, replica.rank, replica.global_step)
+        if isinstance(replicas, SyncReplicas):
+            hand_over(replica)
+        else:
+            replica.step()
+        with replicas.round(timeout=LONG):
+            pass
+        if isinstance(replicas, SyncReplicas):
+            assert replica.step()
+
+
+def chief_of(model: nn.Module, total: int = 1, optimizer: Any = BOTH, **options: Any) -> Any:
+    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer, **options)
