@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from helpers.apart import Apart, run_apart
+from helpers.busy import busy
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, testing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from helpers.apart import Pipe
 
@@ -41,36 +42,6 @@ def _apply(acc: SparseConditionalAccumulator, count: int) -> int:
     for _ in range(count):
         assert acc.apply_grad(range(ROWS), np.ones((ROWS, 4)), local_step=shmacc.NEVER_STALE)
     return count
-
-
-@contextmanager
-def busy(*work: Callable[[], Any]) -> Iterator[list[int]]:
-    """Threads that do these things over and over; how often each did, once it is over."""
-    stop = threading.Event()
-    done = [0] * len(work)
-    failed: list[BaseException] = []
-
-    def repeat(i: int) -> None:
-        try:
-            while not stop.is_set():
-                work[i]()
-                done[i] += 1
-        except BaseException as error:  # noqa: BLE001 - the test raises it
-            failed.append(error)
-
-    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(len(work))]
-    for thread in threads:
-        thread.start()
-    try:
-        until(lambda: all(done) or bool(failed))
-        yield done
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(LONG)
-            assert not thread.is_alive()
-    if failed:
-        raise failed[0]
 
 
 def _child(acc: SparseConditionalAccumulator) -> int:

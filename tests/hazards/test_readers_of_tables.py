@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, run_apart
+from helpers.busy import busy
 from helpers.stepping_tracer import Traced, on_one_core, refusal
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, init, optim
@@ -32,6 +33,7 @@ NOBODY: Final = -1.0
 # Of a row that takes a reader long, and at how many places it is stopped.
 _WIDE: Final = 1024
 _STOPS: Final = 400 if os.environ.get("SHMACC_EVERY_INSTANT") else 25
+_FORKS: Final = 8
 VERSIONS: Final = 1000.0
 SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
 
@@ -123,6 +125,27 @@ def test_several_readers_beside_a_chief(params: Parameters) -> None:
             judge(params)
             one.result()
             other.result()
+        chief.kill()
+
+
+def _again(params: Parameters) -> None:
+    """Be a child of a process whose threads were reading: read by what it had open, and anew."""
+    judge(params)
+    _read(3)
+    judge(params)
+
+
+def _with_threads(params: Parameters) -> None:
+    with busy(*[lambda: judge(params)] * 3):
+        for _ in range(_FORKS):
+            run_apart(_again, params)
+
+
+@pytest.mark.threads
+def test_threads_that_read_while_their_process_forks(params: Parameters) -> None:
+    with Apart(_chief) as chief:
+        chief.hear()
+        run_apart(_with_threads, params)
         chief.kill()
 
 

@@ -1,0 +1,42 @@
+"""Threads that are in the middle of everything."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from helpers.support import LONG, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@contextmanager
+def busy(*work: Callable[[], Any]) -> Iterator[list[int]]:
+    """Threads that do these things over and over; how often each did, once it is over."""
+    stop = threading.Event()
+    done = [0] * len(work)
+    failed: list[BaseException] = []
+
+    def repeat(i: int) -> None:
+        try:
+            while not stop.is_set():
+                work[i]()
+                done[i] += 1
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            failed.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(len(work))]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: all(done) or bool(failed))
+        yield done
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(LONG)
+            assert not thread.is_alive()
+    if failed:
+        raise failed[0]
