@@ -19,17 +19,27 @@ from helpers import killing_updates as killing
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.half_loads import half_loaded, loading
+from helpers.killing_tables import TableScene
 from helpers.killing_updates import GROUP, PARAMS, UpdateScene
 from helpers.lock_holder import held
 from helpers.stepping_tracer import refusal
 
 import shmacc
-from shmacc import AccumulatorGroup, Parameters, errors, optim
+from shmacc import AccumulatorGroup, Parameters, errors, inspection, optim
 from shmacc._layout import names
 
 Both = dict[str, Any]
 NOT_LOADED: Final = "died before the end"
 SCENE: Final = UpdateScene("a load", optim.SGD(0.5, 0.5), lanes=2)
+OF_A_TABLE: Final = TableScene(
+    "a load of a table",
+    optim.SGD(0.5, 0.5),
+    lanes=2,
+    there=(1, 2, 3, 4, 2**40),
+    gone=(3,),
+    changed=(1, 5, 6, 7, 8, 9),
+    removed=(2, 5),
+)
 # Of the instants at which nothing but contents had changed, one in so many is judged.
 _ONE_IN: Final = 8
 
@@ -58,14 +68,12 @@ def everything(both: Both) -> dict[str, bytes]:
     }
 
 
-def one_round(both: Both) -> bool:
+def one_round(both: Both, scene: UpdateScene = SCENE) -> bool:
     """Make a round of one gradient; whether it was one."""
     group, params = both["group"], both["params"]
-    group.apply(killing.gradient(7), group.global_step)
+    group.apply(scene.gradient(7), group.global_step)
     with group.round(1) as taken:
-        updated = params.update(taken)
-        assert isinstance(updated, bool)
-        return updated
+        return scene.update(params, taken)
 
 
 @pytest.fixture
@@ -86,29 +94,27 @@ def path(both: Both, tmp_path: Path) -> Path:
     return saved
 
 
-def _save(path: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
+def _save(scene: UpdateScene, path: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Everything as saved, and as it is before the load."""
-    params, group = SCENE.make()
+    params, group = scene.make()
     both: Both = {"group": group, "params": params}
     shmacc.save(path, both)
     saved = everything(both)
-    one_round(both)
+    one_round(both, scene)
     before = everything(both)
     close(both, unlink=True)
     return saved, before
 
 
-def _then_one_round(params: Parameters, group: AccumulatorGroup) -> None:
-    one_round({"group": group, "params": params})
-
-
-def _judge(path: Path, saved: dict[str, bytes], before: dict[str, bytes]) -> str:
+def _judge(
+    scene: UpdateScene, path: Path, saved: dict[str, bytes], before: dict[str, bytes]
+) -> str:
     """What a chief finds that comes after the death, before it loads once more."""
     both = attach()
     try:
         one_of = both["params"]._half_loaded
         if one_of:
-            _is_refused(both, path)
+            _is_refused(scene, both, path)
             found = "half"
         else:
             now = everything(both)
@@ -116,15 +122,16 @@ def _judge(path: Path, saved: dict[str, bytes], before: dict[str, bytes]) -> str
             found = "all" if now == saved else "nothing"
         shmacc.load(path, both)
         assert everything(both) == saved
-        assert one_round(both)
+        assert one_round(both, scene)
+        assert inspection.check(PARAMS) == ()
     finally:
         close(both, unlink=True)
     return found
 
 
-def _is_refused(both: Both, path: Path) -> None:
+def _is_refused(scene: UpdateScene, both: Both, path: Path) -> None:
     group, params = both["group"], both["params"]
-    group.apply(killing.gradient(8), group.global_step)
+    group.apply(scene.gradient(8), group.global_step)
     with group.round(1) as taken:
         for call in (params.update, params.skip):
             with pytest.raises(errors.FailedPreconditionError, match=NOT_LOADED):
@@ -134,21 +141,25 @@ def _is_refused(both: Both, path: Path) -> None:
 
 
 @traced
-def test_a_death_at_every_instruction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scene", [SCENE, OF_A_TABLE], ids=str)
+def test_a_death_at_every_instruction(scene: UpdateScene, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
-    saved, was = run_apart(_save, path)
-    before = killing.images(SCENE, _then_one_round)
+    saved, was = run_apart(_save, scene, path)
+
+    def update(params: Parameters, group: AccumulatorGroup) -> None:
+        one_round({"group": group, "params": params}, scene)
 
     def load(params: Parameters, group: AccumulatorGroup) -> None:
-        one_round({"group": group, "params": params})
+        update(params, group)
         shmacc.load(path, {"group": group, "params": params})
 
-    looks = killing.walk(before, killing.images(SCENE, load), loading(path, attach))
+    before = killing.images(scene, update)
+    looks = killing.walk(before, killing.images(scene, load), loading(path, attach))
     found = []
     for number, look in enumerate(looks):
         if look.in_records or number % _ONE_IN == 0 or number == len(looks) - 1:
             killing.write(look.images)
-            found.append(run_apart(_judge, path, saved, was))
+            found.append(run_apart(_judge, scene, path, saved, was))
     assert [kind for kind, _ in itertools.groupby(found)] == ["nothing", "half", "all"]
 
 
