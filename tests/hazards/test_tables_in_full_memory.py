@@ -10,7 +10,16 @@ from helpers.apart import needs_own_shm, run_apart
 from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
 from helpers.own_shm import MIB
 
-from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim, testing
+from shmacc import (
+    AccumulatorGroup,
+    Parameters,
+    TableSpec,
+    errors,
+    init,
+    inspection,
+    optim,
+    testing,
+)
 
 pytestmark = [needs_own_shm]
 
@@ -96,3 +105,44 @@ def _failed_growth_gives_back() -> None:
 
 def test_growth_that_fails_gives_back_what_it_got() -> None:
     run_apart(_failed_growth_gives_back, shm=SIZE)
+
+
+def _restored() -> None:
+    failed = succeeded = 0
+    with Parameters({"t": SPEC}, optimizer=optim.Adagrad(0.1)) as larger:
+        with AccumulatorGroup(larger.member_specs()) as group:
+            _train(larger, group, np.arange(7000))
+        saved = larger.state()
+    for room in range(0, 1000 * 1024, 8 * PAGE):
+        with (
+            Parameters({"t": SPEC}, "full", optimizer=optim.Adagrad(0.1)) as params,
+            AccumulatorGroup(params.member_specs(), "group") as group,
+        ):
+            _train(params, group, np.arange(50) * 2**40, remove={"t": [0]})
+            before = _state(params)
+            leave(room)
+            try:
+                params.restore(saved)
+                succeeded += 1
+                make_room()
+            except errors.ResourceExhaustedError as error:
+                failed += 1
+                says_it_all(error)
+                assert free_bytes() >= room
+                make_room()
+                assert _state(params) == before
+                params.restore(saved)
+            assert _state(params) == {name: array.tobytes() for name, array in saved.items()}
+            group.set_global_step(params.step)
+            _train(params, group, np.arange(8000))
+            assert len(params["t"]) == 8000
+            assert inspection.check("full") == ()
+            group.unlink()
+            params.unlink()
+    assert failed > 10
+    assert succeeded > 3
+
+
+def test_a_restore() -> None:
+    """It gives back what it got, and leaves everything as it was."""
+    run_apart(_restored, shm=SIZE)
