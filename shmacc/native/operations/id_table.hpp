@@ -300,7 +300,9 @@ class IdTable {
         rebuilds_ = !fresh_.empty() &&
                     Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
         if (rebuilds_) {
-            buckets_ = Index::buckets_for(state_.in_table + fresh_.size());
+            // With room for as many again: rows that come by and by are put into a new index twice on average, not five times.
+            const uint64_t least = Index::buckets_for(state_.in_table + fresh_.size());
+            buckets_ = least + least / 2;
             member_.ensure_reserved(other_index(), buckets_ * sizeof(Bucket), false);
             member_.array<Bucket>(other_index(), buckets_);
         }
