@@ -40,7 +40,7 @@ NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_num
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
 SOAK_SECONDS ?= 600
 
-.PHONY: help demo test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
+.PHONY: help demo editable test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
 	simulate bench-ray soak soak-ray asan tsan aarch64 compare bench reference pins clean
 
 help: ## this list
@@ -48,6 +48,11 @@ help: ## this list
 
 demo: $(VENV)/.plot ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo/demo.py $(DEMO)
+
+editable: ## install the tree itself, in .venv-editable; again after a change of C++, which compiles what changed
+	$(MAKE) --no-print-directory .venv-editable/.needed VENV=.venv-editable
+	.venv-editable/bin/pip install --quiet --constraint $(PINS) --no-build-isolation --editable . \
+		--config-settings build-dir=build/.venv-editable $(STRICT)
 
 test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(TESTS)
@@ -180,6 +185,12 @@ $(VENV)/.coverage: $(VENV)/.tested
 
 $(VENV)/.dist: $(VENV)/.test
 	$(BIN)/pip install --quiet --constraint $(PINS) --group dist
+	touch $@
+
+# What builds the extension stays there: a build environment of pip's own is a new one each time, so all would be compiled.
+$(VENV)/.needed: $(VENV)/.pip
+	$(BIN)/pip install --quiet --constraint $(PINS) scikit-build-core nanobind numpy cmake ninja \
+		--group plot --group test --group lint
 	touch $@
 
 # The docstrings are those of the wheel that was built for the tests.

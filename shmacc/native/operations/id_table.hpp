@@ -50,7 +50,7 @@
 
 #include "protocol/lane.hpp"
 #include "rows/initial.hpp"
-#include "rows/optimizers.hpp"
+#include "rows/touched_array.hpp"
 
 namespace shmacc {
 

@@ -2,7 +2,6 @@
 // have sent of it. Equal rows are added up in the order of their sources.
 #pragma once
 
-#include "protocol/lane.hpp"
 #include "rows/reduction.hpp"
 #include "rows/row_order.hpp"
 #include "rows/row_targets.hpp"
@@ -23,31 +22,12 @@ struct RowSource {
 template <class T>
 class Merge {
   public:
-    Merge(std::vector<RowSource<T>> sources, uint64_t width) : sources_(std::move(sources)), width_(width) {
-        for (const RowSource<T>& source : sources_) {
-            starts_.push_back(total_);
-            total_ += source.count;
-        }
-        if (total_ > kMaxRows)
-            throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
-        keys_.reserve(total_);
-        source_of_.reserve(total_);
-        for (uint32_t number = 0; number < sources_.size(); ++number) {
-            const RowSource<T>& source = sources_[number];
-            for (uint64_t i = 0; i < source.count; ++i) keys_.push_back(source.keys[i * source.stride]);
-            source_of_.resize(keys_.size(), number);
-        }
-        if (!strictly_ascending(keys_.data(), total_)) sort();
-    }
+    Merge(std::vector<RowSource<T>> sources, uint64_t width);
     // How many different rows there are.
     uint64_t rows() const { return keys_.size(); }
 
     // All rows, ascending, reduced. False: a result does not fit.
-    bool read(RowTargets<T>& to, const Reduce& reduce) {
-        return to.fill(width_, rows(), [&](auto width, auto streamed, auto& targets) {
-            return read_rows<width.value, streamed.value>(targets, reduce);
-        });
-    }
+    bool read(RowTargets<T>& to, const Reduce& reduce);
 
   private:
     static constexpr uint64_t kAhead = 32;
@@ -116,6 +96,30 @@ class Merge {
     std::vector<uint8_t> repeats_;  // whether a row in that order is the one before it; empty: none is
 };
 
+template <class T>
+Merge<T>::Merge(std::vector<RowSource<T>> sources, uint64_t width)
+    : sources_(std::move(sources)), width_(width) {
+    for (const RowSource<T>& source : sources_) {
+        starts_.push_back(total_);
+        total_ += source.count;
+    }
+    if (total_ > kMaxRows) throw Error(Failure::kResourceExhausted, "A take hands out at most 2**32 rows");
+    keys_.reserve(total_);
+    source_of_.reserve(total_);
+    for (uint32_t number = 0; number < sources_.size(); ++number) {
+        const RowSource<T>& source = sources_[number];
+        for (uint64_t i = 0; i < source.count; ++i) keys_.push_back(source.keys[i * source.stride]);
+        source_of_.resize(keys_.size(), number);
+    }
+    if (!strictly_ascending(keys_.data(), total_)) sort();
+}
+template <class T>
+bool Merge<T>::read(RowTargets<T>& to, const Reduce& reduce) {
+    return to.fill(width_, rows(), [&](auto width, auto streamed, auto& targets) {
+        return read_rows<width.value, streamed.value>(targets, reduce);
+    });
+}
+
 // The sum of arrays, reduced: what a round has of a dense member. False: a result does not fit.
 template <class T>
 bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
@@ -140,5 +144,15 @@ bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, c
     if (streamed) end_of_stream();
     return fits;
 }
+
+// Compiled in merge.cpp.
+extern template class Merge<float>;
+extern template class Merge<double>;
+extern template class Merge<int64_t>;
+extern template class Merge<uint64_t>;
+extern template bool reduce_arrays(float*, const std::vector<const float*>&, uint64_t, const Reduce&);
+extern template bool reduce_arrays(double*, const std::vector<const double*>&, uint64_t, const Reduce&);
+extern template bool reduce_arrays(int64_t*, const std::vector<const int64_t*>&, uint64_t, const Reduce&);
+extern template bool reduce_arrays(uint64_t*, const std::vector<const uint64_t*>&, uint64_t, const Reduce&);
 
 }  // namespace shmacc

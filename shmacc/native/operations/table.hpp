@@ -24,32 +24,13 @@ class Rows {
         uint64_t fresh = 0;  // rows that the table does not have yet
     };
     // Finds the gradient's rows, and reserves room for those that are new.
-    Found prepare(const Gradient<T>& gradient) {
-        Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
-        found.count = current_index().find(gradient.keys(), gradient.count(), table(state_.rows), state_.rows,
-                                           found.runs.get());
-        for (const Run& run : Runs(found)) found.fresh += run.slot == kAbsent ? run.length : 0;
-        reserve(found.fresh);
-        return found;
-    }
+    Found prepare(const Gradient<T>& gradient);
     // Adds the gradient's rows, between begin and commit.
-    void add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
-        with_width(state_.row_elements, [&](auto width) { add_rows<width.value>(gradient, found, undo); });
-        state_.index_filled += found.fresh;
-    }
+    void add(const Gradient<T>& gradient, const Found& found, Undo& undo);
     // Whether the table has one of these rows; in ascending order.
-    bool has_any(const int64_t* keys, uint32_t count) {
-        std::unique_ptr<Run[]> runs(new Run[count]);
-        const uint32_t found = current_index().find(keys, count, table(state_.rows), state_.rows, runs.get());
-        return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
-    }
-
+    bool has_any(const int64_t* keys, uint32_t count);
     // All rows, ascending, reduced. False: a result does not fit the dtype.
-    bool read(RowTargets<T>& to, const Reduce& reduce) {
-        return to.fill(state_.row_elements, state_.rows, [&](auto width, auto streamed, auto& targets) {
-            return read_rows<width.value, streamed.value>(targets, reduce);
-        });
-    }
+    bool read(RowTargets<T>& to, const Reduce& reduce);
 
   private:
     static constexpr uint64_t kPieceBytes = 2048;
@@ -221,5 +202,38 @@ class Rows {
     MemberState& state_;
     const RowHash hash_;
 };
+
+template <class T>
+typename Rows<T>::Found Rows<T>::prepare(const Gradient<T>& gradient) {
+    Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
+    found.count = current_index().find(gradient.keys(), gradient.count(), table(state_.rows), state_.rows,
+                                       found.runs.get());
+    for (const Run& run : Runs(found)) found.fresh += run.slot == kAbsent ? run.length : 0;
+    reserve(found.fresh);
+    return found;
+}
+template <class T>
+void Rows<T>::add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
+    with_width(state_.row_elements, [&](auto width) { add_rows<width.value>(gradient, found, undo); });
+    state_.index_filled += found.fresh;
+}
+template <class T>
+bool Rows<T>::has_any(const int64_t* keys, uint32_t count) {
+    std::unique_ptr<Run[]> runs(new Run[count]);
+    const uint32_t found = current_index().find(keys, count, table(state_.rows), state_.rows, runs.get());
+    return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
+}
+template <class T>
+bool Rows<T>::read(RowTargets<T>& to, const Reduce& reduce) {
+    return to.fill(state_.row_elements, state_.rows, [&](auto width, auto streamed, auto& targets) {
+        return read_rows<width.value, streamed.value>(targets, reduce);
+    });
+}
+
+// Compiled in table.cpp.
+extern template class Rows<float>;
+extern template class Rows<double>;
+extern template class Rows<int64_t>;
+extern template class Rows<uint64_t>;
 
 }  // namespace shmacc

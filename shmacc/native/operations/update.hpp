@@ -38,8 +38,8 @@
 
 #include "operations/id_table.hpp"
 #include "operations/operation.hpp"
-#include "rows/optimizers.hpp"
 #include "rows/output.hpp"
+#include "rows/touched_array.hpp"
 
 namespace shmacc {
 
@@ -281,7 +281,7 @@ class ArraysSession {
                                       shape.numbers(),
                                       table.committed_rows()};
         if (!change.rate)
-            update_array(NewContents{}, touched, saving);
+            shmacc::replace(touched, saving);
         else if (change.count > 0)
             apply_optimizer(array, change, touched, saving);
         table.name();
@@ -289,36 +289,23 @@ class ArraysSession {
     template <class T>
     static void apply_optimizer(const Member& array, const ArrayChange& change,
                                 const TouchedArray<T>& touched, Saving& saving) {
-        const OptimizerSpec& optimizer = array.spec().optimizer;
-        const double decay = optimizer.weight_decay();
-        const bool decoupled = optimizer.base() == kAdamW;
-        with_rule<T>(optimizer, *change.rate, array.state.count, change.rows != nullptr, [&](auto rule) {
-            using Rule = decltype(rule);
-            if constexpr (!Rule::kRowwise)
-                if (decay != 0)
-                    return update_array(Decayed<Rule, T>{rule, static_cast<T>(decoupled ? 0 : decay),
-                                                         static_cast<T>(decoupled ? 1 - *change.rate * decay
-                                                                                  : 1)},
-                                        touched, saving);
-            update_array(rule, touched, saving);
-        });
+        shmacc::optimize(array.spec().optimizer, *change.rate, array.state.count, touched, saving);
     }
     void replace(Member& array, const ArrayChange& change, Saving& saving) {
         const auto [entry_bytes, entries] = entries_of(change, array.spec());
-        update_array(NewContents{},
-                     TouchedArray<unsigned char>{array.array<unsigned char>(kArrayRegions[change.region],
-                                                                            change.bytes),
-                                                 {},
-                                                 static_cast<const unsigned char*>(change.values),
-                                                 change.rows,
-                                                 entries,
-                                                 entry_bytes,
-                                                 change.bytes,
-                                                 1,
-                                                 entry_bytes,
-                                                 entry_bytes,
-                                                 UINT64_MAX},
-                     saving);
+        shmacc::replace(TouchedArray<unsigned char>{array.array<unsigned char>(kArrayRegions[change.region],
+                                                                               change.bytes),
+                                                    {},
+                                                    static_cast<const unsigned char*>(change.values),
+                                                    change.rows,
+                                                    entries,
+                                                    entry_bytes,
+                                                    change.bytes,
+                                                    1,
+                                                    entry_bytes,
+                                                    entry_bytes,
+                                                    UINT64_MAX},
+                        saving);
     }
 
     OpenSegment& segment_;

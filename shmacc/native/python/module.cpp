@@ -1,12 +1,20 @@
 // The extension module: shmacc._core.
+#define SHMACC_HAS_NUMPY
 #include "python/arrays.hpp"
-#include "python/blocks.hpp"
-#include "python/parameters.hpp"
 #include "python/plain.hpp"
 #include "python/segment_view.hpp"
-#include "python/tables.hpp"
 
 namespace shmacc {
+
+void need_numpy() {
+    if (!PyArray_API && _import_array() < 0) throw nb::python_error();
+}
+
+// Classes and functions that are bound in units of their own.
+void bind_handle(nb::module_& m);
+void bind_parameters(nb::module_& m);
+void bind_view(nb::module_& m);
+
 namespace {
 
 // Python's, from here on. If Python has no memory for that, it is destroyed: a process does not stay attached by
@@ -292,130 +300,14 @@ NB_MODULE(_core, m) {
         }
     });
 
-    nb::class_<TakenRound>(m, "TakenRound")
-        .def(
-            "__init__",
-            [](TakenRound* self, bool advance, bool seal, nb::handle ends) {
-                new (self) TakenRound(advance, seal, division_of(ends));
-            },
-            nb::arg("advance"), nb::arg("seal"), nb::arg("ends").none() = nb::none())
-        .def_prop_ro("count", &TakenRound::count)
-        .def_prop_ro("step", &TakenRound::step)
-        .def_prop_ro("weight", &TakenRound::weight)
-        .def_prop_ro("serial", &TakenRound::serial)
-        .def_prop_ro("contributors", &TakenRound::contributors)
-        .def("members", &TakenRound::members)
-        .def("indices", &TakenRound::indices, nb::arg("i"))
-        .def("values", &TakenRound::values, nb::arg("i"))
-        .def("shape", &TakenRound::shape, nb::arg("i"))
-        .def("row_counts", &TakenRound::row_counts, nb::arg("i"))
-        .def("columns", &TakenRound::columns);
-
-    nb::class_<Caller>(m, "Caller").def(nb::init<>());
-
     nb::class_<Descriptor>(m, "Descriptor").def("fileno", &Descriptor::get).def("close", [](Descriptor& self) {
         self = Descriptor();
     });
     m.def("open_file", &open_file, nb::arg("path"), nb::arg("flags"), nb::arg("mode") = 0);
 
-    bind_blocks(m);
-
-    nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable())
-        .def("close", &Handle::close, nb::arg("error").none() = nb::none())
-        .def("leave", &Handle::leave, nb::arg("error").none())
-        .def("end", &Handle::end, nb::arg("error").none())
-        .def_prop_ro("closed", &Handle::closed)
-        .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
-             nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
-        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("local_step"),
-             nb::arg("terms").none())
-        .def("apply_plain_rows", &apply_plain_rows, nb::arg("indices").none(), nb::arg("values").none(),
-             nb::arg("type_number"), nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
-        .def("apply_plain_dense", &apply_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
-             nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
-        .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
-             nb::arg("terms").none())
-        .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
-             nb::arg("timeout").none())
-        .def("take",
-             nb::overload_cast<TakenRound&, int64_t, int64_t, std::optional<double>, bool>(&Handle::take),
-             nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"), nb::arg("timeout").none(),
-             nb::arg("raise_departures"))
-        .def("look", &Handle::look, nb::arg("taken"), nb::arg("timeout").none())
-        .def("reduce", &Handle::reduce, nb::arg("pieces"), nb::arg("count"), nb::arg("weight"))
-        .def("check_departures", &Handle::check_departures)
-        .def("keep", &Handle::keep, nb::arg("taken"))
-        .def("open_round", &Handle::open_round, nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"),
-             nb::arg("timeout").none(), nb::arg("raise_departures"), nb::arg("caller").none())
-        .def("hold_round", &Handle::hold_round, nb::arg("serial"))
-        .def("consume_round", &Handle::consume_round, nb::arg("serial"))
-        .def("give_up_round", &Handle::give_up_round, nb::arg("serial"))
-        .def("set_step", &Handle::set_step, nb::arg("step"))
-        .def("advance_step", &Handle::advance_step, nb::arg("step"))
-        .def("belong_to", &Handle::belong_to, nb::arg("parameters"))
-        .def("unseal", &Handle::unseal)
-        .def("wait_step", &Handle::wait_step, nb::arg("after"), nb::arg("timeout").none(),
-             nb::arg("raise_departures"), nb::arg("caller").none())
-        .def("next_step", &Handle::next_step, nb::arg("last").none(), nb::arg("timeout").none(),
-             nb::arg("raise_departures"), nb::arg("caller").none())
-        .def("finish", &Handle::finish)
-        .def("keep_free", &Handle::keep_free, nb::arg("bytes"))
-        .def_prop_ro("finished", &Handle::finished)
-        .def("end_wait", &Handle::end_wait, nb::arg("caller"))
-        .def("cancel", &Handle::cancel)
-        .def_prop_ro("step", &Handle::step)
-        .def_prop_ro("count", &Handle::count)
-        .def("enter", &Handle::enter, nb::arg("path"), nb::arg("semaphore_path"))
-        .def("unlink", &Handle::unlink, nb::arg("path"), nb::arg("semaphore_path"))
-        .def_prop_ro("unlinked", &Handle::unlinked)
-        .def_prop_ro("mode", &Handle::mode)
-        .def_prop_ro("owner", &Handle::owner)
-        .def("config", &Handle::config)
-        .def("state", &Handle::state);
-
-    nb::class_<MappedArrays>(m, "MappedArrays")
-        .def(nb::init<nb::object, const nb::list&, bool>(), nb::arg("handle"), nb::arg("dtypes"),
-             nb::arg("writable"))
-        .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"), nb::arg("slot") = 0)
-        .def("release", &MappedArrays::release, nb::arg("at_once"))
-        .def("forget", &MappedArrays::forget);
-
-    nb::class_<TableAccess>(m, "TableAccess")
-        .def(nb::init<nb::object, uint32_t>(), nb::arg("handle"), nb::arg("number"))
-        .def("rows", &TableAccess::rows, nb::arg("ids"), nb::arg("slot"), nb::arg("to"))
-        .def("contains", &TableAccess::contains, nb::arg("ids"), nb::arg("to"))
-        .def("last_steps", &TableAccess::last_steps, nb::arg("ids"), nb::arg("to"))
-        .def("ids", &TableAccess::ids, nb::arg("before").none())
-        .def("state", &TableAccess::state);
-
-    nb::class_<SegmentView>(m, "SegmentView")
-        .def("close", &SegmentView::close)
-        .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
-        .def("tables", &SegmentView::tables)
-        .def("config", &SegmentView::config)
-        .def("state", &SegmentView::state)
-        .def("participants", &SegmentView::participants)
-        .def("departures", &SegmentView::departures)
-        .def("last_used_ns", &SegmentView::last_used_ns)
-        .def("waiters", &SegmentView::waiters)
-        .def("events", &SegmentView::events)
-        .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))
-        .def("name_lock_state", &SegmentView::name_lock_state)
-        .def_static("semaphore_value", &SegmentView::semaphore_value, nb::arg("path"))
-        .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
-        .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
-        .def_prop_ro("unlinked", &SegmentView::unlinked)
-        .def_prop_ro("used", &SegmentView::used)
-        .def_prop_ro("links", &SegmentView::links)
-        .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
-
-    m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
-          nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
-    m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"));
-    m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("tables"),
-          nb::arg("timeout").none());
-    m.def("initial_rows", &initial_rows, nb::arg("initial"), nb::arg("ids"), nb::arg("width"),
-          nb::arg("is_double"), nb::arg("to"));
+    bind_handle(m);
+    bind_parameters(m);
+    bind_view(m);
 
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());
     m.def("view", &view_segment, nb::arg("path"));

@@ -9,6 +9,11 @@
 #include <nanobind/stl/vector.h>
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+// NumPy's functions are found once, by module.cpp.
+#define PY_ARRAY_UNIQUE_SYMBOL shmacc_numpy
+#ifndef SHMACC_HAS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
 #include <numpy/arrayobject.h>
 
 #include "operations/apply.hpp"
@@ -189,9 +194,7 @@ constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
                                                         : NPY_UINT64;
 
 // NumPy's functions, once it is loaded: inspection imports the module without it.
-inline void need_numpy() {
-    if (!PyArray_API && _import_array() < 0) throw nb::python_error();
-}
+void need_numpy();
 
 // A NumPy array that owns what an Output held; two components make a complex number. If there is no memory for it,
 // the Output keeps what it holds. By NumPy's own interface: a take that was just woken finds no code in the

@@ -18,10 +18,12 @@
 
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
-#define SHMACC_TWO_WIDTHS __attribute__((target_clones("avx2", "default")))
+#define SHMACC_TWO_WIDTHS [[maybe_unused]] __attribute__((target_clones("avx2", "default")))
 #else
-#define SHMACC_TWO_WIDTHS
+#define SHMACC_TWO_WIDTHS [[maybe_unused]]
 #endif
+
+#define SHMACC_INLINE inline __attribute__((always_inline))
 
 namespace shmacc {
 
@@ -140,8 +142,8 @@ void prefetch_row(const T* row, uint64_t width) {
 constexpr uint64_t kStreamedFrom = 1 << 20;
 
 // Copies past the caches, for data that is not read again. Such stores may be reordered with each other and
-// with later ones, up to end_of_stream.
-inline void stream(unsigned char* to, const void* from, uint64_t bytes) {
+// with later ones, up to end_of_stream. Always inlined: a call for each row would slow an update down.
+SHMACC_INLINE void stream(unsigned char* to, const void* from, uint64_t bytes) {
 #ifdef __SSE2__
     if (reinterpret_cast<uintptr_t>(to) % 16 == 0 && bytes % 16 == 0) {
         const auto* blocks = static_cast<const __m128i*>(from);

@@ -1,0 +1,34 @@
+// Shared arrays, and updates of parameters, as Python has them.
+#include "python/parameters.hpp"
+
+#include "python/arrays.hpp"
+#include "python/tables.hpp"
+
+namespace shmacc {
+
+void bind_parameters(nb::module_& m) {
+    nb::class_<MappedArrays>(m, "MappedArrays")
+        .def(nb::init<nb::object, const nb::list&, bool>(), nb::arg("handle"), nb::arg("dtypes"),
+             nb::arg("writable"))
+        .def("array", &MappedArrays::array, nb::arg("number"), nb::arg("keeper"), nb::arg("slot") = 0)
+        .def("release", &MappedArrays::release, nb::arg("at_once"))
+        .def("forget", &MappedArrays::forget);
+
+    nb::class_<TableAccess>(m, "TableAccess")
+        .def(nb::init<nb::object, uint32_t>(), nb::arg("handle"), nb::arg("number"))
+        .def("rows", &TableAccess::rows, nb::arg("ids"), nb::arg("slot"), nb::arg("to"))
+        .def("contains", &TableAccess::contains, nb::arg("ids"), nb::arg("to"))
+        .def("last_steps", &TableAccess::last_steps, nb::arg("ids"), nb::arg("to"))
+        .def("ids", &TableAccess::ids, nb::arg("before").none())
+        .def("state", &TableAccess::state);
+
+    m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
+          nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
+    m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"));
+    m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("tables"),
+          nb::arg("timeout").none());
+    m.def("initial_rows", &initial_rows, nb::arg("initial"), nb::arg("ids"), nb::arg("width"),
+          nb::arg("is_double"), nb::arg("to"));
+}
+
+}  // namespace shmacc

@@ -1,0 +1,45 @@
+// The optimizers, for each type of an array's numbers.
+#include "rows/optimizers.hpp"
+
+namespace shmacc {
+
+SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
+    if (optimizer.kind == kNoOptimizer) return {0, 1, false};
+    return with_rule<float>(optimizer, 0, 1, false, [last](auto rule) {
+        return SlotShape{rule.kSlots, rule.kRowwise ? std::max<uint64_t>(last, 1) : 1, rule.kRowwise};
+    });
+}
+
+double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number) {
+    if (number > 0) return 0;
+    if (optimizer.kind == kAdagrad) return optimizer.numbers[1];
+    return optimizer.kind == kFtrl ? optimizer.numbers[2] : 0;
+}
+
+template <class T>
+void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
+              Saving& saving) {
+    const double decay = optimizer.weight_decay();
+    const bool decoupled = optimizer.base() == kAdamW;
+    with_rule<T>(optimizer, rate, updates, array.rows != nullptr, [&](auto rule) {
+        using Rule = decltype(rule);
+        if constexpr (!Rule::kRowwise)
+            if (decay != 0)
+                return update_array(Decayed<Rule, T>{rule, static_cast<T>(decoupled ? 0 : decay),
+                                                     static_cast<T>(decoupled ? 1 - rate * decay : 1)},
+                                    array, saving);
+        update_array(rule, array, saving);
+    });
+}
+template void optimize(const OptimizerSpec&, double, int64_t, const TouchedArray<float>&, Saving&);
+template void optimize(const OptimizerSpec&, double, int64_t, const TouchedArray<double>&, Saving&);
+
+template <class T>
+void replace(const TouchedArray<T>& array, Saving& saving) {
+    update_array(NewContents{}, array, saving);
+}
+template void replace(const TouchedArray<unsigned char>&, Saving&);
+template void replace(const TouchedArray<float>&, Saving&);
+template void replace(const TouchedArray<double>&, Saving&);
+
+}  // namespace shmacc

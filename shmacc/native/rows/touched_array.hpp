@@ -1,0 +1,64 @@
+// What an update has to say to the optimizers: the part of an array that it changes, and where that is saved before.
+//
+// The optimizers are a unit of their own (optimizers.cpp), since each is compiled for several types and widths.
+#pragma once
+
+#include "rows/kernels.hpp"
+
+namespace shmacc {
+
+// Part of an array that an update changes. An entry is a row or, of an array that is changed as a whole, a piece.
+template <class T>
+struct TouchedArray {
+    T* contents;
+    T* slots[2];
+    const T* gradient;  // of the entries, one after the other; or their new contents
+    const int64_t* rows;  // which entries; null: all, in order
+    uint64_t count;  // of entries
+    uint64_t width;  // numbers in an entry; the last one may be shorter if they are all
+    uint64_t total;  // numbers in the array
+    uint64_t group;  // so many numbers of the contents share one of a slot
+    uint64_t stride;  // numbers from the contents of one entry to those of the next one
+    uint64_t slot_stride;  // the same of slots
+    uint64_t new_from;  // entries from here on are new: they are not saved
+};
+
+// Where entries are copied to before they are changed.
+struct Saving {
+    unsigned char* to;  // aligned to kUndoAlign
+    uint64_t* saved;  // how many entries are completely copied: these are put back after a death
+    uint64_t count;
+    bool streamed;
+};
+
+template <class T>
+SHMACC_INLINE unsigned char* save_numbers(unsigned char* to, const T* from, uint64_t count, bool streamed) {
+    const uint64_t bytes = count * sizeof(T);
+    if (streamed)
+        stream(to, from, bytes);
+    else
+        std::memcpy(to, from, bytes);
+    return to + undo_aligned(bytes);
+}
+
+// The slots of an array with this optimizer: how many, and how many numbers share one of a slot, if the last
+// dimension is `last`. rowwise: whether a slot lacks that dimension, also if it is 1.
+struct SlotShape {
+    uint32_t count;
+    uint64_t group;
+    bool rowwise;
+};
+SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last);
+// What the slot of that number has at first.
+double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
+
+// Changes the entries as the optimizer does. updates: of the array, this one included.
+template <class T>
+void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
+              Saving& saving);
+
+// Gives the entries their new contents.
+template <class T>
+void replace(const TouchedArray<T>& array, Saving& saving);
+
+}  // namespace shmacc
