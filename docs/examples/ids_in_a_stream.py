@@ -44,6 +44,7 @@ def update(taken, params):
     old = ()
     if taken.step % EVERY == 0:
         old = params["number"].ids(updated_before=taken.step - KEPT)
+        old = np.setdiff1d(old, taken["number"].indices)  # these are back
     params.update(taken, {"loss": taken["loss"].value}, remove={"number": old})
 
 

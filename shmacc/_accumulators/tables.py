@@ -12,11 +12,6 @@ from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError
 
-_HASHED = (
-    "; to make ids of hashes of 64 bits: `ids & 0x7FFF_FFFF_FFFF_FFFF`, or `ids >> 1` as unsigned "
-    "numbers"
-)
-
 
 def checked_ids(value: object, what: str) -> IndexArray:
     """Return ids of any shape as C-contiguous int64; it may be the caller's array.
@@ -25,7 +20,7 @@ def checked_ids(value: object, what: str) -> IndexArray:
         InvalidArgumentError: They are no integers from 0 to below 2**63.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    ids = arrays.index_array(value, what, advice=_HASHED)
+    ids = arrays.index_array(value, what)
     if ids.size and int(ids.min()) < 0:
         raise InvalidArgumentError(f"{what} must not be negative, but one is {int(ids.min())}")
     return ids
@@ -120,6 +115,15 @@ class TableRows:
             f"is changed by updates only: params.update(taken, values={{{self._known.name!r}: "
             "(ids, rows)})"
         )
+
+    def __delitem__(self, ids: Any) -> NoReturn:
+        """Refuse: only updates remove rows."""
+        self._refuse(
+            f"is changed by updates only: params.update(taken, remove={{{self._known.name!r}: "
+            "ids})"
+        )
+
+    __reversed__ = None
 
     def __iter__(self) -> NoReturn:
         """Refuse: rows have ids, not places."""

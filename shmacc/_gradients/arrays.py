@@ -144,13 +144,12 @@ def row_numbers(value: Any, what: str) -> IndexArray:
         raise _too_large(given, what) from error
 
 
-def index_array(value: Any, what: str, advice: str = "") -> IndexArray:
+def index_array(value: Any, what: str) -> IndexArray:
     """Return row indices as C-contiguous int64 of any rank.
 
     Args:
         value: The indices.
         what: What they are.
-        advice: What to do if one does not fit.
 
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
@@ -169,7 +168,8 @@ def index_array(value: Any, what: str, advice: str = "") -> IndexArray:
     array = _contiguous(array, what)
     if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
         raise InvalidArgumentError(
-            f"{what} must be below 2**63, but one is {int(array.max())}{advice}"
+            f"{what} must be below 2**63, but one is {int(array.max())}; to make ids of hashes of "
+            "64 bits: `ids & 0x7FFF_FFFF_FFFF_FFFF`, or `ids >> 1` as unsigned numbers"
         )
     return _contiguous(array, what, np.int64)
 

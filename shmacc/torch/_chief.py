@@ -296,7 +296,8 @@ class Chief:
                 if leaving:  # these counted in the divisor
                     gradient.mul_(taken.weight / weight)
                 trained.grad = gradient
-        block = updates.Block(self._tables)
+        ids = {name: taken[name].indices for name in self._tables if name in taken}
+        block = updates.Block(self._tables, ids)
         return Update(self.global_step, tuple(sorted(ranks)), weight, taken.step, block)
 
     @property

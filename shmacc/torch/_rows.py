@@ -22,12 +22,14 @@ class Rows:
         table: That of the training that the module is of, or was of as a replica's; None: the rows
             are its own.
         shared: Whether the training goes on.
+        trained: Whether a replica's forward passes collect gradients.
         pending: Ids, and gradients of their rows, that backward passes have left since the last
             step; None: nobody would hand them over.
     """
 
     def __init__(self, spec: TableSpec) -> None:
         """Begin without rows."""
+        self.trained = True
         self.keep(spec, *_none(spec))
 
     def keep(self, spec: TableSpec, ids: IndexArray, rows: ValueArray) -> None:
@@ -108,6 +110,7 @@ class Rows:
         """Make a copy, or a pickle, have rows of its own."""
         copied = Rows(self.spec)
         copied.keep(self.spec, *self.whole())
+        copied.trained = self.trained
         return copied.__dict__
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ class TableEmbedding(nn.Module):
         if self.padding_idx is not None:
             padding = len(looked_up)
             leaf = nn.functional.pad(leaf, (0, 0, 0, 1))  # a row of zeros
-        if self._own.pending is not None and torch.is_grad_enabled():
+        if self._own.trained and self._own.pending is not None and torch.is_grad_enabled():
             leaf.requires_grad_().register_post_accumulate_grad_hook(
                 partial(self._own.collect, looked_up)
             )
@@ -143,6 +143,16 @@ class TableEmbedding(nn.Module):
         """
         super().zero_grad(set_to_none)
         self._own.clear()
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze the rows, or train them again; a model's own does not reach them.
+
+        Args:
+            requires_grad: Whether forward passes of this process's replica are to train them.
+        """
+        super().requires_grad_(requires_grad)
+        self._own.trained = requires_grad
+        return self
 
     def extra_repr(self) -> str:
         """Return what it is."""

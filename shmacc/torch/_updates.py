@@ -32,6 +32,7 @@ class Block:
     """What becomes of a round's block."""
 
     tables: Mapping[str, TableEmbedding]
+    ids: Mapping[str, IndexArray]
     rate: LearningRate = None
     skipped: bool = False
     ended: bool = False
@@ -81,7 +82,7 @@ class Update:
         For instance those that no update of the last 10,000 rounds has changed::
 
             old = model.user.table.ids(updated_before=update.round_step - 10_000)
-            update.remove(model.user, old)
+            update.remove(model.user, np.setdiff1d(old, update.ids(model.user)))
 
         An id that comes again begins with its initial row. Ids that have no row are ignored.
 
@@ -99,14 +100,28 @@ class Update:
                 if self._block.ended
                 else "The round is skipped, so it removes nothing"
             )
+        name = self._name_of(embedding)
+        new = checked_ids(ids, f"the ids to remove of table {name!r}").reshape(-1)
+        before = self._block.removed.get(name, new[:0])
+        self._block.removed[name] = np.concatenate([before, new])
+
+    def ids(self, embedding: TableEmbedding) -> IndexArray:
+        """Return the ids whose gradients the round has, ascending: those of the rows of ``.grad``.
+
+        Args:
+            embedding: A `TableEmbedding` of the model.
+
+        Raises:
+            InvalidArgumentError: It is none of the model's.
+        """
+        return self._block.ids.get(self._name_of(embedding), np.empty(0, np.int64))
+
+    def _name_of(self, embedding: TableEmbedding) -> str:
         for name, found in self._block.tables.items():
             if found is embedding:
-                new = checked_ids(ids, f"the ids to remove of table {name!r}").reshape(-1)
-                before = self._block.removed.get(name, new[:0])
-                self._block.removed[name] = np.concatenate([before, new])
-                return
+                return name
         raise InvalidArgumentError(
-            f"What rows are removed of is a TableEmbedding of the model, but was {embedding!r}"
+            f"It must be a TableEmbedding of the model, but was {embedding!r}"
         )
 
 

@@ -164,6 +164,18 @@ def test_gradients_in_the_block(namespace: str) -> None:  # noqa: ARG001
         replica.close()
 
 
+def test_frozen_rows_are_not_trained() -> None:
+    """As `nn.Module.requires_grad_`, but of the embedding itself."""
+    model, other = Clicks(), Clicks()
+    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+        assert other.users.requires_grad_(requires_grad=False) is other.users
+        make_rounds(replicas, replica, other, 1)
+        assert (len(model.users.table), len(model.tags.table) > 0) == (0, True)
+        other.users.requires_grad_()
+        make_rounds(replicas, replica, other, 1)
+        assert len(model.users.table) > 0
+
+
 def test_rows_are_removed_and_counted() -> None:
     """An update that would leave too many changes nothing; then it may remove some, or skip."""
     model, other = Clicks(max_rows=6), Clicks(max_rows=6)
@@ -179,8 +191,11 @@ def test_rows_are_removed_and_counted() -> None:
             pass
         same(contents(model), before)
         with replicas.round(timeout=LONG) as update:
-            with pytest.raises(errors.InvalidArgumentError, match="a TableEmbedding of the model"):
-                update.remove(Clicks().users, [0])
+            for call in (update.ids, lambda other: update.remove(other, [0])):
+                with pytest.raises(errors.InvalidArgumentError, match="TableEmbedding of the mo"):
+                    call(Clicks().users)
+            assert update.ids(model.users).tolist() == [100, 101, 102, 103]
+            assert update.ids(model.tags).tolist() == []
             update.remove(model.users, before["users.ids"][:2])
             update.remove(model.users, before["users.ids"][1:])
             update.remove(model.tags, [0])

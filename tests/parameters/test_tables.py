@@ -152,8 +152,12 @@ def test_what_a_table_is_not(params: Parameters) -> None:
     wrong = errors.InvalidArgumentError
     with pytest.raises(wrong, match=r"values=\{'user': \(ids, rows\)\}"):
         table[[1]] = 0
+    with pytest.raises(wrong, match=r"remove=\{'user': ids\}"):
+        del table[[1]]
     with pytest.raises(wrong, match=r"table\.ids\(\)"):
         list(table)
+    with pytest.raises(TypeError, match="reversible"):
+        reversed(table)
     with pytest.raises(wrong, match="contains"):
         assert 5 in table
     with pytest.raises(wrong, match="is no array"):
@@ -247,6 +251,11 @@ def test_a_table_that_is_full() -> None:
             with pytest.raises(errors.ResourceExhaustedError, match=FULL):
                 params.update(taken)
             assert params.skip(taken)
+        state = params.state()
+        rows = np.repeat(state["0.rows"], 2, axis=0)
+        state |= {"0.ids": np.arange(4), "0.last_steps": np.arange(4), "0.rows": rows}
+        with pytest.raises(errors.ResourceExhaustedError, match="make the table with a larger"):
+            params.restore(state)
 
 
 def test_an_update_that_was_made_removes_nothing(

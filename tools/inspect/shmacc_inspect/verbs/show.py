@@ -105,7 +105,7 @@ def _unfit(summary: inspection.Summary, *, rows: int, values: bool) -> str:
     """Return why what is asked for cannot be shown of a segment; empty: it can."""
     kind = summary.kind or ""
     if rows and kind in _WITHOUT_ROWS:
-        return f"{_WITHOUT_ROWS[kind]} no rows to count"
+        return f"{_WITHOUT_ROWS[kind]} no rows of a round to count"
     return f"{_WITHOUT_ROWS[kind]} no sums" if values and kind in _WITHOUT_SUMS else ""
 
 
