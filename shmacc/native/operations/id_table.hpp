@@ -190,8 +190,8 @@ class IdTable {
         return saved;
     }
     SavedArray saved_rows() const {
-        SavedArray saved{member_.number(), touched_.size(), 1, {}};
         const uint64_t bytes = shape_.numbers() * spec_.number_bytes();
+        SavedArray saved{member_.number(), bytes ? touched_.size() : 0, 1, {}};
         saved.regions[0] = {bytes, committed_rows_ * bytes};
         return saved;
     }

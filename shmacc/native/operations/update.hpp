@@ -268,22 +268,24 @@ class ArraysSession {
     void change_table(Member& array, IdTable& table, const ArrayChange& change, int64_t step, Saving& saving) {
         const RecordShape& shape = table.shape();
         table.give<T>(saving, change.steps, step);
-        T* const records = table.records<T>();
-        const TouchedArray<T> touched{records,
-                                      {records + shape.width, records + shape.width + shape.slot_width},
-                                      static_cast<const T*>(change.values),
-                                      table.slots().data(),
-                                      change.count,
-                                      change.row_bytes / sizeof(T),
-                                      0,
-                                      shape.slots.group,
-                                      shape.numbers(),
-                                      shape.numbers(),
-                                      table.committed_rows()};
-        if (!change.rate)
-            shmacc::replace(touched, saving);
-        else if (change.count > 0)
-            apply_optimizer(array, change, touched, saving);
+        if (change.count > 0 && shape.width > 0) {
+            T* const records = table.records<T>();
+            const TouchedArray<T> touched{records,
+                                          {records + shape.width, records + shape.width + shape.slot_width},
+                                          static_cast<const T*>(change.values),
+                                          table.slots().data(),
+                                          change.count,
+                                          change.row_bytes / sizeof(T),
+                                          0,
+                                          shape.slots.group,
+                                          shape.numbers(),
+                                          shape.numbers(),
+                                          table.committed_rows()};
+            if (change.rate)
+                apply_optimizer(array, change, touched, saving);
+            else
+                shmacc::replace(touched, saving);
+        }
         table.name();
     }
     template <class T>

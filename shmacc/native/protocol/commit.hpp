@@ -209,8 +209,8 @@ inline uint32_t current_copy(const MemberStates& states, uint64_t generation) {
 inline void verify(const MemberState& state, uint64_t generation, const MemberSpec& spec) {
     if (state.generation > generation || state.checksum != checksum_of(state))
         data_loss("the committed state of a member has a wrong checksum");
-    bool fits = state.count >= 0 && state.weight >= 0 && state.rows <= kMaxRows && state.index <= 1 &&
-                state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
+    bool fits = state.count >= 0 && state.count < INT64_MAX && state.weight >= 0 && state.rows <= kMaxRows &&
+                state.index <= 1 && state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
                 state.row_elements <= kRegionSpan / sizeof(double);
     for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
     if (!fits) data_loss("the committed state of a member has a number out of range");
@@ -225,6 +225,7 @@ inline void verify(const MemberState& state, uint64_t generation, const MemberSp
                state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index] &&
                (table ? state.in_table : state.rows) <= state.index_buckets * kBucketEntries &&
                (table ? state.in_table <= state.rows && state.free_slot <= state.rows &&
+                            state.removed <= INT64_MAX - static_cast<int64_t>(kMaxRows) &&
                             state.rows * sizeof(int64_t) <= state.reserved[kRows1]
                       : state.shape <= kDeclaredShape && state.buffer <= 1);
     }
