@@ -159,13 +159,12 @@ class IdTable {
         std::sort(freed_.begin(), freed_.end());
         in_table_ = state_.in_table + fresh_.size() - std::min(freed_.size(), state_.in_table + fresh_.size());
         if (in_table_ > spec_.table.max_rows)
-            throw Error(
-                Failure::kResourceExhausted,
-                "Table '" + spec_.name + "' would have " + std::to_string(in_table_) +
-                    " rows, but its max_rows is " + std::to_string(spec_.table.max_rows) + ", and it has " +
-                    std::to_string(state_.in_table) + "; nothing was changed: " +
-                    (replaces ? "make the table with a larger one"
-                              : "remove rows in the same update (remove=), or skip the round"));
+            throw Error(Failure::kResourceExhausted,
+                        "Table '" + spec_.name + "' would have " + std::to_string(in_table_) +
+                            " rows, but its max_rows is " + std::to_string(spec_.table.max_rows) +
+                            ", and it has " + std::to_string(state_.in_table) + "; nothing was changed: " +
+                            (replaces ? "make the table with a larger one"
+                                      : "remove rows in the same update (remove=), or skip the round"));
         for (const int64_t slot : slots_)
             if (slot < static_cast<int64_t>(committed_rows_)) touched_.push_back(slot);
         for (const uint32_t i : fresh_)
