@@ -67,7 +67,7 @@ environment-lowest:
 	$(MAKE) --no-print-directory $(VENV)-lowest/.tested $(LOWEST)
 
 test-home: .venv-home/.installed ## tests with torch, JAX, SciPy and others, in an environment of their own
-	.venv-home/bin/pytest $(or $(TESTS),tests/home)
+	.venv-home/bin/pytest --numprocesses 2 --dist worksteal $(or $(TESTS),tests/home)
 
 lint: $(VENV)/.test ## style and types
 	$(BIN)/ruff check .
