@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from shmacc.torch._tables import TableEmbedding
+if TYPE_CHECKING:
+    from shmacc.torch._tables import TableEmbedding
 
-_Trained = Iterable[torch.Tensor | TableEmbedding]
+_Trained = Iterable["torch.Tensor | TableEmbedding"]
 
 
 def clip_grad_norm_(

@@ -221,7 +221,7 @@ def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[st
             )
 
 
-def given(trained: nn.Module | nn.Parameter, taken: Any) -> torch.Tensor:
+def given(trained: "nn.Module | nn.Parameter", taken: Any) -> torch.Tensor:
     """Return what a round has of a parameter; or of a table: its ids' rows, which have no shape."""
     of_table = isinstance(trained, TableEmbedding)
     gradient: torch.Tensor = tensor(taken.values) if of_table else taken.to_torch()

@@ -100,7 +100,7 @@ class TableEmbedding(nn.Module):
 
     # torch.compile leaves it as it is: it reads what other processes change.
     @torch.compiler.disable
-    def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> Any:
+    def forward(self, ids: torch.Tensor, offsets: "torch.Tensor | None" = None) -> Any:
         """Return rows, of shape ``ids.shape + (embedding_dim,)``; or one for each bag.
 
         Args:
