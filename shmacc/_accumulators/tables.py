@@ -101,10 +101,13 @@ class TableRows:
             FailedPreconditionError: The parameters are closed.
             ResourceExhaustedError: This process has no memory for the rows.
         """
-        numbers = checked_ids(ids, f"the ids of table {self._known.name!r}")
+        numbers = self._numbers(ids)
         rows = arrays.empty((*numbers.shape, *self.row_shape), self.dtype)
         self._access().rows(numbers.reshape(-1), self._part, _as_bytes(rows))
         return rows
+
+    def _numbers(self, ids: Any) -> IndexArray:
+        return checked_ids(ids, f"the ids of table {self._known.name!r}")
 
     def _refuse(self, what: str) -> NoReturn:
         raise InvalidArgumentError(f"Table {self._known.name!r} {what}")
@@ -182,7 +185,7 @@ class Table(TableRows):
         Raises:
             As for ``table[ids]``.
         """
-        numbers = checked_ids(ids, f"the ids of table {self._known.name!r}")
+        numbers = self._numbers(ids)
         found = arrays.empty(numbers.shape, np.dtype(np.bool_))
         self._access().contains(numbers.reshape(-1), found.reshape(-1))
         return found
@@ -195,7 +198,7 @@ class Table(TableRows):
         Raises:
             As for ``table[ids]``.
         """
-        numbers = checked_ids(ids, f"the ids of table {self._known.name!r}")
+        numbers = self._numbers(ids)
         steps = arrays.empty(numbers.shape, np.dtype(np.int64))
         self._access().last_steps(numbers.reshape(-1), steps.reshape(-1))
         return steps

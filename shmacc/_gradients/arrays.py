@@ -6,6 +6,7 @@ about overflow, underflow and NaN (``np.seterr``) concerns the caller's own arit
 are results, as in the extension's sums.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,7 @@ def zeros(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
     Raises:
         ResourceExhaustedError: There is no memory for it.
     """
-    try:
-        return np.zeros(shape, dtype)
-    except (MemoryError, ValueError) as error:
-        pass_on(error)
-        raise ResourceExhaustedError(
-            f"This process has no memory for an array of shape {describe_shape(tuple(shape))}"
-        ) from error
+    return _made(np.zeros, shape, dtype)
 
 
 def empty(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
@@ -121,8 +116,12 @@ def empty(shape: Any, dtype: np.dtype[Any]) -> ValueArray:
     Raises:
         ResourceExhaustedError: There is no memory for it.
     """
+    return _made(np.empty, shape, dtype)
+
+
+def _made(make: Callable[..., ValueArray], shape: Any, dtype: np.dtype[Any]) -> ValueArray:
     try:
-        return np.empty(shape, dtype)
+        return make(shape, dtype)
     except (MemoryError, ValueError) as error:
         pass_on(error)
         raise ResourceExhaustedError(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -39,33 +36,11 @@ SCENES: Final = (
 )
 # What a scribbler might write over a word of the log.
 _WRONG: Final = (0, 1, 7, 1 << 20, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
-# Of the instants at which nothing but contents had changed, one in so many is judged.
-_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
 def test_at_every_instruction(scene: UpdateScene) -> None:
-    def made(params: Parameters, group: AccumulatorGroup) -> None:
-        with group.round(1) as taken:
-            scene.update(params, taken)
-
-    before, known = killing.images(scene), killing.states(scene)
-    looks = killing.walk(before, killing.images(scene, made), scene.act)
-    is_in = False
-    for number, look in enumerate(looks):
-        if look.in_records or number % _ONE_IN == 0 or number == len(looks) - 1:
-            killing.write(look.images)
-            found = killing.testify(scene, known)
-            assert found or not is_in, f"taken back after {look.step} instructions"
-            is_in = found
-    assert is_in
-    # For real, with what the kernel takes back of the dead. Not beyond the call's end: two walks of
-    # one call differ, by hundreds of instructions or, if Python collects garbage in one, by more.
-    for part in (1, 2, 3):
-        with killing.begun(before, scene.act) as child:
-            deque(islice(child.steps_to_mark(), looks[len(looks) * part // 4].step), maxlen=0)
-            child.kill()
-        killing.testify(scene, known)
+    killing.judge_every_instruction(scene)
 
 
 def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:

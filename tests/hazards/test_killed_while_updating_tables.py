@@ -5,10 +5,7 @@ Readers, who take no lock, are judged at the same instants, row by row.
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -17,9 +14,6 @@ from helpers.killing_tables import WIDTH, TableScene
 from helpers.stepping_tracer import refusal
 
 from shmacc import optim
-
-if TYPE_CHECKING:
-    from shmacc import AccumulatorGroup, Parameters
 
 pytestmark = [
     pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}"),
@@ -58,28 +52,8 @@ SCENES: Final = (
         "a skipped round", optim.SGD(0.5), there=_SIX, gone=(2,), changed=(1, 9), skips=True
     ),
 )
-# Of the instants at which nothing but contents had changed, one in so many is judged.
-_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
 def test_at_every_instruction(scene: TableScene) -> None:
-    def made(params: Parameters, group: AccumulatorGroup) -> None:
-        with group.round(1) as taken:
-            scene.update(params, taken)
-
-    before, known = killing.images(scene), killing.states(scene)
-    looks = killing.walk(before, killing.images(scene, made), scene.act)
-    is_in = False
-    for number, look in enumerate(looks):
-        if look.in_records or number % _ONE_IN == 0 or number == len(looks) - 1:
-            killing.write(look.images)
-            found = killing.testify(scene, known)
-            assert found or not is_in, f"taken back after {look.step} instructions"
-            is_in = found
-    assert is_in
-    for part in (1, 2, 3):
-        with killing.begun(before, scene.act) as child:
-            deque(islice(child.steps_to_mark(), looks[len(looks) * part // 4].step), maxlen=0)
-            child.kill()
-        killing.testify(scene, known)
+    killing.judge_every_instruction(scene)

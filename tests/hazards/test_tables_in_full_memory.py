@@ -144,5 +144,5 @@ def _restored() -> None:
 
 
 def test_a_restore() -> None:
-    """It gives back what it got, and leaves everything as it was."""
+    """A restore that fails gives its memory back, and the table stays as it was."""
     run_apart(_restored, shm=SIZE)

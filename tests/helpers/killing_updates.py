@@ -5,8 +5,11 @@ Two segments take part: the parameters, and the group whose round the update is 
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +34,10 @@ PARAMS: Final = "params"
 GROUP: Final = "group"
 
 Gradient = dict[str, Any]
+
+
+# Of the instants at which nothing but contents had changed, one in so many is judged.
+_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
 
 
 @dataclass(frozen=True)
@@ -246,3 +253,29 @@ def write(what: Images) -> None:
     """Let both segments be these."""
     for image, path in zip(what, paths(), strict=True):
         image.write(path)
+
+
+def judge_every_instruction(scene: UpdateScene) -> None:
+    """Judge what a death at each instruction of an update would leave; kill at some of them."""
+
+    def made(params: Parameters, group: AccumulatorGroup) -> None:
+        with group.round(1) as taken:
+            scene.update(params, taken)
+
+    before, known = images(scene), states(scene)
+    looks = walk(before, images(scene, made), scene.act)
+    is_in = False
+    for number, look in enumerate(looks):
+        if look.in_records or number % _ONE_IN == 0 or number == len(looks) - 1:
+            write(look.images)
+            found = testify(scene, known)
+            assert found or not is_in, f"taken back after {look.step} instructions"
+            is_in = found
+    assert is_in
+    # For real, with what the kernel takes back of the dead. Not beyond the call's end: two walks of
+    # one call differ, by hundreds of instructions or, if Python collects garbage in one, by more.
+    for part in (1, 2, 3):
+        with begun(before, scene.act) as child:
+            deque(islice(child.steps_to_mark(), looks[len(looks) * part // 4].step), maxlen=0)
+            child.kill()
+        testify(scene, known)

@@ -12,7 +12,7 @@ namespace shmacc {
 
 class IdReader {
   public:
-    // regions: as far as this process has read the table before.
+    // regions: what this process has mapped in earlier reads of the table.
     IdReader(OpenSegment& segment, uint32_t member, ReadRegions regions)
         : segment_(segment), lane_(*segment.lanes()[0]), member_(member), spec_((*segment.specs())[member]),
           shape_(record_of(spec_)), hash_(lane_.hash_key()), regions_(std::move(regions)) {

@@ -195,7 +195,7 @@ class IdTable {
         return saved;
     }
 
-    // Steps 1 to 3, up to the first contents. new_steps: of the changed ids; null: all get new_step.
+    // Does steps 1 to 3. new_steps: the last step of each changed id; null: all get new_step.
     template <class T>
     void give(Saving& saving, const int64_t* new_steps, int64_t new_step) {
         Slot* const table = member_.array<Slot>(kSlots, end_);

@@ -126,7 +126,7 @@ class ArraysSession {
             to += listed;
         }
     }
-    // After `prepare` with the same changes. step: of the round.
+    // Makes the changes that were given to `prepare`. step: the step of the round.
     void change(const std::vector<ArrayChange>& changes, int64_t step) {
         uint64_t new_entries = 0;
         for (const IdTable& table : tables_) new_entries += table.new_entries();
