@@ -17,7 +17,7 @@ PINS := constraints/newest.txt
 BUILD_PINS := $(PINS)
 STRICT := --config-settings cmake.define.SHMACC_WARNINGS_ARE_ERRORS=ON
 SOURCES := $(shell find shmacc tools/inspect/shmacc_inspect -type f -not -name '*.pyc' -not -name '*.so')
-# What is built for one environment does not touch what is built for another.
+# An environment with other build options has a wheel of its own.
 BUILT := build/$(VENV)
 WHEELS := $(BUILT)/wheel
 # From Python 3.13 on one wheel is for all.
@@ -37,7 +37,7 @@ SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes
 NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_numpy_model.py arrays_in.py) \
 	tests/parameters $(addprefix tests/inspect/test_,verbs.py habits.py metrics.py terminal.py) \
 	tests/hazards/test_damaged_semaphores.py
-LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=constraints/lowest-build.txt
+LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=$(BUILD_PINS) WHEELS=$(WHEELS)
 SOAK_SECONDS ?= 600
 
 .PHONY: help demo editable test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
@@ -155,7 +155,7 @@ $(VENV)/.pip: constraints/newest.txt
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints/newest.txt pip
 	touch $@
 
-$(WHEELS)/.made: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(PINS) $(BUILD_PINS) | $(VENV)/.pip
+$(WHEELS)/.made: $(SOURCES) pyproject.toml CMakeLists.txt README.md $(BUILD_PINS) | $(VENV)/.pip
 	rm -rf $(WHEELS)
 	$(BIN)/pip wheel --quiet --no-deps --build-constraint $(BUILD_PINS) --wheel-dir $(WHEELS) \
 		--config-settings build-dir=$(dir $(WHEELS))cmake $(STRICT) $(BUILD_OPTIONS) .
