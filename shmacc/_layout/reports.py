@@ -79,13 +79,7 @@ class Totals(TypedDict):
     count: int
     weight: int
     all_rows: int
-    applied: int
-    dropped: int
-    discarded: int
-    taken: int
-    takes: int
-    recoveries: int
-    applied_bytes: int
+    counters: dict[str, int]  # by their names in Stats
     round: RoundHolder | None
     belongs_to: int  # the token of the parameters that its rounds are for; 0: not known yet
     update: Update | None

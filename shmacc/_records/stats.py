@@ -1,7 +1,7 @@
 """A segment's counters."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shmacc._layout.reports import State
 
@@ -60,17 +60,24 @@ class Stats:
     update_pid: int | None
     update_since: float | None
 
+    COUNTERS: ClassVar = (
+        "applied",
+        "applied_bytes",
+        "dropped",
+        "discarded",
+        "taken",
+        "takes",
+        "recoveries",
+    )
+    """The fields that only grow."""
+
 
 def stats_of(state: State) -> Stats:
     """Return the counters that the extension reports."""
     held = state["round"] if state["round_pid"] else None  # else its process is dead
     update = state["update"]
     return Stats(
-        applied=state["applied"],
-        dropped=state["dropped"],
-        discarded=state["discarded"],
-        taken=state["taken"],
-        takes=state["takes"],
+        **state["counters"],
         num_accumulated=state["count"],
         rows=state["all_rows"],
         global_step=state["step"],
@@ -78,8 +85,6 @@ def stats_of(state: State) -> Stats:
         finished=state["finished"],
         waiting=state["waiting"],
         attached=state["attached"],
-        recoveries=state["recoveries"],
-        applied_bytes=state["applied_bytes"],
         round_pid=state["round_pid"] or None,
         round_since=None if held is None else held["since_ns"] / 1e9,
         update=None if update is None else "in" if update["is_in"] else "begun",

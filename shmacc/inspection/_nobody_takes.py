@@ -66,7 +66,7 @@ def nobody_takes(seen: Observation) -> Stall | None:
         seen.last_applied,
         *(each.attached_at if each.alive else each.last_seen for each in seen.processes),
     )
-    if time.time() - since < (_AFTER_TAKES if seen.state["takes"] else AT_THE_START):
+    if time.time() - since < (_AFTER_TAKES if seen.state["counters"]["takes"] else AT_THE_START):
         return None
     return Stall(
         StallKind.NOBODY_TAKES,
@@ -133,7 +133,7 @@ def _loss_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | 
     if any(each.took for each in alive):
         return None
     took = any(map(_had_taken, seen.departed)) or any(each.took for each in seen.processes)
-    if not (took or seen.state["takes"] or seen.line):
+    if not (took or seen.state["counters"]["takes"] or seen.line):
         return None
     return last_loss(seen, _took(seen), _had_taken)
 
@@ -166,7 +166,7 @@ def _why(seen: Observation) -> str:
     departed = [each for each in seen.departed if each.took and not each.is_attached]
     if departed:
         return "; ".join(f"pid {each.pid_label}, which did, {each.fate}" for each in departed)
-    if not seen.state["takes"]:
+    if not seen.state["counters"]["takes"]:
         return "no take has been served yet"
     return "the processes that took have left"
 

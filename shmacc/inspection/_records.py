@@ -145,6 +145,11 @@ class Summary:
     last_used: float | None = None
     stalls: tuple[Stall, ...] = ()
 
+    @property
+    def is_arrays(self) -> bool:
+        """Whether it has shared arrays or parameters: nothing is accumulated in it, or taken."""
+        return self.kind in {"arrays", "parameters"}
+
 
 @dataclass(frozen=True, slots=True)
 class AttachedProcess:
@@ -157,7 +162,9 @@ class AttachedProcess:
         alive: By proof: it holds its presence lock.
         condition: "running", "sleeping", "stopped", ...; empty where `command` is.
         command: Its command line, if it lives and is visible; else empty.
-        activity: What it is doing.
+        activity: What it does: applies, takes, waits for the lock, waits in the queue, waits for
+            the head of the queue, waits for the end of the round, waits for room, waits for the
+            step, updates, idle.
         started: When the process was started, in seconds since the epoch, like the times below;
             None if it is not visible.
         attached_at: When it attached.

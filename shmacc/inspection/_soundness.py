@@ -302,10 +302,12 @@ def _problems_of_state(view: _core.SegmentView) -> list[str] | None:
     """Return what is wrong with the state; None if a round ended while it was read."""
     state, config = view.state(), view.config()
     found = []
-    if state["applied"] != state["taken"] + state["discarded"] + state["count"]:
+    count, counters = state["count"], state["counters"]
+    applied, taken, discarded = (counters[of] for of in ("applied", "taken", "discarded"))
+    if applied != taken + discarded + count:
         found.append(
-            f"{state['applied']} gradients were applied, but {state['taken']} taken, "
-            f"{state['discarded']} discarded and {state['count']} are there"
+            f"{applied} gradients were applied, but {taken} taken, {discarded} discarded and "
+            f"{count} are there"
         )
     # Read after the state: what a round leaves unused may have been given back since.
     reserved = state["all_reserved"]

@@ -222,7 +222,7 @@ def _able(seen: Observation) -> list[AttachedProcess]:
     """Return the living processes that may apply."""
     alive = [each for each in seen.processes if each.alive]
     killed = len(alive) < len(seen.processes)
-    death = _loss_of_appliers(seen) if seen.state["takes"] else None
+    death = _loss_of_appliers(seen) if seen.state["counters"]["takes"] else None
     return [each for each in alive if _may_apply(each, seen, death, killed=killed)]
 
 
@@ -250,7 +250,7 @@ def _waits(head: WaitingTake) -> str:
 def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
     """Whether nothing has changed for long enough."""
     now = time.time()
-    patience = _AFTER_GRADIENTS if seen.state["applied"] else AT_THE_START
+    patience = _AFTER_GRADIENTS if seen.state["counters"]["applied"] else AT_THE_START
     if now - max(head.since, seen.last_applied) >= (_AFTER_A_DEATH if killed else patience):
         return True
     # A take that is tried again and again, each time for a moment, has never waited for long.

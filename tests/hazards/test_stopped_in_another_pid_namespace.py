@@ -114,7 +114,7 @@ def _look_at_the_lock_from_beside(pipe: Pipe) -> None:
     assert "pid 1* has been in an operation with the lock" in stall.problem
     assert [f["kind"] for f in ask("check", NAME, status=1)["findings"]] == ["lock_held_long"]
     shown = ask("show", NAME)
-    assert (shown["lock"]["holder_pid"], shown["lock"]["holder_pid_is_here"]) == (1, False)
+    assert (shown["lock"]["pid"], shown["lock"]["pid_is_here"]) == (1, False)
     assert [process["pid_is_here"] for process in shown["processes"]] == [False]
     assert "held by pid 1*" in run("show", NAME).stdout
     assert "lock=1* " in run("watch", NAME, "--interval", "0.1", "--count", "1").stdout
@@ -122,7 +122,7 @@ def _look_at_the_lock_from_beside(pipe: Pipe) -> None:
     (held,) = [each for each in samples if each["name"] == "shmacc_lock_held_seconds"]
     assert held["value"] > HOUR
     removal = ask("remove", NAME, "--force")
-    assert (removal["attached_pids"], removal["attached_elsewhere"]) == ([], [1])
+    assert [(each["pid"], each["pid_is_here"]) for each in removal["attached"]] == [(1, False)]
     assert "in use by pid 1*" in run("remove", NAME).stderr
 
 

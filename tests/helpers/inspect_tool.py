@@ -59,7 +59,7 @@ def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
     done = run(*arguments, "--json", **how)
     assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
-    assert answer["schema_version"] == 2
+    assert answer["schema_version"] == 3
     return answer
 
 

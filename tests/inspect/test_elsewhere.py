@@ -66,9 +66,9 @@ def _look_at_the_stopped(holder: int, **how: Any) -> None:
     assert (segment["state"], segment["attached_alive"]) == ("sound", 3)
     shown = ask("show", "table", **how)
     assert {process["pid_is_here"] for process in shown["processes"]} == {False}
-    assert {process["condition"] for process in shown["processes"]} == {None}
+    assert {process["condition"] for process in shown["processes"]} == {""}
     lock = shown["lock"]
-    assert (lock["holder_pid"], lock["holder_pid_is_here"]) == (holder, False)
+    assert (lock["pid"], lock["pid_is_here"]) == (holder, False)
     assert f"held by pid {holder}*, in an operation for" in run("show", "table", **how).stdout
     [line] = run("watch", "--interval", "0.1", "--count", "1", **how).stdout.splitlines()
     assert f" lock={holder}*" in line

@@ -72,7 +72,7 @@ def test_a_committed_state_written_over(table: SparseConditionalAccumulator) -> 
     assert ask("list", "table")["segments"][0]["state"] == "damaged"
     shown = ask("show", "table", status=1)
     assert "checksum" in shown["error"]
-    assert shown["segment"]["owner_uid"] == os.getuid()
+    assert shown["summary"]["owner_uid"] == os.getuid()
     assert "checksum" in problems("table")
     left = ask("clean")["left"]
     assert path_of("table").name in [leftover["file_name"] for leftover in left]
@@ -126,8 +126,8 @@ def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, 
     with inspect_tool.stopped_with_the_lock(crew, "table") as pid:
         # Nothing here waits for the lock: it would wait until the end of the test.
         shown = ask("show", "table", "--rows", "1", "--values")
-        assert (shown["lock"]["held"], shown["lock"]["holder_pid"]) == (True, pid)
-        assert shown["lock"]["holder_condition"] == "stopped"
+        assert (shown["lock"]["held"], shown["lock"]["pid"]) == (True, pid)
+        assert shown["lock"]["condition"] == "stopped"
         assert "without the lock" in run("show", "table").stdout
         found = ask("check", "table", status=1)["findings"]
         assert any(finding["command"] == f"kill -CONT {pid}" for finding in found)
@@ -156,7 +156,7 @@ def test_a_semaphore_that_is_missing(table: SparseConditionalAccumulator) -> Non
 def test_a_semaphore_that_is_none(table: SparseConditionalAccumulator) -> None:
     inspect_tool.semaphore_of("table").write_bytes(b"")
     assert "not a semaphore" in problems("table")
-    assert ask("show", "table")["lock"]["semaphore_value"] is None
+    assert ask("show", "table")["lock"]["queue"] is None
     assert table.num_accumulated() == 1
 
 
@@ -223,6 +223,6 @@ def test_what_is_added_up_over_lanes_is_so_inside_and_outside(field: str) -> Non
         run_apart(_forge, str(path_of("lanes")), field)
         assert inspection.describe("lanes").stats == acc.stats()
         (listed,) = ask("list", "lanes")["segments"]
-        shown = ask("show", "lanes")["segment"]
-        assert listed["gradients"] == shown["gradients"] == acc.num_accumulated()
+        shown = ask("show", "lanes")["summary"]
+        assert listed["num_accumulated"] == shown["num_accumulated"] == acc.num_accumulated()
         acc.unlink()

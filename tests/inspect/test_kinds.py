@@ -62,7 +62,9 @@ def test_arrays_that_are_one_integer_are_shown_with_what_they_are() -> None:
 
 def test_arrays_are_shown_with_their_bytes_and_nothing_else(parameters: SharedArrays) -> None:
     [segment] = ask("list")["segments"]
-    assert [segment[field] for field in ("step", "gradients", "rows", "waiting_for")] == [None] * 4
+    assert [
+        segment[field] for field in ("global_step", "num_accumulated", "rows", "waiting_for")
+    ] == [None] * 4
     assert (segment["kind"], segment["members"], segment["reduction_type"]) == ("arrays", 2, None)
     titles, row = (line.split() for line in run("list").stdout.splitlines())
     cells = dict(zip(titles, row, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import stat
 import subprocess
 import time
@@ -218,37 +217,6 @@ def test_who_waits_for_a_take_is_counted(crew: Crew) -> None:
         full.result()
         assert _value("shmacc_round_open_seconds", "tight") == 0
         acc.unlink()
-
-
-def test_metrics_on_a_unix_socket(bias: ConditionalAccumulator, tmp_path: Path) -> None:
-    path = tmp_path / "metrics.sock"
-    for killed in (True, False):  # the second finds the socket of one that was killed
-        server = subprocess.Popen(
-            [COMMAND, "metrics", "--listen", f"unix:{path}"], stderr=subprocess.PIPE, text=True
-        )
-        assert server.stderr is not None
-        assert f"listening on unix:{path}" in server.stderr.readline()
-        assert path.stat().st_mode & 0o777 == 0o660
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-            answer = b""
-            while more := client.recv(65536):
-                answer += more
-        assert b" 200 OK" in answer.splitlines()[0]
-        assert b'shmacc_applied_total{name="bias"' in answer
-        busy = run("metrics", "--listen", f"unix:{path}")
-        assert busy.returncode == 2
-        assert "already" in busy.stderr
-        if killed:
-            server.kill()
-        else:
-            server.terminate()
-        assert server.wait(LONG) == (-signal.SIGKILL if killed else 143)
-        assert server.stderr.read() == ""
-        server.stderr.close()
-        assert path.exists() == killed
-    assert bias.stats().attached == 1
 
 
 def test_other_machines_only_by_an_explicit_flag() -> None:

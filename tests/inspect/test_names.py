@@ -189,7 +189,7 @@ def test_a_refused_removal_is_answered_in_json(kept: list[ConditionalAccumulator
     kept.append(ConditionalAccumulator(np.float32, [2], "used"))
     answer = ask("remove", "used", "--yes", status=1)
     assert (answer["refused"], answer["removed"], answer["dry_run"]) == (True, [], True)
-    assert answer["attached_pids"] == [os.getpid()]
+    assert [each["pid"] for each in answer["attached"]] == [os.getpid()]
     assert "in use" in answer["obstacle"]
 
 

@@ -332,7 +332,7 @@ def test_a_take_whose_gradients_have_no_memory(crew: Crew, monkeypatch: pytest.M
         assert stall.kind == StallKind.QUORUM_OUT_OF_REACH
         assert f"wait for room in /dev/shm, of which {1 << 60} bytes are kept" in stall.problem
         assert "processes that apply" not in stall.remedy
-        assert ask("show", name)["segment"]["kept_free"] == 1 << 60
+        assert ask("show", name)["summary"]["kept_free"] == 1 << 60
         assert "leaves free" in run("show", name).stdout
     finally:
         inspection.remove(name, force=True)

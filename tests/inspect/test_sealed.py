@@ -77,7 +77,7 @@ def test_sealed_is_whether_an_apply_at_the_step_is_refused(
         refused = DEEDS[deed]
         assert group.stats().sealed is refused
         assert inspection.describe("group").stats.sealed is refused
-        assert ask("show", "group")["sealed"] is refused
+        assert ask("show", "group")["stats"]["sealed"] is refused
         metrics = {metric["name"]: metric for metric in ask("metrics", "group")["metrics"]}
         assert metrics["shmacc_sealed"]["samples"][0]["value"] == refused
         assert group.apply({"a": np.ones(3)}, group.global_step) is not refused

@@ -76,18 +76,8 @@ def test_in_a_pipe_each_cell_is_a_word(table: SparseConditionalAccumulator, crew
     assert run("clean", "--yes", "left").returncode == 0
 
 
-def test_exact_columns(table: SparseConditionalAccumulator) -> None:
-    [segment] = ask("list")["segments"]
-    done = run("list", "--columns", "reserved,name,age", "--bytes", "--no-header")
-    reserved, name, age = done.stdout.split()
-    assert (int(reserved), name) == (segment["bytes_reserved"], "table")
-    assert 0 <= float(age) < LONG
-    assert run("list", "-b", "-H", "-c", "used,waits_for").stdout.split() == [
-        str(segment["bytes_used"]),
-        "-",
-    ]
-    assert run("list", "--quiet").stdout == run("list", "-q", "--bytes").stdout == "table\n"
-    assert run("list", "-c", "state").stdout == "STATE\nsound\n"
+def test_a_quiet_list_has_names_only(table: SparseConditionalAccumulator) -> None:
+    assert run("list", "--quiet").stdout == run("list", "-q").stdout == "table\n"
     assert table.stats().attached == 1
 
 
@@ -182,6 +172,6 @@ def test_cancel_says_what_else_it_ends(crew: Crew) -> None:
             assert f"pid {pid}" in rehearsal.stdout
             assert "nobody waits" not in rehearsal.stderr
             answer = ask("cancel", "table", "--yes")
-            assert pid in answer["lock_waiter_pids"]
+            assert pid in [process["pid"] for process in answer["lock_waiters"]]
             assert taker.result() is None
         acc.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,11 +53,11 @@ def test_list_says_what_is_there(
     assert sorted(by_name) == ["bias", "embeddings", "left"]
     said = by_name["embeddings"]
     assert (said["kind"], said["dtype"], said["shape"]) == ("sparse", "float32", [100, 4])
-    assert (said["gradients"], said["rows"], said["step"]) == (1, 2, 0)
+    assert (said["num_accumulated"], said["rows"], said["global_step"]) == (1, 2, 0)
     assert (said["attached_alive"], said["attached_dead"], said["waiting_for"]) == (1, 0, [])
-    assert (said["owner_uid"], said["mode"], said["state"]) == (os.getuid(), "0600", "sound")
+    assert (said["owner_uid"], said["mode"], said["state"]) == (os.getuid(), 0o600, "sound")
     assert 0 < said["bytes_used"] <= said["bytes_reserved"]
-    assert 0 <= said["age_seconds"] < 60
+    assert 0 <= time.time() - said["created"] < 60
     assert by_name["left"]["state"] == "orphaned"
 
     lines = run("list", "--sort", "gradients", "--reverse").stdout.splitlines()
@@ -89,17 +90,18 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     taker = start(crew, inspect_tool.wait_in_line, "embeddings", 7)
     until(lambda: embeddings.stats().waiting == 1)
     said = ask("show", "embeddings", "--rows", "1", "--values")
-    assert said["error"] is None
-    assert said["counters"]["applied"] == 3
-    assert said["counters"]["applied_bytes"] == 5 * 4 * 4
-    assert said["most_touched"] == {"rows": [{"row": 3, "count": 3}], "still": True}
+    assert "error" not in said
+    assert said["stats"]["applied"] == 3
+    assert said["stats"]["applied_bytes"] == 5 * 4 * 4
+    assert said["most_touched"] == [{"row": 3, "count": 3}]
+    assert said["most_touched_still"]
     assert (said["values"]["numbers"], said["values"]["nan"]) == (8, 4)
     assert said["values"]["norm"] == pytest.approx(8.0)
     assert [(taker["num_required"], taker["alive"]) for taker in said["line"]] == [(7, True)]
     assert said["line"][0]["pid"] == taker.pid
     processes = {process["pid"]: process for process in said["processes"]}
     assert processes[os.getpid()]["applied"] == 3
-    assert processes[os.getpid()]["applied_this_round"]
+    assert processes[os.getpid()]["last_applied_step"] == said["stats"]["global_step"]
     program, *_ = Path("/proc/self/cmdline").read_text().split("\0")
     assert processes[os.getpid()]["command"].startswith(f"{program} ")
     assert processes[taker.pid]["activity"] == "waits in the queue"
@@ -109,7 +111,7 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     for always in ("header", "directory", "states"):
         assert 0 < regions[always]["used"] <= regions[always]["reserved"]
     assert (
-        sum(region["reserved"] for region in regions.values()) == said["segment"]["bytes_reserved"]
+        sum(region["reserved"] for region in regions.values()) == said["summary"]["bytes_reserved"]
     )
 
     text = run("show", "embeddings", "--rows", "2", "--values", "--layout").stdout
@@ -186,7 +188,7 @@ def test_remove_is_a_rehearsal_until_told_otherwise(
     assert str(os.getpid()) in in_use.stderr
     rehearsal = ask("remove", "bias", "--force")
     assert rehearsal["dry_run"]
-    assert rehearsal["attached_pids"] == [os.getpid()]
+    assert [each["pid"] for each in rehearsal["attached"]] == [os.getpid()]
     assert inspection.list_segments("bias", namespace=namespace)
     removed = ask("remove", "bias", "--force", "--yes")["removed"]
     assert len(removed) == 2

@@ -30,7 +30,7 @@ def test_they_are_a_kind_of_their_own_with_a_step() -> None:
         assert "2 parameter arrays" in shown.stdout
         assert "step" in shown.stdout
         described = json.loads(run("show", "seen", "--json").stdout)
-        assert described["segment"]["kind"] == "parameters"
+        assert described["summary"]["kind"] == "parameters"
         for verb in (["list"], ["metrics"]):
             assert run(*verb).returncode == 0
         assert run("cancel", "seen", "--yes").returncode != 0

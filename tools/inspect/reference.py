@@ -1,45 +1,41 @@
 """Writes what `shmacc-inspect` accepts and answers, from the command itself, into docs/inspect.
 
 schema-N.json     the JSON Schema of every answer, from the types in `shmacc_inspect.output` and
-                  what their docstrings say of each attribute
+                  `shmacc.inspection`, and what their docstrings say of each attribute
 shmacc-inspect.1  the manual page, from the parsers
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
-import importlib
-import inspect
+import enum
 import json
-import pkgutil
-import re
 import types
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from shmacc import inspection
 from shmacc_inspect import PROGRAM, output, parsers
-from shmacc_inspect.output import details, findings, intervals, metrics, removals, segments, waiting
+from shmacc_inspect.output import ANSWERS, descriptions
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "inspect"
 SCHEMA: Final = FOLDER / f"schema-{output.SCHEMA_VERSION}.json"
 PAGE: Final = FOLDER / f"{PROGRAM}.1"
-ANSWERS: Final = {
-    "list": segments.SegmentList,
-    "show": details.Details,
-    "watch": intervals.Interval,
-    "check": findings.Findings,
-    "clean": removals.Cleaning,
-    "remove": removals.Removal,
-    "cancel": removals.Cancelling,
-    "wait": waiting.Waiting,
-    "metrics": metrics.Metrics,
-}
 _WIDTH: Final = 118
-_SIMPLE: Final = {int: "integer", float: "number", str: "string", bool: "boolean"}
+_NAMES: Final = {name: getattr(inspection, name) for name in inspection.__all__}
+_SIMPLE: Final = {
+    int: "integer",
+    float: ["number", "null"],  # null: infinite
+    str: "string",
+    bool: "boolean",
+    types.NoneType: "null",
+}
 _STATUS: Final = {
     0: "fine",
     1: "found something wrong (check), or failed",
@@ -52,15 +48,17 @@ _STATUS: Final = {
 
 def schema() -> str:
     """Return the JSON Schema."""
-    found = records()
-    answers = {verb: {"$ref": f"#/$defs/{answer.__name__}"} for verb, answer in ANSWERS.items()}
+    answers = {
+        verb: {"anyOf": [_reference(record) for record in records]}
+        for verb, records in ANSWERS.items()
+    }
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"{PROGRAM} --json, version {output.SCHEMA_VERSION}",
         "description": "An answer of any verb; that of VERB is #/$defs/VERB. Fields may be added "
         "within a version.",
-        "anyOf": list(answers.values()),
-        "$defs": answers | {name: _object(record, found) for name, record in found.items()},
+        "anyOf": [{"$ref": f"#/$defs/{verb}"} for verb in ANSWERS],
+        "$defs": answers | {record.__name__: _object(record) for record in records()},
     }
     return _lines(whole) + "\n"
 
@@ -79,27 +77,44 @@ def _lines(value: Any, depth: int = 0) -> str:
     return f"{begin}{margin} {f',{margin} '.join(parts)}{margin}{end}"
 
 
-def records() -> dict[str, type]:
-    """Return all types of the schema by name."""
-    modules = pkgutil.iter_modules(output.__path__, f"{output.__name__}.")
-    found = {
-        name: value
-        for module in modules
-        for name, value in vars(importlib.import_module(module.name)).items()
-        if isinstance(value, type) and dataclasses.is_dataclass(value)
-    }
-    return dict(sorted(found.items()))
+def records() -> list[type]:
+    """Return all types of the schema: the answers, and what is in them."""
+    found = [record for records in ANSWERS.values() for record in records]
+    for record in found:
+        for hint in hints(record).values():
+            for part in _parts(hint):
+                is_record = dataclasses.is_dataclass(part) and part is not inspection.SegmentName
+                if is_record and part not in found:
+                    found.append(part)
+    return sorted(found, key=lambda record: record.__name__)
 
 
-def _object(record: type, records: dict[str, type]) -> dict[str, Any]:
-    hints = typing.get_type_hints(record, localns=records)
-    said = descriptions(record)
-    properties = {
-        name: _type(hint) | ({"description": said[name]} if name in said else {})
-        for name, hint in hints.items()
-    }
-    if "schema_version" in properties:
+def hints(record: type) -> dict[str, Any]:
+    """Return the types of a record's fields."""
+    found = typing.get_type_hints(record, localns=vars(output) | _NAMES)
+    return {field.name: found[field.name] for field in dataclasses.fields(record)}
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    yield hint
+    for part in typing.get_args(hint):
+        yield from _parts(part)
+
+
+def _object(record: type) -> dict[str, Any]:
+    said, properties = descriptions(record), {}
+    if any(record in records for records in ANSWERS.values()):
         properties["schema_version"] = {"const": output.SCHEMA_VERSION}
+    if issubclass(record, inspection.Description):
+        said = descriptions(inspection.Description) | said
+    for name, hint in hints(record).items():
+        if hint is inspection.SegmentName:
+            for part, what in output.NAME_FIELDS.items():
+                nullable = str | None if part == "namespace" else str
+                properties[part] = _type(nullable) | {"description": what}
+        else:
+            kind = _type(str if name == output.TOKEN else hint)
+            properties[name] = kind | {"description": said[name].replace("None", "null")}
     return {
         "description": (record.__doc__ or "").partition("\n")[0],
         "type": "object",
@@ -108,26 +123,24 @@ def _object(record: type, records: dict[str, type]) -> dict[str, Any]:
     }
 
 
-def descriptions(record: type) -> dict[str, str]:
-    """Return what the docstring of a type says of its attributes, by name."""
-    _, _, listed = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")
-    found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+def _reference(record: type) -> dict[str, str]:
+    return {"$ref": f"#/$defs/{record.__name__}"}
 
 
 def _type(hint: Any) -> dict[str, Any]:
+    parts, origin = typing.get_args(hint), typing.get_origin(hint)
+    match origin:
+        case types.UnionType | typing.Union:
+            return {"anyOf": [_type(part) for part in parts]}
+        case builtins.list | builtins.tuple:
+            return {"type": "array", "items": _type(parts[0])}
+        case builtins.dict:
+            return {"type": "object", "additionalProperties": _type(parts[1])}
     if hint in _SIMPLE:
         return {"type": _SIMPLE[hint]}
-    if hint is types.NoneType:
-        return {"type": "null"}
-    parts = typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return {"anyOf": [_type(part) for part in parts]}
-    if typing.get_origin(hint) is list:
-        return {"type": "array", "items": _type(parts[0])}
-    if typing.get_origin(hint) is dict:
-        return {"type": "object", "additionalProperties": _type(parts[1])}
-    return {"$ref": f"#/$defs/{hint.__name__}"}
+    if origin is typing.Literal or issubclass(hint, enum.StrEnum):
+        return {"enum": list(parts or hint)}
+    return _reference(hint)
 
 
 def manual() -> str:

@@ -46,7 +46,7 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     declared = parser.declared()
     option = next((action for action in declared if before[-1] in action.option_strings), None)
     if option is not None and option.nargs is None:  # which takes a value
-        return option.choices or _values(option.dest, word)
+        return option.choices or _values(option.dest)
     if word.startswith("-"):
         return _options(parser)
     if not any(action.dest == "names" for action in declared):
@@ -54,19 +54,11 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     return _names(before, word)
 
 
-def _values(option: str, word: str) -> Iterable[str]:
+def _values(option: str) -> Iterable[str]:
     """Return the values of an option that takes one, where they are known."""
-    match option:
-        case "namespace":
-            return _namespaces()
-        case "condition":
-            return ("step=", "count=", "gone")
-        case "columns":
-            from shmacc_inspect.verbs.list import COLUMN_KEYS  # late: see the package
-
-            start = word[: word.rfind(",") + 1]
-            return (start + key for key in COLUMN_KEYS if key not in start.split(","))
-    return ()
+    if option == "namespace":
+        return _namespaces()
+    return ("step=", "count=", "gone") if option == "condition" else ()
 
 
 def _options(parser: parsers.Parser) -> Iterable[str]:

@@ -4,228 +4,387 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import describing_arrays, formatting, page
-from shmacc_inspect.describing_arrays import describe_lock
+from shmacc_inspect import formatting, page
+from shmacc_inspect.naming import typed_name
+from shmacc_inspect.output import NotShown
 from shmacc_inspect.page import Cell, Column, Element, Fields, Heading, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from shmacc_inspect.output import contents, details
-    from shmacc_inspect.output.segments import Segment, Stall
+    from shmacc.inspection import (
+        AttachedProcess,
+        Description,
+        Event,
+        LockState,
+        MemberDescription,
+        SlotDescription,
+        Stall,
+        Summary,
+        ValueSummary,
+        WaitingTake,
+    )
+    from shmacc_inspect.output import Shown
 
 _BAR_WIDTH: Final = 20
-_PROCESS_COLUMNS: Final = (
-    Column("PID", right=True),
-    Column("ALIVE"),
-    Column("CONDITION", rank=2),
-    Column("DOING", least=12),
-    Column("APPLIED", right=True),
-    Column("DROPPED", right=True, rank=3),
-    Column("TOOK", right=True, rank=4),
-    Column("LAST APPLIED", right=True, rank=1),
-    Column("LAST SEEN", right=True, rank=5),
-    Column("ATTACHED", right=True, rank=7),
-    Column("STARTED", right=True, rank=6),
-    Column("COMMAND", least=20),
-)
-_OF_ARRAYS: Final = (0, 1, 2, 8, 9, 10, 11)  # of these columns
-_LINE_COLUMNS: Final = (
-    Column("PLACE", right=True),
-    Column("PID", right=True),
-    Column("WAITS FOR", right=True),
-    Column("FOR", right=True),
-    Column("REMARK", least=20),
-)
+_NAME: Final = Column("NAME", lambda of: Cell(formatting.printable(of.name), "bold"), least=12)
+_BYTES: Final = Column("BYTES", lambda of: page.size(of.bytes_used), right=True)
 _MEMBER_COLUMNS: Final = (
-    Column("NAME", least=12),
-    Column("KIND"),
-    Column("DTYPE"),
-    Column("SHAPE"),
-    Column("REDUCTION", rank=2),
-    Column("GRADIENTS", right=True),
-    Column("ROWS", right=True, rank=1),
+    _NAME,
+    Column("KIND", lambda of: of.kind),
+    Column("DTYPE", lambda of: of.dtype),
+    Column("SHAPE", lambda of: formatting.shape(of.shape)),
+    Column("REDUCTION", lambda of: of.reduction_type, rank=2),
+    Column("GRADIENTS", lambda of: str(of.count), right=True),
+    Column("ROWS", lambda of: str(of.rows) if of.kind == "sparse" else "", right=True, rank=1),
 )
-EVENT_COLUMNS: Final = (
-    Column("WHEN", right=True),
-    Column("WHAT"),
-    Column("PID", right=True),
-    Column("STEP", right=True),
-    Column("CONTRIBUTOR", right=True, rank=1),
-    Column("REASON", least=20),
+_ARRAY_COLUMNS: Final = (
+    _NAME,
+    Column("DTYPE", lambda of: of.dtype),
+    Column("SHAPE", lambda of: formatting.shape(of.shape)),
+    _BYTES,
+    Column("VALUE", lambda of: "" if of.value is None else str(of.value), right=True),
+)
+_PARAMETER_COLUMNS: Final = (
+    _NAME,
+    Column("DTYPE", lambda of: of.dtype, rank=2),
+    Column("SHAPE", lambda of: formatting.shape(of.shape), rank=1),
+    _BYTES,
+    Column("SLOTS", lambda of: _slots(of.slots)),
+    Column("OPTIMIZER", lambda of: of.optimizer or "", least=16),
 )
 _REGION_COLUMNS: Final = (
-    Column("PART"),
-    Column("OFFSET", right=True),
-    Column("RESERVED", right=True),
-    Column("USED", right=True),
-    Column("FILL", right=True),
+    Column("PART", lambda of: of.name),
+    Column("OFFSET", lambda of: f"{of.offset:#x}", right=True),
+    Column("RESERVED", lambda of: page.size(of.reserved), right=True),
+    Column("USED", lambda of: page.size(of.used), right=True),
+    Column(
+        "FILL",
+        lambda of: page.one_word(formatting.percent(of.used, of.reserved)),
+        right=True,
+    ),
 )
-ARRAYS: Final = {"arrays", "parameters"}
+_ROW_COLUMNS: Final = (
+    Column("ROW", lambda of: str(of.row), right=True),
+    Column("GRADIENTS", lambda of: str(of.count), right=True),
+)
 _MOVING: Final = "gradients kept arriving while they were read: they may be in here in part"
 
 
-def elements(answer: details.Details, now: float, *, layout: bool) -> Iterator[Element]:
+def elements(seen: Shown | NotShown, now: float, *, layout: bool) -> Iterator[Element]:
     """Return the elements of the page; what somebody has to know stands last, above the prompt.
 
     Args:
-        answer: What is shown.
+        seen: What is shown.
         now: When that was.
         layout: Whether its memory is shown, region by region.
     """
-    segment = answer.segment
-    yield Fields(_facts(answer, now))
-    if answer.counters is None:
+    summary = seen.summary
+    if isinstance(seen, NotShown):
+        yield Fields(_identity(summary, now, ""))
         return
-    arrays = segment.kind in ARRAYS
-    if arrays:
-        yield Heading("Arrays")
-        yield describing_arrays.table(answer)
-    elif segment.kind == "group":
-        yield Heading("Members")
-        yield Table(_MEMBER_COLUMNS, [_member_row(member) for member in answer.members])
-    if layout:
-        yield from _layout_elements(answer)
-    yield from _examined(answer)
-    if answer.events:
+    yield Fields([*_identity(summary, now, summary.detail), *_facts(seen, now)])
+    yield from _contents(seen, layout=layout)
+    if seen.events:
         yield Heading("Events", Cell("the last ones"))
-        yield Table(EVENT_COLUMNS, [event_row(event, now) for event in answer.events])
-    yield Heading("Processes", Cell(_census(segment)))
-    if answer.processes:
-        kept = _OF_ARRAYS if arrays else range(len(_PROCESS_COLUMNS))
-        rows = [_process_row(process, now) for process in answer.processes]
-        yield Table([_PROCESS_COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows])
-    if not arrays:
-        yield Heading("Line", Cell("" if answer.line else "nobody waits"))
-    if answer.line:
-        yield Table(_LINE_COLUMNS, [_taker_row(taker) for taker in answer.line])
+        yield events(seen.events, now)
+    dead = f", {summary.attached_dead} dead" if summary.attached_dead else ""
+    yield Heading("Processes", Cell(f"{summary.attached_alive} alive{dead}"))
+    if seen.processes:
+        processes = sorted(seen.processes, key=lambda each: (not each.alive, each.pid))
+        yield Table.of(_process_columns(now, arrays=summary.is_arrays), processes)
+    if not summary.is_arrays:
+        yield Heading("Line", Cell("" if seen.line else "nobody waits"))
+    if seen.line:
+        yield _line(seen.line, now)
     yield Heading("Verdict")
-    yield Fields(_verdict(answer))
+    yield Fields(_verdict(seen))
 
 
-def progress(gradients: int, line: list[details.Taker]) -> str:
-    """Return the round's progress towards what the head of the queue waits for."""
-    head = next((taker for taker in line if taker.alive), None)
-    if head is None:
-        return formatting.count_of(gradients, "gradient")
-    pid = formatting.pid(head.pid, is_here=head.pid_is_here)
-    of = f"{gradients} of the {head.num_required} gradients that pid {pid} waits for"
-    if not page.is_terminal():
-        return of
-    return f"{formatting.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
+def _contents(seen: Shown, *, layout: bool) -> Iterator[Element]:
+    summary = seen.summary
+    if summary.is_arrays:
+        yield Heading("Arrays")
+        parameters = summary.kind == "parameters"
+        yield Table.of(_PARAMETER_COLUMNS if parameters else _ARRAY_COLUMNS, seen.members)
+    elif summary.kind == "group":
+        yield Heading("Members")
+        yield Table.of(_MEMBER_COLUMNS, seen.members)
+    if layout:
+        yield Heading("Layout", Cell(f"{formatting.size(summary.bytes_reserved)} of memory"))
+        regions = [each for each in seen.regions if each.reserved or not summary.is_arrays]
+        yield Table.of(_REGION_COLUMNS, regions)
+    if seen.most_touched is not None:
+        yield Heading("Most touched rows", Cell("" if seen.most_touched_still else _MOVING))
+        yield Table.of(_ROW_COLUMNS, seen.most_touched)
+    if seen.values is not None:
+        still = "" if seen.values.still else f"; {_MOVING}"
+        yield Heading("Values", Cell(f"of the sums{still}"))
+        yield Fields(_values(seen.values))
 
 
-def _facts(answer: details.Details, now: float) -> Iterator[tuple[str, Cell]]:
-    segment = answer.segment
-    yield "name", Cell(segment.name, "bold")
-    detail = f" ({segment.detail})" if segment.detail and answer.error is None else ""
-    yield "state", Cell(segment.state + detail, STATE_STYLES[segment.state])
-    yield "file", Cell(f"/dev/shm/{segment.system_name}")  # noqa: S108  it stands there
-    yield "owner", Cell(f"{segment.owner} (uid {segment.owner_uid}), mode {segment.mode}")
-    made = f"{formatting.date(segment.created)}, {formatting.duration(segment.age_seconds)} ago"
+def events(found: Sequence[Event], now: float) -> Table:
+    """Return what happened, as a table."""
+    columns = (
+        Column("WHEN", lambda of: formatting.ago(of.at, now), right=True),
+        Column("WHAT", lambda of: Cell(of.kind, "yellow")),
+        Column("PID", lambda of: of.pid_label, right=True),
+        Column("STEP", lambda of: str(of.step), right=True),
+        Column(
+            "CONTRIBUTOR",
+            lambda of: "" if of.contributor is None else str(of.contributor),
+            right=True,
+            rank=1,
+        ),
+        Column("REASON", lambda of: formatting.printable(of.reason), least=20),
+    )
+    return Table.of(columns, found)
+
+
+def condition(process: AttachedProcess, style: str = "") -> Cell:
+    """Return what the kernel says of a process; in red if it is halted."""
+    halted = process.condition in {"stopped", "traced"}
+    return Cell(process.condition, "bold red" if halted else style)
+
+
+def _process_columns(now: float, *, arrays: bool) -> list[Column]:
+    def styled(text: str, process: AttachedProcess) -> Cell:
+        return Cell(text, "" if process.alive else "dim")
+
+    def moment(title: str, of: str, rank: int) -> Column:
+        return Column(
+            title,
+            lambda process: styled(formatting.ago(getattr(process, of), now), process),
+            right=True,
+            rank=rank,
+        )
+
+    def number(title: str, of: str, rank: int = 0) -> Column:
+        return Column(
+            title,
+            lambda process: styled(str(getattr(process, of)), process),
+            right=True,
+            rank=rank,
+        )
+
+    def doing(process: AttachedProcess) -> Cell:
+        return styled(process.activity if process.alive else f"died: {process.activity}", process)
+
+    of_gradients = [
+        number("APPLIED", "applied"),
+        number("DROPPED", "dropped", 3),
+        number("TOOK", "taken", 4),
+        moment("LAST APPLIED", "last_applied", 1),
+    ]
+    return [
+        Column("PID", lambda of: Cell(of.pid_label, "bold" if of.alive else "dim"), right=True),
+        Column("ALIVE", lambda of: Cell("yes", "green") if of.alive else Cell("no", "yellow")),
+        Column("CONDITION", lambda of: condition(of, "" if of.alive else "dim"), rank=2),
+        Column("DOING", doing, least=12),
+        *([] if arrays else of_gradients),
+        moment("LAST SEEN", "last_seen", 5),
+        moment("ATTACHED", "attached_at", 7),
+        Column(
+            "STARTED",
+            lambda of: styled(formatting.ago(of.started, now) if of.started else "", of),
+            right=True,
+            rank=6,
+        ),
+        Column("COMMAND", lambda of: styled(formatting.printable(of.command), of), least=20),
+    ]
+
+
+def _line(line: Sequence[WaitingTake], now: float) -> Table:
+    def remark(take: WaitingTake) -> Cell:
+        if not take.alive:
+            return Cell("dead: the next apply or waiting take removes it", "yellow")
+        overdue = "overdue: its gradients have arrived, and it does not take them"
+        return Cell(overdue if take.overdue else "", "yellow")
+
+    columns = (
+        Column("PLACE", lambda of: str(of.position), right=True),
+        Column("PID", lambda of: Cell("" if of.pid is None else of.pid_label, "bold"), right=True),
+        Column("WAITS FOR", lambda of: str(of.num_required), right=True),
+        Column("FOR", lambda of: page.duration(now - of.since), right=True),
+        Column("REMARK", remark, least=20),
+    )
+    return Table.of(columns, line)
+
+
+def _identity(summary: Summary, now: float, detail: str) -> Iterator[tuple[str, Cell]]:
+    yield "name", Cell(typed_name(summary.name), "bold")
+    state = summary.state + (f" ({detail})" if detail else "")
+    yield "state", Cell(state, STATE_STYLES[summary.state])
+    yield "file", Cell(summary.name.path)
+    yield "owner", Cell(f"{summary.owner} (uid {summary.owner_uid}), mode {summary.mode:04o}")
+    made = f"{formatting.date(summary.created)}, {formatting.ago(summary.created, now)}"
     yield "made", Cell(made)
-    counters, lock = answer.counters, answer.lock
-    if counters is None or lock is None:
+
+
+def _facts(seen: Shown, now: float) -> Iterator[tuple[str, Cell]]:
+    summary, stats = seen.summary, seen.stats
+    yield "kind", Cell(_of_what(seen) + (", private" if summary.private else ""))
+    if summary.capacity is not None:
+        yield "capacity", Cell(f"{summary.capacity} gradients may be pending")
+    if summary.kept_free:
+        yield "leaves free", Cell(f"{formatting.size(summary.kept_free)} of /dev/shm, for others")
+    if (summary.lanes or 1) > 1:
+        held = ", ".join(
+            f"{lane.number} by pid {lane.pid or '?'}" for lane in seen.lanes if lane.held
+        )
+        yield "lanes", Cell(f"{summary.lanes}" + (f"; held: {held}" if held else ""))
+    if summary.is_arrays:
+        if summary.kind == "parameters":
+            yield from _of_parameters(seen, now)
         return
-    yield from _made_as(answer)
-    if segment.kind in ARRAYS:
-        yield from describing_arrays.facts(answer, counters, lock, now)
-        return
-    sealed = "; sealed: applies are refused until it moves on" if answer.sealed else ""
-    if answer.round_open_seconds is not None:
-        since = formatting.duration(answer.round_open_seconds)
-        pid = formatting.pid(answer.round_holder_pid, is_here=bool(answer.round_holder_pid_is_here))
+    yield from _of_round(seen, now)
+    yield "lock", describe_lock(seen.lock, now)
+    if seen.lock.held or seen.lock.in_operation:
+        yield "read", Cell("without the lock: the state as last committed", "dim")
+    if seen.lock.name_pid is not None:
+        yield "name lock", Cell(f"held by pid {seen.lock.name_pid}, which opens or removes it")
+    gradients = (
+        f"{stats.applied} applied, {stats.taken} taken in {stats.takes} takes, "
+        f"{stats.dropped} dropped as stale, {stats.discarded} discarded"
+    )
+    yield "gradients", Cell(gradients)
+    yield "commits", Cell(f"{seen.generation}, {_recoveries(seen)}")
+
+
+def _of_round(seen: Shown, now: float) -> Iterator[tuple[str, Cell]]:
+    stats = seen.stats
+    if seen.contributors:
+        yield "contributors", Cell(f"{seen.contributors} in the round")
+    sealed = "; sealed: applies are refused until it moves on" if stats.sealed else ""
+    if seen.round_holder is not None and stats.round_since is not None:
+        since = formatting.duration(now - stats.round_since)
+        pid = seen.round_holder.pid_label
         sealed = f"; being closed by pid {pid}, for {since}: a round is open"
-    if answer.contributors:
-        yield "contributors", Cell(f"{answer.contributors} in the round")
-    yield "step", Cell(f"{segment.step}{sealed}", "yellow" if sealed else "")
-    yield "round", Cell(progress(segment.gradients or 0, answer.line))
-    final = answer.final_round
+    yield "step", Cell(f"{stats.global_step}{sealed}", "yellow" if sealed else "")
+    yield "round", Cell(_progress(seen))
+    final = seen.final_round
     if final is not None:
         what = "is in" if final.is_in else "has begun"
         held = "" if final.held else "; no process has it open: the next one that takes gets it"
         since = formatting.duration(now - final.since)
         text = f"its update, of pid {final.pid}, {what} since {since}{held}"
         yield "final", Cell(text, "yellow" if held else "")
-    if segment.kind == "sparse":
-        row = (
-            ""
-            if answer.round_shape is None
-            else f" of shape {formatting.shape(answer.round_shape)}"
-        )
-        load = "" if answer.index_load is None else f", index {answer.index_load:.0%} full"
-        yield "rows", Cell(f"{segment.rows}{row}{load}")
-    elif answer.round_shape is not None:
-        yield "array", Cell(f"of shape {formatting.shape(answer.round_shape)}")
-    yield "lock", describe_lock(lock)
-    if lock.held or lock.in_operation:
-        yield "read", Cell("without the lock: the state as last committed", "dim")
-    if lock.name_holder_pid is not None:
-        yield "name lock", Cell(f"held by pid {lock.name_holder_pid}, which opens or removes it")
-    yield (
-        "gradients",
-        Cell(
-            f"{counters.applied} applied, {counters.taken} taken in {counters.takes} takes, "
-            f"{counters.dropped} dropped as stale, {counters.discarded} discarded"
-        ),
-    )
-    recoveries = formatting.count_of(counters.recoveries, "recovery", "recoveries")
-    yield "commits", Cell(f"{counters.commits}, {recoveries}")
+    shape = "" if seen.round_shape is None else f"of shape {formatting.shape(seen.round_shape)}"
+    if seen.summary.kind == "sparse":
+        load = "" if seen.index_load is None else f", index {seen.index_load:.0%} full"
+        yield "rows", Cell(f"{seen.summary.rows} {shape}".rstrip() + load)
+    elif shape:
+        yield "array", Cell(shape)
 
 
-def _made_as(answer: details.Details) -> Iterator[tuple[str, Cell]]:
-    segment = answer.segment
-    private = ", private" if segment.private else ""
-    yield (
-        "kind",
-        Cell(f"{_of_what(answer)}{private}"),
-    )
-    if segment.capacity is not None:
-        yield "capacity", Cell(f"{segment.capacity} gradients may be pending")
-    if segment.kept_free:
-        yield "leaves free", Cell(f"{formatting.size(segment.kept_free)} of /dev/shm, for others")
-    if (segment.lanes or 1) > 1:
-        held = [
-            f"{lane.number} by pid {lane.holder_pid or '?'}" for lane in answer.lanes if lane.held
-        ]
-        yield "lanes", Cell(f"{segment.lanes}" + (f"; held: {', '.join(held)}" if held else ""))
+def _recoveries(seen: Description) -> str:
+    return formatting.count_of(seen.stats.recoveries, "recovery", "recoveries")
 
 
-def _of_what(answer: details.Details) -> str:
-    segment = answer.segment
-    if segment.kind in ARRAYS:
-        size = formatting.size(sum(member.bytes_used for member in answer.members))
-        what = "parameter array" if segment.kind == "parameters" else "shared array"
-        tables = sum(member.kind == "table" for member in answer.members)
-        counts = {what: (segment.members or 0) - tables, "table": tables}
+def _of_what(seen: Description) -> str:
+    summary = seen.summary
+    if summary.is_arrays:
+        size = formatting.size(sum(member.bytes_used for member in seen.members))
+        what = "parameter array" if summary.kind == "parameters" else "shared array"
+        tables = sum(member.kind == "table" for member in seen.members)
+        counts = {what: len(seen.members) - tables, "table": tables}
         counted = [formatting.count_of(count, noun) for noun, count in counts.items() if count]
         return f"{' and '.join(counted)}, {size}"
-    if segment.kind == "group":
-        of = formatting.count_of(segment.members or 0, "member")
-        return f"group of {of} {segment.reduction_type}"
+    if summary.kind == "group":
+        return (
+            f"group of {formatting.count_of(len(seen.members), 'member')} {summary.reduction_type}"
+        )
+    shape = formatting.shape(summary.shape)
+    return f"{summary.kind} {summary.dtype} {shape} {summary.reduction_type}"
+
+
+def _progress(seen: Description) -> str:
+    """Return the round's progress towards what the head of the queue waits for."""
+    gradients = seen.stats.num_accumulated
+    head = next((take for take in seen.line if take.alive), None)
+    if head is None:
+        return formatting.count_of(gradients, "gradient")
+    of = f"{gradients} of the {head.num_required} gradients that pid {head.pid_label} waits for"
+    if not page.is_terminal():
+        return of
+    return f"{formatting.bar(gradients, head.num_required, _BAR_WIDTH)} {of}"
+
+
+def _of_parameters(seen: Description, now: float) -> Iterator[tuple[str, Cell]]:
+    yield "step", Cell(f"{seen.summary.global_step}")
+    yield "lock", describe_lock(seen.lock, now)
+    yield "updates", Cell(f"{seen.stats.takes}, {_recoveries(seen)}")
+    for member in seen.members:
+        if member.kind == "table":
+            yield "table", Cell(_table_in_words(member))
+    update = seen.update
+    if update is not None:
+        since = "" if update.since is None else f", {formatting.ago(update.since, now)}"
+        text = f"one runs: pid {update.pid_label}{since}"
+        if update.is_interrupted:
+            text = (
+                f"one was interrupted by the death of pid {update.pid_label}{since}; the next "
+                "update, snapshot or restore puts back what it changed"
+            )
+        yield "update", Cell(text, "yellow")
+    if seen.stats.sealed:
+        text = "of a checkpoint was interrupted: no update until one has ended"
+        if seen.round_holder is not None:
+            text = (
+                f"of a checkpoint: pid {seen.round_holder.pid_label}; no update until it has ended"
+            )
+        yield "load", Cell(text, "yellow")
+
+
+def _table_in_words(member: MemberDescription) -> str:
+    rows = formatting.count_of(member.rows, "row", "rows")
+    if member.max_rows is not None:
+        rows += f" of at most {member.max_rows}"
     return (
-        f"{segment.kind} {segment.dtype} {formatting.shape(segment.shape)} {segment.reduction_type}"
+        f"{formatting.printable(member.name)}: {rows}; {member.rows_added} were added and "
+        f"{member.rows_removed} removed in all; at first {member.initial}"
     )
 
 
-def _verdict(answer: details.Details) -> Iterator[tuple[str, Cell]]:
-    segment = answer.segment
-    if segment.finished:
+def _slots(slots: Sequence[SlotDescription]) -> Cell:
+    said = [(slot.name, formatting.size(slot.bytes_used)) for slot in slots]
+    words = ",".join(f"{name}:{size.replace(' ', '')}" for name, size in said)
+    return Cell(", ".join(f"{name} {size}" for name, size in said), word=words)
+
+
+def describe_lock(lock: LockState, now: float) -> Cell:
+    """Describe the lock and its holder."""
+    if lock.held:
+        text = f"held by pid {lock.pid_label}" if lock.pid else "held"
+        if lock.since is not None:
+            text += f", in an operation for {formatting.duration(now - lock.since)}"
+        halted = lock.condition in {"stopped", "traced"}
+        if halted:
+            text += f"; the process is {lock.condition}, so no process can apply or take"
+        return Cell(text, "bold red" if halted else "yellow")
+    if lock.in_operation:
+        return Cell("free; a death interrupted an operation, the next one undoes it", "yellow")
+    return Cell("free")
+
+
+def _verdict(seen: Description) -> Iterator[tuple[str, Cell]]:
+    summary = seen.summary
+    if summary.finished:
         yield "finished", Cell("the run is over: nothing is accepted or taken any more")
-    for stall in segment.stalls:
+    for stall in summary.stalls:
         yield "stands still", Cell(stall.problem, "bold red")
         yield "do", Cell(_remedy(stall))
-    if segment.stalls:
+    if summary.stalls:
         return
-    if answer.suspected is not None:
-        yield "perhaps", Cell(answer.suspected.problem, "yellow")
-        yield "do", Cell(_remedy(answer.suspected))
-    elif not segment.finished:
-        dead = sum(not process.alive for process in answer.processes)
+    if seen.suspected is not None:
+        yield "perhaps", Cell(seen.suspected.problem, "yellow")
+        yield "do", Cell(_remedy(seen.suspected))
+    elif not summary.finished:
+        dead = sum(not process.alive for process in seen.processes)
         died = formatting.count_of(dead, "process", "processes") + " died"
         # What their death stops is known only when the others have waited for a while.
-        again = f"; {died}: look again in 10 s" if dead and segment.attached_alive else ""
+        again = f"; {died}: look again in 10 s" if dead and summary.attached_alive else ""
         fine = f"nothing is known that makes it stand still{again}; `check` verifies more"
         yield "fine", Cell(fine)
 
@@ -234,113 +393,9 @@ def _remedy(stall: Stall) -> str:
     return f"{stall.remedy}: {stall.command}" if stall.command else stall.remedy
 
 
-def _member_row(member: contents.Member) -> list[Cell]:
-    return [
-        Cell(formatting.printable(member.name), "bold"),
-        Cell(member.kind),
-        Cell(member.dtype),
-        Cell(formatting.shape(member.shape)),
-        Cell(member.reduction_type),
-        Cell(str(member.gradients)),
-        Cell(str(member.rows) if member.kind == "sparse" else ""),
-    ]
-
-
-def event_row(event: details.Event, now: float) -> list[Cell]:
-    """Return the cells of something that happened, as `EVENT_COLUMNS`."""
-    who = "" if event.contributor is None else str(event.contributor)
-    return [
-        Cell(formatting.ago(event.at, now)),
-        Cell(event.kind, "yellow"),
-        Cell(formatting.pid(event.pid, is_here=event.pid_is_here)),
-        Cell(str(event.step)),
-        Cell(who),
-        Cell(formatting.printable(event.reason or "")),
-    ]
-
-
-def _census(segment: Segment) -> str:
-    dead = f", {segment.attached_dead} dead" if segment.attached_dead else ""
-    return f"{segment.attached_alive} alive{dead}"
-
-
-def _process_row(process: details.Process, now: float) -> list[Cell]:
-    style = "" if process.alive else "dim"
-    halted = process.condition in {"stopped", "traced"}
-    return [
-        Cell(formatting.pid(process.pid, is_here=process.pid_is_here), style or "bold"),
-        Cell("yes", "green") if process.alive else Cell("no", "yellow"),
-        Cell(process.condition or "", "bold red" if halted else style),
-        Cell(process.activity if process.alive else f"died: {process.activity}", style),
-        Cell(str(process.applied), style),
-        Cell(str(process.dropped), style),
-        Cell(str(process.taken), style),
-        Cell(formatting.ago(process.last_applied, now), style),
-        Cell(formatting.ago(process.last_seen, now), style),
-        Cell(formatting.ago(process.attached_at, now), style),
-        Cell("" if process.started is None else formatting.ago(process.started, now), style),
-        Cell(formatting.printable(process.command or ""), style),
-    ]
-
-
-def _taker_row(taker: details.Taker) -> list[Cell]:
-    remark = "" if taker.alive else "dead: the next apply or waiting take removes it"
-    if taker.alive and taker.overdue:
-        remark = "overdue: its gradients have arrived, and it does not take them"
-    return [
-        Cell(str(taker.position)),
-        Cell(
-            "" if taker.pid is None else formatting.pid(taker.pid, is_here=taker.pid_is_here),
-            "bold",
-        ),
-        Cell(str(taker.num_required)),
-        page.duration(taker.waiting_seconds),
-        Cell(remark, "yellow"),
-    ]
-
-
-def _region_row(region: contents.Region) -> list[Cell]:
-    return [
-        Cell(region.name),
-        Cell(f"{region.offset:#x}"),
-        page.size(region.reserved),
-        page.size(region.used),
-        Cell(
-            percent := formatting.percent(region.used, region.reserved),
-            word=percent.replace(" ", ""),
-        ),
-    ]
-
-
-def _layout_elements(answer: details.Details) -> Iterator[Element]:
-    yield Heading("Layout", Cell(f"{formatting.size(answer.segment.bytes_reserved)} of memory"))
-    arrays = answer.segment.kind in ARRAYS
-    regions = [region for region in answer.regions if region.reserved or not arrays]
-    yield Table(_REGION_COLUMNS, [_region_row(region) for region in regions])
-
-
-def _examined(answer: details.Details) -> Iterator[Element]:
-    if answer.most_touched is not None:
-        yield from _row_elements(answer.most_touched)
-    if answer.values is not None:
-        yield from _value_elements(answer.values)
-
-
-def _row_elements(rows: contents.Rows) -> Iterator[Element]:
-    yield Heading("Most touched rows", Cell("" if rows.still else _MOVING))
-    columns = (Column("ROW", right=True), Column("GRADIENTS", right=True))
-    yield Table(columns, [[Cell(str(row.row)), Cell(str(row.count))] for row in rows.rows])
-
-
-def _value_elements(values: contents.Values) -> Iterator[Element]:
-    yield Heading("Values", Cell("of the sums" + ("" if values.still else "; " + _MOVING)))
-    wrong = "bold red"
-    yield Fields(
-        [
-            ("numbers", Cell(str(values.numbers))),
-            ("norm", Cell(formatting.number(values.norm))),
-            ("largest", Cell(formatting.number(values.largest))),
-            ("NaN", Cell(str(values.nan), wrong if values.nan else "")),
-            ("infinite", Cell(str(values.infinite), wrong if values.infinite else "")),
-        ]
-    )
+def _values(values: ValueSummary) -> Iterator[tuple[str, Cell]]:
+    yield "numbers", Cell(str(values.numbers))
+    yield "norm", Cell(f"{values.norm:.6g}")
+    yield "largest", Cell(f"{values.largest:.6g}")
+    yield "NaN", Cell(str(values.nan), "bold red" if values.nan else "")
+    yield "infinite", Cell(str(values.infinite), "bold red" if values.infinite else "")

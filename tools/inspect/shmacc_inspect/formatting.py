@@ -51,6 +51,11 @@ def rate(per_second: float | None) -> str:
     return amount(per_second)
 
 
+def size_rate(per_second: float | None) -> str:
+    """Return bytes per second; `-` if that is not known yet."""
+    return "-" if per_second is None else size(per_second)
+
+
 def duration(seconds: float) -> str:
     """Return a length of time, in one or two units: `3.2 s`, `5 min`, `2 h 10 min`, `3 d 4 h`."""
     seconds = max(seconds, 0.0)
@@ -88,23 +93,11 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
-def pid(number: int | None, *, is_here: bool) -> str:
-    """Return a pid; with a star if it belongs to another pid namespace, and means nothing here."""
-    if number is None:
-        return "?"
-    return str(number) if is_here else f"{number}*"
-
-
 def shape(dims: Sequence[int | None] | None) -> str:
     """Return a shape as TensorFlow writes it; `<unknown>` for an unknown rank."""
     if dims is None:
         return "<unknown>"
     return "[" + ",".join("?" if dim is None else str(dim) for dim in dims) + "]"
-
-
-def number(value: float | None) -> str:
-    """Return a real number in few digits."""
-    return "-" if value is None else f"{value:.6g}"
 
 
 def percent(part: float, whole: float) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shmacc_inspect import formatting
 
@@ -57,6 +57,7 @@ class Column(NamedTuple):
 
     Attributes:
         title: Its heading.
+        cell: Called with what a row is of: the text, or cell.
         right: Whether it is aligned on the right, as numbers are.
         rank: On a narrow terminal, columns of the highest rank are left out first; 0: never.
         least: Its cells may be shortened to so many characters before columns are left out; 0:
@@ -64,17 +65,28 @@ class Column(NamedTuple):
     """
 
     title: str
+    cell: Callable[[Any], Cell | str]
     right: bool = False
     rank: int = 0
     least: int = 0
 
 
 class Table(NamedTuple):
-    """Rows of cells, below their columns' titles unless these are not wanted."""
+    """Rows of cells, below their columns' titles."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    titles: bool = True
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], records: Iterable[Any]) -> Table:
+        """Return the table with a row for each of these."""
+        return cls(
+            columns,
+            [
+                [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells]
+                for cells in ([column.cell(record) for column in columns] for record in records)
+            ],
+        )
 
 
 class Fields(NamedTuple):
@@ -129,22 +141,18 @@ def show(elements: Iterable[Element], *, plain: bool = False) -> None:
             print(line)
 
 
-def size(count: int | None, *, exact: bool = False) -> Cell:
-    """Return bytes; in a pipe as `sort -h` reads them, or exactly."""
-    return _measure(count, formatting.size, exact=exact)
+def size(count: int | None) -> Cell:
+    """Return bytes; in a pipe as `sort -h` reads them."""
+    return one_word("" if count is None else formatting.size(count))
 
 
-def duration(seconds: float | None, *, exact: bool = False) -> Cell:
-    """Return a length of time; exactly means in seconds."""
-    return _measure(seconds, formatting.duration, exact=exact)
+def duration(seconds: float) -> Cell:
+    """Return a length of time."""
+    return one_word(formatting.duration(seconds))
 
 
-def _measure(value: float | None, say: Callable[[float], str], *, exact: bool) -> Cell:
-    if value is None:
-        return Cell("")
-    if exact:
-        return Cell(f"{value:.3f}" if isinstance(value, float) else str(value))
-    text = say(value)
+def one_word(text: str) -> Cell:
+    """Return a cell that in a pipe has the text without its spaces."""
     return Cell(text, word=text.replace(" ", ""))
 
 
@@ -210,7 +218,7 @@ def _table(table: Table, terminal: Terminal) -> list[str]:
         (" " * _GAP).join(
             _padded(row[i], widths[i], table.columns[i], terminal, last=i == kept[-1]) for i in kept
         )
-        for row in ([titles] if table.titles else []) + list(table.rows)
+        for row in [titles, *table.rows]
     ]
 
 
@@ -226,7 +234,6 @@ def _in_words(table: Table) -> Table:
             ]
             for row in table.rows
         ],
-        table.titles,
     )
 
 
@@ -246,12 +253,7 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
     rank first; then the remaining room is given back to the shortened ones.
     """
     natural = {
-        i: max(
-            [
-                len(column.title) if table.titles else 0,
-                *(len(row[i].text or EMPTY) for row in table.rows),
-            ]
-        )
+        i: max([len(column.title), *(len(row[i].text or EMPTY) for row in table.rows)])
         for i, column in enumerate(table.columns)
     }
     if width is None:

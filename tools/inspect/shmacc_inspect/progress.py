@@ -1,4 +1,4 @@
-"""A segment's rates and stragglers, which `watch` and `metrics` add to the facts of `show`."""
+"""A segment's rates and stragglers, which `watch` and `metrics` add to what `show` shows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from shmacc import inspection
 from shmacc.errors import NotFoundError, ShmaccError
 from shmacc_inspect import naming
 from shmacc_inspect.naming import typed_name
-from shmacc_inspect.output import answer_of
-from shmacc_inspect.output.details import Event, applied_this_round
-from shmacc_inspect.output.intervals import Interval, Straggler
-from shmacc_inspect.output.segments import Stall
+from shmacc_inspect.output import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,29 +22,33 @@ REMEMBERED: Final = 240  # intervals: what the widest sparkline shows
 GONE: Final = "gone"
 
 
-def stragglers(seen: Description, now: float) -> list[Straggler]:
+def applied_this_round(process: AttachedProcess, seen: Description) -> bool:
+    """Whether a gradient of this process is in the current round."""
+    return seen.stats.num_accumulated > 0 and process.last_applied_step == seen.stats.global_step
+
+
+def idle_since(process: AttachedProcess) -> float:
+    """Return when a process last applied, or attached."""
+    return process.last_applied or process.attached_at
+
+
+def stragglers(seen: Description) -> tuple[AttachedProcess, ...]:
     """List living processes that have not applied in this round, the longest idle first.
 
-    Processes that have never applied follow: perhaps they never will, such as a parent that only
-    keeps the accumulator open. Processes that only take are left out. Between rounds, when no take
-    waits, there are none.
+    Processes that have never applied follow. Perhaps they never will: a parent may only keep the
+    accumulator open. Processes that only take are left out. Between rounds, when no take waits,
+    there are none.
     """
     if not seen.stats.num_accumulated and not any(take.alive for take in seen.line):
-        return []
-    found = [
-        answer_of(
-            process,
-            Straggler,
-            seconds=max(0.0, now - (process.last_applied or process.attached_at)),
-            condition=process.condition or None,
-            command=process.command or None,
-        )
+        return ()
+    found = (
+        process
         for process in seen.processes
         if process.alive
         and not applied_this_round(process, seen)
         and not _only_takes(process, seen)
-    ]
-    return sorted(found, key=lambda straggler: (straggler.applied == 0, -straggler.seconds))
+    )
+    return tuple(sorted(found, key=lambda process: (process.applied == 0, idle_since(process))))
 
 
 def _only_takes(process: AttachedProcess, seen: Description) -> bool:
@@ -80,10 +81,9 @@ class Course:
         try:
             self.seen = inspection.describe(self.name.system_name, look)
             interval = self._interval(self.seen, before, now, passed)
-        except NotFoundError:
-            interval = Interval(now, typed_name(self.name), GONE)
-        except ShmaccError:
-            interval = Interval(now, typed_name(self.name), self._state())
+        except ShmaccError as error:
+            state = GONE if isinstance(error, NotFoundError) else self._state()
+            interval = Interval(now, typed_name(self.name), state)
         self.intervals.append(interval)
         return interval
 
@@ -91,10 +91,6 @@ class Course:
     def latest(self) -> Interval:
         """The latest interval."""
         return self.intervals[-1]
-
-    def history(self, of: str) -> list[float | None]:
-        """Return a field of all remembered intervals."""
-        return [getattr(interval, of) for interval in self.intervals]
 
     def _state(self) -> str:
         try:
@@ -105,41 +101,26 @@ class Course:
     def _interval(
         self, seen: Description, before: Description | None, now: float, passed: float
     ) -> Interval:
-        stats = seen.stats
-        # A new segment under the name counts from 0 again.
-        old = before.stats if before is not None and before.token == seen.token else None
-        rated = old if seen.summary.kind not in {"arrays", "parameters"} else None
-        head = next((take for take in seen.line if take.alive), None)
-        known = before.events if before is not None and old is not None else seen.events
-        last = max((event.serial for event in known), default=0)
+        if before is not None and before.token != seen.token:
+            before = None  # a new segment under the name counts from 0 again
+        has_rates = before is not None and not seen.summary.is_arrays
+        old = before.stats if before is not None and has_rates else None
+        last = max((event.serial for event in (before or seen).events), default=0)
         return Interval(
             time=now,
             name=typed_name(self.name),
             state=seen.summary.state.value,
-            step=seen.summary.global_step,
-            gradients=seen.summary.num_accumulated,
-            num_required=head.num_required if head else None,
-            rows=stats.rows if seen.summary.kind == "sparse" else None,
-            waiting=stats.waiting,
-            attached_alive=seen.summary.attached_alive,
-            dropped=stats.dropped,
-            lock_holder_pid=seen.lock.pid if seen.lock.held else None,
-            lock_holder_pid_is_here=seen.lock.pid_is_here if seen.lock.held else None,
-            stalls=[answer_of(stall, Stall) for stall in seen.summary.stalls],
-            lock_held_seconds=_since(seen.lock.since, now) if seen.lock.held else None,
-            waited_seconds=_since(head.since, now) if head else None,
-            shared_memory_free=inspection.shared_memory_space().free,
-            stragglers=stragglers(seen, now),
-            events=[Event.of(event) for event in seen.events if event.serial > last],
-            steps_per_second=_rate(rated, stats, "global_step", passed),
-            gradients_per_second=_rate(rated, stats, "applied", passed),
-            bytes_per_second=_rate(rated, stats, "applied_bytes", passed),
-            drops_per_second=_rate(rated, stats, "dropped", passed),
+            summary=seen.summary,
+            stats=seen.stats,
+            line=seen.line,
+            lock=seen.lock,
+            steps_per_second=_rate(old, seen.stats, "global_step", passed),
+            gradients_per_second=_rate(old, seen.stats, "applied", passed),
+            bytes_per_second=_rate(old, seen.stats, "applied_bytes", passed),
+            drops_per_second=_rate(old, seen.stats, "dropped", passed),
+            stragglers=stragglers(seen),
+            events=tuple(event for event in seen.events if event.serial > last),
         )
-
-
-def _since(moment: float | None, now: float) -> float | None:
-    return None if moment is None else max(0.0, now - moment)
 
 
 def _rate(old: Stats | None, new: Stats, counter: str, passed: float) -> float | None:

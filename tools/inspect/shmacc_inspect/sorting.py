@@ -1,4 +1,4 @@
-"""What segments can be sorted by: what hurts stands first."""
+"""What `watch` can sort by: what hurts stands first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc_inspect.output.intervals import Interval
-    from shmacc_inspect.output.segments import Segment
+    from shmacc.inspection import Summary
+    from shmacc_inspect.output import Interval
 
 _STATES: Final = (  # those that no process can use first, those that need nobody last
     "damaged",
@@ -22,19 +22,23 @@ _STATES: Final = (  # those that no process can use first, those that need nobod
 )
 
 
-def urgency(one: Segment | Interval) -> tuple[bool, int]:
+def urgency(one: Summary | Interval) -> tuple[bool, int]:
     """Return the key by which what stands still comes first, and what is fine last."""
     return not one.stalls, _STATES.index(one.state)
+
+
+def _of_summary(field: str) -> Callable[[Interval], int]:
+    return lambda now: -(getattr(now.summary, field, None) or 0)
 
 
 SORTS: Final[dict[str, Callable[[Interval], Any]]] = {
     "state": urgency,
     "name": lambda now: now.name,
-    "waited": lambda now: -(now.waited_seconds or 0.0),
+    "waited": lambda now: -now.waited,
     "behind": lambda now: -len(now.stragglers),
-    "lock": lambda now: -(now.lock_held_seconds or 0.0),
+    "lock": lambda now: -now.lock_held,
     "rate": lambda now: -(now.gradients_per_second or 0.0),
     "drops": lambda now: -(now.drops_per_second or 0.0),
-    "gradients": lambda now: -(now.gradients or 0),
-    "step": lambda now: -(now.step or 0),
+    "gradients": _of_summary("num_accumulated"),
+    "step": _of_summary("global_step"),
 }

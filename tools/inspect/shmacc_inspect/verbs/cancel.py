@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shmacc.inspection import SegmentName, Summary
-    from shmacc_inspect.output.removals import Cancelling
+    from shmacc_inspect.output import Cancelling
 
 DESCRIPTION: Final = """\
 End every waiting take with CancelledError; without --yes, only list them.
@@ -67,52 +67,41 @@ def _unfit(summary: Summary) -> str:
 
 def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:
     from shmacc import inspection  # late: see the package
-    from shmacc_inspect.output.details import Taker
-    from shmacc_inspect.output.removals import Cancelling
+    from shmacc_inspect.output import Cancelling
 
-    seen, now = inspection.describe(name.system_name), time.time()
+    seen = inspection.describe(name.system_name)
     cancel = inspection.cancel  # which is imported here
     with interrupts.raised():  # it attaches for a moment, and is to leave in order
         waiting = cancel(name.system_name, rehearse=not yes)
-    lock_waiters = [
-        process
-        for process in seen.processes
-        if process.alive and process.activity == _WAITS_FOR_LOCK
-    ]
     return Cancelling(
         dry_run=not yes,
         name=name.system_name,
-        line=[Taker.of(take, now) for take in seen.line],
-        lock_waiter_pids=[process.pid for process in lock_waiters if process.pid_is_here],
-        lock_waiters_elsewhere=[process.pid for process in lock_waiters if not process.pid_is_here],
+        line=seen.line,
+        lock_waiters=[
+            process
+            for process in seen.processes
+            if process.alive and process.activity == _WAITS_FOR_LOCK
+        ],
         cancelled=waiting if yes else 0,
     )
 
 
 def _lines(answer: Cancelling) -> Iterator[Cell]:
     verb = "would cancel" if answer.dry_run else "cancelled"
-    for taker in answer.line:
-        if taker.alive:
+    for take in answer.line:
+        if take.alive:
+            waited = formatting.duration(time.time() - take.since)
             yield Cell(
-                f"{verb} the take of pid {formatting.pid(taker.pid, is_here=taker.pid_is_here)} "
-                f"for {taker.num_required} gradients, "
-                f"which has waited for {formatting.duration(taker.waiting_seconds)}"
+                f"{verb} the take of pid {take.pid_label} for {take.num_required} gradients, "
+                f"which has waited for {waited}"
             )
-    waiters = [
-        *(formatting.pid(pid, is_here=True) for pid in answer.lock_waiter_pids),
-        *(formatting.pid(pid, is_here=False) for pid in answer.lock_waiters_elsewhere),
-    ]
-    for pid in waiters:
-        yield Cell(f"{verb} what pid {pid} waits for the lock for, if that is a take")
+    for process in answer.lock_waiters:
+        yield Cell(f"{verb} what pid {process.pid_label} waits for the lock for, if that is a take")
 
 
 def _verdict(answer: Cancelling) -> str:
     if not answer.dry_run:
         return f"{formatting.count_of(answer.cancelled, 'take')} in the queue cancelled"
-    if (
-        answer.lock_waiter_pids
-        or answer.lock_waiters_elsewhere
-        or any(taker.alive for taker in answer.line)
-    ):
+    if answer.lock_waiters or any(take.alive for take in answer.line):
         return "nothing was cancelled; --yes cancels them"
     return "no take waits"

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from shmacc_inspect.output.findings import Finding, Findings
+    from shmacc.inspection import Finding
+    from shmacc_inspect.output import Findings
 
 DESCRIPTION: Final = """\
 Verify every invariant of segments; exit status 1 if one is broken, 4 if some were not read.
@@ -43,8 +44,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     from shmacc import inspection  # late: see the package
     from shmacc.errors import NotFoundError
     from shmacc_inspect import naming
-    from shmacc_inspect.output import answer_of, to_json
-    from shmacc_inspect.output.findings import Finding, Findings
+    from shmacc_inspect.output import Findings, to_json
 
     checked: set[inspection.SegmentName] = set()
     found: dict[inspection.Finding, None] = {}  # each once, in order
@@ -64,7 +64,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
                 raise
             checked.update(naming.select_present([name], everywhere=everywhere))
         found.update(dict.fromkeys(found_here))
-    findings = [answer_of(finding, Finding) for finding in found]
+    findings = list(found)
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
     not_compared = sum(finding.kind == "not_compared" for finding in findings)
     not_read = sum(finding.kind == "unreadable" for finding in findings)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shmacc import inspection
-    from shmacc_inspect.output.removals import Cleaning, Leftover
+    from shmacc_inspect.output import Cleaning
 
 DESCRIPTION: Final = """\
 Remove segments that no living process uses; without --yes, only list them.
@@ -27,10 +27,10 @@ Examples:
   shmacc-inspect clean --yes --older-than 2h 'job7-*'"""
 
 _COLUMNS: Final = (
-    Column("WOULD REMOVE", least=24),
-    Column("MEMORY", right=True, rank=2),
-    Column("UNUSED", right=True, rank=1),
-    Column("WHY", least=24),
+    Column("WOULD REMOVE", lambda of: Cell(of.file_name, "bold"), least=24),
+    Column("MEMORY", lambda of: page.size(of.bytes_reserved), right=True, rank=2),
+    Column("UNUSED", lambda of: page.duration(of.idle), right=True, rank=1),
+    Column("WHY", lambda of: of.why, least=24),
 )
 _SEMAPHORE: Final = "sem."
 
@@ -65,12 +65,10 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc_inspect.output.removals import Leftover  # late: see the package
-
     found = _leftovers(names or ["*"], older_than, everywhere=everywhere, private=private)
     removable = [leftover for leftover in found if leftover.removable]
-    left = [Leftover.of(leftover) for leftover in found if not leftover.removable]
-    answer, things = _remove(removable, left) if yes else _plan(removable, left)
+    left = [leftover for leftover in found if not leftover.removable]
+    answer, things = _carried_out(removable, left, yes=yes)
     _show(answer, things, json=json)
     if answer.failed:
         failures.end(failures.WRONG_OR_FAILED)
@@ -103,47 +101,34 @@ def _leftovers(
     return [found[file_name] for file_name in sorted(found)]
 
 
-def _plan(removable: list[inspection.Leftover], left: list[Leftover]) -> tuple[Cleaning, int]:
-    """Return the answer, and how many things it is about."""
+def _carried_out(
+    removable: list[inspection.Leftover], left: list[inspection.Leftover], *, yes: bool
+) -> tuple[Cleaning, int]:
+    """Return the answer, and how many things it is about: a segment with its semaphore is one."""
     from shmacc import inspection
     from shmacc.errors import ShmaccError
-    from shmacc_inspect.output.removals import Cleaning, Leftover
-
-    would: list[Leftover] = []
-    failed: list[str] = []
-    for leftover in removable:
-        try:
-            inspection.clean(leftover, rehearse=True)
-            would.append(Leftover.of(leftover))
-        except ShmaccError as error:
-            failed.append(str(error))
-    answer = Cleaning(
-        dry_run=True, removed=[], would_remove=would, left=left, failed=failed, bytes_freed=0
-    )
-    return answer, len(would)
-
-
-def _remove(removable: list[inspection.Leftover], left: list[Leftover]) -> tuple[Cleaning, int]:
-    """Return the answer, and how many things were removed: a segment with its semaphore is one."""
-    from shmacc import inspection
-    from shmacc.errors import ShmaccError
-    from shmacc_inspect.output.removals import Cleaning
+    from shmacc_inspect.output import Cleaning
 
     removed: list[str] = []
+    would_remove: list[inspection.Leftover] = []
     failed: list[str] = []
     freed = things = 0
     for leftover in removable:
         try:
-            names = inspection.clean(leftover)
+            names = inspection.clean(leftover, rehearse=not yes)
+        except (ShmaccError, OSError) as error:
+            failed.append(f"{leftover.file_name}: {error}" if yes else str(error))
+            continue
+        things += bool(names)
+        if yes:
             removed += names
             freed += leftover.bytes_reserved if names else 0
-            things += bool(names)
-        except (ShmaccError, OSError) as error:
-            failed.append(f"{leftover.file_name}: {error}")
+        else:
+            would_remove.append(leftover)
     answer = Cleaning(
-        dry_run=False,
+        dry_run=not yes,
         removed=removed,
-        would_remove=[],
+        would_remove=would_remove,
         left=left,
         failed=failed,
         bytes_freed=freed,
@@ -158,7 +143,7 @@ def _show(answer: Cleaning, things: int, *, json: bool) -> None:
         print(to_json(answer))
     elif answer.dry_run:
         if answer.would_remove:
-            page.show([Table(_COLUMNS, [_row(leftover) for leftover in answer.would_remove])])
+            page.show([Table.of(_COLUMNS, answer.would_remove)])
     else:
         page.show([Cell(f"removed {file_name}") for file_name in answer.removed])
     for leftover in answer.left:
@@ -173,12 +158,3 @@ def _show(answer: Cleaning, things: int, *, json: bool) -> None:
     else:
         freed = formatting.size(answer.bytes_freed)
         page.write_line(f"{formatting.count_of(things, 'thing')} removed ({freed})")
-
-
-def _row(leftover: Leftover) -> list[Cell]:
-    return [
-        Cell(leftover.file_name, "bold"),
-        page.size(leftover.bytes_reserved),
-        page.duration(leftover.idle_seconds),
-        Cell(leftover.why),
-    ]

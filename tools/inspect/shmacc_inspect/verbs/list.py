@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -12,10 +11,11 @@ from shmacc_inspect.page import Cell, Column, Table
 from shmacc_inspect.sorting import urgency
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from shmacc import inspection
-    from shmacc_inspect.output.segments import Segment
+    from shmacc.inspection import Summary
 
 DESCRIPTION: Final = """\
 List segments, one row each.
@@ -28,10 +28,10 @@ Examples:
   shmacc-inspect list 'emb*' --sort bytes --reverse
   shmacc-inspect list --orphaned --mine
   shmacc-inspect list --stalled
-  shmacc-inspect list --columns name,reserved --bytes --no-header | sort -nk2
   shmacc-inspect list --quiet --orphaned 'job7-*' | xargs -r shmacc-inspect remove --yes
   shmacc-inspect list --json | jq '.segments[] | select(.attached_dead > 0) | .name'"""
 
+_MENTIONED: Final = 0.01  # of all memory
 STATE_STYLES: Final = {
     "sound": "green",
     "finished": "cyan",
@@ -41,48 +41,61 @@ STATE_STYLES: Final = {
     "other version": "magenta",
     "not ours to read": "dim",
 }
+
+
+def typed_name(name: inspection.SegmentName) -> str:
+    """Return the name as `naming` has it, which is late: see the package."""
+    from shmacc_inspect import naming
+
+    return naming.typed_name(name)
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _rows(summary: Summary) -> str:
+    """Return the rows of what has some: parameters do if they have tables."""
+    return _number(summary.rows) if summary.kind in {"sparse", "parameters"} else ""
+
+
+def _dead(summary: Summary) -> Cell:
+    return Cell(_number(summary.attached_dead), "yellow" if summary.attached_dead else "")
+
+
 COLUMNS: Final = (
-    Column("NAME", least=16),
-    Column("KIND", rank=6),
-    Column("DTYPE", rank=5),
-    Column("SHAPE", rank=4),
-    Column("REDUCE", rank=10),
-    Column("STEP", right=True),
-    Column("GRADS", right=True),
-    Column("ROWS", right=True, rank=3),
-    Column("USED", right=True, rank=7),
-    Column("RESERVED", right=True, rank=2),
-    Column("ALIVE", right=True),
-    Column("DEAD", right=True),
-    Column("WAITS FOR", rank=1),
-    Column("OWNER", rank=9),
-    Column("MODE", rank=12),
-    Column("AGE", right=True, rank=8),
-    Column("STALL"),
-    Column("STATE"),
+    Column("NAME", lambda of: Cell(typed_name(of.name), "bold"), least=16),
+    Column("KIND", lambda of: of.kind or "", rank=6),
+    Column("DTYPE", lambda of: of.dtype or "", rank=5),
+    Column("SHAPE", lambda of: formatting.shape(of.shape) if of.dtype else "", rank=4),
+    Column("REDUCE", lambda of: of.reduction_type or "", rank=10),
+    Column("STEP", lambda of: _number(of.global_step), right=True),
+    Column("GRADS", lambda of: _number(of.num_accumulated), right=True),
+    Column("ROWS", _rows, right=True, rank=3),
+    Column("USED", lambda of: page.size(of.bytes_used), right=True, rank=7),
+    Column("RESERVED", lambda of: page.size(of.bytes_reserved), right=True, rank=2),
+    Column("ALIVE", lambda of: _number(of.attached_alive), right=True),
+    Column("DEAD", _dead, right=True),
+    Column("WAITS FOR", lambda of: Cell(",".join(map(str, of.waiting_for or ())), "cyan"), rank=1),
+    Column("OWNER", lambda of: of.owner, rank=9),
+    Column("MODE", lambda of: f"{of.mode:04o}", rank=12),
+    Column("AGE", lambda of: page.duration(time.time() - of.created), right=True, rank=8),
+    Column("STALL", lambda of: Cell(",".join(stall.kind for stall in of.stalls), "bold red")),
+    Column("STATE", lambda of: Cell(of.state, STATE_STYLES[of.state], of.state.replace(" ", "-"))),
 )
 
 
-SORTS: Final[dict[str, Callable[[Segment], Any]]] = {
-    "name": lambda segment: segment.name,
+SORTS: Final[dict[str, Callable[[Summary], Any]]] = {
+    "name": lambda of: typed_name(of.name),
     "state": urgency,
-    "step": lambda segment: segment.step or 0,
-    "gradients": lambda segment: segment.gradients or 0,
-    "rows": lambda segment: segment.rows or 0,
-    "bytes": lambda segment: segment.bytes_reserved,
-    "attached": lambda segment: segment.attached_alive or 0,
-    "waiting": lambda segment: len(segment.waiting_for or []),
-    "age": lambda segment: segment.age_seconds,
+    "step": lambda of: of.global_step or 0,
+    "gradients": lambda of: of.num_accumulated or 0,
+    "rows": lambda of: of.rows or 0,
+    "bytes": lambda of: of.bytes_reserved,
+    "attached": lambda of: of.attached_alive or 0,
+    "waiting": lambda of: len(of.waiting_for or ()),
+    "age": lambda of: -of.created,
 }
-
-
-def _key(column: Column) -> str:
-    return column.title.lower().replace(" ", "_")
-
-
-_MENTIONED: Final = 0.01  # of all memory
-
-COLUMN_KEYS: Final = tuple(map(_key, COLUMNS))
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -95,20 +108,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mine", action="store_true", help="only those of this user")
     parser.add_argument("--sort", choices=SORTS, default="name", help="what to sort by (name)")
     parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
-    parser.add_argument(
-        "-c",
-        "--columns",
-        metavar="TITLE,...",
-        type=_columns,
-        default=list(range(len(COLUMNS))),
-        help="these columns only: " + ", ".join(COLUMN_KEYS),
-    )
-    parser.add_argument(
-        "-b", "--bytes", action="store_true", help="sizes in bytes, ages in seconds"
-    )
-    parser.add_argument(
-        "-H", "--no-header", dest="titles", action="store_false", help="without titles"
-    )
     parser.add_argument("-q", "--quiet", action="store_true", help="only names, one a line")
     options.add_namespace(parser)
     options.add_json(parser)
@@ -122,9 +121,6 @@ def run(
     mine: bool,
     sort: str,
     reverse: bool,
-    columns: list[int],
-    bytes: bool,  # noqa: A002 - the option's name
-    titles: bool,
     quiet: bool,
     everywhere: bool,
     json: bool,
@@ -132,31 +128,27 @@ def run(
     """Run the verb."""
     from shmacc import inspection  # late: see the package
     from shmacc_inspect import naming
-    from shmacc_inspect.output import to_json
-    from shmacc_inspect.output.segments import Segment, SegmentList
 
     found = list(naming.summaries(naming.select(names, everywhere=everywhere)))
-    now = time.time()
     segments = [
-        Segment.of(summary, now)
+        summary
         for summary in found
         if not (orphaned and summary.state is not inspection.SegmentState.ORPHANED)
         and not (stalled and not summary.stalls)
         and not (mine and summary.owner_uid != os.getuid())
     ]
-    key = SORTS[sort]
-    segments.sort(key=lambda segment: (key(segment), segment.name), reverse=reverse)
+    by_name, key = SORTS["name"], SORTS[sort]
+    segments.sort(key=lambda summary: (key(summary), by_name(summary)), reverse=reverse)
     space = inspection.shared_memory_space()
     removed = inspection.unlinked_memory(inspection.unlinked_uses())
     if json:
-        print(to_json(SegmentList(segments, space.total, space.free, removed)))
+        from shmacc_inspect.output import SegmentList, to_json
+
+        print(to_json(SegmentList(segments, space, removed)))
     elif quiet:
-        page.show(Cell(segment.name) for segment in segments)
+        page.show(Cell(by_name(summary)) for summary in segments)
     elif segments:
-        rows = [row(segment, exact=bytes) for segment in segments]
-        table = Table(
-            [COLUMNS[i] for i in columns], [[cells[i] for i in columns] for cells in rows], titles
-        )
+        table = Table.of(COLUMNS, segments)
         page.show([table])
         _tell_what_is_left_out(table)
     else:
@@ -185,50 +177,6 @@ def _fullness(space: inspection.Space, removed: int) -> str:
             "(`check -A` names them)"
         )
     return text
-
-
-def _columns(text: str) -> list[int]:
-    keys = COLUMN_KEYS
-    asked = text.lower().split(",")
-    unknown = [key for key in asked if key not in keys]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"there is no column {unknown[0]!r}, only {', '.join(keys)}"
-        )
-    return [keys.index(key) for key in asked]
-
-
-def row(segment: Segment, *, exact: bool) -> list[Cell]:
-    """Return a segment's cells, as `COLUMNS`."""
-    has_rows = segment.kind in {"sparse", "parameters"}  # the latter, if they have tables
-    return [
-        Cell(segment.name, "bold"),
-        Cell(segment.kind or ""),
-        Cell(segment.dtype or ""),
-        Cell(formatting.shape(segment.shape) if segment.dtype else ""),  # else of several members
-        Cell(segment.reduction_type or ""),
-        _number(segment.step),
-        _number(segment.gradients),
-        _number(segment.rows if has_rows else None),
-        page.size(segment.bytes_used, exact=exact),
-        page.size(segment.bytes_reserved, exact=exact),
-        _number(segment.attached_alive),
-        Cell(_said(segment.attached_dead), "yellow" if segment.attached_dead else ""),
-        Cell(",".join(map(str, segment.waiting_for or [])), "cyan"),
-        Cell(segment.owner),
-        Cell(segment.mode),
-        page.duration(segment.age_seconds, exact=exact),
-        Cell(",".join(stall.kind for stall in segment.stalls), "bold red"),
-        Cell(segment.state, STATE_STYLES[segment.state], segment.state.replace(" ", "-")),
-    ]
-
-
-def _said(number: int | None) -> str:
-    return "" if number is None else str(number)
-
-
-def _number(number: int | None) -> Cell:
-    return Cell(_said(number))
 
 
 def _tell_what_is_left_out(table: Table) -> None:

@@ -28,7 +28,6 @@ Examples:
   shmacc-inspect metrics
   shmacc-inspect metrics --output /var/lib/node_exporter/shmacc.prom
   shmacc-inspect metrics --listen 127.0.0.1:9470
-  shmacc-inspect metrics --listen unix:/run/shmacc/metrics.sock
   shmacc-inspect metrics --listen 10.0.0.7:9470 --insecure"""
 
 _FILE_MODE: Final = 0o644
@@ -40,7 +39,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--listen",
-        metavar="ADDRESS:PORT|unix:PATH",
+        metavar="ADDRESS:PORT",
         help="serve them by HTTP until Ctrl-C or SIGTERM; port 0 picks one",
     )
     group.add_argument(
@@ -105,8 +104,7 @@ def _text(exposition: str, watched: Callable[[], list[SegmentName]]) -> bytes:
 
 def _print_json(names: list[SegmentName]) -> None:
     from shmacc_inspect import gauges  # late: see the package
-    from shmacc_inspect.output import to_json
-    from shmacc_inspect.output.metrics import Metrics
+    from shmacc_inspect.output import Metrics, to_json
 
     print(to_json(Metrics(list(gauges.gather(names)))))
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shmacc import inspection
-    from shmacc_inspect.output.removals import Removal
+    from shmacc_inspect.output import Removal
 
 DESCRIPTION: Final = """\
 Remove segments and their semaphores; without --yes, only name them.
@@ -71,7 +71,7 @@ def _planned(summary: inspection.Summary, *, force: bool) -> tuple[Removal, bool
     """Return what would be done, and whether --force would do what is refused."""
     from shmacc import inspection
     from shmacc.errors import PermissionDeniedError
-    from shmacc_inspect.output.removals import Removal
+    from shmacc_inspect.output import Removal
 
     attached = _attached(summary)
     obstacle = _obstacle(summary, [process.pid_label for process in attached])
@@ -88,8 +88,7 @@ def _planned(summary: inspection.Summary, *, force: bool) -> tuple[Removal, bool
         dry_run=True,
         name=system_name,
         state=summary.state.value,
-        attached_pids=[process.pid for process in attached if process.pid_is_here],
-        attached_elsewhere=[process.pid for process in attached if not process.pid_is_here],
+        attached=attached,
         obstacle=obstacle or None,
         refused=refused,
         would_remove=[] if refused else list(files),

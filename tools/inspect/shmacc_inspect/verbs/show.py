@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shmacc import inspection
-    from shmacc_inspect.output import details
+    from shmacc_inspect.output import NotShown, Shown
 
 DESCRIPTION: Final = """\
 Describe segments in full: processes, waiting takes, lock, counters, and the verdict.
@@ -70,31 +70,26 @@ def run(
     """Run the verb."""
     from shmacc.errors import NotFoundError  # late: see the package
     from shmacc_inspect import describing, naming
-    from shmacc_inspect.output import to_json
+    from shmacc_inspect.output import NotShown, to_json
 
     failed = False
-    shown, named = 0, naming.exact(names)
+    first, named = True, naming.exact(names)
     for summary in naming.select_fit(
         names, everywhere=everywhere, unfit=partial(_unfit, rows=rows, values=values)
     ):
         try:
-            answer, now = _look(summary, rows=rows, values=values)
+            answer = _look(summary, rows=rows, values=values)
         except NotFoundError:
             if summary.name.system_name in named:
                 raise
             continue  # a glob found it, and it is gone
-        shown += 1
         if json:
             print(to_json(answer))
         else:
-            page.show(
-                [
-                    *([Cell("")] if shown > 1 else []),
-                    *describing.elements(answer, now, layout=layout),
-                ],
-                plain=ascii,
-            )
-        if answer.error is not None:
+            elements = describing.elements(answer, time.time(), layout=layout)
+            page.show([*([] if first else [Cell("")]), *elements], plain=ascii)
+        first = False
+        if isinstance(answer, NotShown):
             page.write_line(answer.error)
             failed = True
     if failed:
@@ -109,24 +104,17 @@ def _unfit(summary: inspection.Summary, *, rows: int, values: bool) -> str:
     return f"{_WITHOUT_ROWS[kind]} no sums" if values and kind in _WITHOUT_SUMS else ""
 
 
-def _look(summary: inspection.Summary, *, rows: int, values: bool) -> tuple[details.Details, float]:
-    """Return what is there, and when."""
+def _look(summary: inspection.Summary, *, rows: int, values: bool) -> Shown | NotShown:
     from shmacc import inspection  # late: see the package
     from shmacc.errors import DataLossError, PermissionDeniedError
-    from shmacc_inspect.output import contents, details
-    from shmacc_inspect.output.segments import Segment
+    from shmacc_inspect.output import NotShown, shown
 
-    system_name = summary.name.system_name
-    now = time.time()
+    name = summary.name.system_name
     try:
-        seen = inspection.describe(system_name)
-        now = time.time()
-        answer = details.Details.of(
-            seen,
-            now,
-            rows=contents.Rows.of(inspection.most_touched(system_name, rows)) if rows else None,
-            values=contents.Values.of(inspection.summarise_values(system_name)) if values else None,
+        return shown(
+            inspection.describe(name),
+            inspection.most_touched(name, rows) if rows else None,
+            inspection.summarise_values(name) if values else None,
         )
     except (DataLossError, PermissionDeniedError) as error:
-        answer = details.Details(Segment.of(summary, now), error=str(error))
-    return answer, now
+        return NotShown(summary, str(error))

@@ -64,8 +64,7 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc_inspect.output import to_json  # late: see the package
-    from shmacc_inspect.output.waiting import Waiting
+    from shmacc_inspect.output import Waiting, to_json  # late: see the package
 
     began = time.monotonic()
     waits = [_reached(name, condition) for name in _wanted(names, condition, everywhere=everywhere)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from shmacc_inspect.output.intervals import Interval
+    from shmacc_inspect.output import Interval
     from shmacc_inspect.progress import Watch
     from shmacc_inspect.screen import Screen
 
@@ -35,8 +35,7 @@ Examples:
   shmacc-inspect watch --json | jq 'select(.stragglers != [])'
 
 Keys: q quit; up, down, j, k, page up, page down, home, end, 1-9 pick a segment;
-s sorts by the next column, r the other way round; / filters by a part of the name,
-escape shows all again."""
+s sorts by the next column, r the other way round."""
 
 _SHORTEST: Final = 0.05
 _SHOWN_STRAGGLERS: Final = 4
@@ -126,40 +125,36 @@ def _rested(began: float) -> float:
 
 def line(seen: Interval) -> str:
     """Return an interval as one line."""
+    from shmacc_inspect import progress  # late: see the package
+
     start = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(seen.time))} {seen.name}"
-    if seen.step is None:
+    if seen.summary is None or seen.summary.global_step is None or seen.stats is None:
         return f"{start} state={seen.state.replace(' ', '-')}"
-    required = "" if seen.num_required is None else f"/{seen.num_required}"
     behind = [
-        formatting.pid(straggler.pid, is_here=straggler.pid_is_here)
-        + (f":{straggler.seconds:.1f}s" if straggler.applied else ":never")
-        for straggler in seen.stragglers[:_SHOWN_STRAGGLERS]
+        f"{process.pid_label}:{seen.time - progress.idle_since(process):.1f}s"
+        if process.applied
+        else f"{process.pid_label}:never"
+        for process in seen.stragglers[:_SHOWN_STRAGGLERS]
     ]
     more = len(seen.stragglers) - len(behind)
     parts = {
-        "step": str(seen.step),
-        "gradients": f"{seen.gradients}{required}",
+        "step": seen.summary.global_step,
+        "gradients": seen.summary.num_accumulated,
         "steps/s": formatting.rate(seen.steps_per_second),
         "gradients/s": formatting.rate(seen.gradients_per_second),
-        "bytes/s": "-"
-        if seen.bytes_per_second is None
-        else formatting.size(seen.bytes_per_second).replace(" ", ""),
+        "bytes/s": formatting.size_rate(seen.bytes_per_second).replace(" ", ""),
         "drops/s": formatting.rate(seen.drops_per_second),
-        "waiting": str(seen.waiting),
-        "alive": str(seen.attached_alive),
+        "waiting": seen.stats.waiting,
+        "alive": seen.summary.attached_alive,
         "behind": ",".join([*behind, *([f"+{more}"] if more else [])]) or "-",
     }
-    if seen.waited_seconds is not None:
-        parts["waited"] = f"{seen.waited_seconds:.1f}s"
-    if seen.lock_holder_pid is not None:
-        parts["lock"] = formatting.pid(
-            seen.lock_holder_pid, is_here=bool(seen.lock_holder_pid_is_here)
-        )
+    if seen.head is not None:
+        parts["gradients"] = f"{parts['gradients']}/{seen.head.num_required}"
+        parts["waited"] = f"{seen.waited:.1f}s"
+    if seen.lock_holder:
+        parts["lock"] = seen.lock_holder
     if seen.events:
-        parts["events"] = ",".join(
-            f"{event.kind}:{formatting.pid(event.pid, is_here=event.pid_is_here)}"
-            for event in seen.events
-        )
+        parts["events"] = ",".join(f"{event.kind}:{event.pid_label}" for event in seen.events)
     if seen.stalls:
         parts["stall"] = ",".join(stall.kind for stall in seen.stalls)
     return " ".join([start, *(f"{key}={value}" for key, value in parts.items())])

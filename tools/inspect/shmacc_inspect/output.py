@@ -1,0 +1,357 @@
+"""The answers of verbs as JSON, made of the records of `shmacc.inspection`.
+
+Within a schema version fields are only added; a field that is removed or changes its meaning raises
+it. `make reference` writes the schema from the types here and there, and from their docstrings (a
+test checks that no field lacks a description).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from shmacc.inspection import Description, SegmentName
+from shmacc_inspect.naming import typed_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shmacc.inspection import (
+        AttachedProcess,
+        Event,
+        Finding,
+        Leftover,
+        LockState,
+        RowCount,
+        Space,
+        Stall,
+        Stats,
+        Summary,
+        ValueSummary,
+        WaitingTake,
+    )
+
+SCHEMA_VERSION: Final = 3
+NAME_FIELDS: Final = {
+    "name": "The NAME that verbs take.",
+    "system_name": "Its file's name in /dev/shm.",
+    "namespace": "The value of SHMACC_NAMESPACE that it was made under; null: none.",
+}
+TOKEN: Final = "token"  # noqa: S105  it is no password. 64 bits, which JSON's numbers do not have: hexadecimal digits
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentList:
+    """The answer of `list`.
+
+    Attributes:
+        segments: One of each.
+        shared_memory: How much of it there is.
+        removed_but_used_bytes: Memory of removed segments that processes still have open.
+    """
+
+    segments: list[Summary]
+    shared_memory: Space
+    removed_but_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shown(Description):
+    """The answer of `show`: the segment's description, and what was asked for besides.
+
+    Attributes:
+        most_touched: With `--rows`: the rows that most gradients of the round touched.
+        most_touched_still: With `--rows`: false if gradients kept arriving while they were read.
+        values: With `--values`: the round's sums.
+    """
+
+    most_touched: tuple[RowCount, ...] | None
+    most_touched_still: bool | None
+    values: ValueSummary | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotShown:
+    """The answer of `show` for a segment that cannot be read.
+
+    Attributes:
+        summary: What is known.
+        error: Why it cannot be read.
+    """
+
+    summary: Summary
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The answer of `watch` for a segment, once per interval. Rates are null at first.
+
+    Attributes:
+        time: When it ended.
+        name: Of the segment.
+        state: As in `list`, or "gone".
+        summary: As in `list`; null: it could not be read.
+        stats: The counters; null: it could not be read.
+        line: Waiting takes in order.
+        lock: The lock; null: it could not be read.
+        steps_per_second: Steps.
+        gradients_per_second: Accepted gradients.
+        bytes_per_second: Bytes of the values of accepted gradients.
+        drops_per_second: Refused gradients.
+        stragglers: Living processes that have not applied in this round, the longest idle first.
+        events: What happened in the interval.
+    """
+
+    time: float
+    name: str
+    state: str
+    summary: Summary | None = None
+    stats: Stats | None = None
+    line: tuple[WaitingTake, ...] = ()
+    lock: LockState | None = None
+    steps_per_second: float | None = None
+    gradients_per_second: float | None = None
+    bytes_per_second: float | None = None
+    drops_per_second: float | None = None
+    stragglers: tuple[AttachedProcess, ...] = ()
+    events: tuple[Event, ...] = ()
+
+    @property
+    def stalls(self) -> tuple[Stall, ...]:
+        """Why the segment stands still."""
+        return self.summary.stalls if self.summary else ()
+
+    @property
+    def head(self) -> WaitingTake | None:
+        """The waiting take that is served next."""
+        return next((take for take in self.line if take.alive), None)
+
+    @property
+    def waited(self) -> float:
+        """For how many seconds it has waited; 0: no take waits."""
+        return max(0.0, self.time - self.head.since) if self.head else 0.0
+
+    @property
+    def lock_holder(self) -> str:
+        """The pid of the process that has the lock, as it is shown; empty: none, or not known."""
+        return self.lock.pid_label if self.lock and self.lock.held and self.lock.pid else ""
+
+    @property
+    def lock_held(self) -> float:
+        """For how many seconds the lock's holder has been in its operation; 0: not known."""
+        since = self.lock.since if self.lock else None
+        return 0.0 if since is None else max(0.0, self.time - since)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The answer of `check`.
+
+    Attributes:
+        checked: Segments that were checked.
+        not_read: Those beside them that this user may not read.
+        not_compared: Those of them whose rows changed too fast to be compared with the index.
+        wrong: Findings that are wrong.
+        notes: Findings that are notes.
+        findings: All of them.
+    """
+
+    checked: int
+    not_read: int
+    not_compared: int
+    wrong: int
+    notes: int
+    findings: list[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """The answer of `clean`.
+
+    Attributes:
+        dry_run: Whether nothing was to be removed.
+        removed: File names, semaphores included.
+        would_remove: What `--yes` would remove.
+        left: What could not be judged.
+        failed: What could not be removed; the exit status is then 1.
+        bytes_freed: Memory that was freed.
+    """
+
+    dry_run: bool
+    removed: list[str]
+    would_remove: list[Leftover]
+    left: list[Leftover]
+    failed: list[str]
+    bytes_freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """The answer of `remove` for a segment.
+
+    Attributes:
+        dry_run: Whether nothing was to be removed.
+        name: The file's.
+        state: As in `list`.
+        attached: Living processes that have it attached.
+        obstacle: Why it needs `--force`; null if it does not.
+        refused: Whether there is an obstacle and no `--force`, or it is another user's; the exit
+            status is then 1.
+        would_remove: File names that `--yes` would remove.
+        removed: File names, semaphores included.
+    """
+
+    dry_run: bool
+    name: str
+    state: str
+    attached: list[AttachedProcess]
+    obstacle: str | None
+    refused: bool
+    would_remove: list[str]
+    removed: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelling:
+    """The answer of `cancel` for a segment.
+
+    Attributes:
+        dry_run: Whether nothing was to be cancelled.
+        name: The file's.
+        line: The waiting takes, as in `show`.
+        lock_waiters: Processes that wait for the lock, perhaps in a take.
+        cancelled: How many takes in the queue were cancelled.
+    """
+
+    dry_run: bool
+    name: str
+    line: tuple[WaitingTake, ...]
+    lock_waiters: list[AttachedProcess]
+    cancelled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The answer of `wait`.
+
+    Attributes:
+        reached: False: it timed out.
+        waited_seconds: How long it has waited.
+    """
+
+    reached: bool
+    waited_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A number of a metric.
+
+    Attributes:
+        name: Of the metric, with its suffix.
+        labels: By name.
+        value: The number.
+    """
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric and its samples.
+
+    Attributes:
+        name: Without suffix.
+        type: As Prometheus names it.
+        help: What it is.
+        samples: One for each set of labels.
+    """
+
+    name: str
+    type: str
+    help: str
+    samples: list[Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The answer of `metrics`.
+
+    Attributes:
+        metrics: All of them.
+    """
+
+    metrics: list[Metric]
+
+
+ANSWERS: Final = {
+    "list": (SegmentList,),
+    "show": (Shown, NotShown),
+    "watch": (Interval,),
+    "check": (Findings,),
+    "clean": (Cleaning,),
+    "remove": (Removal,),
+    "cancel": (Cancelling,),
+    "wait": (Waiting,),
+    "metrics": (Metrics,),
+}
+
+
+def shown(
+    seen: Description,
+    touched: tuple[tuple[RowCount, ...], bool] | None,
+    values: ValueSummary | None,
+) -> Shown:
+    """Return the answer of `show`."""
+    fields = {field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)}
+    return Shown(
+        **fields,
+        most_touched=touched and touched[0],
+        most_touched_still=touched and touched[1],
+        values=values,
+    )
+
+
+def descriptions(record: type) -> dict[str, str]:
+    """Return what the docstring of a type says of its attributes, by name."""
+    import inspect  # late: few need it
+    import re
+
+    _, _, listed = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def to_json(answer: Any, *, in_one_line: bool = False) -> str:
+    """Return an answer as JSON, with the schema's version first."""
+    import json  # late: a page does not need it
+
+    versioned = {"schema_version": SCHEMA_VERSION, **_plain(answer)}
+    return json.dumps(versioned, indent=None if in_one_line else 2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; null where it has no number."""
+    if dataclasses.is_dataclass(value):
+        return {
+            key: plain
+            for field in dataclasses.fields(value)
+            for key, plain in _field(field.name, getattr(value, field.name))
+        }
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _field(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, SegmentName):
+        yield from zip(
+            NAME_FIELDS, (typed_name(value), value.system_name, value.namespace), strict=True
+        )
+    else:
+        yield name, f"{value:016x}" if name == TOKEN else _plain(value)
