@@ -31,7 +31,7 @@ endif
 SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes.py halves.py against_numpy_model.py \
 		rounds.py groups.py steps.py) \
 	tests/parameters/test_parameters.py tests/opening/test_process_pools.py tests/inspect/test_verbs.py \
-	tests/hazards/test_killed_while_adding.py tests/hazards/test_exit_without_close.py \
+	tests/hazards/test_killed_at_system_calls.py tests/hazards/test_exit_without_close.py \
 	tests/package/test_docs.py tests/package/test_interpreter_modes.py
 # What the packages that shmacc needs are used for.
 NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_numpy_model.py arrays_in.py) \
@@ -39,6 +39,8 @@ NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_num
 	tests/hazards/test_damaged_semaphores.py
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=$(BUILD_PINS) WHEELS=$(WHEELS)
 SOAK_SECONDS ?= 600
+# Python compiles what it imports; torch, TensorFlow and Ray have ten times more.
+export PIP_NO_COMPILE := 1
 
 .PHONY: help demo editable test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
 	simulate bench-ray soak soak-ray asan tsan aarch64 compare bench reference pins clean

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from helpers.stepping_calls import NAMES, needs_calls, needs_failures
 from shmacc import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from helpers.killing_calls import Fails
     from helpers.killing_scenes import Record, Testimony
     from helpers.stepping_calls import Call
@@ -66,6 +69,15 @@ def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
     return one, one
 
 
+@pytest.fixture
+def tight_umask() -> Iterator[None]:
+    """Let this process, and its children, create files that nobody else can open."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("tight_umask")
 @pytest.mark.parametrize("deed", DEEDS, ids=str)
 def test_killed_at_every_call(deed: Deed, record_property: Record) -> None:
     at_every_call(deed, expected(deed), record_property)

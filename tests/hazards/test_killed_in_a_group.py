@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.killing_lines import at_every_line
 from helpers.killing_scenes import GroupScene, Record, leave_new
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import at_every_instruction
@@ -129,14 +128,6 @@ SCENES: Final = [
         lanes=2,
     ),
 ]
-
-
-BY_LINE: Final = {"old and new rows of all members", "a take of all members"}
-
-
-@pytest.mark.parametrize("scene", [scene for scene in SCENES if scene.name in BY_LINE], ids=str)
-def test_at_every_line(scene: GroupScene, record_property: Record) -> None:
-    at_every_line(scene, record_property)
 
 
 @needs_ptrace

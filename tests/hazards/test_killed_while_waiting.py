@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing, contextmanager
-from itertools import count, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers.apart import Apart, run_apart
 from helpers.killing_images import Image, Windows
-from helpers.killing_lines import at_every_line, dies
 from helpers.killing_scenes import NAME, Record, Scene, path, rows
 from helpers.stepping_tracer import Traced, needs_ptrace
 from helpers.stepping_walk import LockView, judge, under_the_lock, walk
@@ -38,10 +37,6 @@ WAITING: Final = Scene(
     operation=in_vain,
     more=(2, 3),
 )
-
-
-def test_at_every_line(record_property: Record) -> None:
-    at_every_line(WAITING, record_property)
 
 
 @needs_ptrace
@@ -155,19 +150,6 @@ def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
             cancelled.append(True)
     assert len(set(cancelled)) == 1
     return cancelled[0]
-
-
-def test_while_cancelling_at_every_line() -> None:
-    image = ADDING.prepare()
-    for line in count(1):
-        image.write(path())
-        with waiting(3, 1) as waiters:
-            died = dies(line, lambda: shmacc.attach(NAME), lambda acc: acc.cancel())
-            cancelled = all_or_none_are_cancelled(waiters)
-        ADDING.testify()
-        if not died:
-            assert cancelled
-            return
 
 
 @needs_ptrace

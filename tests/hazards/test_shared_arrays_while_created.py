@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers import killing_calls, killing_lines
 from helpers.apart import Apart, Pipe
+from helpers.killing_calls import deaths
 from helpers.killing_deeds import Deed, nothing
 from helpers.killing_scenes import NAME
 from helpers.stepping_calls import needs_calls
@@ -60,20 +60,10 @@ def judge() -> bool:
     return made
 
 
-def test_killed_at_every_line(record_property: Record) -> None:
-    made, line = False, 0
-    for line in killing_lines.deaths(lambda: None, lambda _: create()):
-        there = judge()
-        assert there >= made, f"gone again before line {line}"
-        made = there
-    assert made
-    record_property("lines", line)
-
-
 @needs_calls
 def test_killed_at_every_system_call(record_property: Record) -> None:
     made, stop = False, 0
-    for stop in killing_calls.deaths(Deed("creating", nothing, nothing, lambda _: create())):
+    for stop in deaths(Deed("creating", nothing, nothing, lambda _: create())):
         there = judge()
         assert there >= made, f"gone again at stop {stop}"
         made = there

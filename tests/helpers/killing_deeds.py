@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+import pytest
 from helpers.apart import Apart, run_apart
 from helpers.killing_images import Image
 from helpers.killing_scenes import NAME, Scene, Testimony, path, rows
@@ -239,6 +240,11 @@ def _take(acc: Any) -> None:
     acc.take(1, timeout=0)
 
 
+def _wait_in_vain(acc: Any) -> None:
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(5, timeout=0.01)
+
+
 def _clean(*_: Any) -> None:
     for leftover in inspection.leftovers(namespace=names.current_namespace()):
         inspection.clean(leftover)
@@ -256,6 +262,7 @@ DEEDS: Final = (
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),
     Deed("applying behind the dead", with_a_dead_one_in_line, _attach, SCENE.operation),
     Deed("taking behind the dead", with_a_dead_one_in_line, _attach, _take),
+    Deed("waiting until the timeout", filled, _attach, _wait_in_vain),
     Deed("closing", filled, _attach, lambda acc: acc.close()),
     Deed("closing a private one", nothing, lambda _: create(None), lambda acc: acc.close()),
     Deed("unlinking", filled, _attach, lambda acc: acc.unlink()),

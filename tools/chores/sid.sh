@@ -52,6 +52,11 @@ chmod 0700 "$root/checkout"
 find "$root/checkout" -mindepth 1 -maxdepth 1 ! -name '.venv*' ! -name build -exec rm -rf {} +
 tar --create --exclude=./.git --exclude='./.venv*' --exclude=./build --exclude=./dist . |
     tar --extract --no-same-owner --directory "$root/checkout"
+# A wheel that Python 3.13 made here is for the Pythons there, too, as a published one is.
+if [ -e build/abi3/wheel/.made ]; then
+    mkdir -p "$root/checkout/build/abi3"
+    cp -a build/abi3/wheel "$root/checkout/build/abi3"
+fi
 
 export root
 exec unshare --mount bash -euo pipefail -c '

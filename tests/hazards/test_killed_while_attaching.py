@@ -1,0 +1,91 @@
+"""A process that is killed while it attaches or closes takes away nothing that others have."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers.apart import Apart
+from helpers.killing_deeds import create
+from helpers.killing_scenes import NAME, Record, Scene, path, rows
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import judge, walk_between_marks
+
+import shmacc
+from shmacc import _core, inspection, testing
+from shmacc._layout import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
+
+pytestmark = pytest.mark.beyond_asan
+
+FULL: Final = Scene(
+    "attaching",
+    "float32",
+    3,
+    before=lambda acc: acc.apply_grad(*rows(1, 2)),
+    operation=lambda acc: acc.close(),
+    more=(2, 3),
+)
+
+
+def claim_a_place(mark: Mark) -> None:
+    """Attach: the part that the extension does."""
+    handle: Any = _core.open(path(), None)[2]
+    semaphore = names.semaphore_path(os.path.basename(path()), handle.config()["token"])  # noqa: PTH119
+    mark()
+    handle.enter(path(), semaphore)
+    mark()
+    handle.close()
+
+
+def close_handle(mark: Mark) -> None:
+    """Close: the part that the extension does."""
+    acc: Any = shmacc.attach(NAME)
+    mark()
+    acc._handle.close()
+    mark()
+
+
+@needs_ptrace
+@pytest.mark.parametrize("act", [claim_a_place, close_handle])
+def test_at_every_instruction(act: Callable[[Mark], None], record_property: Record) -> None:
+    image = FULL.prepare()
+    looks = walk_between_marks(image, image, act)
+    assert looks
+    before = FULL.testimony(image)
+    record_property("judged", judge(FULL, looks, before, before))
+
+
+def create_and_say_so(shared_name: str | None, pipe: Pipe) -> None:
+    """Create, or attach, and stay."""
+    with create(shared_name):
+        pipe.say()
+        pipe.hear()
+
+
+def test_the_cleaner_finds_a_private_one() -> None:
+    """Nobody else knows its name."""
+    with Apart(create_and_say_so, None) as creator:
+        creator.hear()
+    before = testing.leaked_names(names.current_namespace())
+    found = inspection.leftovers(namespace=names.current_namespace())
+    removed = [inspection.clean(leftover) for leftover in found]
+    assert sorted(itertools.chain(*removed)) == sorted(before)
+    assert testing.leaked_names(names.current_namespace()) == ()
+
+
+def test_its_place_is_given_to_the_next() -> None:
+    """However many die, the table of processes does not fill up."""
+    for _ in range(10):
+        with Apart(create_and_say_so, NAME) as process:
+            process.hear()
+    with create() as acc:
+        assert [process.alive for process in inspection.describe(NAME).processes] == [True]
+        acc.unlink()
