@@ -23,6 +23,7 @@ from helpers.killing_tables import TableScene
 from helpers.killing_updates import GROUP, PARAMS, UpdateScene
 from helpers.lock_holder import held
 from helpers.stepping_tracer import refusal
+from helpers.support import EVERY_INSTANT
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, inspection, optim
@@ -41,7 +42,9 @@ OF_A_TABLE: Final = TableScene(
     removed=(2, 5),
 )
 # Of the instants at which nothing but contents had changed, one in so many is judged.
-_ONE_IN: Final = 8
+_ONE_IN: Final = 1 if EVERY_INSTANT else 32
+# Of the lines, one in so many is interrupted.
+_LINES: Final = 1 if EVERY_INSTANT else 5
 
 traced = pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
 
@@ -241,7 +244,7 @@ def test_what_a_signal_handler_raises_leaves_all_or_nothing(both: Both, path: Pa
     shmacc.load(path, both)
     saved = everything(both)
     found = set()
-    for number in itertools.count(1):
+    for number in itertools.count(1, _LINES):
         for name, one in both.items():
             one.restore(state[name])
         assert everything(both) == before

@@ -5,7 +5,6 @@ A row tells its id and the version of it, so that each number that is read can b
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import deque
 from itertools import islice
@@ -16,6 +15,7 @@ import pytest
 from helpers.apart import Apart, run_apart
 from helpers.busy import busy
 from helpers.stepping_tracer import Traced, on_one_core, refusal
+from helpers.support import EVERY_INSTANT
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, init, optim
 
@@ -32,7 +32,7 @@ GO: Final = np.arange(60, dtype=np.int64) + 2**40
 NOBODY: Final = -1.0
 # Of a row that takes a reader long, and at how many places it is stopped.
 _WIDE: Final = 1024
-_STOPS: Final = 400 if os.environ.get("SHMACC_EVERY_INSTANT") else 25
+_STOPS: Final = 400 if EVERY_INSTANT else 25
 _FORKS: Final = 8
 VERSIONS: Final = 1000.0
 SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))

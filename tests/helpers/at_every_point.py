@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from helpers.support import EVERY_INSTANT
+
 import shmacc
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 _OWN_FILES: Final = (str(Path(shmacc.__file__).parent) + os.sep, weakref.__file__)
 
 
-_ALL: Final = bool(os.environ.get("SHMACC_EVERY_INSTANT"))
 _CALLING: Final = ("RESUME", "PRECALL", "CALL", "BEFORE_WITH", "WITH_EXCEPT", "JUMP_BACK", "SEND")
 
 
@@ -100,7 +101,7 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
 
 
 def _calls(instruction: int) -> bool:
-    return _ALL or dis.opname[instruction].startswith(_CALLING)
+    return EVERY_INSTANT or dis.opname[instruction].startswith(_CALLING)
 
 
 @contextmanager

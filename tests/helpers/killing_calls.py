@@ -8,7 +8,6 @@ kernel takes back what a dead process held.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import chain, count, islice
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from helpers.killing_deeds import Deed, Leftovers, Watcher, clean_up
 from helpers.stepping_calls import Call, Calling
 from helpers.stepping_tracer import on_one_core
+from helpers.support import EVERY_INSTANT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ Fails = Callable[[], Failure]
 
 # Where no byte changed, a process is really killed at one stop in so many; with
 # SHMACC_EVERY_INSTANT=1 at all.
-_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 8
+_ONE_IN: Final = 1 if EVERY_INSTANT else 16
 
 
 def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:

@@ -5,7 +5,6 @@ Two segments take part: the parameters, and the group whose round the update is 
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from helpers.apart import run_apart
 from helpers.killing_images import Image, Windows
 from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import Traced, mark_call, on_one_core
+from helpers.support import EVERY_INSTANT
 
 from shmacc import AccumulatorGroup, Parameters, _core
 from shmacc._layout import names
@@ -37,7 +37,7 @@ Gradient = dict[str, Any]
 
 
 # Of the instants at which nothing but contents had changed, one in so many is judged.
-_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
+_ONE_IN: Final = 1 if EVERY_INSTANT else 8
 
 
 @dataclass(frozen=True)

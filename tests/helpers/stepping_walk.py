@@ -8,7 +8,6 @@ segment's bytes as they were adds nothing that the last one did not leave.
 
 from __future__ import annotations
 
-import os
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from helpers import segment_layout as layout
 from helpers.killing_images import Image, Windows
 from helpers.killing_scenes import NAME, Record, Scene, Testimony, path
 from helpers.stepping_tracer import Traced, on_one_core
+from helpers.support import EVERY_INSTANT
 
 import shmacc
 from shmacc import _core
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # so many is judged; with SHMACC_EVERY_INSTANT=1 all are. Those at which the header or the lanes'
 # states had changed always are: there lie the journals, both copies of everything that is
 # committed, and the generations that say which is current.
-_ONE_IN: Final = 1 if os.environ.get("SHMACC_EVERY_INSTANT") else 4
+_ONE_IN: Final = 1 if EVERY_INSTANT else 8
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
 
 

@@ -31,6 +31,9 @@ ATTEMPTS: Final = 10
 # Where Linux keeps POSIX shared memory.
 SHM_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - no temporary file
 
+# Whether walks judge all instants, for an hour, or one in so many of those that are alike.
+EVERY_INSTANT: Final = bool(os.environ.get("SHMACC_EVERY_INSTANT"))
+
 START_METHODS: Final = ("fork", "spawn", "forkserver")
 
 
