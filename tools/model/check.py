@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Runs spin over the models of the protocol and reports the results.
 
-``check.py`` searches every case (cases/) exhaustively, prints a table, and writes it to
-``results.md``; ``check.py --only commit`` one model, or ``--only commit/two`` one case, whose rows
-it replaces there; ``check.py --quick`` only the short slice that the tests run, which is written
-nowhere. Exit status 1 if an error is found in a model that is meant to be sound, or none in a
-variant that is broken on purpose. ``check.py --show lock/BROKEN_OWNER_GAP`` prints the run that
-leads to the error.
+``check.py`` makes every search of ``searches.md`` and writes the results into that table.
+``--only commit`` searches one model, ``--only commit/two`` one case. ``--quick`` runs the short
+slice that the tests run, and writes nothing. ``--show lock/BROKEN_OWNER_GAP`` prints the run that
+leads to the error. The exit status is 1 if a sound model has an error, or if none is found in a
+variant that is broken on purpose.
 
 Needs spin and a C compiler (Debian: ``apt-get install spin gcc``), and nothing else.
 """
@@ -25,12 +24,46 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cases import CASES, Case
-
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results.md"
+SEARCHES = HERE / "searches.md"
 MEGABYTES = 2800  # of memory for one search; two run at a time
 STEPS = 1_000_000  # the longest run that is followed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One search: a row of ``searches.md``.
+
+    Attributes:
+        model: The file, without its suffix.
+        name: Unique within the model; a broken variant has the name of its flag.
+        kind: ``quick`` if the tests run it, ``safety`` if it looks for no cycles (livelocks).
+        flags: What spin's preprocessor defines.
+        says: What holds if nothing is found. In a broken variant: what is wrong.
+        found: The cells that this program writes, as they are in the file.
+    """
+
+    model: str
+    name: str
+    kind: str
+    flags: str
+    says: str
+    found: tuple[str, ...]
+
+    @property
+    def broken(self) -> bool:
+        """Whether spin must find an error in it."""
+        return self.name.startswith("BROKEN_")
+
+    @property
+    def cycles(self) -> bool:
+        """Whether to search for cycles, too."""
+        return "safety" not in self.kind
+
+    @property
+    def quick(self) -> bool:
+        """Whether the tests run it."""
+        return "quick" in self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,43 +181,37 @@ def digest(model: str) -> str:
     return hashlib.sha256(" ".join(code.split()).encode()).hexdigest()[:12]
 
 
-def beginning(case: Case) -> str:
-    """Return the cells of a case's row that do not depend on the search."""
-    cells = (case.model, digest(case.model), case.name, case.flags, case.says)
-    return f"| {' | '.join(cells)} |"
+def read_cases() -> list[Case]:
+    """Return the rows of ``searches.md``."""
+    rows = [line for line in SEARCHES.read_text().splitlines() if line.startswith("| ")][2:]
+    cells = [[cell.strip() for cell in row[1:-1].split("|")] for row in rows]
+    return [Case(*row[:5], tuple(row[5:])) for row in cells]
 
 
-def as_markdown(findings: Iterable[Finding], before: str) -> str:
-    """Return the table that is kept beside the models, the same for every run of them.
-
-    Rows of what was not searched are those from before, if they are of these models and cases.
-    """
-    rows = {
-        beginning(finding.case): f" {finding.states:,} | {finding.depth} | {finding.verdict} |"
+def write(findings: Iterable[Finding]) -> None:
+    """Write what was found into the table; clear old results of models that have changed."""
+    new = {
+        finding.case: (f"{finding.states:,}", str(finding.depth), finding.verdict)
         for finding in findings
     }
-    lines = [
-        "| model | file | case | flags | property | states stored | depth | verdict |",
-        "| --- | --- | --- | --- | --- | ---: | ---: | --- |",
-    ]
+    head = SEARCHES.read_text().partition("| ---")
+    lines = [head[0] + head[1] + head[2].partition("\n")[0]]
     total = 0
-    for case in CASES:
-        begins = beginning(case)
-        kept = re.search(re.escape(begins) + "(.*)", before)
-        row = rows.get(begins) or (kept[1] if kept else "")
-        if row:
-            lines.append(begins + row)
-            total += 0 if case.broken else int(row.split("|")[0].replace(",", ""))
-    return (
-        "Written by `make model`; what the columns mean is in README.md.\n\n"
-        + "\n".join(lines)
-        + f"\n\nStates of the sound models together: {total:,}.\n"
-    )
+    for case in read_cases():
+        file = digest(case.model)
+        states, depth, verdict = new.get(
+            case, case.found[1:] if case.found[0] == file else ("", "", "")
+        )
+        cells = case.model, case.name, case.kind, case.flags, case.says, file
+        lines.append(f"| {' | '.join((*cells, states, depth, verdict))} |")
+        total += int(states.replace(",", "") or 0) if not case.broken else 0
+    lines.append(f"\nStates of the sound models together: {total:,}.\n")
+    SEARCHES.write_text("\n".join(lines))
 
 
 def show(wanted: str) -> None:
     """Print the run that leads to a case's error: the steps, with the names of the model."""
-    (case,) = [case for case in CASES if f"{case.model}/{case.name}" == wanted]
+    (case,) = [case for case in read_cases() if f"{case.model}/{case.name}" == wanted]
     with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
         directory = Path(name)
         print(search(case, directory).verdict)
@@ -221,14 +248,14 @@ def main() -> int:
         return 0
     cases = [
         case
-        for case in CASES
+        for case in read_cases()
         if (case.quick or not arguments.quick)
         and arguments.only in {None, case.model, f"{case.model}/{case.name}"}
     ]
     began = time.monotonic()
     findings = search_all(cases, arguments.jobs)
     if not arguments.quick:
-        RESULTS.write_text(as_markdown(findings, RESULTS.read_text()))
+        write(findings)
     unexpected = [finding for finding in findings if not finding.as_expected]
     states = sum(finding.states for finding in findings)
     print(

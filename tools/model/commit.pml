@@ -33,22 +33,6 @@
  * doubled in no member); a take hands out exactly these, of all lanes; an apply that returned True was committed
  * and one that raised was not; the books (taken) balance; index_filled and leftovers count every occupied place; a
  * lock-free reader sees one commit's records or knows that it did not.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_COMMIT_FIRST the commit word is written before the rows
- *   BROKEN_SAVE_ORDER   `publish` counts the rows before they are saved
- *   BROKEN_BEGIN_ORDER  the journal becomes valid before it is emptied of the last operation's rows
- *   BROKEN_UNDO_ORDER   `recover` commits before the rows are back: a second death tears
- *   BROKEN_UNDO_ROOM    a longer undo log becomes known only with the commit of the apply that needs it
- *   BROKEN_INDEX_TRUST  an index entry is believed without asking the slot
- *   BROKEN_NEW_ROWS     `recover` does not count the entries that are left in the index: it runs full
- *   BROKEN_NOT_CLEARED  `recover` leaves the dead operation's copies: its own commit makes them valid
- *   BROKEN_CLEAR_LATE   `recover` commits, and clears them then: valid for a moment, and a second death makes it last
- *   BROKEN_STAMP_BELOW  a copy with the lane's own generation does not count: members lag behind their lane
- *   BROKEN_OVER_CURRENT a member's copy is written over the one that is current
- *   BROKEN_OLD_ROUND    a member of an older round is not emptied before the first gradient of this one
- *   BROKEN_ROUND_FIRST  the round's generation is stored before its copy is complete
- *   BROKEN_ONE_LOCK     a take holds the first lane's lock alone
  */
 #ifndef WORKERS
 #define WORKERS 2

@@ -14,13 +14,6 @@
  * Checked: there is one record of each death and failure at most, and one wait is told of it; nothing is told of a process that left in
  * order, or lives. At the end of a run one more wait is told all that is left; then each was told once (to a process that may have
  * died of it), and no record is left over.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_FREE_FIRST   the entry is freed before the record has its fate: a sweep that dies in between forgets the death
- *   BROKEN_NO_LOOK      a sweep does not look for a record that a dead one has left: that stays for ever
- *   BROKEN_ONE_LOCK     a wait is told with the lock of one lane: a sweep in the other one records the same death again
- *   BROKEN_HALF_READ    a record without a fate is read: it may be of a process that is told of later
- *   BROKEN_TELL_FIRST   the entries are not swept before: a death that nobody has met is told to a later wait only
  */
 #ifndef VICTIMS
 #define VICTIMS 1

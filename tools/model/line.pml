@@ -25,23 +25,6 @@
  * although it is the first of the living and its number is reached, and no apply waits at all, unless a
  * stopped process has the lock; a take that was cancelled never waits on, even then. With -DNO_SLICES (nobody
  * dies or is stopped): wake-ups alone do that, no slice is needed.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_SEEN_LATE    the futex words are read after the look at the queue: leave and cancel need no lock, so
- *                       their wake-up can fall in between (with slices: a delay only)
- *   BROKEN_NO_TICKET    an apply does not notice that the head whose round it is has just left
- *   BROKEN_CANCEL_GAP   a take that has joined looks only at its ticket: a cancel between its last look
- *                       and its ticket passes it by
- *   BROKEN_LEAVE_SILENT who times out wakes nobody
- *   BROKEN_LOOK_BLIND   after a look the copy is handed out without asking whether the round is still that one
- *   BROKEN_PARTIAL_ROBS a take of whatever is there does not ask whether the round is the head's
- *   BROKEN_TRIM         who leaves lowers `top`, without the lock: somebody who is joining is above it
- *   BROKEN_SLICE        a slice only looks for the dead: a head whose waker died is never served
- *   BROKEN_OWN_PRESENCE the kernel alone is asked who lives: it never reports the asker's own locks, and a
- *                       thread sweeps its sibling out
- *   BROKEN_NO_TOKEN     presence of an entry is taken for life whoever holds it now
- *   BROKEN_ONE_BYTE     the byte that allocates an entry is the proof of life as well: a newcomer that has
- *                       taken it, and has not looked yet whose the entry is, lends its life to the dead
  */
 #ifndef TAKERS
 #define TAKERS 2

@@ -15,15 +15,6 @@
  * ends, everyone who lives got through, unless the owner is stopped, whatever died and left the semaphore
  * at whatever value; when nobody died, it ends with a token for the next to come. With -DNO_SLICES (nobody
  * dies or is stopped): tokens alone bring everyone through; a slice is needed only after a death.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_OWNER_GAP  the token is the lock, and the owner's number is written a step later. Whoever
- *                     finds a token missing and no owner alive takes over: two owners.
- *   BROKEN_OWNER_WAIT the same, but without a recorded owner nobody takes over: a death in the gap
- *                     locks everyone out for ever.
- *   BROKEN_NO_MUTEX   threads of one process rely on the record lock: two owners.
- *   BROKEN_POST_FIRST the token is given back before the record lock: who eats it fails and drops it,
- *                     and the last token is gone.
  */
 #ifndef THREADS
 #define THREADS 3

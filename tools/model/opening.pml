@@ -30,24 +30,6 @@
  * has the name, or is being made; nothing of the dead is left after a clean, and without a death there is no
  * orphaned semaphore; every run is finite (no cycle: no livelock), and where it ends everyone who lives got
  * through, unless the one who holds the lock byte for the name is stopped.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_LOOK_FREE     the second look goes without the name lock: it may be over before the name is gone,
- *                        and the cleaner's look at presences before the claim.
- *   BROKEN_UNLINK_RACE   the name is removed without the lock: it may be another file's by then.
- *   BROKEN_OWN_PRESENCE  clean asks the kernel alone, which never reports the asker's own locks.
- *   BROKEN_TAKE_BACK     a maker that cannot attach removes the name that it has given, and asks nobody.
- *   BROKEN_NOT_ASKED     clean does not ask whether a segment is being made before it judges its semaphore.
- *   BROKEN_ASKED_LATE    it looks for the segment first, and asks then: it may have been finished in between.
- *   BROKEN_FLOCK_LATE    the semaphore has its name before it says that its segment is being made.
- *   BROKEN_ORPHAN        a semaphore is made after the last look at the mark.
- *   BROKEN_FAILS         who fails between making a semaphore and the second look leaves it there.
- *   BROKEN_NO_FINISH     who finds the mark of a dead remover does not finish the removal: no opener ever
- *                        gets out of its loop.
- *   BROKEN_STRANGER      a stranger who finds it, and may not finish the removal, tries again for ever.
- *   BROKEN_CHILD         a forked child takes a presence and does not look again.
- *   BROKEN_CLEAN_MARKS   clean marks what it removes, as unlink does: a forked child takes it for given up, and
- *                        goes on using it.
  */
 #define PROCESSES 3
 #ifndef USERS

@@ -17,20 +17,6 @@
  * leaves: so it is seen by all, and not swept while it lives; two processes never have the same entry; nobody
  * finds the table full of the dead; every run is finite, and where it ends all who live got through, unless one is
  * stopped; then a sweep brings `top` down to the last entry in use.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_NO_BYTE      `top` is lowered without the entry's allocation byte: somebody may be about to take it.
- *   BROKEN_LOOK_ONCE    it is lowered after a look that was before the byte: somebody may have taken the entry
- *                       since, and died.
- *   BROKEN_PLAIN_STORE  `top` is lowered by a store: it may have risen since it was read.
- *   BROKEN_TOP_LATE     the token is written before `top` has risen: nobody sees it.
- *   BROKEN_PLACED_EARLY who sweeps takes its process to have a place once it knows its entry: another thread may be
- *                       taking that at this moment, and the byte does not keep this one off.
- *   BROKEN_INDEX_LATE   the token is written before the process knows its entry: its other thread sweeps it.
- *   BROKEN_BLIND_SWEEP  a token is cleared without looking whether it is still the one that was judged: its
- *                       process may have left, and another one taken the entry.
- *   BROKEN_SAME_TOKEN   a process has one token for all its life: it may have left and come again.
- *   BROKEN_FULL         a full table is not swept: dead children keep everybody out.
  */
 #ifndef PROCESSES
 #define PROCESSES 3

@@ -24,31 +24,6 @@
  * that began after finish. Every run is finite, and where it ends
  * everybody living is through, but takes whose number is not reached, and who waits for a stopped process that has
  * that lane's lock, or the round, or keeps its holder from ending it. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_CONSUMES_EARLY  a round is consumed when it is opened: lost if the block is not left in order
- *   BROKEN_BLIND_CLOSE     the end of a block does not ask whether the round is still that one
- *   BROKEN_GIVEN_UP        it does not ask whether the round was given up
- *   BROKEN_GIVEN_UP_SEEN   others do not ask that: a round that was given up stays open
- *   BROKEN_ADVANCE_KEEPS   advance_step leaves the holder: the end of the block consumes the next round
- *   BROKEN_DEAD_HOLDER     nobody asks whether the holder lives
- *   BROKEN_STOP_IS_DEATH   a stopped holder counts as dead
- *   BROKEN_JOINS           an apply does not ask whether a round is open
- *   BROKEN_ROBS            a take does not ask whether a round is open
- *   BROKEN_SILENT_END      the end of a block wakes nobody
- *   BROKEN_SILENT_APPLIES  the end of a block wakes the next take alone: applies that wait for it sleep on
- *   BROKEN_SILENT_FINISH   finish wakes nobody
- *   BROKEN_FINISH_UNSEEN   an apply does not ask whether it is finished
- *   BROKEN_FINISH_BEFORE   a take asks that before it joins the queue, and not again
- *   BROKEN_ANY_LANE        a contributor's gradient goes to any lane: it is looked for in that one
- *   BROKEN_LOOK_FREE       the contributor is looked for before the lane's lock is there
- *   BROKEN_SPREAD_UNSEEN   an apply does not ask whether a partial has put contributors in other lanes than their own
- *   BROKEN_SPREAD_LATE     that is recorded after the partial's commit
- *   BROKEN_SPREAD_ONE_LOCK a partial looks in all lanes with the first one's lock
- *   BROKEN_HOLDS_ON        who wants all locks keeps those that it has while it waits for a late one
- *   BROKEN_ANY_ORDER       and takes them in any order
- *   BROKEN_COUNT_BEFORE    an apply adds up the lanes before its commit: of two at a time both miss the other's
- *   BROKEN_NO_BARRIER      it adds them up after its commit, which others do not see yet
  */
 #ifndef CHIEFS
 #define CHIEFS 2

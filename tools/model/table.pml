@@ -11,15 +11,6 @@
  * Checked: what a reader finds is all of its id's. An id that was there when it began, and which no update has begun to remove
  * since, is found. One that was not, and which no update has begun to add, is not. What a dead update was about counts as begun until
  * it has been put back.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_ID_ALONE       a reader that has copied asks whether the slot has its id, not for the stamp
- *   BROKEN_PLACE          a miss counts if the index is in the same place
- *   BROKEN_GIVES_FREED    an update gives away the slot that it frees
- *   BROKEN_BELOW_ROWS     a new row on a free slot is not put back: below the number of rows it looks as any other one
- *   BROKEN_STAMP_LATE     a slot says that it was given away after its row is written, and nothing before
- *   BROKEN_NO_PUT_BACK    nobody puts back what a dead update left
- *   BROKEN_ROWS           a reader looks at slots beyond the number of rows
  */
 #define PROCESSES 3
 #define READER 2

@@ -13,21 +13,6 @@
  * Checked: a gradient that counts was computed from the parameters as the rounds before its step left them; a round that was consumed
  * is in the parameters once, in both words, or was skipped, or had no update at all; parameters are nobody's half when their lock is
  * free and nothing is stamped. Every run is finite, and at its end everybody living is through, but who has nothing to take.
- *
- * Broken on purpose (each must be found):
- *   BROKEN_NOT_FINAL      the round is not marked before the parameters are changed: a death opens its step again
- *   BROKEN_MARK_LATE      it is marked when the update is in
- *   BROKEN_NO_ROLLBACK    nobody puts back what a dead one left
- *   BROKEN_NOT_ONCE       an update does not ask whether the round is in already
- *   BROKEN_ENDS           the end of the block does not ask whether the update is in
- *   BROKEN_ADVANCES       neither does advance_step
- *   BROKEN_SAVE_LATE      a word is changed before it is counted as saved
- *   BROKEN_STAMP_LATE     the first word is changed before the stamp
- *   BROKEN_STEP_EARLY     the parameters' step is raised before their commit
- *   BROKEN_EXCEPTION      an exception in the block takes the mark back
- *   BROKEN_LOAD           a load does not mark the parameters: an older step takes the updates of a newer round
- *   BROKEN_LOAD_ENDS      the mark goes before the accumulator is restored
- *   BROKEN_LOAD_DEATH     a dead loader's mark counts as none
  */
 #ifndef CHIEFS
 #define CHIEFS 2
