@@ -223,6 +223,13 @@ def test_a_weight_is_so_many_gradients_in_the_sum_and_in_the_divisor(
         repeated.close()
 
 
+def test_a_product_with_a_large_weight_is_rounded_once() -> None:
+    weight = 2**24 + 1  # no float32
+    with ConditionalAccumulator("float32", (), reduction_type="SUM") as acc:
+        acc.apply_grad(3.0, weight=weight)
+        assert acc.take(1).value.item() == np.float32(3 * weight)
+
+
 @pytest.mark.parametrize("weight", [0, -1, 1.0, True, "2", 2**48 + 1, None])
 def test_what_is_no_weight(weight: Any) -> None:
     with ConditionalAccumulator("f4") as acc:

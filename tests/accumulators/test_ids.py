@@ -105,3 +105,18 @@ def test_a_step_in_the_place_of_the_shape(declared: Any, step: Any) -> None:
         pytest.raises(errors.InvalidArgumentError, match=f"a step is passed as local_step={step}"),
     ):
         acc.apply_grad([9], values, step)
+
+
+@pytest.mark.parametrize("number", [5, 1000])
+def test_rows_are_sorted_by_all_of_their_bits(number: int) -> None:
+    """Ids are hashes, so their upper halves differ, and their lower ones say nothing."""
+    rng = np.random.default_rng(number)
+    ids = rng.integers(2**32, 2**63, number)
+    ids[:2] = 7 << 33, 6 << 33 | 1
+    values = np.arange(number, dtype=np.float64)
+    with SparseConditionalAccumulator("float64", reduction_type="SUM") as acc:
+        acc.apply_grad(ids, values)
+        taken = acc.take(1)
+    order = np.argsort(ids)
+    np.testing.assert_array_equal(taken.indices, ids[order])
+    np.testing.assert_array_equal(taken.values, values[order])

@@ -151,6 +151,19 @@ def test_what_is_restored_begins_anew(acc: ConditionalAccumulator) -> None:
     assert acc.num_accumulated() == 0
 
 
+def test_what_has_ended_stays_so(acc: ConditionalAccumulator) -> None:
+    """As of any iterator: a loop that a restore begins again is a new one."""
+    before, steps, own = acc.state(), acc.steps(timeout=0), acc.steps_async(timeout=0)
+
+    async def rest_of_own() -> list[int]:
+        return [step async for step in own]
+
+    acc.finish()
+    assert list(steps) == asyncio.run(rest_of_own()) == []
+    acc.restore(before)
+    assert list(steps) == asyncio.run(rest_of_own()) == []
+
+
 def test_a_cancelled_wait_loses_no_step(acc: ConditionalAccumulator) -> None:
     async def follow() -> None:
         steps = acc.steps_async()

@@ -125,6 +125,15 @@ SCENES: Final = [
         operation=lambda acc: acc.apply_grad(*rows(*range(20), width=64, seed=1)),
         more=(0, 7, 19, 30),
     ),
+    # The journal still counts the rows that the last gradient saved.
+    Scene(
+        "adding: in place, after another in place",
+        "float32",
+        3,
+        before=lambda acc: (acc.apply_grad(*rows(1, 5, 8)), acc.apply_grad(*rows(1, 5, 8, seed=1))),
+        operation=lambda acc: acc.apply_grad(*rows(5, 9, seed=2)),
+        more=(1, 5),
+    ),
     Scene(
         "adding: old and new rows, in any order",
         "float64",

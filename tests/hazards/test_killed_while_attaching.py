@@ -10,7 +10,7 @@ import pytest
 from helpers.apart import Apart
 from helpers.killing_deeds import create
 from helpers.killing_scenes import NAME, Record, Scene, path, rows
-from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_tracer import Traced, needs_ptrace
 from helpers.stepping_walk import judge, walk_between_marks
 
 import shmacc
@@ -89,3 +89,16 @@ def test_its_place_is_given_to_the_next() -> None:
     with create() as acc:
         assert [process.alive for process in inspection.describe(NAME).processes] == [True]
         acc.unlink()
+
+
+@needs_ptrace
+def test_a_cleaner_leaves_what_is_being_made() -> None:
+    """The semaphore has its name before the segment has."""
+    namespace = names.current_namespace()
+    with Traced(lambda _: create()) as creator:
+        creator.run_until(lambda: testing.leaked_names(namespace) != ())
+        assert not os.path.lexists(path())
+        assert inspection.leftovers(namespace=namespace) == ()
+        creator.finish()
+    with shmacc.attach(NAME) as made:
+        made.unlink()

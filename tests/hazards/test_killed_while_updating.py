@@ -14,9 +14,12 @@ from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import refusal
 from helpers.support import LONG
 
+import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, inspection, optim
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from helpers.stepping_tracer import Traced
 
 pytestmark = [
@@ -76,6 +79,24 @@ def test_new_contents_are_computed_from_whole_arrays() -> None:
     assert after == [
         (2 * np.frombuffer(old, kind)).tobytes() for old, kind in zip(before, "fd", strict=True)
     ]
+
+
+def test_a_save_before_the_round_knows_of_its_update(tmp_path: Path) -> None:
+    """What is saved is of one step: the gradients that are in the parameters are not pending."""
+    scene, saved = SCENES[0], tmp_path / "checkpoint.npz"
+    with (
+        killing.begun(killing.images(scene), scene.act) as child,
+        AccumulatorGroup.attach(killing.GROUP) as group,
+        Parameters.attach(killing.PARAMS) as params,
+    ):
+        both: dict[str, AccumulatorGroup | Parameters] = {"group": group, "params": params}
+        child.run_until(lambda: params.step == 2)
+        child.kill()
+        assert group.stats().update == "begun"
+        shmacc.save(saved, both)
+        shmacc.load(saved, both)
+        assert (group.global_step, group.num_accumulated(), params.step) == (2, 0, 2)
+    _remove()
 
 
 def test_a_damaged_log_is_an_error_and_no_crash() -> None:

@@ -15,7 +15,7 @@ from helpers.stepping_walk import LockView, judge, under_the_lock, walk
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import NEVER_STALE, errors
+from shmacc import NEVER_STALE, _core, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,6 +134,26 @@ def test_the_apply_that_should_have_woken_the_taker() -> None:
         applier.kill()
         assert waiter.result() == 2
     ADDING.testify()
+
+
+@needs_ptrace
+def test_at_the_instant_of_joining() -> None:
+    """Its entry was a living process's before: from the ticket on it is not taken for that one."""
+    ADDING.prepare().write(path())
+    acc: Any = shmacc.attach(NAME)
+    view = _core.view(path())[2]
+    assert view is not None
+    with acc, closing(view):
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(5, timeout=0.01)
+        with Traced(under_the_lock(WAITING)) as child, closing(LockView()) as lock:
+            child.run_to_mark()
+            child.run_until(lock.held)
+            while not view.waiters():
+                child.step()
+            child.kill()
+        assert acc.take(1, timeout=0).count == 1
+        acc.unlink()
 
 
 def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:

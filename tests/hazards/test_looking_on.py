@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from helpers.apart import Apart
-from helpers.support import until
+from helpers.stepping_tracer import Traced, needs_ptrace, on_one_core
+from helpers.support import EVERY_INSTANT, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, _core
 from shmacc._layout import names
+from shmacc._records.stats import stats_of
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
 
 NAME: Final = "looked-at"
 SHAPES: Final = [(1,), (2, 3), (4, 5, 6), (7,) * 4]
 LOOKS: Final = 20_000
+_STOPS: Final = 400 if EVERY_INSTANT else 16
 
 
 def _turn(*, pipe: Pipe) -> None:
@@ -47,4 +53,41 @@ def test_a_rounds_shape() -> None:
 
             until(look)
         assert seen <= {None, *SHAPES}
+        acc.unlink()
+
+
+def _count(mark: Mark) -> None:
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        acc._handle.state()
+        mark()
+        state = acc._handle.state()
+        mark()
+        seen = stats_of(state)
+        assert seen.applied == seen.taken + seen.discarded + seen.num_accumulated, seen
+
+
+def _apply_to_both(acc: Any) -> None:
+    for contributor in range(2):
+        acc.apply_grad([1.0], NEVER_STALE, contributor=contributor)
+
+
+@needs_ptrace
+def test_counts_of_two_lanes() -> None:
+    """A reader that stands still between two lanes does not add up two rounds."""
+    with on_one_core(), ConditionalAccumulator("f4", None, NAME, lanes=2) as acc:
+        _apply_to_both(acc)
+        with Traced(_count) as child:
+            child.run_to_mark()
+            total = sum(1 for _ in child.steps_to_mark())
+            child.finish()
+        # Then it asks the kernel who is alive.
+        for stop in np.linspace(1, total // 3, _STOPS).astype(int).tolist():
+            with Traced(_count) as child:
+                child.run_to_mark()
+                deque(islice(child.steps_to_mark(), stop), maxlen=0)
+                acc.take_grad(2)
+                _apply_to_both(acc)
+                child.run_to_mark()
+                child.finish()
         acc.unlink()

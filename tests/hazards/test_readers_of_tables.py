@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.apart import Apart, run_apart
 from helpers.busy import busy
-from helpers.stepping_tracer import Traced, on_one_core, refusal
+from helpers.stepping_tracer import Traced, needs_ptrace, on_one_core
 from helpers.support import EVERY_INSTANT
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, init, optim
@@ -34,6 +34,8 @@ NOBODY: Final = -1.0
 _WIDE: Final = 1024
 _STOPS: Final = 400 if EVERY_INSTANT else 25
 _FORKS: Final = 8
+# So many ids that come and go crowd an index in every other update.
+_CROWD: Final = 500
 VERSIONS: Final = 1000.0
 SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
 
@@ -149,16 +151,18 @@ def test_threads_that_read_while_their_process_forks(params: Parameters) -> None
         chief.kill()
 
 
-def _replace(params: Parameters, version: int, there: Any, gone: Any) -> None:
-    """Put a row there, whose numbers tell it, and remove another one."""
-    rows = np.full((len(there), _WIDE), version, np.float64)
+def _replace(
+    params: Parameters, version: int, there: Any, gone: Any, shape: tuple[int, ...] = (_WIDE,)
+) -> None:
+    """Put rows there, whose numbers tell the version, and remove others."""
+    rows = np.full((len(there), *shape), version, np.float64)
     with AccumulatorGroup.attach("group") as group:
         group.apply({}, group.global_step)
         with group.round(1) as taken:
             params.update(taken, {"t": (there, rows)}, remove={"t": gone})
 
 
-@pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
+@needs_ptrace
 def test_a_reader_that_sleeps_in_a_row() -> None:
     """Its id goes, another one comes into its slot and goes, and the first one is there again."""
     one, other, none = np.array([5]), np.array([6]), np.empty(0, np.int64)
@@ -196,3 +200,43 @@ def test_a_reader_that_sleeps_in_a_row() -> None:
                 child.run_to_mark()
                 child.finish()
             _replace(params, 1, one, none)
+
+
+@needs_ptrace
+def test_a_reader_that_sleeps_while_indexes_are_built() -> None:
+    """The index that it has looked up is overwritten: what it misses there is not absent."""
+    stay, none = np.array([2**40]), np.empty(0, np.int64)
+    spec = TableSpec((), "float64", initial=init.Constant(NOBODY))
+
+    def read(mark: Mark) -> None:
+        with Parameters.attach("params") as mine:
+            row = np.empty(1)
+            access = mine["t"]._access()
+            mark()
+            access.rows(stay, 0, row.view(np.uint8))
+            mark()
+            assert row[0] == 1
+
+    def build(params: Parameters, versions: range) -> None:
+        for version in versions:
+            ids = np.arange(_CROWD) + version * 1000
+            _replace(params, 2, ids, none if version == 0 else ids - 1000, ())
+
+    with (
+        on_one_core(),
+        Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True),
+    ):
+        _replace(params, 1, stay, none, ())
+        build(params, range(3))
+        with Traced(read) as child:
+            child.run_to_mark()
+            total = sum(1 for _ in child.steps_to_mark())
+            child.finish()
+        for number, stop in enumerate(np.linspace(1, total, _STOPS).astype(int).tolist()):
+            with Traced(read) as child:
+                child.run_to_mark()
+                deque(islice(child.steps_to_mark(), stop), maxlen=0)
+                build(params, range(3 + number * 5, 8 + number * 5))
+                child.run_to_mark()
+                child.finish()

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 from helpers.apart import run_apart
 from helpers.killing_scenes import NAME, path
 from helpers.stepping_stops import (
@@ -21,10 +22,10 @@ from helpers.stepping_stops import (
     what_is_left,
     whole,
 )
-from helpers.support import slept
+from helpers.support import SOON, slept
 
 import shmacc
-from shmacc import NEVER_STALE
+from shmacc import NEVER_STALE, errors
 
 
 def add_often(times: int) -> list[tuple[float, float]]:
@@ -69,4 +70,21 @@ def test_its_death_is_noticed() -> None:
         run_apart(add_often, 1)
         first.kill()
         assert second.result().count == 2
+    assert what_is_left().count == 0
+
+
+def test_a_stopped_one_that_was_cancelled_holds_nobody_up() -> None:
+    """Nor those who have seen it at the head before."""
+    APPLYING.prepare().write(path())
+    acc: Any = shmacc.attach(NAME)
+    with acc, in_line((take, 3)) as (first,):
+        first.signal(signal.SIGSTOP)
+        assert acc.apply_grad(*THIRD, local_step=NEVER_STALE)
+        acc.cancel()
+        start = slept()
+        assert acc.take(2, timeout=0).count == 2
+        assert slept() - start < SOON
+        first.signal(signal.SIGCONT)
+        with pytest.raises(errors.CancelledError):
+            first.result()
     assert what_is_left().count == 0

@@ -89,6 +89,23 @@ def test_a_stopped_holder_of_an_open_round(crew: Crew) -> None:
     seen(StallKind.ROUND_HOLDER_STOPPED, f"kill -CONT {pid}")
 
 
+def test_a_look_beside_a_commit_proves_nothing(crew: Crew) -> None:
+    """The processes that it has seen may not be those of the state that it has."""
+    crew.start(apply_one, NAME).result()
+    holder = start(crew, hold_a_round, NAME)
+    until(lambda: inspection.describe(NAME).round_holder is not None)
+    stop(holder)
+    with SparseConditionalAccumulator.attach(NAME) as acc:
+
+        class Meanwhile(inspection.Look):
+            def condition(self, pid: int) -> str:
+                assert not acc.apply_grad([1], np.ones((1, 16), np.float32), local_step=-1)
+                return super().condition(pid)
+
+        assert inspection.describe(NAME, Meanwhile()).summary.stalls == ()
+        assert inspection.describe(NAME).summary.stalls != ()
+
+
 def test_a_stopped_taker_whose_number_is_reached(crew: Crew) -> None:
     taker = start(crew, inspect_tool.wait_in_line, NAME, 2)
     until(lambda: sleeps_in(NAME, taker.pid, "waits in the queue"))

@@ -149,9 +149,10 @@ def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAc
 
 
 def test_watch_names_the_stragglers(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
-    quick = start(crew, inspect_tool.apply_and_idle, "embeddings", 1, 0)
-    until(lambda: embeddings.num_accumulated() == 1)
-    embeddings.take_grad(1)
+    quick, dead = (start(crew, inspect_tool.apply_and_idle, "embeddings", 1, 0) for _ in range(2))
+    until(lambda: embeddings.num_accumulated() == 2)
+    embeddings.take_grad(2)
+    dead.kill()
     assert embeddings.apply_grad([1], np.ones((1, 4), np.float32), local_step=1)
     [said] = run("watch", "embeddings", "--count", "1", "--interval", "0.1").stdout.splitlines()
     assert " embeddings step=1 gradients=1 " in said
@@ -195,6 +196,15 @@ def test_remove_is_a_rehearsal_until_told_otherwise(
     assert not inspection.list_segments("bias", namespace=namespace)
     assert bias.apply_grad([1, 2, 3])  # who has it open goes on
     assert run("remove", "bias", "--yes").returncode == 3
+
+
+def test_remove_is_of_all_or_none(bias: ConditionalAccumulator, namespace: str) -> None:
+    with ConditionalAccumulator(np.float32, [1], "alone") as alone:
+        pass
+    assert run("remove", "alone", "bias", "--yes").returncode == 1
+    there = [each.shared_name for each in inspection.list_names(namespace=namespace)]
+    assert there == ["alone", bias.shared_name]
+    alone.unlink()
 
 
 def test_cancel_ends_the_takes_that_wait(

@@ -92,6 +92,7 @@ def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_ne
     table.settle()
     assert isinstance(table.owner.answer("t"), Opened)
     assert table.owner.leave("t", table.now, consume=True)
+    forwarder.died((18,), ())  # before the host learns of the next step
     table.settle()
     assert isinstance(table.owner.ask("u", 2, table.now, tell=True), Waiting)
 
@@ -236,6 +237,19 @@ def test_workers_refused_for_a_round_that_was_given_up_go_on_when_a_host_is_lost
         table.pass_time(0.1, "a")
     table.settle("a")
     assert (table.owner.step, table.hosts["a"][1].step) == (1, 1)
+
+
+def test_workers_refused_for_a_round_that_a_new_step_has_ended_go_on() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.opened(2)
+    assert table.apply("a", 3) is False  # it waits for the next step
+    table.owner.set_global_step(0, "set", table.now)
+    for _ in range(int(TIMING.chief_lease * 10) + 3):
+        table.settle()
+        assert not isinstance(table.ask(3, "u"), Opened)
+        table.pass_time(0.1, "a", "b")
+    table.settle()
+    assert table.owner.step == table.hosts["a"][1].step == 1
 
 
 def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_it_takes() -> None:

@@ -47,6 +47,19 @@ def test_names_accepted(name: str, namespace: str) -> None:
         assert in_shared_memory(namespace) == []
 
 
+def test_long_names_that_differ_at_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together with a long namespace they do not fit a file's name, and are cut."""
+    monkeypatch.setenv(NAMESPACE, "n" * 60)
+    one, other = (
+        ConditionalAccumulator("f4", (), "x" * 199 + last, unlink_on_close=True) for last in "ab"
+    )
+    with one, other:
+        one.apply_grad(1.0)
+        assert (one.num_accumulated(), other.num_accumulated()) == (1, 0)
+        with ConditionalAccumulator.attach(one.shared_name) as again:
+            assert again.num_accumulated() == 1
+
+
 def test_attach_of_nothing_names_the_namespace(namespace: str) -> None:
     for _ in range(2):
         with pytest.raises(FileNotFoundError, match=f"in the namespace '{namespace}'") as caught:

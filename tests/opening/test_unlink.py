@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any, Final
 
@@ -109,3 +110,10 @@ def test_a_killed_creator_leaves_the_name() -> None:
     with shmacc.attach(NAME) as left:
         assert left.num_accumulated() == 1
         left.unlink()
+
+
+def test_inspection_removes_nothing_that_is_in_use() -> None:
+    with make(unlink_on_close=True):
+        with pytest.raises(errors.FailedPreconditionError, match=f"pid {os.getpid()}"):
+            inspection.remove(NAME)
+        assert exists()
