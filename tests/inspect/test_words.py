@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers import inspect_tool
-from helpers import segment_layout as layout
-from helpers.inspect_tool import ask, idle, path_of, run, start, wait_in_line
-from helpers.lock_holder import sleeps_in
-from helpers.standing_still import stop
+from helpers.inspect_tool import ask, idle, run, start
 from helpers.support import until
 
-from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors, inspection
+from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc.inspection import _unlinked
 from shmacc_inspect.parsers import VERBS
 
@@ -30,24 +22,6 @@ if TYPE_CHECKING:
 LONG_NAME = "n" * 5000
 
 
-def test_clean_counts_the_same_things_before_and_after() -> None:
-    for name in ("one", "two"):
-        ConditionalAccumulator(np.float32, [2], name).close()
-    assert "2 things to remove" in run("clean").stderr
-    cleaned = run("clean", "--yes")
-    assert len(cleaned.stdout.splitlines()) == 4, "with their semaphores"
-    assert "2 things removed" in cleaned.stderr
-
-
-def test_a_groups_round_has_no_shape_of_its_first_member() -> None:
-    specs = {"a": TensorSpec((2, 3)), "b": TensorSpec((5,))}
-    with AccumulatorGroup(specs, "group") as group:
-        group.apply({"a": np.ones((2, 3), np.float32), "b": np.ones(5, np.float32)}, 0)
-        assert ask("show", "group")["round_shape"] is None
-        assert "of shape" not in run("show", "group").stdout
-        group.unlink()
-
-
 def test_what_is_unknown_is_empty_in_json(crew: Crew) -> None:
     with ConditionalAccumulator(np.float32, [2], "acc") as acc:
         child = start(crew, idle, "acc")
@@ -55,61 +29,6 @@ def test_what_is_unknown_is_empty_in_json(crew: Crew) -> None:
         (dead,) = [one for one in ask("show", "acc")["processes"] if not one["alive"]]
         assert (dead["condition"], dead["command"]) == ("", "")
         acc.unlink()
-
-
-def test_findings_with_one_remedy_say_it_once(crew: Crew) -> None:
-    made = [ConditionalAccumulator(np.float32, [2], f"acc-{number}") for number in range(3)]
-    for acc in made:
-        start(crew, idle, acc.shared_name).kill()
-    said = run("check").stdout
-    assert said.count("note   ") == 3
-    assert said.count("the next process that attaches or waits sweeps them") == 1
-    assert said.splitlines()[-1].startswith("       do: nothing")
-    assert len({one["remedy"] for one in ask("check")["findings"]}) == 1
-    for acc in made:
-        acc.unlink()
-        acc.close()
-
-
-def test_dead_processes_are_counted_in_the_plural(crew: Crew) -> None:
-    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
-        children = [start(crew, idle, "acc") for _ in range(2)]
-        pids = sorted(str(child.pid) for child in children)
-        for child in children:
-            child.kill()
-        (found,) = [one for one in ask("check", "acc")["findings"] if one["kind"] == "dead_entries"]
-        assert sorted(re.findall(r"\d+", found["problem"])) == pids
-        assert found["problem"].startswith("entries of dead processes: pids ")
-        acc.unlink()
-
-
-def test_users_of_a_removed_segment_are_in_the_plural_and_its_memory_in_one_unit(
-    crew: Crew,
-) -> None:
-    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
-        pids = sorted([os.getpid(), *(start(crew, idle, "acc").pid for _ in range(2))])
-        path_of("acc").unlink()
-        own = inspection.check_all(namespace=os.environ["SHMACC_NAMESPACE"])  # not other jobs'
-        found = [one for one in own if one.kind == "removed_in_use"]
-        assert len(found) == 1
-        assert re.match(
-            rf"pids {pids[0]}, {pids[1]}, {pids[2]} still use a segment of this name that was "
-            r"removed, of [\d.]+ KiB;",
-            found[0].problem,
-        )
-        acc.close()
-    run("clean", "--yes")
-
-
-def test_what_is_damaged_is_said_to_be_so_once() -> None:
-    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
-        path = path_of("acc")
-        acc.apply_grad([1, 2])
-    inspect_tool.scribble(path, layout.region("states"), b"\1" * 4096)
-    said = run("remove", "acc").stderr
-    assert f"{path.name} is damaged: " in said
-    assert said.count("damaged") == 1
-    inspection.remove("acc", force=True)
 
 
 def test_a_name_of_5000_characters_is_shortened_wherever_it_is_given() -> None:
@@ -161,36 +80,6 @@ def test_help_is_a_verb() -> None:
     wrong = run("help", "lsit")
     assert wrong.returncode == 2
     assert "there is list" in wrong.stderr
-
-
-def test_one_gradient_is_in_the_singular(crew: Crew) -> None:
-    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
-        taker = start(crew, wait_in_line, "acc", 1)
-        until(lambda: sleeps_in("acc", taker.pid, "waits in the queue"))
-        stop(taker)
-        acc.apply_grad([1, 2])
-        (stall,) = inspection.describe("acc").summary.stalls
-        assert stall.problem.startswith(f"pid {taker.pid} waits for 1 gradient, which has arrived;")
-        acc.unlink()
-
-
-def test_a_long_command_line_is_shortened_in_findings() -> None:
-    """`show` has all of it."""
-    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
-        program = (
-            f"import shmacc, signal; acc = shmacc.attach('acc'); {'pass;' * 100} signal.pause()"
-        )
-        other = subprocess.Popen([sys.executable, "-P", "-c", program])
-        until(lambda: acc.stats().attached == 2)
-        stop(other)
-        until(lambda: "process_stopped" in {each.kind for each in inspection.check("acc")})
-        (found,) = [each for each in inspection.check("acc") if each.kind == "process_stopped"]
-        assert len(found.problem) < 200
-        assert f"pid {other.pid} ({sys.executable} -P -c import" in found.problem
-        assert "pass;pass;" * 30 in run("show", "acc").stdout
-        other.kill()
-        other.wait()
-        acc.unlink()
 
 
 def completed(*words: str, described: bool = False) -> list[str]:

@@ -8,11 +8,9 @@ import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import pytest
-from pygments.styles import get_style_by_name
-from pygments.token import Whitespace
 
 import links
 import shmacc
@@ -20,13 +18,6 @@ from shmacc import errors
 
 ROOT: Final = Path(__file__).parents[2]
 SITE: Final = ROOT / "docs" / "site"
-
-
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Sphinx's settings of the site."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return runpy.run_path(str(SITE / "conf.py"))
 
 
 @pytest.mark.parametrize(
@@ -97,80 +88,3 @@ def test_the_reference_has_every_public_name(package: ModuleType) -> None:
     )
     names = [name for name in package.__all__ if not isinstance(getattr(package, name), ModuleType)]
     assert set(names) <= {*shown, "__version__"}
-
-
-def test_the_site_shows_its_version_and_icon(settings: dict[str, Any]) -> None:
-    assert settings["html_title"] == f"shmacc {shmacc.__version__}"
-    assert (SITE / settings["html_favicon"]).read_text().startswith("<svg xmlns=")
-
-
-def test_programs_have_a_button_that_copies_them_without_the_prompt(
-    settings: dict[str, Any],
-) -> None:
-    assert "sphinx_copybutton" in settings["extensions"]
-    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
-    commands = re.findall(r"^```console\n(.*)$", tutorial, re.MULTILINE)
-    assert commands
-    assert all(command.startswith(settings["copybutton_prompt_text"]) for command in commands)
-
-
-def test_files_to_install_and_settings_of_the_site_are_no_pages(settings: dict[str, Any]) -> None:
-    written = settings["include_patterns"]
-    assert "docs/examples/training_loop.py" in written  # one that is a page
-    assert not [page for page in written if page.startswith("docs/site")]
-    assert not {".yml", ".yaml", ".json", ".sh"} & settings["source_suffix"].keys()
-
-
-def _luminance(colour: str) -> float:
-    """The relative luminance of an "rrggbb", as WCAG 2 has it."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _contrast(one: str, other: str) -> float:
-    dark, light = sorted(map(_luminance, (one, other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def test_contrast_is_that_of_its_definition() -> None:
-    assert _contrast("000000", "ffffff") == pytest.approx(21)
-    assert _contrast("777777", "ffffff") == pytest.approx(4.48, abs=0.01)
-
-
-@pytest.mark.parametrize("theme", ["pygments_style", "pygments_dark_style"])
-def test_programs_and_what_they_print_can_be_read_in_every_colour(
-    theme: str, settings: dict[str, Any]
-) -> None:
-    style = get_style_by_name(settings[theme])
-    behind = style.background_color.removeprefix("#")
-    weak = {
-        str(token): f"{colour} on {ground}"
-        for token, drawn in style
-        if token is not Whitespace
-        and (colour := drawn["color"])
-        and _contrast(colour, ground := drawn["bgcolor"] or behind) < 4.5
-    }
-    assert weak == {}
-
-
-def _scored(kind: str) -> re.Pattern[str]:
-    """A group of pages to which the search's scorer gives a weight of its own."""
-    scorer = (SITE / "scorer.js").read_text()
-    [pattern] = re.findall(rf"^const {kind} =\s+/(.*)/;$", scorer, re.MULTILINE)
-    return re.compile(pattern.replace(r"\/", "/"))
-
-
-def test_the_search_ranks_pages_by_their_section() -> None:
-    navigation = runpy.run_path(str(SITE / "navigation.py"))
-    sections = navigation["_SECTIONS"] | navigation["_BEHIND"]
-    first, last = _scored("FIRST"), _scored("LAST")
-    for section, pages in sections.items():
-        for page in pages:
-            assert bool(last.match(page)) == (section in {"Evidence", "docs/trust", "Project"}), (
-                page
-            )
-    assert all(first.match(page) for page in sections["Concepts"])
-    assert first.match("docs/tutorial")

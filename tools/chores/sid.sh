@@ -5,7 +5,7 @@
 #
 # The command runs in a copy of this checkout, in a tree in build/sid. The tree, and the environments that earlier
 # commands made in the copy, are kept; delete build/sid to start over. What one needs for that is root and Debian, and
-# debootstrap, which it installs. Where there is no such tree to be had, it says why, runs nothing, and returns 0.
+# mmdebstrap, which it installs. Where there is no such tree to be had, it says why, runs nothing, and returns 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -24,16 +24,15 @@ root=$folder/root
 mkdir -p "$folder"
 
 if [ ! -e "$root/.made" ]; then
-    if ! command -v debootstrap >/dev/null; then
-        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y debootstrap; } \
-            >"$folder/log" 2>&1 || skip "could not install debootstrap: $folder/log"
+    if ! command -v mmdebstrap >/dev/null; then
+        { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y mmdebstrap; } \
+            >"$folder/log" 2>&1 || skip "could not install mmdebstrap: $folder/log"
     fi
     rm -rf "$root"
-    # python3-all-dev and -venv: every Python that Debian has at the time.
-    unshare --mount debootstrap --variant=minbase \
+    # python3-all-dev and -venv: every Python that Debian has at the time. The mirror may be some weeks behind.
+    unshare --mount mmdebstrap --mode=root --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
         --include=ca-certificates,g++,git,iproute2,make,procps,python3-all-dev,python3-all-venv \
         sid "$root" http://deb.debian.org/debian >"$folder/log" 2>&1 || skip "could not make the tree: $folder/log"
-    chroot "$root" apt-get clean
     touch "$root/.made"
 fi
 
