@@ -1,7 +1,7 @@
 """What stands in a segment, as far as Python knows it: numbers, their names, and sizes.
 
-All of it comes from the extension, which has it from layout.hpp. It is repeated in two places only,
-on purpose, as a second opinion: ``inspection/_table.py`` and the tests' ``segment_layout.py``.
+All of it comes from the extension, which has it from layout.hpp. The tests' ``segment_layout.py``
+repeats it, on purpose, as a second opinion.
 """
 
 from shmacc import _core

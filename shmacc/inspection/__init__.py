@@ -45,12 +45,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "Summary",
             "WaitingTake",
         ),
-        "shmacc.inspection._listing": (
-            "list_names",
-            "list_segments",
-            "resolve",
-            "summarise",
-        ),
+        "shmacc.inspection._listing": ("list_names", "list_segments", "resolve", "summarise"),
         "shmacc._layout.layout": ("LAYOUT_VERSION",),
         "shmacc._layout.names": ("SegmentName",),
         "shmacc._records.stats": ("Stats",),

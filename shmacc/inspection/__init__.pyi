@@ -4,19 +4,9 @@ from shmacc._records.stats import Stats
 from shmacc.inspection._checking import check, check_all
 from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
 from shmacc.inspection._description import Description, Event, LaneState, describe
-from shmacc.inspection._examination import (
-    RowCount,
-    ValueSummary,
-    most_touched,
-    summarise_values,
-)
+from shmacc.inspection._examination import RowCount, ValueSummary, most_touched, summarise_values
 from shmacc.inspection._findings import Finding, Leftover, Severity
-from shmacc.inspection._listing import (
-    list_names,
-    list_segments,
-    resolve,
-    summarise,
-)
+from shmacc.inspection._listing import list_names, list_segments, resolve, summarise
 from shmacc.inspection._memory import Space, others_memory, shared_memory_space
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (

@@ -1,8 +1,8 @@
-"""Which processes only keep a segment open: they are not counted on to do what the dead did.
+"""Tells bystanders from processes that may take or apply.
 
-What an idle process will do cannot be seen from outside. But one that was there when a process that
-did something (took, applied) was still alive, and has never done the same, is a bystander: the
-parent that started the job, say. One that came later may be there in place of the dead one.
+What an idle process will do cannot be seen from outside. But if a process that took (or applied)
+has died, an idle one that was attached before that death and never took (or applied) is a
+bystander: the parent that started the job, say. One that came later may replace the dead one.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,7 @@ from shmacc._layout import layout
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._records import AttachedProcess, DepartedProcess
 
-_FOUND = (
-    1.0  # seconds; a death may be found by the very process that comes in place of the dead one
-)
+_FOUND = 1.0  # seconds; the process that replaces a dead one may be the one that finds the death
 
 
 def last_loss(
@@ -21,13 +19,13 @@ def last_loss(
     did: Callable[[AttachedProcess], bool],
     had_done: Callable[[DepartedProcess], bool],
 ) -> float | None:
-    """Return when a process that did something died or failed, at the earliest; None: none has.
+    """Return when the last process that took (or applied) died or failed; None: none has.
 
     Args:
         seen: What a look has found.
-        did: Whether an attached process did it, or a dead one whose entry is not free yet.
-        had_done: Whether one that is gone did it. Where that is not on record any more, those that
-            the events name are taken for such.
+        did: Whether a process in the table took (or applied).
+        had_done: Whether a departed process did. If none is on record, every death and failure
+            among the events counts.
     """
     dead = [each.last_seen for each in seen.processes if not each.alive and did(each)]
     departed = {each.pid: each.at for each in seen.departed if had_done(each)}
@@ -43,5 +41,5 @@ def last_loss(
 
 
 def is_bystander(process: AttachedProcess, death: float | None) -> bool:
-    """Whether a process that has not done it was attached before this death."""
+    """Whether a process, which never took (or applied), was attached before this death."""
     return death is not None and process.attached_at < death

@@ -1,9 +1,9 @@
 """Verifies every invariant that can be verified from outside: of segments, and of shared memory.
 
-It changes nothing and takes no lock. So it may look at a process in the middle of something: making
-a segment, removing one, an operation. What is wrong is therefore looked at again, after pauses in
-which a process gets on even on a busy machine, and is a finding only if it is still wrong, in the
-same way and with the same file.
+It changes nothing and takes no lock. So it may see a process in the middle of something: making a
+segment, removing one, an operation. It therefore looks again at what is wrong, after pauses that
+are long enough on a busy machine. Only what is still wrong, in the same way and in the same file,
+is a finding.
 """
 
 import contextlib
@@ -23,11 +23,7 @@ from shmacc.inspection import _steps_apart as steps_apart
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import leftover_semaphores
 from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
-from shmacc.inspection._listing import (
-    is_meant,
-    list_names,
-    resolve,
-)
+from shmacc.inspection._listing import is_meant, list_names, resolve
 from shmacc.inspection._processes import Look
 from shmacc.inspection._remedies import memory, pids
 
@@ -83,11 +79,11 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
 def _settled(
     segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> list[Finding]:
-    """Return the findings about segments and their semaphores, without what was only passing.
+    """Return the findings about segments and their semaphores that last.
 
     Args:
         segments: The segments.
-        meant: Whether semaphores of a segment that is gone are meant.
+        meant: Whether to look at the semaphores of a segment that is gone.
     """
     findings = _look(segments, meant)
     confirmed = set(_wrong(findings))
@@ -147,7 +143,7 @@ def _wrong(findings: dict[str, list[Finding]]) -> Iterator[_Identity]:
 
 
 def _identity(owner: str, finding: Finding) -> _Identity:
-    """Tell a finding from one about another file that has the name by now."""
+    """Return what tells a finding from one about a newer file of the same name."""
     try:
         inode = os.stat(f"{names.SHM_DIRECTORY}/{finding.subject}", follow_symlinks=False).st_ino
     except OSError:

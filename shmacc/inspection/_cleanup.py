@@ -122,7 +122,8 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         return (leftover.file_name,)
     try:
         if semaphore is None:
-            return _clean_segment(name)
+            with open_view(name) as view:
+                return removal.unlink_viewed(name, view, if_unused=True) or ()
         return _clean_semaphore(name, semaphore[1])
     # The second is shmacc's NotFoundError, too; no version since 1.0 makes what is unfinished.
     except (FileNotFoundError, UnfinishedError):
@@ -209,7 +210,7 @@ def _check_is_taken_from(name: str, config: Config) -> None:
 def _remove_viewed(
     name: SegmentName, view: _core.SegmentView, *, force: bool, rehearse: bool
 ) -> None:
-    if _is_another_link(name, view):
+    if view.links > 1 and is_misnamed(name, view.config()["name"]):
         # Marking the segment as removed would also remove its name.
         raise DataLossError("it is a link to another segment").about(name.system_name)
     used = view.used
@@ -217,10 +218,6 @@ def _remove_viewed(
         used = removal.unlink_viewed(name, view, if_unused=not force) is None
     if used and not force:
         raise removal.in_use(name, removal.users(view))
-
-
-def _is_another_link(name: SegmentName, view: _core.SegmentView) -> bool:
-    return view.links > 1 and is_misnamed(name, view.config()["name"])
 
 
 def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
@@ -237,11 +234,6 @@ def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
     except posix_ipc.PermissionsError as error:
         raise PermissionDeniedError(f"{file_name}: {error}") from error
     return (file_name,)
-
-
-def _clean_segment(name: SegmentName) -> tuple[str, ...]:
-    with open_view(name) as view:
-        return removal.unlink_viewed(name, view, if_unused=True) or ()
 
 
 def _unlink_files(file_names: tuple[str, ...]) -> None:
@@ -261,12 +253,12 @@ def _unlink_files(file_names: tuple[str, ...]) -> None:
 
 
 def _files_of(name: SegmentName) -> tuple[str, ...]:
-    files = []
+    found = []
     for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
-        semaphore = names.parse_semaphore_file(file_name)
-        if file_name == name.system_name or (semaphore and semaphore[0] == name.system_name):
-            files.append(file_name)
-    return tuple(files)
+        owner, _ = names.parse_semaphore_file(file_name) or (file_name, 0)
+        if owner == name.system_name:
+            found.append(file_name)
+    return tuple(found)
 
 
 def _judge_segment(name: SegmentName, look: Look) -> Leftover | None:

@@ -16,6 +16,7 @@ from shmacc.inspection._records import (
     AttachedProcess,
     DepartedProcess,
     FinalRound,
+    HasPid,
     LockState,
     MemberDescription,
     Region,
@@ -42,7 +43,7 @@ class LaneState:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(HasPid):
     """Something that happened.
 
     Attributes:
@@ -65,11 +66,6 @@ class Event:
     step: int
     contributor: int | None
     reason: str
-
-    @property
-    def pid_label(self) -> str:
-        """The pid as it is shown."""
-        return str(self.pid) if self.pid_is_here else f"{self.pid}*"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Examines a segment's rows and values, as they were last committed."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._listing import open_view, resolve
 from shmacc.inspection._stillness import look_still, tables
+from shmacc.inspection._table import read_slots
 from shmacc.inspection._undo import read_undo
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -109,25 +111,15 @@ def summarise_values(name: str) -> ValueSummary:
             of_table, still = look_still(table, partial(_tally, table, dtype=dtype))
             tally.join(of_table)
             all_still &= still
-    return ValueSummary(
-        numbers=tally.numbers,
-        norm=tally.largest * math.sqrt(tally.squares),
-        largest=tally.largest,
-        nan=tally.nan,
-        infinite=tally.infinite,
-        still=all_still,
-    )
+    return ValueSummary(**dataclasses.asdict(tally), still=all_still)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums over numbers that come piece by piece.
-
-    `squares` are those of the magnitudes divided by the largest one, so that they do not overflow.
-    """
+    """Sums over numbers that come piece by piece; the fields are those of ValueSummary."""
 
     numbers: int = 0
-    squares: float = 0.0
+    norm: float = 0.0
     largest: float = 0.0
     nan: int = 0
     infinite: int = 0
@@ -137,25 +129,18 @@ class _Tally:
         real = numbers if numbers.dtype.kind == "c" else numbers.astype(np.float64)
         magnitudes = np.abs(real).astype(np.float64)
         finite = magnitudes[np.isfinite(magnitudes)]
-        self._scale_to(float(finite.max(initial=0.0)))
-        if self.largest > 0:
-            self.squares += float(np.sum((finite / self.largest) ** 2))
-        self.numbers += numbers.size
-        self.nan += int(np.count_nonzero(np.isnan(numbers)))
-        self.infinite += int(np.count_nonzero(np.isinf(numbers)))
+        largest = float(finite.max(initial=0.0))
+        # Divided by the largest, so that squares do not overflow.
+        norm = largest * math.sqrt(float(np.sum((finite / largest) ** 2))) if largest else 0.0
+        nan, infinite = (int(np.count_nonzero(are(numbers))) for are in (np.isnan, np.isinf))
+        self.join(_Tally(numbers.size, norm, largest, nan, infinite))
 
     def join(self, other: "_Tally") -> None:
-        self._scale_to(other.largest)
-        if self.largest > 0:
-            self.squares += other.squares * (other.largest / self.largest) ** 2
         self.numbers += other.numbers
+        self.norm = math.hypot(self.norm, other.norm)
+        self.largest = max(self.largest, other.largest)
         self.nan += other.nan
         self.infinite += other.infinite
-
-    def _scale_to(self, largest: float) -> None:
-        if largest > self.largest:
-            self.squares *= (self.largest / largest) ** 2
-            self.largest = largest
 
 
 def _tally(view: _core.SegmentView, state: TableState, dtype: dtypes.DType) -> _Tally:
@@ -205,15 +190,8 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
     return numbers
 
 
-def read_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
-    """Return the table's rows in order of first touch, and their contributions as they stand."""
-    raw = view.read(layout.REGIONS["slots"], 0, state["rows"] * layout.SLOT_BYTES)
-    pairs: IndexArray = np.frombuffer(raw, dtype=np.int64).reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
-
-
 def _committed_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
-    rows, contributions = read_slots(view, state)
+    rows, contributions = read_slots(view, state["rows"])
     undo = read_undo(view, state)
     if not undo.slots.size:
         return rows, contributions

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shmacc._layout.names import SegmentName
 
 NOTHING = "nothing: "
-"""How a remedy begins that is none; why that is enough follows."""
+"""Begins a remedy that asks for no action; the reason follows."""
 
 
 class Severity(enum.StrEnum):

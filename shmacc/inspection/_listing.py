@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pwd
-import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -121,17 +120,6 @@ def _named(name: SegmentName, shared_name: str) -> SegmentName:
     """
     own = names.name_under(name.namespace, shared_name)
     return own if own.system_name == name.system_name else name
-
-
-def semaphore_file(name: SegmentName, token: int) -> str:
-    """Return the name of a segment's semaphore in /dev/shm."""
-    return names.semaphore_file(name.system_name, token)
-
-
-def is_semaphore(status: os.stat_result) -> bool:
-    """Whether a file can be one: mapping a shorter file would be fatal (SIGBUS)."""
-    lanes, rest = divmod(status.st_size, layout.SEMAPHORE_BYTES)
-    return stat.S_ISREG(status.st_mode) and rest == 0 and 1 <= lanes <= layout.MAX_LANES
 
 
 def summarise(name: SegmentName, look: Look | None = None) -> Summary:

@@ -1,4 +1,4 @@
-"""What `check` notes about the run: who failed, what waits for a chief, what is half done."""
+"""Yields what `check` notes about the run: failures, a final round, a half-done update or load."""
 
 import time
 from collections.abc import Iterator

@@ -52,19 +52,11 @@ def findings() -> Iterator[Finding]:
     """Yield what `check` finds about shared memory itself."""
     yield from _filesystem()
     space = shared_memory_space()
+    of_bytes = f"{memory(space.free)} of {memory(space.total)} are free"
+    of_files = f"{space.inodes_free} of {space.inodes_total} files are free"
     for kind, free, total, problem in (
-        (
-            "bytes",
-            space.free,
-            space.total,
-            f"{memory(space.free)} of {memory(space.total)} are free",
-        ),
-        (
-            "files",
-            space.inodes_free,
-            space.inodes_total,
-            f"{space.inodes_free} of {space.inodes_total} files are free",
-        ),
+        ("bytes", space.free, space.total, of_bytes),
+        ("files", space.inodes_free, space.inodes_total, of_files),
     ):
         if not total or free > _SCARCE * total:
             continue

@@ -1,15 +1,16 @@
-"""Why nobody takes, although everybody waits for a take.
+"""Finds out why nobody takes, although everybody waits for a take.
 
 A process that waits for the step, for room or for the end of a round goes on only if another one
-takes. If all that are alive wait so, or are stopped, the job stands still.
+takes. If all living processes wait so, or are stopped, the job stands still.
 
-A process that waits and has taken itself may do so again in another of its threads. One that does
-not wait (a chief that computes an update) may take at any time, unless those that took are dead and
-it is a bystander. Another one may be about to come: a chief that is started again, or the first
-one, which is still importing. So the state must have lasted since the last gradient, the last
-process that came and the last sign of life of those that died: for `_AFTER_TAKES`, or, if there
-never was a take, for `AT_THE_START`. (When the waits began says nothing: a process that waits in
-short pieces begins one every moment.) A stopped process is certain at once.
+Three kinds of processes may still take. One that waits, but took before, may take in another of its
+threads. One that does not wait (a chief that computes an update) may take at any time, unless the
+processes that took are dead and it is a bystander. And one may be about to come: a chief that is
+started again, or the first one, which is still importing. So the state must have lasted for
+`_AFTER_TAKES`, or for `AT_THE_START` if there never was a take. It counts from the last gradient,
+the last process that attached, or the last sign of life of one that died. (It does not count from
+the start of the waits: a process that waits in short pieces always has a new one.) If those that
+could take are stopped, no time has to pass.
 """
 
 import time
@@ -58,8 +59,7 @@ def nobody_takes(seen: Observation) -> Stall | None:
             f"{problem}: {pids(each.pid_label for each in stopped)}, which could, {_are(stopped)} "
             f"{stopped[0].condition}",
             *goes_on(
-                [each.pid_label for each in alive if each.condition in HALTED],
-                stopped[0].condition,
+                [each.pid_label for each in alive if each.condition in HALTED], stopped[0].condition
             ),
         )
     since = max(
@@ -78,16 +78,16 @@ def nobody_takes(seen: Observation) -> Stall | None:
 
 
 def idle_taker(seen: Observation) -> Stall | None:
-    """Return whose take, or whose round's end, others wait for, if it is in no call.
+    """Return a suspicion: others have waited for long for a process that is alive and in no call.
 
-    It lives, so it may compute: that it hangs is not proved, only that others have waited for long.
+    They wait for its take, or for the end of its round. It may compute, so it may not hang.
     """
     alive = [each for each in seen.processes if each.alive]
     waiting = [each for each in alive if waits_for_a_take(each)]
     if not waiting or seen.state["finished"] or any(take.alive for take in seen.line):
         return None
     able = [seen.round_holder] if seen.round_holder else _able(seen, alive)
-    idle = [each for each in able if each.activity == "idle" and each.condition not in HALTED]
+    idle = list(filter(is_idle, able))
     if not idle or len(idle) < len(able):
         return None
     since = max(seen.last_applied, *(each.last_seen for each in idle))
@@ -100,22 +100,40 @@ def idle_taker(seen: Observation) -> Stall | None:
         which = "which took before"
     else:
         which = "which could take"
-    labels = [each.pid_label for each in idle]
-    have = "has" if len(idle) == 1 else "have"
-    return Stall(
+    return suspicion(
         StallKind.TAKER_IDLE,
-        f"{_wait(waiting)}; {pids(labels)}, {which}, {_are(idle)} alive{conditions(idle)}, and "
-        f"{have} been in no call for {time.time() - since:.0f} s",
+        f"{_wait(waiting)}; {pids(each.pid_label for each in idle)}, {which},",
+        idle,
+        since,
         "see what it does, if its rounds do not take that long (py-spy dump, its log); to end it "
         'loses no gradient, and ends waits that have on_death="raise"',
-        None,
     )
 
 
-def conditions(processes: list[AttachedProcess]) -> str:
-    """Return what the system does with them, in parentheses: " (sleeping)"; empty: unknown."""
-    found = ", ".join(sorted({each.condition for each in processes if each.condition}))
-    return f" ({found})" if found else ""
+def is_idle(process: AttachedProcess) -> bool:
+    """Whether a process is in no call, and not halted."""
+    return process.activity == "idle" and process.condition not in HALTED
+
+
+def suspicion(
+    kind: StallKind, problem: str, idle: list[AttachedProcess], since: float, remedy: str
+) -> Stall:
+    """Return a standstill that is not proved.
+
+    Args:
+        kind: Which one.
+        problem: Who waits, and for which idle processes.
+        idle: These.
+        since: Since when they have been idle.
+        remedy: What to do.
+    """
+    are, have = ("is", "has") if len(idle) == 1 else ("are", "have")
+    # What the system says of them, where that is known.
+    conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
+    condition = f" ({conditions})" if conditions else ""
+    idle_for = f"{time.time() - since:.0f} s"
+    problem += f" {are} alive{condition}, and {have} been in no call for {idle_for}"
+    return Stall(kind, problem, remedy, None)
 
 
 def _able(seen: Observation, alive: list[AttachedProcess]) -> list[AttachedProcess]:

@@ -16,14 +16,7 @@ from dataclasses import dataclass, replace
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import (
-    Config,
-    ObservedState,
-    Participant,
-    Table,
-    TableConfig,
-    Waiter,
-)
+from shmacc._layout.reports import Config, ObservedState, Participant, Table, TableConfig, Waiter
 from shmacc.inspection._processes import Look, started
 from shmacc.inspection._records import (
     AttachedProcess,

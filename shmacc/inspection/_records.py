@@ -1,4 +1,4 @@
-"""The typed records of what a look at a segment shows; `_description` has those of all there is."""
+"""The records of what a look at a segment shows. `_description` has the record of all of it."""
 
 import enum
 from dataclasses import dataclass
@@ -82,16 +82,29 @@ def pid_label(pid: int | None, *, is_here: bool) -> str:
     return str(pid) if is_here else f"{pid}*"
 
 
+class HasPid:
+    """What has a pid, of this pid namespace or of another one."""
+
+    __slots__ = ()
+    pid: int | None
+    pid_is_here: bool
+
+    @property
+    def pid_label(self) -> str:
+        """The pid as it is shown."""
+        return pid_label(self.pid, is_here=self.pid_is_here)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One segment, summarised. A value that could not be read, or that its kind has not, is None.
+    """One segment, summarised. None: it could not be read, or this kind of segment has none.
 
     Attributes:
         name: The parts of its name.
         state: Its state.
         detail: The reason, where the state alone does not explain it; else empty.
-        kind: "sparse", "dense", "group"; or "arrays", "parameters", which have no gradients, and of
-            which only parameters have a step.
+        kind: "sparse", "dense", "group"; "arrays" (which have no gradients and no steps), or
+            "parameters" (which have a step).
         dtype: TensorFlow's name of the dtype; None: it has several members.
         shape: The declared shape; None: unknown rank, or it has several members.
         reduction_type: MEAN, SUM or CMEAN; of a group, that of members without their own.
@@ -152,7 +165,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedProcess:
+class AttachedProcess(HasPid):
     """A process that has the segment open, or had it when it died.
 
     Attributes:
@@ -194,14 +207,9 @@ class AttachedProcess:
     taken: int
     took: bool
 
-    @property
-    def pid_label(self) -> str:
-        """The pid as it is shown."""
-        return pid_label(self.pid, is_here=self.pid_is_here)
-
 
 @dataclass(frozen=True, slots=True)
-class DepartedProcess:
+class DepartedProcess(HasPid):
     """A process that had applied or taken and has died or failed, as long as that is on record.
 
     Attributes:
@@ -229,14 +237,9 @@ class DepartedProcess:
         """What became of it, as the end of a sentence: "is dead", "has failed: ..."."""
         return "is dead" if self.died else f"has failed: {self.reason or 'why is not known'}"
 
-    @property
-    def pid_label(self) -> str:
-        """The pid as it is shown."""
-        return pid_label(self.pid, is_here=self.pid_is_here)
-
 
 @dataclass(frozen=True, slots=True)
-class WaitingTake:
+class WaitingTake(HasPid):
     """A take that waits.
 
     Attributes:
@@ -259,11 +262,6 @@ class WaitingTake:
     alive: bool
     overdue: bool
 
-    @property
-    def pid_label(self) -> str:
-        """The pid as it is shown."""
-        return pid_label(self.pid, is_here=self.pid_is_here)
-
 
 @dataclass(frozen=True, slots=True)
 class FinalRound:
@@ -283,7 +281,7 @@ class FinalRound:
 
 
 @dataclass(frozen=True, slots=True)
-class ArraysUpdate:
+class ArraysUpdate(HasPid):
     """An update (or restore) of parameters that is not committed.
 
     Attributes:
@@ -303,14 +301,9 @@ class ArraysUpdate:
         """The process, as part of a sentence."""
         return "its process" if self.pid is None else f"pid {self.pid_label}"
 
-    @property
-    def pid_label(self) -> str:
-        """The pid as it is shown."""
-        return pid_label(self.pid, is_here=self.pid_is_here)
-
 
 @dataclass(frozen=True, slots=True)
-class LockState:
+class LockState(HasPid):
     """The segment's lock, and the name lock beside it, at one instant.
 
     Attributes:
@@ -334,11 +327,6 @@ class LockState:
     queue: int | None
     in_operation: bool
     name_pid: int | None
-
-    @property
-    def pid_label(self) -> str:
-        """The pid as it is shown."""
-        return pid_label(self.pid, is_here=self.pid_is_here)
 
 
 @dataclass(frozen=True, slots=True)

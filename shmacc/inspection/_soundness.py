@@ -14,13 +14,7 @@ from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import owners_only
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
-from shmacc.inspection._listing import (
-    is_misnamed,
-    is_semaphore,
-    open_view,
-    semaphore_file,
-    summarise,
-)
+from shmacc.inspection._listing import is_misnamed, open_view, summarise
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
@@ -141,17 +135,11 @@ def _belongings(
             )
         else:
             yield wrong(
-                subject,
-                "misnamed",
-                f"the file was renamed or copied; {made_as}",
-                _removal(name),
+                subject, "misnamed", f"the file was renamed or copied; {made_as}", _removal(name)
             )
     elif view.links > 1:
         yield note(
-            subject,
-            "linked",
-            f"its file has {view.links} names",
-            NOTHING + "the others are wrong",
+            subject, "linked", f"its file has {view.links} names", NOTHING + "the others are wrong"
         )
     if view.unlinked:
         yield note(
@@ -179,7 +167,7 @@ def _belongings(
 
 
 def _semaphore(name: SegmentName, seen: Description) -> Iterator[Finding]:
-    semaphore = semaphore_file(name, seen.token)
+    semaphore = names.semaphore_file(name.system_name, seen.token)
     path = f"{names.SHM_DIRECTORY}/{semaphore}"
     try:
         status = os.stat(path, follow_symlinks=False)
@@ -193,7 +181,8 @@ def _semaphore(name: SegmentName, seen: Description) -> Iterator[Finding]:
         )
         return
     remedy = f"remove it: `{command('rm', path)}`; the next process that attaches makes another"
-    if not is_semaphore(status):
+    lanes, rest = divmod(status.st_size, layout.SEMAPHORE_BYTES)
+    if not stat.S_ISREG(status.st_mode) or rest or not 1 <= lanes <= layout.MAX_LANES:
         yield wrong(
             semaphore,
             "semaphore_invalid",

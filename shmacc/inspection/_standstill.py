@@ -1,15 +1,15 @@
-"""Why a segment stands still.
+"""Finds out why a segment stands still.
 
-A cause counts only if nothing but a person, or a new process, ends it: a stopped process that
+A cause counts only if nothing but a person, or a new process, can end it: a stopped process that
 others wait for, or a take whose gradients no attached process can send.
 
-The second needs care, since the library does not know how many workers there are to be. A process
-can send nothing more if it waits for a take (`_nobody_takes` has the mirror of this case), or if it
-waits in the queue and has no other thread that applies, which is known only if it never applied.
-Even if that is true of all attached processes, another one may be about to attach: where each
-gradient comes from a process of its own, there is often none for a moment. So the state must have
-lasted: for `_AFTER_A_DEATH` if an attached process was killed; else for `_AFTER_GRADIENTS`, or, if
-there never was any gradient, for `AT_THE_START`, while the workers may still be importing.
+The second needs care, since the library does not know how many workers there will be. A process
+cannot send more if it waits for a take (`_nobody_takes` has the mirror of this case). Nor can it if
+it waits in the queue and no other thread of it applies, which is known only if it never applied.
+Even if that is true of all attached processes, another one may be about to attach: if each gradient
+comes from a process of its own, there is often none for a moment. So the state must have lasted:
+for `_AFTER_A_DEATH` if an attached process was killed, else for `_AFTER_GRADIENTS`, or, if there
+never was a gradient, for `AT_THE_START`, in which workers may still be importing.
 """
 
 import time
@@ -20,9 +20,10 @@ from shmacc.inspection._bystanders import is_bystander, last_loss
 from shmacc.inspection._nobody_takes import (
     AT_THE_START,
     LONG_IDLE,
-    conditions,
     idle_taker,
+    is_idle,
     nobody_takes,
+    suspicion,
     waits_for_a_take,
 )
 from shmacc.inspection._observation import Observation
@@ -52,7 +53,7 @@ def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
 
 
 def suspected(seen: Observation) -> Stall | None:
-    """Return what others have waited for long, and what may come yet; None: nothing is known."""
+    """Return a standstill that is not proved: a wait that has been long, but may end."""
     return idle_taker(seen) or _idle_appliers(seen)
 
 
@@ -180,10 +181,10 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
 
 
 def _idle_appliers(seen: Observation) -> Stall | None:
-    """Return what a take waits for, if that lives, and is not in any call.
+    """Return a suspicion: a take has waited for long for processes that are in no call.
 
-    As of `idle_taker`: it may compute. Those that have not applied in this round are named; of them
-    those that ever did, for a parent that only keeps the segment open never will.
+    They may compute, as in `idle_taker`. It names those that have not applied in this round, and of
+    these those that ever have: a parent that only keeps the segment open never will.
     """
     head = next((take for take in seen.line if take.alive), None)
     if head is None or seen.state["finished"] or seen.round_holder is not None:
@@ -195,26 +196,19 @@ def _idle_appliers(seen: Observation) -> Stall | None:
         return None
     late = [each for each in able if each.last_applied_step != seen.state["step"]] or able
     late = [each for each in late if each.applied > 0] or late
-    idle = [
-        each
-        for each in late
-        if each.activity == "idle"
-        and each.condition not in HALTED
-        and now - each.last_seen >= LONG_IDLE
-    ]
+    idle = [each for each in late if is_idle(each) and now - each.last_seen >= LONG_IDLE]
     if not idle:
         return None
-    are, have = ("is", "has") if len(idle) == 1 else ("are", "have")
+    have = "has" if len(idle) == 1 else "have"
     applied = all(each.last_applied_step == seen.state["step"] for each in idle)
     which = "" if applied else f", which {have} not applied to it,"
-    return Stall(
+    return suspicion(
         StallKind.APPLIER_IDLE,
-        f"{_problem(seen, head)}; {pids(each.pid_label for each in idle)}{which} {are} alive"
-        f"{conditions(idle)}, and {have} been in no call for "
-        f"{now - max(each.last_seen for each in idle):.0f} s",
+        f"{_problem(seen, head)}; {pids(each.pid_label for each in idle)}{which}",
+        idle,
+        max(each.last_seen for each in idle),
         "see what it does, if its batches do not take that long (py-spy dump, its log); to end it "
         'costs its batch, and ends waits that have on_death="raise"',
-        None,
     )
 
 

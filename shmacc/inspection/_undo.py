@@ -1,4 +1,4 @@
-"""What an operation that has not committed changed in place, as it was before it.
+"""Reads the undo log: what an uncommitted operation has changed in place, as it was before.
 
 This repeats the end of lane.hpp (`put_back`) for readers: an apply saves rows and their
 contributions before it adds to them (a restore their numbers, too, before it overwrites them), and

@@ -59,9 +59,9 @@ def unlinked_uses() -> tuple[UnlinkedUse, ...]:
 def _some_memory_has_no_name() -> bool:
     """Whether more of /dev/shm is used than its files occupy.
 
-    That is quickly asked, and mostly answered by no; to look at what every process of the machine
-    has open is neither. The files come first: what grows meanwhile may lead to a look in vain, and
-    nothing is missed.
+    This test is cheap, and usually says no. The search through the open files of all processes is
+    slow. The files are counted first: if one grows meanwhile, the search is in vain, but no segment
+    is missed.
     """
     named = {}
     with os.scandir(names.SHM_DIRECTORY) as entries:
@@ -86,7 +86,7 @@ def unlinked_memory(uses: Iterable[UnlinkedUse]) -> int:
 def goes_at_logout(uid: int, look: Look) -> bool:
     """Whether systemd will remove this user's segments when the user's last session ends.
 
-    Its folders alone prove nothing: an image has them too, where nothing runs that would do it.
+    Its folders alone prove nothing: a container's image has them, but no logind runs there.
     """
     if uid < _FIRST_ORDINARY_UID or not os.path.isdir(_LOGIND_USERS) or not look.sees(_LOGIND):
         return False

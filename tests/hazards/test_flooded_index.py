@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
+from helpers.numpy_index import hash_rows
 
 from shmacc import SparseConditionalAccumulator, inspection
-from shmacc.inspection import _table as table
 
 if TYPE_CHECKING:
     from shmacc._records.array_types import IndexArray
@@ -75,7 +75,7 @@ def test_rows_that_share_buckets_under_another_segments_key() -> None:
         assert key_of(known) != key_of(secret)
         # Of many rows those that stand in the first hundredth of the index.
         rows = random_rows(100 * ROWS)
-        flood = np.sort(rows[np.argsort(table.hash_rows(rows, key_of(known)))[:ROWS]])
+        flood = np.sort(rows[np.argsort(hash_rows(rows, key_of(known)))[:ROWS]])
         ordinary = cost(secret, random_rows())
         assert cost(known, flood, 1) > MUCH * ordinary  # not kept out: see docs/hazards.md
         assert cost(secret, flood) < MUCH * ordinary
@@ -95,7 +95,7 @@ RUNS |= {
 def overflow(rows: IndexArray, key: list[int]) -> int:
     """How many rows find their bucket of ten full, at the load that an index is built with."""
     buckets = np.uint64(rows.size * 10 // 72 + 1)
-    homes = (table.hash_rows(rows, key) >> np.uint64(32)) * buckets >> np.uint64(32)
+    homes = (hash_rows(rows, key) >> np.uint64(32)) * buckets >> np.uint64(32)
     return int(np.maximum(np.bincount(homes.astype(np.int64)) - 10, 0).sum())
 
 
@@ -111,7 +111,6 @@ def test_rows_in_regular_steps_are_spread_like_random_ones(rows: IndexArray) -> 
 
 @pytest.mark.parametrize("rows", [*RUNS.values(), rows_of_one_bucket(), random_rows(30_000)])
 def test_check_finds_every_row_through_the_index(rows: IndexArray) -> None:
-    # By its own computation of the hash.
     with SparseConditionalAccumulator("f4", (None, 1), "checked") as acc:
         for part in np.array_split(rows, 3):
             assert acc.apply_grad(part, np.ones((part.size, 1), np.float32))

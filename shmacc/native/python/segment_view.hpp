@@ -191,6 +191,30 @@ class SegmentView {
         read_exactly(offset_of(region) + offset, const_cast<char*>(out.c_str()), count);
         return out;
     }
+    // Of each of the viewed table's first slots, whether a search of the index finds its row there.
+    // index, buckets, stamp: as `state` has them.
+    nb::bytes found(uint64_t slots, uint32_t index, uint64_t buckets, uint32_t stamp) const {
+        if (index > 1 || slots > kMaxRows || buckets > kRegionSpan / sizeof(Bucket))
+            throw Error(Failure::kInvalidArgument, "The segment has no such index");
+        check_occupied(std::max(buckets * sizeof(Bucket), slots * sizeof(Slot)));
+        const uint32_t first_region = kFixedRegions + kLaneRegions;
+        std::vector<Bucket> copy(buckets);
+        read_exactly(offset_of(first_region + kIndex0 + index), copy.data(), buckets * sizeof(Bucket));
+        const Index lookup(copy.data(), buckets, stamp, RowHash(config_.hash_key));
+        std::string out(slots, '\0');
+        std::array<Slot, 256> piece;
+        for (uint64_t first = 0; buckets > 0 && first < slots; first += piece.size()) {
+            const uint64_t count = std::min<uint64_t>(piece.size(), slots - first);
+            read_exactly(offset_of(first_region + kSlots) + first * sizeof(Slot), piece.data(),
+                         count * sizeof(Slot));
+            for (uint64_t i = 0; i < count; ++i) {
+                const auto slot = static_cast<uint32_t>(first + i);
+                lookup.find_each(&piece[i].row, 1, InSlot{slot, slots},
+                                 [&](uint32_t, uint32_t at) { out[slot] = at == slot; });
+            }
+        }
+        return nb::bytes(out.data(), out.size());
+    }
 
     bool unlinked() const { return header<uint64_t>(offsetof(Header, unlinked)) != 0; }
     bool used() const { return in_use(file()); }
@@ -207,6 +231,13 @@ class SegmentView {
     uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
 
   private:
+    // What Index looks rows up in: only one slot counts.
+    struct InSlot {
+        uint32_t slot;
+        uint64_t rows;
+        bool have(uint64_t at, int64_t) const { return at == slot; }
+        void fetch(uint64_t) const {}
+    };
     struct SeenLane {
         LaneState state;
         bool in_operation;
