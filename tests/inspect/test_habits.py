@@ -18,7 +18,6 @@ import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 from shmacc_inspect import sorting
 from shmacc_inspect.parsers import VERBS, parser_of
-from shmacc_inspect.verbs import list as list_verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +66,9 @@ def test_a_page_names_options_that_there_are(page: Path) -> None:
             assert option in declared, f"{verb} {option}"
 
 
-@pytest.mark.parametrize(("verb", "keys"), [("list", list_verb.SORTS), ("watch", sorting.SORTS)])
+@pytest.mark.parametrize(
+    ("verb", "keys"), [("list", sorting.SORTS_OF_LIST), ("watch", sorting.SORTS)]
+)
 def test_every_key_of_a_sort_stands_on_the_page(verb: str, keys: dict[str, object]) -> None:
     page = DOCS.read_text(encoding="utf-8")
     [section] = re.findall(rf"^## `{verb}.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)

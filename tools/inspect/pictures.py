@@ -45,7 +45,6 @@ INTERVAL: Final = 0.5
 ANY_INDEX: Final = 1.3  # of the Zipf distribution: some rows are much more frequent than others
 HOME: Final = b"\x1b[H"  # begins each picture of a live screen
 ROWS_OF: Final = {"list": 20, "show": 60, "watch": 27}
-DIM: Final = 2  # as an SGR parameter
 COLUMNS: Final = 128
 NOTHING_YET: Final = b"GRADIENTS\x1b[0m\r\n\r\n"  # a round that has just begun: no rows to show
 
@@ -141,38 +140,13 @@ def photograph(arguments: list[str], seconds: float) -> bytes:
     return written
 
 
-class DimScreen(pyte.Screen):
-    """A screen that also remembers which cells are dim."""
-
-    def __init__(self, columns: int, lines: int) -> None:
-        """Nothing yet."""
-        self.dim: set[tuple[int, int]] = set()
-        self._is_dim = False
-        super().__init__(columns, lines)
-
-    def select_graphic_rendition(self, *attributes: int, **how: bool) -> None:
-        """Note what is dim."""
-        if 0 in attributes or not attributes:
-            self._is_dim = False
-        if DIM in attributes:
-            self._is_dim = True
-        super().select_graphic_rendition(*attributes, **how)
-
-    def draw(self, data: str) -> None:
-        """Note where."""
-        for character in data:
-            place = (self.cursor.y, self.cursor.x)
-            (self.dim.add if self._is_dim else self.dim.discard)(place)
-            super().draw(character)
-
-
 def save(name: str, title: str, written: bytes) -> None:
     """Make the picture."""
-    screen = DimScreen(COLUMNS, ROWS_OF[name])
+    screen = pyte.Screen(COLUMNS, ROWS_OF[name])
     pyte.ByteStream(screen).feed(written)
     path = PICTURES / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(terminal_picture.svg(screen, title, screen.dim), encoding="utf-8")
+    path.write_text(terminal_picture.svg(screen, title), encoding="utf-8")
     print(path.relative_to(ROOT))
 
 

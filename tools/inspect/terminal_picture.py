@@ -43,19 +43,12 @@ COLOURS: Final = {
 }
 _BARS: Final = {mark: eighths / 8 for eighths, mark in enumerate("▁▂▃▄▅▆▇█", start=1)}
 _SHADE: Final = "░"
-_DIM: Final = 0.55
 _TALL: Final = 0.86  # of a cell: the highest bar, so that lines of bars do not touch
 _PIECE: Final = re.compile(r"\S+(?: \S+)*")
 
 
-def svg(screen: pyte.Screen, title: str, dim: set[tuple[int, int]]) -> str:
-    """Return the picture of a screen, without empty lines at its end.
-
-    Args:
-        screen: What the terminal shows.
-        title: What stands above it.
-        dim: The cells (line, column) that are dim, which pyte does not know.
-    """
+def svg(screen: pyte.Screen, title: str) -> str:
+    """Return the picture of a screen, below a title, without empty lines at its end."""
     used = [y for y, line in enumerate(screen.display) if line.strip()]
     height = HEAD + (max(used, default=0) + 1) * CELL[1] + MARGIN
     width = screen.columns * CELL[0] + 2 * MARGIN
@@ -67,31 +60,28 @@ def svg(screen: pyte.Screen, title: str, dim: set[tuple[int, int]]) -> str:
     ]
     for y in used:
         cells = [screen.buffer[y][x] for x in range(screen.columns)]
-        parts += _line(cells, y, {x for line, x in dim if line == y})
+        parts += _line(cells, y)
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _line(cells: Sequence[Char], y: int, dim: set[int]) -> Iterator[str]:
+def _line(cells: Sequence[Char], y: int) -> Iterator[str]:
     place = 0
 
-    def look(numbered: tuple[int, Char]) -> tuple[object, ...]:
-        x, cell = numbered
+    def look(cell: Char) -> tuple[object, ...]:
         kind = "bar" if cell.data in _BARS else "shade" if cell.data == _SHADE else "text"
-        height = cell.data if kind == "bar" else ""
-        return cell.fg, cell.bold, cell.reverse, x in dim, kind, height
+        return cell.fg, cell.bold, cell.reverse, kind, cell.data if kind == "bar" else ""
 
-    for _, run in itertools.groupby(enumerate(cells), look):
-        characters = [cell for _, cell in run]
-        yield from _run(characters, place, y, is_dim=place in dim)
+    for _, run in itertools.groupby(cells, look):
+        characters = list(run)
+        yield from _run(characters, place, y)
         place += len(characters)
 
 
-def _run(cells: list[Char], x: int, y: int, *, is_dim: bool) -> Iterator[str]:
+def _run(cells: list[Char], x: int, y: int) -> Iterator[str]:
     first, text = cells[0], "".join(cell.data for cell in cells)
     left, top = MARGIN + x * CELL[0], HEAD + y * CELL[1]
     width, height = len(cells) * CELL[0], CELL[1]
     colour = COLOURS.get(first.fg, INK)
-    faint = f' opacity="{_DIM}"' if is_dim else ""
     if first.data in _BARS:
         tall = height * _BARS[first.data] * _TALL
         yield _rectangle(left, top + height - tall, width, tall, colour)
@@ -109,7 +99,7 @@ def _run(cells: list[Char], x: int, y: int, *, is_dim: bool) -> Iterator[str]:
         yield (
             f'<text x="{left + piece.start() * CELL[0]:g}" y="{top + BASELINE:g}" '
             f'textLength="{len(piece[0]) * CELL[0]:g}" lengthAdjust="spacingAndGlyphs" '
-            f'fill="{colour}"{bold}{faint}>{escape(piece[0])}</text>'
+            f'fill="{colour}"{bold}>{escape(piece[0])}</text>'
         )
 
 

@@ -1,9 +1,9 @@
 """The `shmacc-inspect` command: see, watch, check and clean up segments in shared memory.
 
-`start` prepares the process, `main` finds the verb, and `verbs` has one module for each. A verb
-calls `shmacc.inspection`, converts the results to the types of `output` (which are the JSON
-schema), and shows them as a `page` or as JSON. A verb's module is imported only once it was asked
-for, and the library only once it runs: a command has to answer before one wonders whether it hangs.
+`start` prepares the process, `main` finds the verb, `arguments` says what each verb takes, and
+`verbs` has one module for each. A verb calls `shmacc.inspection`, and shows its records as a
+`page`, or as JSON in an answer of `output`. A verb's module is imported when it runs, and the
+library with it: help must come at once. (Comments call that "late: see the package".)
 """
 
 NAMESPACE_VARIABLE = "SHMACC_NAMESPACE"

@@ -1,4 +1,4 @@
-"""What the shell asks when one presses the Tab key.
+"""Answers the shell when somebody presses Tab.
 
 The shell's script (scripts.py) runs this command with `--complete`, the number of the word to
 complete, and the words of the line; the answer is one candidate a line, each with a tab and a

@@ -44,7 +44,7 @@ _ARRAY_COLUMNS: Final = (
     Column("DTYPE", lambda of: of.dtype),
     Column("SHAPE", lambda of: formatting.shape(of.shape)),
     _BYTES,
-    Column("VALUE", lambda of: "" if of.value is None else str(of.value), right=True),
+    Column("VALUE", lambda of: formatting.known(of.value), right=True),
 )
 _PARAMETER_COLUMNS: Final = (
     _NAME,
@@ -59,11 +59,7 @@ _REGION_COLUMNS: Final = (
     Column("OFFSET", lambda of: f"{of.offset:#x}", right=True),
     Column("RESERVED", lambda of: page.size(of.reserved), right=True),
     Column("USED", lambda of: page.size(of.used), right=True),
-    Column(
-        "FILL",
-        lambda of: page.one_word(formatting.percent(of.used, of.reserved)),
-        right=True,
-    ),
+    Column("FILL", lambda of: page.one_word(formatting.percent(of.used, of.reserved)), right=True),
 )
 _ROW_COLUMNS: Final = (
     Column("ROW", lambda of: str(of.row), right=True),
@@ -92,8 +88,7 @@ def elements(seen: Shown | NotShown, now: float, *, layout: bool) -> Iterator[El
     dead = f", {summary.attached_dead} dead" if summary.attached_dead else ""
     yield Heading("Processes", Cell(f"{summary.attached_alive} alive{dead}"))
     if seen.processes:
-        processes = sorted(seen.processes, key=lambda each: (not each.alive, each.pid))
-        yield Table.of(_process_columns(now, arrays=summary.is_arrays), processes)
+        yield _processes(seen, now)
     if not summary.is_arrays:
         yield Heading("Line", Cell("" if seen.line else "nobody waits"))
     if seen.line:
@@ -131,68 +126,41 @@ def events(found: Sequence[Event], now: float) -> Table:
         Column("WHAT", lambda of: Cell(of.kind, "yellow")),
         Column("PID", lambda of: of.pid_label, right=True),
         Column("STEP", lambda of: str(of.step), right=True),
-        Column(
-            "CONTRIBUTOR",
-            lambda of: "" if of.contributor is None else str(of.contributor),
-            right=True,
-            rank=1,
-        ),
+        Column("CONTRIBUTOR", lambda of: formatting.known(of.contributor), right=True, rank=1),
         Column("REASON", lambda of: formatting.printable(of.reason), least=20),
     )
     return Table.of(columns, found)
 
 
-def condition(process: AttachedProcess, style: str = "") -> Cell:
+def condition(process: AttachedProcess) -> Cell | str:
     """Return what the kernel says of a process; in red if it is halted."""
     halted = process.condition in {"stopped", "traced"}
-    return Cell(process.condition, "bold red" if halted else style)
+    return Cell(process.condition, "bold red") if halted else process.condition
 
 
-def _process_columns(now: float, *, arrays: bool) -> list[Column]:
-    def styled(text: str, process: AttachedProcess) -> Cell:
-        return Cell(text, "" if process.alive else "dim")
-
-    def moment(title: str, of: str, rank: int) -> Column:
-        return Column(
-            title,
-            lambda process: styled(formatting.ago(getattr(process, of), now), process),
-            right=True,
-            rank=rank,
-        )
-
-    def number(title: str, of: str, rank: int = 0) -> Column:
-        return Column(
-            title,
-            lambda process: styled(str(getattr(process, of)), process),
-            right=True,
-            rank=rank,
-        )
-
-    def doing(process: AttachedProcess) -> Cell:
-        return styled(process.activity if process.alive else f"died: {process.activity}", process)
+def _processes(seen: Description, now: float) -> Table:
+    def ago(moment: float | None) -> str:
+        return formatting.ago(moment, now)
 
     of_gradients = [
-        number("APPLIED", "applied"),
-        number("DROPPED", "dropped", 3),
-        number("TOOK", "taken", 4),
-        moment("LAST APPLIED", "last_applied", 1),
+        Column("DOING", lambda of: ("" if of.alive else "died: ") + of.activity, least=12),
+        Column("APPLIED", lambda of: str(of.applied), right=True),
+        Column("DROPPED", lambda of: str(of.dropped), right=True, rank=3),
+        Column("TOOK", lambda of: str(of.taken), right=True, rank=4),
+        Column("LAST APPLIED", lambda of: ago(of.last_applied), right=True, rank=1),
     ]
-    return [
+    columns = [
         Column("PID", lambda of: Cell(of.pid_label, "bold" if of.alive else "dim"), right=True),
         Column("ALIVE", lambda of: Cell("yes", "green") if of.alive else Cell("no", "yellow")),
-        Column("CONDITION", lambda of: condition(of, "" if of.alive else "dim"), rank=2),
-        Column("DOING", doing, least=12),
-        *([] if arrays else of_gradients),
-        moment("LAST SEEN", "last_seen", 5),
-        moment("ATTACHED", "attached_at", 7),
-        Column(
-            "STARTED",
-            lambda of: styled(formatting.ago(of.started, now) if of.started else "", of),
-            right=True,
-            rank=6,
-        ),
-        Column("COMMAND", lambda of: styled(formatting.printable(of.command), of), least=20),
+        Column("CONDITION", condition, rank=2),
+        *([] if seen.summary.is_arrays else of_gradients),
+        Column("LAST SEEN", lambda of: ago(of.last_seen), right=True, rank=5),
+        Column("ATTACHED", lambda of: ago(of.attached_at), right=True, rank=7),
+        Column("STARTED", lambda of: ago(of.started) if of.started else "", right=True, rank=6),
+        Column("COMMAND", lambda of: formatting.printable(of.command), least=20),
     ]
+    processes = sorted(seen.processes, key=lambda of: (not of.alive, of.pid))
+    return Table.of(columns, processes, lambda of: "" if of.alive else "dim")
 
 
 def _line(line: Sequence[WaitingTake], now: float) -> Table:

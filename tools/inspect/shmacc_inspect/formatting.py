@@ -100,6 +100,11 @@ def shape(dims: Sequence[int | None] | None) -> str:
     return "[" + ",".join("?" if dim is None else str(dim) for dim in dims) + "]"
 
 
+def known(value: int | None) -> str:
+    """Return a number, or nothing for None."""
+    return "" if value is None else str(value)
+
+
 def percent(part: float, whole: float) -> str:
     """Return a part of a whole in percent; `-` if the whole is 0."""
     return f"{100 * part / whole:.0f} %" if whole else "-"

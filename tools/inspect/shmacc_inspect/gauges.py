@@ -77,23 +77,20 @@ def _of_tables(field: str) -> Callable[[Description, float], float | None]:
     return total
 
 
-def _stat(field: str) -> Callable[[Description, float], float]:
-    return lambda seen, _: float(getattr(seen.stats, field))
+def _stat(field: str, name: str = "", type: str = "gauge") -> _Definition:  # noqa: A002 - the field's name
+    """Return the metric of a field of Stats, by that name or another one."""
+    said = descriptions(inspection.Stats).get(field, "")  # nothing without docstrings
+    return _Definition(name or field, said, lambda seen, _: float(getattr(seen.stats, field)), type)
 
 
-def _summed_up(field: str) -> Callable[[Description, float], float]:
-    return lambda seen, _: float(getattr(seen.summary, field))
+def _summed_up(field: str) -> _Definition:
+    """Return the metric of a field of Summary."""
+    said = descriptions(inspection.Summary).get(field, "")
+    return _Definition(field, said, lambda seen, _: float(getattr(seen.summary, field)))
 
 
 _OF_ALL: Final = (
-    _Definition("bytes_used", "Bytes that the content needs.", _summed_up("bytes_used")),
-    _Definition(
-        "bytes_reserved", "Bytes of memory that it occupies.", _summed_up("bytes_reserved")
-    ),
-    _Definition("attached_alive", "Living processes attached.", _summed_up("attached_alive")),
-    _Definition(
-        "attached_dead", "Dead processes that are not swept yet.", _summed_up("attached_dead")
-    ),
+    *map(_summed_up, ("bytes_used", "bytes_reserved", "attached_alive", "attached_dead")),
     _Definition(
         "lock_held_seconds",
         "For how long the lock's present owner has been in its operation; absent if unknown.",
@@ -105,17 +102,12 @@ _OF_ALL: Final = (
         lambda seen, _: len(seen.summary.stalls),
     ),
 )
-_STEP: Final = _Definition("step", "The global step.", _stat("global_step"))
-_COUNTERS: Final = tuple(
-    _Definition(name, said, _stat(name), "counter")
-    for name, said in descriptions(inspection.Stats).items()
-    if name in inspection.Stats.COUNTERS
-)
+_STEP: Final = _stat("global_step", "step")
+_COUNTERS: Final = {name: _stat(name, type="counter") for name in inspection.Stats.COUNTERS}
 _OF_ACCUMULATORS: Final = (
     _STEP,
-    _Definition("gradients", "Gradients that wait to be taken.", _stat("num_accumulated")),
-    _Definition("rows", "Distinct rows that they touch.", _stat("rows")),
-    _Definition("waiting", "Takes that wait in the queue.", _stat("waiting")),
+    _stat("num_accumulated", "gradients"),
+    *map(_stat, ("rows", "waiting", "finished", "sealed")),
     _Definition("head_requires", "Gradients that the queue's head waits for.", _head_requires),
     _Definition("head_waits_seconds", "How long it has waited.", _head_wait),
     _Definition(
@@ -130,28 +122,22 @@ _OF_ACCUMULATORS: Final = (
         "Longest time since a worker applied (or came), of those that have not in this round.",
         _worst_straggler,
     ),
-    _Definition("finished", "1 if the run is over.", _stat("finished")),
     _Definition(
         "round_final",
         "1 if the round is final, since its update has begun.",
         lambda seen, _: seen.final_round is not None,
     ),
-    _Definition(
-        "sealed",
-        "1 if applies at the step are refused: a round is open, or by a seal.",
-        _stat("sealed"),
-    ),
-    *_COUNTERS,
+    *_COUNTERS.values(),
 )
 _OF_PARAMETERS: Final = (
     _STEP,
-    _Definition("updates", "Updates of parameters.", _stat("takes"), "counter"),
+    _Definition("updates", "Updates of parameters.", _COUNTERS["takes"].read, "counter"),
     _Definition("table_rows", "Rows in tables of parameters.", _of_tables("rows")),
     _Definition("table_rows_added", "Rows that tables got.", _of_tables("rows_added"), "counter"),
     _Definition(
         "table_rows_removed", "Rows removed from tables.", _of_tables("rows_removed"), "counter"
     ),
-    *(counter for counter in _COUNTERS if counter.name == "recoveries"),
+    _COUNTERS["recoveries"],
 )
 _HAS: Final = {"arrays": _OF_ALL, "parameters": _OF_ALL + _OF_PARAMETERS}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import NAMESPACE_VARIABLE, PROGRAM, failures
-from shmacc_inspect.parsers import HELP, VERBS, module_of, parser_of, top_parser
+from shmacc_inspect.parsers import HELP, VERBS, parser_of, top_parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ def _run(arguments: list[str]) -> None:
         namespace = asked.pop("namespace", None)
         if namespace is not None:
             _choose(namespace)
-        module_of(first).run(**asked)
+        importlib.import_module(f"shmacc_inspect.verbs.{first}").run(**asked)
     elif first == HELP:
         _help(arguments[1:])
     elif first in {_COMPLETE, _COMPLETE_DESCRIBED}:

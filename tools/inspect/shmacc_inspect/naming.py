@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from shmacc import inspection
 from shmacc.errors import InvalidArgumentError, NotFoundError
@@ -13,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shmacc.inspection import SegmentName, Summary
+
+Answer = TypeVar("Answer")
 
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 _HINTS: Final = 5
@@ -49,25 +50,65 @@ def scope(*, everywhere: bool) -> str | None:
     return None if everywhere else own
 
 
-def select(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:
+def select(
+    given: Sequence[str], *, everywhere: bool, missing_ok: bool = False
+) -> list[SegmentName]:
     """Return the segments of these names and globs, each once; of no names, all in the scope.
+
+    Args:
+        given: The names and globs.
+        everywhere: As for `scope`.
+        missing_ok: Whether to leave out what is not there.
 
     Raises:
         NotFoundError: A name is not there, or no name matches a glob.
         InvalidArgumentError: It cannot be a name.
     """
     namespace = scope(everywhere=everywhere)
-    if not given:
-        return list(inspection.list_names(namespace=namespace))
     found: dict[str, SegmentName] = {}
-    for text in given:
-        for name in _meant(text, namespace):
-            found.setdefault(name.system_name, name)
+    for text in given or ["*"]:
+        if is_glob(text):
+            names = inspection.list_names(text, namespace=namespace)
+        else:
+            names = inspection.list_names(inspection.resolve(text).system_name)
+        if given and not names and not missing_ok:
+            raise NotFoundError(_not_there(text))
+        found |= {name.system_name: name for name in names}
     return list(found.values())
 
 
-def exact(given: Iterable[str]) -> set[str]:
-    """Return the names, as in /dev/shm, that are no globs: what a glob found may be gone."""
+def answers(
+    given: Sequence[str],
+    answer: Callable[[Summary], Answer],
+    *,
+    everywhere: bool,
+    unfit: Callable[[Summary], str] = lambda _: "",
+) -> Iterator[Answer]:
+    """Yield what a verb answers for each segment of these names and globs.
+
+    A segment that a glob found and that is gone meanwhile has no answer.
+
+    Args:
+        given: The names and globs.
+        answer: Called with a segment's summary.
+        everywhere: As for `select`.
+        unfit: As for `select_fit`.
+
+    Raises:
+        NotFoundError: A segment that was named is gone.
+        Everything else as for `select_fit`.
+    """
+    named = _exact(given)
+    for summary in select_fit(given, everywhere=everywhere, unfit=unfit):
+        try:
+            yield answer(summary)
+        except NotFoundError:
+            if summary.name.system_name in named:
+                raise
+
+
+def _exact(given: Iterable[str]) -> set[str]:
+    """Return the names, as in /dev/shm, that are no globs."""
     return {inspection.resolve(text).system_name for text in given if not is_glob(text)}
 
 
@@ -87,7 +128,7 @@ def select_fit(
         InvalidArgumentError: The verb is not for one that was named, or for none that was found.
         Everything else as for `select`.
     """
-    named, found, refused = exact(given), [], ""
+    named, found, refused = _exact(given), [], ""
     for summary in summaries(select(given, everywhere=everywhere)):
         why = unfit(summary)
         if not why:
@@ -101,19 +142,6 @@ def select_fit(
     return found
 
 
-def select_present(given: Sequence[str], *, everywhere: bool) -> list[SegmentName]:
-    """Return the segments of these names and globs that are there, of none all in the scope."""
-    namespace = scope(everywhere=everywhere)
-    found: dict[str, SegmentName] = {}
-    for text in given or ["*"]:
-        if is_glob(text):
-            names = inspection.list_names(text, namespace=namespace)
-        else:
-            names = inspection.list_names(inspection.resolve(text).system_name)
-        found |= {name.system_name: name for name in names}
-    return list(found.values())
-
-
 def summaries(of: Iterable[SegmentName]) -> Iterator[Summary]:
     """Yield the summaries of those that are still there."""
     look = inspection.Look()
@@ -124,17 +152,11 @@ def summaries(of: Iterable[SegmentName]) -> Iterator[Summary]:
             continue
 
 
-def _meant(text: str, namespace: str | None) -> tuple[SegmentName, ...]:
+def _not_there(text: str) -> str:
     if is_glob(text):
-        found = inspection.list_names(text, namespace=namespace)
-        if not found:
-            raise NotFoundError(f"No segment matches {formatting.printable(text)!r}")
-        return found
-    name = inspection.resolve(text)
-    if os.path.lexists(name.path):  # a broken link has a name too
-        return (name,)
+        return f"No segment matches {formatting.printable(text)!r}"
     hint = f"; there is {', '.join(alike)}" if (alike := _alike(text)) else ""
-    raise NotFoundError(f"There is no segment named {formatting.printable(text)!r}{hint}")
+    return f"There is no segment named {formatting.printable(text)!r}{hint}"
 
 
 def _alike(text: str) -> list[str]:

@@ -28,8 +28,8 @@ def add_names(parser: argparse.ArgumentParser, *, without: str | None = None) ->
     )
 
 
-def add_namespace(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
-    """Declare -n, and -A for verbs that can look at all namespaces."""
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Declare what every verb has: -n, -A and --json."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "-n",
@@ -37,18 +37,13 @@ def add_namespace(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         metavar="NAMESPACE",
         help=f"in this namespace, instead of that of {NAMESPACE_VARIABLE}",
     )
-    if whole:
-        group.add_argument(
-            "-A",
-            "--all-namespaces",
-            dest="everywhere",
-            action="store_true",
-            help=f"in all namespaces, although {NAMESPACE_VARIABLE} is set",
-        )
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare --json."""
+    group.add_argument(
+        "-A",
+        "--all-namespaces",
+        dest="everywhere",
+        action="store_true",
+        help=f"in all namespaces, although {NAMESPACE_VARIABLE} is set",
+    )
     parser.add_argument("--json", action="store_true", help="answer in JSON (docs/inspect-json.md)")
 
 

@@ -78,15 +78,19 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell]]
 
     @classmethod
-    def of(cls, columns: Sequence[Column], records: Iterable[Any]) -> Table:
-        """Return the table with a row for each of these."""
-        return cls(
-            columns,
-            [
-                [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells]
-                for cells in ([column.cell(record) for column in columns] for record in records)
-            ],
-        )
+    def of(
+        cls,
+        columns: Sequence[Column],
+        records: Iterable[Any],
+        style: Callable[[Any], str] = lambda _: "",
+    ) -> Table:
+        """Return the table with a row for each of these, in its style where a cell has none."""
+
+        def cell(column: Column, record: Any) -> Cell:
+            found = column.cell(record)
+            return found if isinstance(found, Cell) else Cell(found, style(record))
+
+        return cls(columns, [[cell(column, record) for column in columns] for record in records])
 
 
 class Fields(NamedTuple):

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from shmacc_inspect import PROGRAM, failures
+from shmacc_inspect import PROGRAM, arguments, failures, options
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-VERBS: Final = {
-    "list": "list segments, one row each",
-    "show": "describe segments in full: processes, waiting takes, lock, counters, layout",
-    "watch": "watch segments live: progress, rates, drops, stragglers",
-    "check": "verify every invariant; exit status 1 if one is broken",
-    "clean": "remove what no living process uses",
-    "remove": "remove segments by name",
-    "cancel": "end the waiting takes",
-    "wait": "wait for a step, for gradients, or for the end of a segment",
-    "metrics": "print or serve Prometheus metrics",
-}
+VERBS: Final = {name: verb.summary for name, verb in arguments.VERBS.items()}
 HELP: Final = "help"
 EXAMPLES: Final = """\
 Examples:
@@ -88,16 +77,12 @@ class Parser(argparse.ArgumentParser):
         raise failures.UsageError(f"{message} (`{self.prog} --help`)")
 
 
-def module_of(verb: str) -> Any:
-    """Return the module of a verb: DESCRIPTION, EXAMPLES, `declare` and `run`."""
-    return importlib.import_module(f"shmacc_inspect.verbs.{verb}")
-
-
 def parser_of(verb: str) -> Parser:
-    """Return the parser of a verb's arguments, whose names are those of its `run`."""
-    module = module_of(verb)
-    parser = Parser(f"{PROGRAM} {verb}", module.DESCRIPTION, module.EXAMPLES)
-    module.declare(parser)
+    """Return the parser of a verb's arguments."""
+    found = arguments.VERBS[verb]
+    parser = Parser(f"{PROGRAM} {verb}", found.description, f"Examples:\n{found.examples}")
+    found.declare(parser)
+    options.add_common(parser)
     return parser
 
 

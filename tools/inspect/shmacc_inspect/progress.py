@@ -152,7 +152,7 @@ class Watch:
 
     def look(self) -> list[Interval]:
         """Look at each; return the intervals since the last look."""
-        found = naming.select_present(self._given, everywhere=self._everywhere)
+        found = naming.select(self._given, everywhere=self._everywhere, missing_ok=True)
         present = self._kept | {name.system_name: name for name in found}
         known = {course.name.system_name: course for course in self.courses}
         self.courses = [

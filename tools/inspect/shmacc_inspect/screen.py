@@ -91,10 +91,10 @@ class Screen:
             shown = max(_LEAST_LINES, min(len(courses), (room - _HEAD_LINES) // 2))
             self._page = shown
             first = min(max(0, place - shown // 2), max(0, len(courses) - shown))
-            columns = _segment_columns(place, both=(terminal.width or _BOTH) >= _BOTH)
-            numbered = list(enumerate(course.latest for course in courses))[first : first + shown]
-            lines += ["", *page.lines(Table.of(columns, numbered), terminal)]
-            room -= 2 + len(numbered)
+            columns = _segment_columns(courses, place, both=(terminal.width or _BOTH) >= _BOTH)
+            intervals = [course.latest for course in courses[first : first + shown]]
+            lines += ["", *page.lines(Table.of(columns, intervals), terminal)]
+            room -= 2 + len(intervals)
         return lines + list(_details(courses[place], terminal, room))
 
     def _shown(self) -> list[Course]:
@@ -131,51 +131,40 @@ class Screen:
         return page.paint(Cell(left + " " * room + right, "reverse"), terminal)
 
 
-def _segment_columns(place: int, *, both: bool) -> list[Column]:
-    """Return the columns of numbered intervals, of which the one at `place` is picked."""
+def _segment_columns(courses: list[Course], place: int, *, both: bool) -> list[Column]:
+    """Return the columns of the courses' intervals; the course at `place` is picked."""
+    numbers = {course.latest.name: number for number, course in enumerate(courses)}
 
-    def of(show: Callable[[Interval], Cell | str]) -> Callable[[tuple[int, Interval]], Cell | str]:
-        return lambda numbered: show(numbered[1])
-
-    def mark(numbered: tuple[int, Interval]) -> Cell:
-        number, _ = numbered
+    def mark(now: Interval) -> Cell:
+        number = numbers[now.name]
         return Cell("▶", "bold cyan") if number == place else Cell(str(number + 1), "dim")
 
-    def name(numbered: tuple[int, Interval]) -> Cell:
-        number, now = numbered
-        return Cell(now.name, "bold" if number == place else "")
+    def name(now: Interval) -> Cell:
+        return Cell(now.name, "bold" if numbers[now.name] == place else "")
 
-    def summarised(field: str) -> Callable[[tuple[int, Interval]], str]:
-        def number(now: Interval) -> str:
-            value = getattr(now.summary, field, None)
-            return "" if value is None else str(value)
+    def summed_up(field: str) -> Callable[[Interval], str]:
+        return lambda now: formatting.known(getattr(now.summary, field, None))
 
-        return lambda numbered: number(numbered[1])
+    def rate(field: str) -> Callable[[Interval], str]:
+        return lambda now: formatting.rate(getattr(now, field))
 
     return [
         Column("", mark, right=True),
         Column("NAME", name, least=12),
-        Column("STEP", summarised("global_step"), right=True, rank=1),
-        Column("ROUND", of(_round), rank=2),
-        Column("WAITED", of(_waited), right=True, rank=4),
-        Column("BEHIND", of(lambda now: str(len(now.stragglers) or "")), right=True, rank=6),
-        Column("LOCK", of(_lock), right=True, rank=5),
+        Column("STEP", summed_up("global_step"), right=True, rank=1),
+        Column("ROUND", _round, rank=2),
+        Column("WAITED", _waited, right=True, rank=4),
+        Column("BEHIND", lambda now: str(len(now.stragglers) or ""), right=True, rank=6),
+        Column("LOCK", _lock, right=True, rank=5),
+        Column("STEPS/S", rate("steps_per_second"), right=True, rank=8),
+        Column("GRADS/S", rate("gradients_per_second"), right=True, rank=3),
         Column(
-            "STEPS/S", of(lambda now: formatting.rate(now.steps_per_second)), right=True, rank=8
+            "BYTES/S", lambda now: formatting.size_rate(now.bytes_per_second), right=True, rank=7
         ),
-        Column(
-            "GRADS/S", of(lambda now: formatting.rate(now.gradients_per_second)), right=True, rank=3
-        ),
-        Column(
-            "BYTES/S",
-            of(lambda now: formatting.size_rate(now.bytes_per_second)),
-            right=True,
-            rank=7,
-        ),
-        Column("DROPS/S", of(_drops), right=True, rank=9),
-        Column("ALIVE", summarised("attached_alive"), right=True, rank=10),
-        Column("STATE", of(_state if both else _cause_or_state)),
-        *([Column("STALL", of(_cause))] if both else []),
+        Column("DROPS/S", _drops, right=True, rank=9),
+        Column("ALIVE", summed_up("attached_alive"), right=True, rank=10),
+        Column("STATE", _state if both else _cause_or_state),
+        *([Column("STALL", _cause)] if both else []),
     ]
 
 

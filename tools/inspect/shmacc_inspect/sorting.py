@@ -1,4 +1,4 @@
-"""What `watch` can sort by: what hurts stands first."""
+"""What `list` and `watch` can sort by; by default `watch` shows first what hurts."""
 
 from __future__ import annotations
 
@@ -41,4 +41,23 @@ SORTS: Final[dict[str, Callable[[Interval], Any]]] = {
     "drops": lambda now: -(now.drops_per_second or 0.0),
     "gradients": _of_summary("num_accumulated"),
     "step": _of_summary("global_step"),
+}
+
+
+def _name(summary: Summary) -> str:
+    from shmacc_inspect.naming import typed_name  # late: see the package
+
+    return typed_name(summary.name)
+
+
+SORTS_OF_LIST: Final[dict[str, Callable[[Summary], Any]]] = {
+    "name": _name,
+    "state": urgency,
+    "step": lambda of: of.global_step or 0,
+    "gradients": lambda of: of.num_accumulated or 0,
+    "rows": lambda of: of.rows or 0,
+    "bytes": lambda of: of.bytes_reserved,
+    "attached": lambda of: of.attached_alive or 0,
+    "waiting": lambda of: len(of.waiting_for or ()),
+    "age": lambda of: -of.created,
 }

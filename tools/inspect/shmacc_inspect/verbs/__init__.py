@@ -1,1 +1,1 @@
-"""One module for each verb: `run` is the command, `EPILOG` its examples."""
+"""One module for each verb, which `run` carries out; `arguments` says what it takes."""

@@ -3,60 +3,31 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import formatting, interrupts, options, page
+from shmacc import inspection
+from shmacc_inspect import formatting, interrupts, naming, page
+from shmacc_inspect.output import Cancelling, to_json
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
-    from shmacc.inspection import SegmentName, Summary
-    from shmacc_inspect.output import Cancelling
-
-DESCRIPTION: Final = """\
-End every waiting take with CancelledError; without --yes, only list them.
-
-Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also works
-while the process that holds the lock is stopped: a take that waits for that lock, and so has no
-entry in the queue yet, is cancelled too."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect cancel embeddings              which takes would be cancelled
-  shmacc-inspect cancel embeddings --yes
-  shmacc-inspect cancel 'job7.*' --yes"""
+    from shmacc.inspection import Summary
 
 _WAITS_FOR_LOCK: Final = "waits for the lock"
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser)
-    options.add_yes(parser)
-    options.add_namespace(parser)
-    options.add_json(parser)
-
-
 def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    from shmacc.errors import NotFoundError  # late: see the package
-    from shmacc_inspect import naming
-    from shmacc_inspect.output import to_json
-
-    named = naming.exact(names)
-    for summary in naming.select_fit(names, everywhere=everywhere, unfit=_unfit):
-        try:
-            answer = _cancel(summary.name, yes=yes)
-        except NotFoundError:
-            if summary.name.system_name in named:
-                raise
-            continue  # a glob found it, and it is gone
+    cancel = partial(_cancel, yes=yes)
+    for answer in naming.answers(names, cancel, everywhere=everywhere, unfit=_unfit):
         if json:
             print(to_json(answer))
-            continue
-        page.show(_lines(answer))
-        page.write_line(_verdict(answer))
+        else:
+            page.show(_lines(answer))
+            page.write_line(_verdict(answer))
 
 
 def _unfit(summary: Summary) -> str:
@@ -65,17 +36,15 @@ def _unfit(summary: Summary) -> str:
     return f"nobody takes from {none}" if none else ""
 
 
-def _cancel(name: SegmentName, *, yes: bool) -> Cancelling:
-    from shmacc import inspection  # late: see the package
-    from shmacc_inspect.output import Cancelling
-
-    seen = inspection.describe(name.system_name)
-    cancel = inspection.cancel  # which is imported here
-    with interrupts.raised():  # it attaches for a moment, and is to leave in order
-        waiting = cancel(name.system_name, rehearse=not yes)
+def _cancel(summary: Summary, *, yes: bool) -> Cancelling:
+    name = summary.name.system_name
+    seen = inspection.describe(name)
+    cancel = inspection.cancel  # imports it, before Ctrl-C raises
+    with interrupts.raised():  # it attaches for a moment, and must detach in order
+        waiting = cancel(name, rehearse=not yes)
     return Cancelling(
         dry_run=not yes,
-        name=name.system_name,
+        name=name,
         line=seen.line,
         lock_waiters=[
             process

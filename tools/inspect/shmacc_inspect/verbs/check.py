@@ -5,49 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import failures, formatting, options, page
+from shmacc import inspection
+from shmacc.errors import NotFoundError
+from shmacc_inspect import failures, formatting, naming, page
+from shmacc_inspect.output import Findings, to_json
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
     from shmacc.inspection import Finding
-    from shmacc_inspect.output import Findings
-
-DESCRIPTION: Final = """\
-Verify every invariant of segments; exit status 1 if one is broken, 4 if some were not read.
-
-Compares records, counters, sizes, rows and index, semaphores and names, and looks for leftovers,
-stopped holders of locks, and names that were removed while in use. Changes nothing, and waits for
-no lock. WRONG means that somebody has to act; a note is worth knowing, and needs no action."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect check
-  shmacc-inspect check embeddings || page-somebody
-  shmacc-inspect check --quiet 'job7-*' bias
-  shmacc-inspect check --json | jq -r '.findings[].remedy'"""
 
 _NAMED: Final = 5  # of several segments
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser, without="all segments, and what is left of others")
-    parser.add_argument("-q", "--quiet", action="store_true", help="only what is wrong, no notes")
-    options.add_namespace(parser)
-    options.add_json(parser)
-
-
 def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    from shmacc import inspection  # late: see the package
-    from shmacc.errors import NotFoundError
-    from shmacc_inspect import naming
-    from shmacc_inspect.output import Findings, to_json
-
     checked: set[inspection.SegmentName] = set()
-    found: dict[inspection.Finding, None] = {}  # each once, in order
+    found: dict[Finding, None] = {}  # each once, in order
     namespace = naming.scope(everywhere=everywhere)
     for name in names or ["*"]:
         if naming.is_glob(name):
@@ -62,7 +37,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
             except NotFoundError:
                 naming.select([name], everywhere=everywhere)  # says what there is instead
                 raise
-            checked.update(naming.select_present([name], everywhere=everywhere))
+            checked.update(naming.select([name], everywhere=everywhere, missing_ok=True))
         found.update(dict.fromkeys(found_here))
     findings = list(found)
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)

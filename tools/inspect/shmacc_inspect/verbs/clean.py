@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import failures, formatting, options, page
+from shmacc import inspection
+from shmacc.errors import ShmaccError
+from shmacc_inspect import failures, formatting, naming, page
+from shmacc_inspect.output import Cleaning, to_json
 from shmacc_inspect.page import Cell, Column, Table
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable
 
-    from shmacc import inspection
-    from shmacc_inspect.output import Cleaning
-
-DESCRIPTION: Final = """\
-Remove segments that no living process uses; without --yes, only list them.
-
-Also removes semaphores whose segment is gone. Death is proved by the kernel, never guessed, and
-proved again at the moment of removal; what could not be judged is left and listed. Two cleaners at
-once do each other no harm."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect clean                           what would be removed, and what not
-  shmacc-inspect clean --yes
-  shmacc-inspect clean --yes --older-than 2h 'job7-*'"""
+    from shmacc.inspection import Leftover
 
 _COLUMNS: Final = (
     Column("WOULD REMOVE", lambda of: Cell(of.file_name, "bold"), least=24),
@@ -35,34 +24,8 @@ _COLUMNS: Final = (
 _SEMAPHORE: Final = "sem."
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser, without="all")
-    parser.add_argument(
-        "--older-than",
-        metavar="TIME",
-        type=options.seconds(),
-        default=0.0,
-        help="only what was last used longer ago: 90s, 10m, 2h, 3d",
-    )
-    parser.add_argument(
-        "--private",
-        action="store_true",
-        help="only private accumulators', which no job uses again",
-    )
-    options.add_yes(parser)
-    options.add_namespace(parser)
-    options.add_json(parser)
-
-
 def run(
-    *,
-    names: list[str],
-    older_than: float,
-    private: bool,
-    yes: bool,
-    everywhere: bool,
-    json: bool,
+    *, names: list[str], older_than: float, private: bool, yes: bool, everywhere: bool, json: bool
 ) -> None:
     """Run the verb."""
     found = _leftovers(names or ["*"], older_than, everywhere=everywhere, private=private)
@@ -76,17 +39,14 @@ def run(
 
 def _leftovers(
     given: Iterable[str], older_than: float, *, everywhere: bool, private: bool
-) -> list[inspection.Leftover]:
+) -> list[Leftover]:
     """List what is left of these. A glob that nothing matches is no failure: it is clean already.
 
     Raises:
         NotFoundError: There is nothing of a name without wildcards.
     """
-    from shmacc import inspection  # late: see the package
-    from shmacc_inspect import naming
-
     namespace = naming.scope(everywhere=everywhere)
-    found: dict[str, inspection.Leftover] = {}
+    found: dict[str, Leftover] = {}
     for name in given:
         # A name is one segment, with its semaphores; a semaphore may also be named itself.
         exact = not naming.is_glob(name) and not name.startswith(_SEMAPHORE)
@@ -102,15 +62,11 @@ def _leftovers(
 
 
 def _carried_out(
-    removable: list[inspection.Leftover], left: list[inspection.Leftover], *, yes: bool
+    removable: list[Leftover], left: list[Leftover], *, yes: bool
 ) -> tuple[Cleaning, int]:
     """Return the answer, and how many things it is about: a segment with its semaphore is one."""
-    from shmacc import inspection
-    from shmacc.errors import ShmaccError
-    from shmacc_inspect.output import Cleaning
-
     removed: list[str] = []
-    would_remove: list[inspection.Leftover] = []
+    would_remove: list[Leftover] = []
     failed: list[str] = []
     freed = things = 0
     for leftover in removable:
@@ -137,8 +93,6 @@ def _carried_out(
 
 
 def _show(answer: Cleaning, things: int, *, json: bool) -> None:
-    from shmacc_inspect.output import to_json
-
     if json:
         print(to_json(answer))
     elif answer.dry_run:

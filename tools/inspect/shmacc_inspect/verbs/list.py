@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import formatting, options, page
+from shmacc import inspection
+from shmacc_inspect import formatting, naming, page
+from shmacc_inspect.naming import typed_name
+from shmacc_inspect.output import SegmentList, to_json
 from shmacc_inspect.page import Cell, Column, Table
-from shmacc_inspect.sorting import urgency
+from shmacc_inspect.sorting import SORTS_OF_LIST
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from shmacc import inspection
     from shmacc.inspection import Summary
-
-DESCRIPTION: Final = """\
-List segments, one row each.
-
-A row has the segment's kind, round, attached processes, waiting takes, memory and state. A terminal
-that is too narrow gets fewer columns; a pipe gets all of them, each one word."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect list
-  shmacc-inspect list 'emb*' --sort bytes --reverse
-  shmacc-inspect list --orphaned --mine
-  shmacc-inspect list --stalled
-  shmacc-inspect list --quiet --orphaned 'job7-*' | xargs -r shmacc-inspect remove --yes
-  shmacc-inspect list --json | jq '.segments[] | select(.attached_dead > 0) | .name'"""
 
 _MENTIONED: Final = 0.01  # of all memory
 STATE_STYLES: Final = {
@@ -43,24 +28,13 @@ STATE_STYLES: Final = {
 }
 
 
-def typed_name(name: inspection.SegmentName) -> str:
-    """Return the name as `naming` has it, which is late: see the package."""
-    from shmacc_inspect import naming
-
-    return naming.typed_name(name)
-
-
-def _number(number: int | None) -> str:
-    return "" if number is None else str(number)
-
-
 def _rows(summary: Summary) -> str:
     """Return the rows of what has some: parameters do if they have tables."""
-    return _number(summary.rows) if summary.kind in {"sparse", "parameters"} else ""
+    return formatting.known(summary.rows) if summary.kind in {"sparse", "parameters"} else ""
 
 
 def _dead(summary: Summary) -> Cell:
-    return Cell(_number(summary.attached_dead), "yellow" if summary.attached_dead else "")
+    return Cell(formatting.known(summary.attached_dead), "yellow" if summary.attached_dead else "")
 
 
 COLUMNS: Final = (
@@ -69,12 +43,12 @@ COLUMNS: Final = (
     Column("DTYPE", lambda of: of.dtype or "", rank=5),
     Column("SHAPE", lambda of: formatting.shape(of.shape) if of.dtype else "", rank=4),
     Column("REDUCE", lambda of: of.reduction_type or "", rank=10),
-    Column("STEP", lambda of: _number(of.global_step), right=True),
-    Column("GRADS", lambda of: _number(of.num_accumulated), right=True),
+    Column("STEP", lambda of: formatting.known(of.global_step), right=True),
+    Column("GRADS", lambda of: formatting.known(of.num_accumulated), right=True),
     Column("ROWS", _rows, right=True, rank=3),
     Column("USED", lambda of: page.size(of.bytes_used), right=True, rank=7),
     Column("RESERVED", lambda of: page.size(of.bytes_reserved), right=True, rank=2),
-    Column("ALIVE", lambda of: _number(of.attached_alive), right=True),
+    Column("ALIVE", lambda of: formatting.known(of.attached_alive), right=True),
     Column("DEAD", _dead, right=True),
     Column("WAITS FOR", lambda of: Cell(",".join(map(str, of.waiting_for or ())), "cyan"), rank=1),
     Column("OWNER", lambda of: of.owner, rank=9),
@@ -83,34 +57,6 @@ COLUMNS: Final = (
     Column("STALL", lambda of: Cell(",".join(stall.kind for stall in of.stalls), "bold red")),
     Column("STATE", lambda of: Cell(of.state, STATE_STYLES[of.state], of.state.replace(" ", "-"))),
 )
-
-
-SORTS: Final[dict[str, Callable[[Summary], Any]]] = {
-    "name": lambda of: typed_name(of.name),
-    "state": urgency,
-    "step": lambda of: of.global_step or 0,
-    "gradients": lambda of: of.num_accumulated or 0,
-    "rows": lambda of: of.rows or 0,
-    "bytes": lambda of: of.bytes_reserved,
-    "attached": lambda of: of.attached_alive or 0,
-    "waiting": lambda of: len(of.waiting_for or ()),
-    "age": lambda of: -of.created,
-}
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser, without="all")
-    parser.add_argument(
-        "--orphaned", action="store_true", help="only those that no living process has attached"
-    )
-    parser.add_argument("--stalled", action="store_true", help="only those that stand still")
-    parser.add_argument("--mine", action="store_true", help="only those of this user")
-    parser.add_argument("--sort", choices=SORTS, default="name", help="what to sort by (name)")
-    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
-    parser.add_argument("-q", "--quiet", action="store_true", help="only names, one a line")
-    options.add_namespace(parser)
-    options.add_json(parser)
 
 
 def run(
@@ -126,9 +72,6 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc import inspection  # late: see the package
-    from shmacc_inspect import naming
-
     found = list(naming.summaries(naming.select(names, everywhere=everywhere)))
     segments = [
         summary
@@ -137,13 +80,11 @@ def run(
         and not (stalled and not summary.stalls)
         and not (mine and summary.owner_uid != os.getuid())
     ]
-    by_name, key = SORTS["name"], SORTS[sort]
+    by_name, key = SORTS_OF_LIST["name"], SORTS_OF_LIST[sort]
     segments.sort(key=lambda summary: (key(summary), by_name(summary)), reverse=reverse)
     space = inspection.shared_memory_space()
     removed = inspection.unlinked_memory(inspection.unlinked_uses())
     if json:
-        from shmacc_inspect.output import SegmentList, to_json
-
         print(to_json(SegmentList(segments, space, removed)))
     elif quiet:
         page.show(Cell(by_name(summary)) for summary in segments)
@@ -161,8 +102,6 @@ def run(
 
 
 def _fullness(space: inspection.Space, removed: int) -> str:
-    from shmacc import inspection  # late: see the package
-
     used = space.total - space.free
     text = (
         f"shared memory: {formatting.size(used)} of {formatting.size(space.total)} used "

@@ -10,51 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shmacc_inspect import failures, interrupts, options, page
+from shmacc_inspect import failures, gauges, interrupts, naming, page
+from shmacc_inspect.output import Metrics, to_json
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator
 
     from shmacc.inspection import SegmentName
 
-DESCRIPTION: Final = """\
-Print Prometheus metrics of segments, write them to a file, or serve them.
-
-Counters and gauges with the labels `name` and `namespace`. Needs prometheus_client
-(`pip install prometheus_client`); --json does not."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect metrics
-  shmacc-inspect metrics --output /var/lib/node_exporter/shmacc.prom
-  shmacc-inspect metrics --listen 127.0.0.1:9470
-  shmacc-inspect metrics --listen 10.0.0.7:9470 --insecure"""
-
 _FILE_MODE: Final = 0o644
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser, without="all")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--listen",
-        metavar="ADDRESS:PORT",
-        help="serve them by HTTP until Ctrl-C or SIGTERM; port 0 picks one",
-    )
-    group.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="write them to this file, in one piece, for a textfile collector",
-    )
-    parser.add_argument(
-        "--insecure",
-        action="store_true",
-        help="let --listen serve other machines: without encryption, to anybody who asks",
-    )
-    options.add_namespace(parser)
-    options.add_json(parser)
 
 
 def run(
@@ -67,15 +31,13 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc_inspect import naming  # late: see the package
-
     if json and (listen or output):
         raise failures.UsageError("--json goes to stdout only")
     # A name that is not there is a mistake; later it may come and go.
     naming.select(names, everywhere=everywhere)
-    watched = partial(naming.select_present, names, everywhere=everywhere)
+    watched = partial(naming.select, names, everywhere=everywhere, missing_ok=True)
     if json:
-        _print_json(watched())
+        print(to_json(Metrics(list(gauges.gather(watched())))))
     elif listen is not None:
         from shmacc_inspect import serving
 
@@ -102,13 +64,6 @@ def _text(exposition: str, watched: Callable[[], list[SegmentName]]) -> bytes:
     return text
 
 
-def _print_json(names: list[SegmentName]) -> None:
-    from shmacc_inspect import gauges  # late: see the package
-    from shmacc_inspect.output import Metrics, to_json
-
-    print(to_json(Metrics(list(gauges.gather(names)))))
-
-
 def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
     try:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -118,7 +73,6 @@ def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
         why = "" if missing else f", whose import failed ({error!r}); to install it again"
         page.write_line(f"`metrics` needs prometheus_client{why}: pip install prometheus_client")
         failures.end(failures.WRONG_OR_FAILED)
-    from shmacc_inspect import gauges  # late: see the package
 
     class SegmentCollector(Collector):
         """Looks at the segments at each request."""

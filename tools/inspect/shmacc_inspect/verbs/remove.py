@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
-from shmacc_inspect import failures, formatting, options, page
+from shmacc import inspection
+from shmacc.errors import NotFoundError, PermissionDeniedError, ShmaccError
+from shmacc.inspection import SegmentState
+from shmacc_inspect import failures, formatting, naming, page
+from shmacc_inspect.output import Removal, to_json
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
-    import argparse
-
-    from shmacc import inspection
-    from shmacc_inspect.output import Removal
-
-DESCRIPTION: Final = """\
-Remove segments and their semaphores; without --yes, only name them.
-
-Refuses one that living processes have attached, unless --force is given: these go on using it until
-they close, and the next process that opens the name makes a new one. Of several, either all are
-removed or, if one is refused, none."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect remove embeddings              what would be removed
-  shmacc-inspect remove embeddings --yes
-  shmacc-inspect remove embeddings 'tower.*' --yes --force"""
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser)
-    options.add_yes(parser)
-    parser.add_argument(
-        "--force", action="store_true", help="also if it is in use, damaged, or of another version"
-    )
-    options.add_namespace(parser)
-    options.add_json(parser)
+    from shmacc.inspection import AttachedProcess, Summary
 
 
 def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    from shmacc.errors import NotFoundError  # late: see the package
-    from shmacc_inspect import naming
-    from shmacc_inspect.output import to_json
-
-    found = naming.summaries(naming.select(names, everywhere=everywhere))
-    named = naming.exact(names)
-    plan = []
-    for summary in found:
-        try:
-            plan.append(_planned(summary, force=force))
-        except NotFoundError:  # what a glob found may be gone
-            if summary.name.system_name in named:
-                raise
+    plan = list(naming.answers(names, partial(_planned, force=force), everywhere=everywhere))
     refused = any(planned.refused for planned, _ in plan)
     for planned, is_forcible in plan:
         answer = _carried_out(planned, force=force) if yes and not refused else planned
@@ -67,12 +34,8 @@ def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: boo
         page.write_line("nothing was removed; --yes removes it")
 
 
-def _planned(summary: inspection.Summary, *, force: bool) -> tuple[Removal, bool]:
+def _planned(summary: Summary, *, force: bool) -> tuple[Removal, bool]:
     """Return what would be done, and whether --force would do what is refused."""
-    from shmacc import inspection
-    from shmacc.errors import PermissionDeniedError
-    from shmacc_inspect.output import Removal
-
     attached = _attached(summary)
     obstacle = _obstacle(summary, [process.pid_label for process in attached])
     refused = bool(obstacle) and not force
@@ -98,9 +61,6 @@ def _planned(summary: inspection.Summary, *, force: bool) -> tuple[Removal, bool
 
 
 def _carried_out(planned: Removal, *, force: bool) -> Removal:
-    from shmacc import inspection
-    from shmacc.errors import NotFoundError
-
     removed: tuple[str, ...] = ()
     with contextlib.suppress(NotFoundError):  # it is gone, which is what was asked for
         removed = inspection.remove(planned.name, force=force)
@@ -120,10 +80,7 @@ def _show(answer: Removal, *, is_forcible: bool) -> None:
         page.write_line(answer.obstacle)
 
 
-def _attached(summary: inspection.Summary) -> list[inspection.AttachedProcess]:
-    from shmacc import inspection  # late: see the package
-    from shmacc.errors import ShmaccError
-
+def _attached(summary: Summary) -> list[AttachedProcess]:
     try:
         seen = inspection.describe(summary.name.system_name)
     except ShmaccError:
@@ -131,9 +88,7 @@ def _attached(summary: inspection.Summary) -> list[inspection.AttachedProcess]:
     return [process for process in seen.processes if process.alive]
 
 
-def _obstacle(summary: inspection.Summary, pids: list[str]) -> str:
-    from shmacc.inspection import SegmentState
-
+def _obstacle(summary: Summary, pids: list[str]) -> str:
     if summary.state in {SegmentState.SOUND, SegmentState.FINISHED}:
         users = f"{'pid' if len(pids) == 1 else 'pids'} {', '.join(pids)}"
         return f"{summary.name.system_name} is in use by {users if pids else 'a living process'}"

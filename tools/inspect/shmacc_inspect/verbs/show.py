@@ -6,25 +6,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import failures, options, page
+from shmacc import inspection
+from shmacc.errors import DataLossError, PermissionDeniedError
+from shmacc_inspect import describing, failures, naming, page
+from shmacc_inspect.output import NotShown, Shown, shown, to_json
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
-    import argparse
-
-    from shmacc import inspection
-    from shmacc_inspect.output import NotShown, Shown
-
-DESCRIPTION: Final = """\
-Describe segments in full: processes, waiting takes, lock, counters, and the verdict.
-
-It takes and changes nothing, and waits for no lock."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect show embeddings
-  shmacc-inspect show embeddings --rows 20 --values
-  shmacc-inspect show shmacc.alice:embeddings 'tower.*'
-  shmacc-inspect show embeddings --json | jq .lock"""
+    from shmacc.inspection import Summary
 
 _WITHOUT_ROWS: Final = {
     "dense": "a dense accumulator has",
@@ -32,29 +21,6 @@ _WITHOUT_ROWS: Final = {
     "parameters": "parameters have",
 }
 _WITHOUT_SUMS: Final = {"arrays", "parameters"}
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser)
-    parser.add_argument(
-        "--rows",
-        metavar="K",
-        type=options.count(0),
-        default=0,
-        help="the K rows that most gradients of this round touched",
-    )
-    parser.add_argument(
-        "--values",
-        action="store_true",
-        help="norm, largest, NaN and infinite numbers of the round's sums",
-    )
-    parser.add_argument(
-        "--layout", action="store_true", help="its memory: offset, size and fill of each region"
-    )
-    options.add_ascii(parser)
-    options.add_namespace(parser)
-    options.add_json(parser)
 
 
 def run(
@@ -68,27 +34,16 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc.errors import NotFoundError  # late: see the package
-    from shmacc_inspect import describing, naming
-    from shmacc_inspect.output import NotShown, to_json
-
     failed = False
-    first, named = True, naming.exact(names)
-    for summary in naming.select_fit(
-        names, everywhere=everywhere, unfit=partial(_unfit, rows=rows, values=values)
-    ):
-        try:
-            answer = _look(summary, rows=rows, values=values)
-        except NotFoundError:
-            if summary.name.system_name in named:
-                raise
-            continue  # a glob found it, and it is gone
+    look = partial(_look, rows=rows, values=values)
+    unfit = partial(_unfit, rows=rows, values=values)
+    answers = naming.answers(names, look, everywhere=everywhere, unfit=unfit)
+    for number, answer in enumerate(answers):
         if json:
             print(to_json(answer))
         else:
             elements = describing.elements(answer, time.time(), layout=layout)
-            page.show([*([] if first else [Cell("")]), *elements], plain=ascii)
-        first = False
+            page.show([*([Cell("")] if number else []), *elements], plain=ascii)
         if isinstance(answer, NotShown):
             page.write_line(answer.error)
             failed = True
@@ -96,7 +51,7 @@ def run(
         failures.end(failures.WRONG_OR_FAILED)
 
 
-def _unfit(summary: inspection.Summary, *, rows: int, values: bool) -> str:
+def _unfit(summary: Summary, *, rows: int, values: bool) -> str:
     """Return why what is asked for cannot be shown of a segment; empty: it can."""
     kind = summary.kind or ""
     if rows and kind in _WITHOUT_ROWS:
@@ -104,11 +59,7 @@ def _unfit(summary: inspection.Summary, *, rows: int, values: bool) -> str:
     return f"{_WITHOUT_ROWS[kind]} no sums" if values and kind in _WITHOUT_SUMS else ""
 
 
-def _look(summary: inspection.Summary, *, rows: int, values: bool) -> Shown | NotShown:
-    from shmacc import inspection  # late: see the package
-    from shmacc.errors import DataLossError, PermissionDeniedError
-    from shmacc_inspect.output import NotShown, shown
-
+def _look(summary: Summary, *, rows: int, values: bool) -> Shown | NotShown:
     name = summary.name.system_name
     try:
         return shown(

@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import failures, formatting, options, page
+from shmacc import inspection
+from shmacc.errors import NotFoundError, ShmaccError
+from shmacc_inspect import failures, formatting, naming, page
+from shmacc_inspect.output import Waiting, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shmacc.inspection import SegmentName, Summary
-
-DESCRIPTION: Final = """\
-Wait for a step, for gradients, or for the end of a segment.
-
-Returns as soon as it has come about for all of them: exit status 0. It is 124 if that takes longer
-than --timeout, and 3 if one is not there or goes away meanwhile. Attaches to nothing and delays
-nobody: it looks many times a second."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect wait embeddings --for step=1000 --timeout 2h && cp -r checkpoints /archive
-  shmacc-inspect wait embeddings --for count=8
-  shmacc-inspect wait 'job7.*' --for gone --timeout 10m || page-somebody"""
+    from shmacc_inspect.arguments import Condition
 
 _SHORTEST_PAUSE: Final = 0.005  # seconds
 _LONGEST_PAUSE: Final = 0.1
 _SLOWER: Final = 1.2
 _UNREADABLE: Final = -1  # no segment's token
 
-Condition = tuple[str, int]
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser)
-    parser.add_argument(
-        "--for",
-        dest="condition",
-        metavar="CONDITION",
-        type=_condition,
-        required=True,
-        help="step=N: the step is at least N; count=N: at least N gradients are accumulated; "
-        "gone: nothing has the name any more, or another segment has it",
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="TIME",
-        type=options.seconds(),
-        help="for so long at most: 90s, 10m, 2h",
-    )
-    options.add_namespace(parser)
-    options.add_json(parser)
-
 
 def run(
-    *,
-    names: list[str],
-    condition: Condition,
-    timeout: float | None,
-    everywhere: bool,
-    json: bool,
+    *, names: list[str], condition: Condition, timeout: float | None, everywhere: bool, json: bool
 ) -> None:
     """Run the verb."""
-    from shmacc_inspect.output import Waiting, to_json  # late: see the package
-
     began = time.monotonic()
     waits = [_reached(name, condition) for name in _wanted(names, condition, everywhere=everywhere)]
     missing = _wait(waits, None if timeout is None else began + timeout)
@@ -78,20 +38,9 @@ def run(
         failures.end(failures.TIMED_OUT)
 
 
-def _condition(text: str) -> Condition:
-    what, equals, number = text.partition("=")
-    if text == "gone":
-        return what, 0
-    if what in {"step", "count"} and equals:
-        return what, options.count(0)(number)
-    raise argparse.ArgumentTypeError(f"{text!r} is none of step=N, count=N and gone")
-
-
 def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list[SegmentName]:
-    from shmacc_inspect import naming
-
     if condition[0] == "gone":  # so is what was never there
-        return naming.select_present(given, everywhere=everywhere)
+        return naming.select(given, everywhere=everywhere, missing_ok=True)
     fit = naming.select_fit(given, everywhere=everywhere, unfit=_unfit)
     return [summary.name for summary in fit]
 
@@ -116,9 +65,6 @@ def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
 
 def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
     """Return what tells whether the condition holds for that segment."""
-    from shmacc import inspection
-    from shmacc.errors import NotFoundError, ShmaccError
-
     what, number = condition
 
     def tokens() -> set[int]:

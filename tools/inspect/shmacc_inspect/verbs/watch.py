@@ -8,58 +8,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from shmacc_inspect import failures, formatting, options, page
+from shmacc_inspect import failures, formatting, page, progress
+from shmacc_inspect.output import to_json
 from shmacc_inspect.sorting import SORTS
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from shmacc_inspect.output import Interval
     from shmacc_inspect.progress import Watch
     from shmacc_inspect.screen import Screen
 
-DESCRIPTION: Final = """\
-Watch segments live: progress, rates, drops, and stragglers.
-
-On a terminal, a screen with the rounds' progress towards what the waiting take requires, steps,
-gradients and bytes a second, and the processes that have not applied in this round. In a pipe,
-one line per interval and segment. A NAME that is removed is waited for; what a glob finds comes
-and goes."""
-EXAMPLES: Final = """\
-Examples:
-  shmacc-inspect watch
-  shmacc-inspect watch embeddings 'tower.*' --interval 0.5
-  shmacc-inspect watch --sort waited
-  shmacc-inspect watch embeddings --interval 10 --count 6 >> progress.log
-  shmacc-inspect watch --json | jq 'select(.stragglers != [])'
-
-Keys: q quit; up, down, j, k, page up, page down, home, end, 1-9 pick a segment;
-s sorts by the next column, r the other way round."""
-
-_SHORTEST: Final = 0.05
 _SHOWN_STRAGGLERS: Final = 4
 _REST: Final = 1.5  # times as long as a look took, at least: 40 % of a core at most
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    options.add_names(parser, without="all")
-    parser.add_argument(
-        "--interval",
-        metavar="TIME",
-        type=options.seconds(_SHORTEST),
-        default=1.0,
-        help="how often to look: 0.5, 10s, 5m (1)",
-    )
-    parser.add_argument(
-        "--count", metavar="N", type=options.count(1), help="end after so many intervals"
-    )
-    parser.add_argument("--sort", choices=SORTS, default="state", help="what to sort by (state)")
-    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
-    options.add_ascii(parser)
-    options.add_namespace(parser)
-    options.add_json(parser)
 
 
 def run(
@@ -74,8 +35,6 @@ def run(
     json: bool,
 ) -> None:
     """Run the verb."""
-    from shmacc_inspect import progress  # late: see the package
-
     watched = progress.Watch(names, everywhere=everywhere)
     signal.signal(signal.SIGTERM, _end)
     if page.is_terminal() and not json:
@@ -100,8 +59,6 @@ def _print(
     key: Callable[[Interval], Any],
     reverse: bool,
 ) -> None:
-    from shmacc_inspect.output import to_json  # late: see the package
-
     watched.look()
     due, done = time.monotonic(), 0
     while count is None or done < count:
@@ -125,8 +82,6 @@ def _rested(began: float) -> float:
 
 def line(seen: Interval) -> str:
     """Return an interval as one line."""
-    from shmacc_inspect import progress  # late: see the package
-
     start = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(seen.time))} {seen.name}"
     if seen.summary is None or seen.summary.global_step is None or seen.stats is None:
         return f"{start} state={seen.state.replace(' ', '-')}"

@@ -1,0 +1,304 @@
+"""What each verb does, and its arguments. It needs no library, so that help is printed at once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shmacc_inspect import options
+from shmacc_inspect.sorting import SORTS, SORTS_OF_LIST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SHORTEST: Final = 0.05  # seconds; of an interval
+
+Condition = tuple[str, int]
+
+
+class Verb(NamedTuple):
+    """A verb of the command line.
+
+    Attributes:
+        summary: What it does, in one line of the help.
+        description: The same in full.
+        examples: Command lines.
+        declare: Declares its arguments, whose names are those of the `run` of its module.
+    """
+
+    summary: str
+    description: str
+    examples: str
+    declare: Callable[[argparse.ArgumentParser], None]
+
+
+def _condition(text: str) -> Condition:
+    what, equals, number = text.partition("=")
+    if text == "gone":
+        return what, 0
+    if what in {"step", "count"} and equals:
+        return what, options.count(0)(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is none of step=N, count=N and gone")
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser, without="all")
+    parser.add_argument(
+        "--orphaned", action="store_true", help="only those that no living process has attached"
+    )
+    parser.add_argument("--stalled", action="store_true", help="only those that stand still")
+    parser.add_argument("--mine", action="store_true", help="only those of this user")
+    parser.add_argument(
+        "--sort", choices=SORTS_OF_LIST, default="name", help="what to sort by (name)"
+    )
+    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only names, one a line")
+
+
+def _show(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser)
+    parser.add_argument(
+        "--rows",
+        metavar="K",
+        type=options.count(0),
+        default=0,
+        help="the K rows that most gradients of this round touched",
+    )
+    parser.add_argument(
+        "--values",
+        action="store_true",
+        help="norm, largest, NaN and infinite numbers of the round's sums",
+    )
+    parser.add_argument(
+        "--layout", action="store_true", help="its memory: offset, size and fill of each region"
+    )
+    options.add_ascii(parser)
+
+
+def _watch(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser, without="all")
+    parser.add_argument(
+        "--interval",
+        metavar="TIME",
+        type=options.seconds(_SHORTEST),
+        default=1.0,
+        help="how often to look: 0.5, 10s, 5m (1)",
+    )
+    parser.add_argument(
+        "--count", metavar="N", type=options.count(1), help="end after so many intervals"
+    )
+    parser.add_argument("--sort", choices=SORTS, default="state", help="what to sort by (state)")
+    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
+    options.add_ascii(parser)
+
+
+def _check(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser, without="all segments, and what is left of others")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only what is wrong, no notes")
+
+
+def _clean(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser, without="all")
+    parser.add_argument(
+        "--older-than",
+        metavar="TIME",
+        type=options.seconds(),
+        default=0.0,
+        help="only what was last used longer ago: 90s, 10m, 2h, 3d",
+    )
+    parser.add_argument(
+        "--private", action="store_true", help="only private accumulators', which no job uses again"
+    )
+    options.add_yes(parser)
+
+
+def _remove(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser)
+    options.add_yes(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="also if it is in use, damaged, or of another version"
+    )
+
+
+def _cancel(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser)
+    options.add_yes(parser)
+
+
+def _wait(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser)
+    parser.add_argument(
+        "--for",
+        dest="condition",
+        metavar="CONDITION",
+        type=_condition,
+        required=True,
+        help="step=N: the step is at least N; count=N: at least N gradients are accumulated; "
+        "gone: nothing has the name any more, or another segment has it",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="TIME",
+        type=options.seconds(),
+        help="for so long at most: 90s, 10m, 2h",
+    )
+
+
+def _metrics(parser: argparse.ArgumentParser) -> None:
+    options.add_names(parser, without="all")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--listen",
+        metavar="ADDRESS:PORT",
+        help="serve them by HTTP until Ctrl-C or SIGTERM; port 0 picks one",
+    )
+    group.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="write them to this file, in one piece, for a textfile collector",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="let --listen serve other machines: without encryption, to anybody who asks",
+    )
+
+
+VERBS: Final = {
+    "list": Verb(
+        "list segments, one row each",
+        """\
+List segments, one row each.
+
+A row has the segment's kind, round, attached processes, waiting takes, memory and state. A terminal
+that is too narrow gets fewer columns; a pipe gets all of them, each one word.""",
+        """\
+  shmacc-inspect list
+  shmacc-inspect list 'emb*' --sort bytes --reverse
+  shmacc-inspect list --orphaned --mine
+  shmacc-inspect list --stalled
+  shmacc-inspect list --quiet --orphaned 'job7-*' | xargs -r shmacc-inspect remove --yes
+  shmacc-inspect list --json | jq '.segments[] | select(.attached_dead > 0) | .name'""",
+        _list,
+    ),
+    "show": Verb(
+        "describe segments in full: processes, waiting takes, lock, counters, layout",
+        """\
+Describe segments in full: processes, waiting takes, lock, counters, and the verdict.
+
+It takes and changes nothing, and waits for no lock.""",
+        """\
+  shmacc-inspect show embeddings
+  shmacc-inspect show embeddings --rows 20 --values
+  shmacc-inspect show shmacc.alice:embeddings 'tower.*'
+  shmacc-inspect show embeddings --json | jq .lock""",
+        _show,
+    ),
+    "watch": Verb(
+        "watch segments live: progress, rates, drops, stragglers",
+        """\
+Watch segments live: progress, rates, drops, and stragglers.
+
+On a terminal, a screen with the rounds' progress towards what the waiting take requires, steps,
+gradients and bytes a second, and the processes that have not applied in this round. In a pipe,
+one line per interval and segment. A NAME that is removed is waited for; what a glob finds comes
+and goes.""",
+        """\
+  shmacc-inspect watch
+  shmacc-inspect watch embeddings 'tower.*' --interval 0.5
+  shmacc-inspect watch --sort waited
+  shmacc-inspect watch embeddings --interval 10 --count 6 >> progress.log
+  shmacc-inspect watch --json | jq 'select(.stragglers != [])'
+
+Keys: q quit; up, down, j, k, page up, page down, home, end, 1-9 pick a segment;
+s sorts by the next column, r the other way round.""",
+        _watch,
+    ),
+    "check": Verb(
+        "verify every invariant; exit status 1 if one is broken",
+        """\
+Verify every invariant of segments; exit status 1 if one is broken, 4 if some were not read.
+
+Compares records, counters, sizes, rows and index, semaphores and names, and looks for leftovers,
+stopped holders of locks, and names that were removed while in use. Changes nothing, and waits for
+no lock. WRONG means that somebody has to act; a note is worth knowing, and needs no action.""",
+        """\
+  shmacc-inspect check
+  shmacc-inspect check embeddings || page-somebody
+  shmacc-inspect check --quiet 'job7-*' bias
+  shmacc-inspect check --json | jq -r '.findings[].remedy'""",
+        _check,
+    ),
+    "clean": Verb(
+        "remove what no living process uses",
+        """\
+Remove segments that no living process uses; without --yes, only list them.
+
+Also removes semaphores whose segment is gone. Death is proved by the kernel, never guessed, and
+proved again at the moment of removal; what could not be judged is left and listed. Two cleaners at
+once do each other no harm.""",
+        """\
+  shmacc-inspect clean                           what would be removed, and what not
+  shmacc-inspect clean --yes
+  shmacc-inspect clean --yes --older-than 2h 'job7-*'""",
+        _clean,
+    ),
+    "remove": Verb(
+        "remove segments by name",
+        """\
+Remove segments and their semaphores; without --yes, only name them.
+
+Refuses one that living processes have attached, unless --force is given: these go on using it until
+they close, and the next process that opens the name makes a new one. Of several, either all are
+removed or, if one is refused, none.""",
+        """\
+  shmacc-inspect remove embeddings              what would be removed
+  shmacc-inspect remove embeddings --yes
+  shmacc-inspect remove embeddings 'tower.*' --yes --force""",
+        _remove,
+    ),
+    "cancel": Verb(
+        "end the waiting takes",
+        """\
+End every waiting take with CancelledError; without --yes, only list them.
+
+Nothing is consumed: the gradients stay for the next take. It needs no lock, so it also works
+while the process that holds the lock is stopped: a take that waits for that lock, and so has no
+entry in the queue yet, is cancelled too.""",
+        """\
+  shmacc-inspect cancel embeddings              which takes would be cancelled
+  shmacc-inspect cancel embeddings --yes
+  shmacc-inspect cancel 'job7.*' --yes""",
+        _cancel,
+    ),
+    "wait": Verb(
+        "wait for a step, for gradients, or for the end of a segment",
+        """\
+Wait for a step, for gradients, or for the end of a segment.
+
+Returns as soon as it has come about for all of them: exit status 0. It is 124 if that takes longer
+than --timeout, and 3 if one is not there or goes away meanwhile. Attaches to nothing and delays
+nobody: it looks many times a second.""",
+        """\
+  shmacc-inspect wait embeddings --for step=1000 --timeout 2h && cp -r checkpoints /archive
+  shmacc-inspect wait embeddings --for count=8
+  shmacc-inspect wait 'job7.*' --for gone --timeout 10m || page-somebody""",
+        _wait,
+    ),
+    "metrics": Verb(
+        "print or serve Prometheus metrics",
+        """\
+Print Prometheus metrics of segments, write them to a file, or serve them.
+
+Counters and gauges with the labels `name` and `namespace`. Needs prometheus_client
+(`pip install prometheus_client`); --json does not.""",
+        """\
+  shmacc-inspect metrics
+  shmacc-inspect metrics --output /var/lib/node_exporter/shmacc.prom
+  shmacc-inspect metrics --listen 127.0.0.1:9470
+  shmacc-inspect metrics --listen 10.0.0.7:9470 --insecure""",
+        _metrics,
+    ),
+}
