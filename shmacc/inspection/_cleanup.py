@@ -48,8 +48,7 @@ def leftovers(
 ) -> tuple[Leftover, ...]:
     """List segments and semaphores that no process seems to use.
 
-    Those that could not be judged are among them, as not removable; but not the semaphore of a
-    segment that is.
+    It includes segments that could not be judged, as not removable, but not their semaphores.
 
     Args:
         pattern: A glob that the shared_name or the file's name must match.
@@ -57,7 +56,7 @@ def leftovers(
         namespace: Only those under it; None: all.
         private: Only private accumulators' segments.
     """
-    # Semaphores first. Later, another cleaner may remove a segment, whose semaphore would be found.
+    # Semaphores first: if another cleaner removes a segment now, it removes the semaphore as well.
     semaphores = leftover_semaphores(
         lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
     )
@@ -85,7 +84,7 @@ def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Lefto
     """List semaphores whose segment is gone, or could not be judged.
 
     Args:
-        meant: Called with a segment's name and the semaphore's file name: whether it is meant.
+        meant: Called with a segment's name and the semaphore's file name; whether to judge it.
     """
     found = []
     for file_name in os.listdir(names.SHM_DIRECTORY):
@@ -316,7 +315,7 @@ def _leftover(
 
 
 def _check_removable(path: str) -> None:
-    """Find out, as far as the system tells, whether this process may remove a file.
+    """Find out, as far as the system tells, whether this process is allowed to remove a file.
 
     Raises:
         PermissionDeniedError: It may not.
@@ -351,7 +350,7 @@ def _may_act_as_owner() -> bool:
 
 
 def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
-    # In this order: once its creator has finished or died, no segment gets this token any more.
+    # In this order: once the semaphore's creator has finished or died, no segment gets its token.
     if _core.semaphore_is_being_made(names.semaphore_path(name.system_name, token)):
         return False
     try:

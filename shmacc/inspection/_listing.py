@@ -32,9 +32,9 @@ _SLOT_REGIONS = ("index 0", "index 1")  # of parameters, which have no index
 def resolve(name: str) -> SegmentName:
     """Return the segment of a shared_name or a system name, whether it exists or not.
 
-    What begins as system names do is one, whatever exists: else the same words could mean one
-    segment today and another tomorrow, and `remove` would remove that. An accumulator whose
-    shared_name begins so too is named by its system name.
+    A name that begins like a system name is one, whatever exists. Otherwise the same name could
+    mean one segment today and another tomorrow, and `remove` would remove the wrong one. So an
+    accumulator whose shared_name begins like that can be named by its system name only.
 
     Args:
         name: A shared_name in this process's namespace, or a file's name in /dev/shm.
@@ -94,8 +94,8 @@ def list_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[Seg
 def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | None) -> bool:
     """Whether a file of this segment matches a pattern and namespace.
 
-    A pattern that begins as system names do is for these: a shared_name that looks like another
-    segment's system name is not to be taken for it.
+    A pattern that begins like a system name matches system names only: a shared_name may look like
+    another segment's system name.
     """
     if namespace not in {None, name.namespace}:
         return False
@@ -150,7 +150,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
 
 
 def _who_has_it_open(name: SegmentName, look: Look) -> str:
-    """Say it of a file that cannot be asked."""
+    """Name the processes that have a file open, which itself cannot tell."""
     users = look.openers(name.path)
     if not users:
         return ""
@@ -234,10 +234,9 @@ def _state(finished: bool, *, used: bool) -> SegmentState:
 
 
 def is_misnamed(name: SegmentName, made_as: str) -> bool:
-    """Whether a file's name is not that of the accumulator as which it was made.
+    """Whether a file was renamed, copied or linked: its name is not the one that it was made with.
 
-    No two files have the same name, but any number of copies and links the same content. So a
-    misnamed one goes by the name of its file.
+    Such a segment goes by the name of its file, for copies and links have the same content.
     """
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 

@@ -38,9 +38,9 @@ _HIDDEN = _Process("", 0)
 
 
 class Look:
-    """One look at many segments: what /proc says of a process is read once, however many it has.
+    """One look at many segments: what /proc says of a process is read once for all of them.
 
-    It is used for a moment, and not kept: processes change. Pids are those of this pid namespace.
+    Use it for a moment only: processes change. Pids are those of this pid namespace.
 
     Attributes:
         own_namespace: The inode of this process's pid namespace, which is its number.
@@ -66,13 +66,13 @@ class Look:
         self._users_of_files: dict[tuple[int, int], set[int]] | None = None
 
     def is_own(self, namespace: int, moment: float) -> bool:
-        """Whether a process of this pid namespace was meant.
-
-        Args:
-            namespace: The number of a pid namespace.
-            moment: When the process was there, in seconds since the epoch.
+        """Whether a pid namespace is this one.
 
         The kernel gives the number of a namespace that is gone to another one.
+
+        Args:
+            namespace: Its number.
+            moment: When it had that number, in seconds since the epoch.
         """
         if namespace != self.own_namespace:
             return False

@@ -1,7 +1,8 @@
-"""Notes accumulators whose rounds no parameters take: other ones than they belong to, or past them.
+"""Notes accumulators whose rounds cannot update any parameters.
 
-An accumulator knows the parameters that it belongs to once a round has been brought to them.
-Before, those that a process has attached beside it are taken for them; so this is only a note.
+The parameters that an accumulator belongs to are gone, or they are past the step of its round. It
+knows them once a round has updated them. Before that, it is taken to belong to those that a process
+has attached beside it. That is a guess, so this is only a note.
 """
 
 import contextlib

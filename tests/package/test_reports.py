@@ -15,7 +15,15 @@ from helpers.apart import run_apart
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import AccumulatorGroup, IndexedSlicesSpec, Parameters, SharedArrays, TensorSpec, errors
+from shmacc import (
+    AccumulatorGroup,
+    IndexedSlicesSpec,
+    Parameters,
+    SharedArrays,
+    TensorSpec,
+    errors,
+    inspection,
+)
 from shmacc._layout import names, reports
 from shmacc._opening import removal
 
@@ -64,6 +72,7 @@ def check_view(tables: int) -> dict[str, list[Any]]:
         each: _core.SegmentView
         for each in (view, *(view.table(t["lane"], t["member"]) for t in view.tables())):
             check(each.state(), reports.TableState)
+            assert each.state()["counters"].keys() == set(inspection.Stats.COUNTERS)
         check(view.participants(), list[reports.Participant])
         check(view.waiters(), list[reports.Waiter])
         check(view.events(), list[reports.Event])

@@ -17,8 +17,8 @@ def _end_at_once(_number: int, _frame: object) -> None:
 # Python sets no handler where a shell without job control had SIGINT ignored.
 _HEEDS_CTRL_C = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _HEEDS_CTRL_C:
-    # There is nothing to put in order but where `interrupts.raised` says so, and a traceback out of
-    # an import is of no use to anybody.
+    # Only `interrupts.raised` has something to put in order, and a traceback out of an import helps
+    # nobody.
     _signal.signal(_signal.SIGINT, _end_at_once)
 
 # NumPy's linear algebra, which nothing here uses, would start a thread for each core as it is
