@@ -295,6 +295,16 @@ def test_counts_of_partials_in_all_lanes_do_not_overflow(*, named: bool) -> None
         assert (taken.count, taken.weight) == (half + (half - 1) * 2**48, 2**63 - 2**48)
 
 
+def test_a_gradient_beside_a_lane_that_has_most_of_the_weight_does_not_overflow() -> None:
+    """Its own lane has nothing yet: it is the others' weight that leaves it no room."""
+    most = shmacc.DensePartial(np.array(1.0), 1, 0, LAST)
+    with ConditionalAccumulator("f8", (), lanes=2) as acc:
+        assert acc.apply_partial(most)
+        with pytest.raises(errors.OutOfRangeError, match="nothing was changed"):
+            acc.apply_grad(1.0, contributor=1)
+        assert acc.take(1, timeout=0).weight == LAST
+
+
 def _of_most(contributor: int | None) -> shmacc.DensePartial:
     who = None if contributor is None else np.array([contributor])
     return shmacc.DensePartial(np.array(1.0), 2**48, 0, 2**48, who)  # type: ignore[arg-type]

@@ -120,3 +120,14 @@ def test_rows_are_sorted_by_all_of_their_bits(number: int) -> None:
     order = np.argsort(ids)
     np.testing.assert_array_equal(taken.indices, ids[order])
     np.testing.assert_array_equal(taken.values, values[order])
+
+
+def test_a_row_whose_neighbours_stand_at_its_distance() -> None:
+    """Rows 0 and 3 are three slots apart, so 2 is looked for in between, where 100 stands."""
+    with SparseConditionalAccumulator("float64", reduction_type="SUM") as acc:
+        for ids in ([0, 1], [100], [3], [0, 2, 3]):
+            acc.apply_grad(ids, [1.0] * len(ids))
+        taken = acc.take(4)
+    assert dict(zip(taken.indices.tolist(), taken.values.tolist(), strict=True)) == {
+        0: 2, 1: 1, 2: 1, 3: 2, 100: 1
+    }  # fmt: skip

@@ -130,18 +130,20 @@ def test_step_at_its_end() -> None:
 # --- integers that do not fit --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
-def test_a_result_that_does_not_fit_stays(dtype: str) -> None:
-    top = np.iinfo(dtype).max
+@pytest.mark.parametrize(
+    ("dtype", "last"),
+    [("int8", 127), ("int8", -128), ("uint8", 255), ("int16", -(2**15)), ("uint32", 2**32 - 1)],
+)
+def test_a_result_that_does_not_fit_stays(dtype: str, last: int) -> None:
     with ConditionalAccumulator(dtype, reduction_type="SUM") as acc:
         for _ in range(2):
-            acc.apply_grad(np.full(3, top, dtype))
+            acc.apply_grad(np.full(3, last, dtype))
         for _ in range(2):
             with pytest.raises(OverflowError):
                 acc.take_grad(2)
             assert (acc.num_accumulated(), acc.global_step) == (2, 0)
         partial = acc.take_partial(2)
-        assert partial.value.tolist() == [2 * top] * 3
+        assert partial.value.tolist() == [2 * last] * 3
         assert partial.value.dtype == (np.int64 if dtype.startswith("i") else np.uint64)
 
 

@@ -163,6 +163,7 @@ def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
     assert not shard.stage(Fence(1, 1), both[1], "late")
     assert len(shard) == 1
     assert shard.pieces(Fence(1, 1), (BatchKey("b", 1, 8),)) == ["again 8"]
+    assert shard.pieces(Fence(1, 1), (BatchKey("b", 1, 7),)) is None
 
 
 def test_late_and_doubled_reports_change_nothing() -> None:
