@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from helpers.multihost_world import TIMING, Gradient, Segment
+from helpers.multihost_world import TIMING
 
-from shmacc._multihost import forwarder as act
-from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import Opened
 from shmacc._multihost.owner import OwnerCore
+from shmacc_simulate.books import Gradient, Segment
 
 
 class Table:
@@ -38,39 +38,22 @@ class Table:
             self.owner.report(report, self.now)
             core.receive(self.owner.order(host, report.incarnation))
 
-    def act(self, host: str) -> list[object]:  # noqa: C901  one case for each action
+    def act(self, host: str) -> list[object]:
         """A host does what its order says; shipping succeeds at once."""
         core, segment = self.hosts[host]
         done: list[object] = []
-        while True:
-            self.observe(core, segment)
-            action = core.next_action()
-            if action is None:
-                return done
+        while (action := segment.next_action(core)) is not None:
             done.append(action)
             match action:
-                case act.Do.SEAL, _:
+                case Do.SEAL, _:
                     core.sealed(segment.sealed(), self.now)
-                case act.Do.SHIP, grant:
+                case Do.SHIP, grant:
                     core.shipped(grant)
-                case act.Do.RELEASE, _:
-                    segment.held = False
-                    core.released()
-                case act.Do.CONSUME, _:
-                    segment.taken += len(segment.content)
-                    segment.reset(segment.step + 1)
-                    core.moved()
-                case act.Do.RESET, step:
-                    segment.reset(step)
-                    core.moved()
-                case act.Do.SET_STEP, step:
-                    segment.step, segment.held = step, False
-                    core.step_set()
-                case act.Do.FINISH, _:
-                    segment.finished = True
-                    core.finished()
-                case act.Do.STOP, _:
+                case Do.STOP, _:
                     return done
+                case _:
+                    segment.follow(core, action)
+        return done
 
     def settle(self, *hosts: str) -> None:
         """Hosts report and act until nothing changes."""

@@ -1,23 +1,20 @@
 """Hosts, shards, an owner and chiefs around the protocol's core, in one thread and no real time.
 
-Messages are dropped, doubled, delayed and so reordered; everything may be killed. Each gradient has
-an identity of its own, so that every round shows exactly what is in it. The books are kept outside
-the core, and each round that is consumed is held against them.
+Messages are dropped, doubled, delayed and so reordered; everything may be killed. Segments, books
+and the clock are the simulation's; here nothing costs time, and everything goes wrong. Each round
+that is consumed is held against the books.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shmacc._multihost import forwarder as act
-from shmacc._multihost.forwarder import ForwarderCore
+from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import (
-    Batch,
     BatchKey,
     Conflict,
     Died,
@@ -28,63 +25,13 @@ from shmacc._multihost.messages import (
 )
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
+from shmacc_simulate.books import Books, Gradient, Segment
+from shmacc_simulate.world import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TIMING = Timing(heartbeat=0.1, announce=0.01, lease=1.0, grace=0.3, expiry=5.0, chief_lease=2.0)
-
-
-@dataclass(frozen=True)
-class Gradient:
-    identity: int
-    local_step: int
-    contributor: int | None
-    weight: int
-
-
-@dataclass
-class Segment:
-    """What a group does, with gradients instead of their sums."""
-
-    step: int = 0
-    content: list[Gradient] = field(default_factory=list)
-    held: bool = False
-    dropped: int = 0
-    taken: int = 0
-    finished: bool = False
-
-    def apply(self, gradient: Gradient) -> bool | None:
-        """As a group's; None: it has to wait for the end of the round."""
-        if self.finished:
-            return False
-        if self.held:
-            if gradient.local_step > self.step:
-                return None
-            self.dropped += 1
-            return False
-        if gradient.local_step < self.step:
-            self.dropped += 1
-            return False
-        if gradient.contributor is None or gradient.contributor not in self.contributors():
-            self.content.append(gradient)
-        return True
-
-    def contributors(self) -> set[int]:
-        return {g.contributor for g in self.content if g.contributor is not None}
-
-    def sealed(self, shards: int = 1) -> Batch:
-        self.held = True
-        own = frozenset(g.contributor for g in self.content if g.contributor is not None)
-        weight = sum(g.weight for g in self.content)
-        members = {"m": (len(self.content), weight)} if self.content else {}
-        at = frozenset(gradient.identity % max(1, shards) for gradient in self.content)
-        return Batch(len(self.content), weight, own, members, at)
-
-    def reset(self, step: int) -> None:
-        self.dropped += len(self.content)
-        self.step, self.content, self.held = step, [], False
-        self.finished = False
 
 
 @dataclass
@@ -105,10 +52,6 @@ class Faults:
     zombies: float = 0.0
     steps: float = 0.0
     advances: float = 0.0
-
-    @property
-    def any(self) -> bool:
-        return any(vars(self).values())
 
 
 class Host:
@@ -168,38 +111,24 @@ class Host:
             core.receive(order)  # type: ignore[arg-type]
             self.run(core)
 
-    def run(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
+    def run(self, core: ForwarderCore) -> None:
         segment = self.segment
         for _ in range(20):
             if core is not self.core:
                 return
-            core.observe(segment.step, len(segment.content), finished=segment.finished)
-            match core.next_action():
+            match segment.next_action(core):
                 case None:
                     return
-                case act.Do.SEAL, _:
+                case Do.SEAL, _:
                     core.sealed(segment.sealed(len(core.places)), self.world.now)
-                case act.Do.SHIP, grant:
+                case Do.SHIP, grant:
                     if grant not in self.shipping:
                         self.ship(core, grant)
                     return
-                case act.Do.RELEASE, _:
-                    segment.held = False
-                    core.released()
-                case act.Do.CONSUME, _:
-                    segment.reset(segment.step + 1)
-                    core.moved()
-                case act.Do.RESET, step:
-                    segment.reset(step)
-                    core.moved()
-                case act.Do.SET_STEP, step:
-                    segment.step, segment.held = step, False
-                    core.step_set()
-                case act.Do.FINISH, _:
-                    segment.finished = True
-                    core.finished()
-                case act.Do.STOP, _:
+                case Do.STOP, _:
                     self.die()
+                case action:
+                    segment.follow(core, action)
         raise AssertionError("the forwarder finds no end")
 
     def ship(self, core: ForwarderCore, grant: int) -> None:
@@ -213,7 +142,7 @@ class Host:
         pieces: dict[int, list[Gradient]] = {}
         for gradient in self.segment.content:
             pieces.setdefault(gradient.identity % len(places), []).append(gradient)
-        world.shipped[key] = list(self.segment.content)
+        world.books.shipped[key] = list(self.segment.content)
         wanted = set(pieces)
 
         def attempt(shard: int) -> None:
@@ -246,7 +175,7 @@ class Worker:
         self.work()
 
     def work(self) -> None:
-        if not self.alive or self.world.over:
+        if not self.alive:
             return
         step = self.host.segment.step
         gradient = Gradient(
@@ -255,7 +184,7 @@ class Worker:
         self.world.after(self.world.random.uniform(0.005, 0.06), lambda: self.apply(gradient))
 
     def apply(self, gradient: Gradient) -> None:
-        if not self.alive or self.world.over:
+        if not self.alive:
             return
         segment = self.host.segment
         before = len(segment.content)
@@ -264,7 +193,7 @@ class Worker:
             self.world.after(0.01, lambda: self.apply(gradient))
             return
         if result and len(segment.content) > before:
-            self.world.accepted[gradient.identity] = (gradient, self.host.name)
+            self.world.accepted[gradient.identity] = gradient
             if self.host.core is not None:
                 # A new segment is adopted as what the owner begins with, or not at all.
                 fence = self.host.core.fence or Fence(1, 0)
@@ -277,7 +206,7 @@ class Worker:
     def follow(self, step: int) -> None:
         if self.host.segment.step != step:
             self.work()
-        elif self.alive and not self.world.over:
+        elif self.alive:
             self.world.after(0.01, lambda: self.follow(step))
 
 
@@ -306,11 +235,11 @@ class Chief:
     def ask(self, ticket: str) -> None:
         """Ask again and again, also in the block: it is the heartbeat."""
         world = self.world
-        if not self.alive or ticket != self.ticket or world.over:
+        if not self.alive or ticket != self.ticket:
             return
 
         def arrive() -> None:
-            answer = world.owner.ask(ticket, world.required, world.now)
+            answer = world.owner.ask(ticket, world.books.required, world.now)
             world.orders()
             world.send(lambda: self.answered(ticket, answer))
 
@@ -360,10 +289,7 @@ class Chief:
             world.owner.missing(ticket, world.now)
             world.orders()
             return
-        expected = sorted(
-            (g for member in opened.members for g in world.shipped.get(member.key, [])), key=repr
-        )
-        assert sorted(got, key=repr) == expected
+        assert sorted(got, key=repr) == sorted(world.books.content(opened), key=repr)
         assert opened.count == len(got)
         assert opened.weight == sum(g.weight for g in got)
         random_ = world.random
@@ -425,22 +351,18 @@ class World:
         faults: Faults | None = None,
     ) -> None:
         self.random = random.Random(seed)
-        self.now = 0.0
-        self.over = False
+        self.clock = Clock()
+        self.after = self.clock.after
+        self.books = Books(required or hosts * workers)
         self.identities = itertools.count(1)
         self.faults = faults or Faults()
-        self.required = required or hosts * workers
-        self.accepted: dict[int, tuple[Gradient, str]] = {}
+        self.accepted: dict[int, Gradient] = {}
         self.accepted_at: dict[int, Fence] = {}  # what the segment's content belonged to
         self.dropped: set[Fence] = set()  # by advance_step
-        self.consumed: dict[int, int] = {}
         self.rounds: list[tuple[int, list[Gradient]]] = []
-        self.shipped: dict[BatchKey, list[Gradient]] = {}
         self.owner_steps: dict[str, int] = {}
         self.chief_step = 0
         self.happened: Counter[str] = Counter()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
         self.term = 1
         self.shards = shards
         self.owner = self._owner(0)
@@ -455,8 +377,9 @@ class World:
 
     # Time and messages
 
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
+    @property
+    def now(self) -> float:
+        return self.clock.now
 
     def send(self, arrive: Callable[[], None], host: Host | None = None) -> None:
         """Send a message, from or to a host."""
@@ -494,15 +417,12 @@ class World:
     _seen = (0, 0)
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        end = self.now + seconds
-        while self._events and self._events[0][0] <= end and not until():
-            self.now, _, do = heapq.heappop(self._events)
-            do()
+        def is_over() -> bool:
             self.owner.tick(self.now)
             self.orders()
+            return until()
 
-    def stop(self) -> None:
-        self.over = True
+        self.clock.run(self.now + seconds, is_over)
 
     # Faults
 
@@ -630,18 +550,8 @@ class World:
 
     def audit(self, block: Opened) -> None:
         """Hold a round that is consumed against the books."""
-        got = [g for member in block.members for g in self.shipped.get(member.key, [])]
-        assert block.step == self.owner.step
-        assert len(got) == block.count >= self.required, "the number required counts gradients"
-        assert block.totals() == {"m": (block.count, block.weight)}
-        for gradient in got:
-            assert gradient.local_step >= block.step, f"stale: {gradient} in {block.step}"
-            assert gradient.identity not in self.consumed, f"doubled: {gradient}"
-            assert gradient.identity in self.accepted, f"from nowhere: {gradient}"
-            self.consumed[gradient.identity] = block.step
-        who = [g.contributor for g in got if g.contributor is not None]
-        assert len(who) == len(set(who)), f"a contributor twice: {sorted(who)}"
-        assert block.contributors.tolist() == sorted(who)
+        got = self.books.consume(block, self.owner.step)
+        assert all(gradient.identity in self.accepted for gradient in got), "from nowhere"
         self.rounds.append((block.step, got))
 
     def lost(self) -> list[Gradient]:
@@ -652,8 +562,8 @@ class World:
         """
         return [
             gradient
-            for gradient, _ in self.accepted.values()
+            for gradient in self.accepted.values()
             if gradient.local_step < self.owner.step
-            and gradient.identity not in self.consumed
+            and gradient.identity not in self.books.consumed
             and self.accepted_at.get(gradient.identity) not in self.dropped
         ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from helpers.multihost_table import Table, with_a_gradient_each
-from helpers.multihost_world import TIMING, Segment
+from helpers.multihost_world import TIMING
 
 from shmacc._multihost.messages import Finished, Waiting
 from shmacc._multihost.owner import OwnerCore
+from shmacc_simulate.books import Segment
 
 pytestmark = pytest.mark.threads
 

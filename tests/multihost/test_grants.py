@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.multihost_table import Table, with_a_gradient_each
-from helpers.multihost_world import TIMING, Segment
+from helpers.multihost_world import TIMING
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.messages import (
@@ -12,6 +12,7 @@ from shmacc._multihost.messages import (
     Opened,
     Waiting,
 )
+from shmacc_simulate.books import Segment
 
 pytestmark = pytest.mark.threads
 

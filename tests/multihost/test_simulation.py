@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Any
 
 import pytest
 
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened
+from shmacc._multihost.messages import BatchKey, Fence, Member, Opened
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
-from shmacc_simulate.books import Books, BrokenPromiseError, Gradient
-from shmacc_simulate.events import Clock, Processor
+from shmacc_simulate.books import Books, BrokenPromiseError, Gradient, Segment
 from shmacc_simulate.job import Job, simulate
-from shmacc_simulate.network import Network
 from shmacc_simulate.popularity import Table
 from shmacc_simulate.scenario import Scenario
+from shmacc_simulate.world import Clock, Network, Processor, Steps
 
 SMALL = Scenario("small", 4, 4, 4, Table(1_000_000, 1.0, 1_000), rounds=12, compute=0.1)
 DYING = dataclasses.replace(SMALL, name="dying", need=0.5, deaths=0.3, away=3.0)
@@ -27,8 +27,8 @@ def test_the_library_decides() -> None:
     job.run()
     assert type(job.owner.core) is OwnerCore
     assert {type(host.core) for host in job.hosts} == {ForwarderCore}
-    shards = [shard for own in job.shards._hosts.values() for shard in own.values()]
-    assert {type(shard._core) for shard in shards} == {ShardCore}
+    shards = [shard for host in job.hosts for shard in host.shards.values()]
+    assert {type(shard.core) for shard in shards} == {ShardCore}
     assert job.owner.core.counters.gradients == sum(entry.count for entry in job.chief.rounds)
 
 
@@ -76,23 +76,23 @@ def test_messages_are_those_computed_by_hand() -> None:
     clock = Clock()
     network = Network(clock, 3, 1e9, 1e-3)
     arrived: list[float] = []
+
+    def carry(sender: int, receiver: int) -> Steps[None]:
+        yield from network.large(sender, receiver, 1e8, 0.0)
+        arrived.append(clock.now)
+
     for sender in (1, 2):
-        network.large(sender, 0, 1e8, 0.0, lambda: arrived.append(clock.now))
-    network.large(0, 1, 1e8, 0.0, lambda: arrived.append(clock.now))  # the other way: at once
-    network.large(0, 0, 1e8, 0.0, lambda: arrived.append(clock.now))  # to itself: none
+        clock.start(carry(sender, 0))
+    clock.start(carry(0, 1))  # the other way: at once
+    clock.start(carry(0, 0))  # to itself: none
     clock.run(10, lambda: False)
     assert arrived == pytest.approx([0.0, 0.101, 0.101, 0.201])
     assert (network.messages, network.large_bytes) == (3, 3e8)
 
 
 def test_a_processor_does_one_thing_at_a_time() -> None:
-    clock = Clock()
-    processor = Processor(clock)
-    done: list[float] = []
-    for _ in range(2):
-        processor.run(0.5, lambda: done.append(clock.now))
-    clock.run(10, lambda: False)
-    assert done == [0.5, 1.0]
+    processor = Processor(Clock())
+    assert [processor.done(0.5), processor.done(0.5)] == [0.5, 1.0]
 
 
 def test_unions_are_those_of_draws() -> None:
@@ -106,23 +106,43 @@ def test_unions_are_those_of_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "required"),
+    ("fault", "gradients"),
     [
-        ([Gradient(1, 1, 5)], 2),
-        ([Gradient(1, 1, 5), Gradient(2, 2, 4)], 1),
-        ([Gradient(1, 1, 5), Gradient(1, 1, 5)], 1),
-        ([Gradient(1, 1, 5), Gradient(2, 1, 5)], 1),
+        ("too few gradients", [Gradient(1, 5, 1)]),
+        ("a stale gradient", [Gradient(1, 5, 1), Gradient(2, 4, 2)]),
+        ("a gradient twice", [Gradient(1, 5, 1), Gradient(1, 5, 1)]),
+        ("a gradient of an earlier round", [Gradient(7, 5, 1), Gradient(8, 5, 2)]),
+        ("a contributor twice", [Gradient(1, 5, 1), Gradient(2, 5, 1)]),
     ],
-    ids=["too few", "stale", "doubled", "a worker twice"],
 )
-def test_a_round_that_breaks_a_promise_is_found(gradients: list[Gradient], required: int) -> None:
-    books = Books(required)
+def test_a_round_that_breaks_a_promise_is_found(fault: str, gradients: list[Gradient]) -> None:
+    books = Books(required=2)
+    books.consumed[7] = 4
     key = BatchKey("host", 1, 1)
-    books.shipped(key, tuple(gradients))
-    sealed = Batch(len(gradients), len(gradients))
-    opened = Opened(Fence(1, 0), 5, (Member(key, sealed),))
-    with pytest.raises(BrokenPromiseError):
-        books.consumed(opened, 5)
+    books.shipped[key] = gradients
+    opened = Opened(Fence(1, 0), 5, (Member(key, Segment(5, gradients).sealed()),))
+    with pytest.raises(BrokenPromiseError, match=fault):
+        books.consume(opened, 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [
+        ("wrong counts", {"count": 3}),
+        ("wrong counts", {"members": {"m": (2, 3)}}),
+        ("wrong contributors", {"contributors": frozenset({1})}),
+    ],
+)
+def test_a_round_that_is_described_wrongly_is_found(fault: str, wrong: dict[str, Any]) -> None:
+    books, gradients = Books(required=2), [Gradient(1, 5, 1), Gradient(2, 5, 2)]
+    key = BatchKey("host", 1, 1)
+    books.shipped[key] = gradients
+    batch = Segment(5, gradients).sealed()
+    books.consume(Opened(Fence(1, 0), 5, (Member(key, batch),)), 5)
+    books.consumed.clear()
+    batch = dataclasses.replace(batch, **wrong)
+    with pytest.raises(BrokenPromiseError, match=fault):
+        books.consume(Opened(Fence(1, 0), 5, (Member(key, batch),)), 5)
 
 
 def test_a_job_that_is_given_up_has_no_figures_of_half_a_round() -> None:

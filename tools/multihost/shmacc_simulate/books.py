@@ -1,21 +1,103 @@
-"""What was applied, shipped and consumed; every round is held against it."""
+"""Gradients, the segments that they are applied to, and the books that each round is held against.
+
+The protocol sees only counts. Here each gradient has an identity of its own, so that a round shows
+exactly what is in it. The tests' world, where everything goes wrong, uses these as well.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from shmacc._multihost.forwarder import Do
+from shmacc._multihost.messages import Batch
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shmacc._multihost.forwarder import Action, ForwarderCore
     from shmacc._multihost.messages import BatchKey, Opened
 
 
 class Gradient(NamedTuple):
-    """A gradient: who computed it, and at which step; `number` is its identity."""
+    """A gradient: its identity, the step that it was computed for, and by whom."""
 
-    number: int
-    worker: int
-    step: int
+    identity: int
+    local_step: int
+    contributor: int | None
+    weight: int = 1
+
+
+@dataclass
+class Segment:
+    """What a host's group does, with gradients instead of their sums."""
+
+    step: int = 0
+    content: list[Gradient] = field(default_factory=list)
+    held: bool = False
+    finished: bool = False
+    dropped: int = 0
+    taken: int = 0
+
+    def apply(self, gradient: Gradient) -> bool | None:
+        """Take a gradient unless it is late; None: it has to wait for the end of the round."""
+        if self.finished:
+            return False
+        if self.held and gradient.local_step > self.step:
+            return None
+        if self.held or gradient.local_step < self.step:
+            self.dropped += 1
+            return False
+        if gradient.contributor is None or gradient.contributor not in self._contributors():
+            self.content.append(gradient)
+        return True
+
+    def _contributors(self) -> frozenset[int]:
+        return frozenset(g.contributor for g in self.content if g.contributor is not None)
+
+    def sealed(self, shards: int = 1) -> Batch:
+        """Hold the segment; return what is there. A gradient's rows are all at one shard."""
+        self.held = True
+        weight = sum(gradient.weight for gradient in self.content)
+        members = {"m": (len(self.content), weight)} if self.content else {}
+        at = frozenset(gradient.identity % max(1, shards) for gradient in self.content)
+        return Batch(len(self.content), weight, self._contributors(), members, at)
+
+    def reset(self, step: int) -> None:
+        """Empty it, at a step."""
+        self.dropped += len(self.content)
+        self.step, self.content, self.held, self.finished = step, [], False, False
+
+    def next_action(self, core: ForwarderCore) -> Action | None:
+        """Show the core the segment; return what the core wants done."""
+        core.observe(self.step, len(self.content), finished=self.finished)
+        return core.next_action()
+
+    def follow(self, core: ForwarderCore, action: Action) -> None:
+        """Do what the core wants of the segment alone, and tell it so.
+
+        Raises:
+            ValueError: The action is another one.
+        """
+        match action:
+            case Do.RELEASE, _:
+                self.held = False
+                core.released()
+            case Do.CONSUME, _:
+                self.taken += len(self.content)
+                self.reset(self.step + 1)
+                core.moved()
+            case Do.RESET, step:
+                self.reset(step)
+                core.moved()
+            case Do.SET_STEP, step:
+                self.step, self.held = step, False
+                core.step_set()
+            case Do.FINISH, _:
+                self.finished = True
+                core.finished()
+            case _:
+                raise ValueError(f"{action} is not of the segment alone")
 
 
 class BrokenPromiseError(AssertionError):
@@ -23,50 +105,53 @@ class BrokenPromiseError(AssertionError):
 
 
 class Books:
-    """Kept outside the protocol, which sees only counts.
+    """Kept outside the protocol.
 
-    Args:
+    Attributes:
         required: How many gradients a round requires.
+        shipped: What is in each batch.
+        consumed: The step of each gradient that is in a round.
+        accepted: How many gradients segments accepted.
+        refused: How many they refused.
+        lost: How many of the accepted ones were in a segment that was emptied, and in no round.
     """
 
     def __init__(self, required: int) -> None:
-        self._required = required
-        self._shipped: dict[BatchKey, tuple[Gradient, ...]] = {}
-        self._consumed: set[int] = set()
-        self.accepted = 0
-        self.refused = 0
-        self.lost = 0
-
-    def applied(self, *, accepted: bool) -> None:
-        """Note what a segment answered."""
-        self.accepted += accepted
-        self.refused += not accepted
-
-    def shipped(self, key: BatchKey, gradients: tuple[Gradient, ...]) -> None:
-        """Note what is in a batch."""
-        self._shipped[key] = gradients
+        self.required = required
+        self.shipped: dict[BatchKey, Sequence[Gradient]] = {}
+        self.consumed: dict[int, int] = {}
+        self.accepted = self.refused = self.lost = 0
 
     def emptied(self, content: Iterable[Gradient]) -> None:
         """Note that a segment is emptied: what no round consumed is lost."""
-        self.lost += sum(gradient.number not in self._consumed for gradient in content)
+        self.lost += sum(gradient.identity not in self.consumed for gradient in content)
 
-    def consumed(self, opened: Opened, step: int) -> None:
-        """Hold a round that is consumed against the books.
+    def content(self, opened: Opened) -> list[Gradient]:
+        """Return what is in a round. An empty batch is not shipped."""
+        return [g for member in opened.members for g in self.shipped.get(member.key, ())]
+
+    def consume(self, opened: Opened, step: int) -> list[Gradient]:
+        """Hold a round that is consumed at a step against the books; return what is in it.
 
         Raises:
-            BrokenPromiseError: It has too few gradients, a stale one, one that was in a round
-                before, or two of one worker.
+            BrokenPromiseError: Something is wrong with it.
         """
-        # An empty batch is not shipped.
-        content = [g for member in opened.members for g in self._shipped.get(member.key, ())]
-        if len(content) != opened.count or opened.count < self._required:
-            raise BrokenPromiseError(f"{opened.count} gradients, {self._required} are required")
-        if opened.step != step or any(gradient.step < step for gradient in content):
-            raise BrokenPromiseError(f"A gradient of an earlier step is in step {step}")
-        numbers = {gradient.number for gradient in content}
-        if len(numbers) < len(content) or not numbers.isdisjoint(self._consumed):
-            raise BrokenPromiseError(f"A gradient is in step {step} that was in a round before")
-        if len({gradient.worker for gradient in content}) < len(content):
-            raise BrokenPromiseError(f"A worker is twice in step {step}")
-        self._consumed |= numbers
-        self._shipped.clear()  # of this fence: none can be named again
+        content = self.content(opened)
+        identities = {gradient.identity for gradient in content}
+        who = sorted(g.contributor for g in content if g.contributor is not None)
+        count, weight = len(content), sum(gradient.weight for gradient in content)
+        promises = {
+            "too few gradients": opened.count >= self.required,
+            "wrong counts": opened.totals() == {"m": (count, weight)} and opened.count == count,
+            "another step": opened.step == step,
+            "a stale gradient": all(gradient.local_step >= step for gradient in content),
+            "a gradient twice": len(identities) == count,
+            "a gradient of an earlier round": identities.isdisjoint(self.consumed),
+            "a contributor twice": len(set(who)) == len(who),
+            "wrong contributors": opened.contributors.tolist() == who,
+        }
+        broken = [fault for fault, kept in promises.items() if not kept]
+        if broken:
+            raise BrokenPromiseError(f"The round of step {step} has {', '.join(broken)}: {content}")
+        self.consumed.update(dict.fromkeys(identities, step))
+        return content

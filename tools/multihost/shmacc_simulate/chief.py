@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shmacc._multihost.messages import Ended, Opened, Waiting
-from shmacc_simulate.events import Processor
-from shmacc_simulate.scenario import ROW_BYTES, SMALL_BYTES, WIDTH, Round
+from shmacc_simulate.scenario import SMALL_BYTES, Round
+from shmacc_simulate.world import Processor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shmacc._multihost.messages import Answer
-    from shmacc_simulate.center import Owner, Shards
-    from shmacc_simulate.world import World
+    from shmacc_simulate.center import Owner
+    from shmacc_simulate.world import Steps, World
 
 _AT = 0  # its host: the first one
+
+
+@dataclass
+class _Fetch:
+    """Calls of all shards that have something of a round."""
+
+    opened: Opened
+    mean: float  # bytes, if the chief fetches it
+    waiting: set[int]
+    is_whole: bool = True  # no shard has lost a piece
 
 
 class Chief:
     """Leads: asks, fetches the mean, or leaves it at the shards; and again."""
 
-    def __init__(self, world: World, owner: Owner, shards: Shards) -> None:
-        self._world, self._owner, self._shards = world, owner, shards
+    def __init__(self, world: World, owner: Owner) -> None:
+        self._world, self._owner = world, owner
         self._processor = Processor(world.clock)
         self._ticket = ""
         self._asked = 0.0
@@ -32,25 +41,20 @@ class Chief:
 
     def next_round(self) -> None:
         """Ask for a round."""
-        self._ticket = f"ticket {self._world.new_number()}"
+        self._ticket = f"ticket {next(self._world.numbers)}"
         self._asked = self._world.clock.now
         self._ask()
 
     def _ask(self) -> None:
-        self._owner.ask(self._ticket, self._world.scenario.required, self._answered)
+        required = self._world.scenario.required
+        self._world.clock.start(self._owner.ask(self._ticket, required, self._answered))
 
     def _answered(self, answer: Answer) -> None:
         if isinstance(answer, Opened):
             if self._in_block != self._ticket:
                 self._in_block = self._ticket
-                self._keep_alive(self._ticket)
-            _Fetch(
-                self._world,
-                self._owner,
-                self._shards,
-                answer,
-                lambda is_whole: self._fetched(answer, is_whole=is_whole),
-            ).start()
+                self._world.clock.start(self._keep_alive(self._ticket))
+            self._fetch(answer)
         elif isinstance(answer, Waiting):
             self._ask()
         elif isinstance(answer, Ended):  # the owner has not got to the chief's calls for so long
@@ -59,105 +63,55 @@ class Chief:
         else:
             raise TypeError(f"The owner's answer to the chief is {answer}")
 
-    def _keep_alive(self, ticket: str) -> None:
+    def _keep_alive(self, ticket: str) -> Steps[None]:
         """Say that it is alive while it is in the block."""
+        clock = self._world.clock
+        while True:
+            yield clock.now + self._world.scenario.timing.chief_lease / 4
+            if ticket != self._ticket:
+                return
+            clock.start(self._owner.hear(ticket))
 
-        def again() -> None:
-            if ticket == self._ticket:
-                self._owner.hear(ticket)
-                self._keep_alive(ticket)
+    def _fetch(self, opened: Opened) -> None:
+        scenario = self._world.scenario
+        mean = scenario.shipped(opened.count) if scenario.whole else 0.0
+        numbers = [n for n in range(len(opened.places)) if opened.of_shard(n)]
+        fetch = _Fetch(opened, mean, set(numbers))
+        for number in numbers:
+            self._world.clock.start(self._call(fetch, number, mean / len(numbers)))
 
-        self._world.clock.after(self._world.scenario.timing.chief_lease / 4, again)
-
-    def _fetched(self, opened: Opened, *, is_whole: bool) -> None:
-        world = self._world
-        if not is_whole:
-            self._owner.missing(self._ticket, self._ask)
-            return
-
-        def begun() -> None:
-            began = world.clock.now
-
-            def over() -> None:
-                self.rounds.append(Round(self._asked, began, world.clock.now, opened.count))
-                self._ticket = ""
-                world.clock.after(world.scenario.pause, self.next_round)
-
-            self._owner.leave(self._ticket, over)
-
-        self._processor.run(_mean(world, opened) / world.rates.join, begun)
-
-
-class _Fetch:
-    """Calls of all shards that have something of a round.
-
-    Args:
-        world: Of the world.
-        owner: Says which hosts are lost.
-        shards: All of them.
-        opened: The round.
-        then: Called with whether no shard has lost a piece.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        owner: Owner,
-        shards: Shards,
-        opened: Opened,
-        then: Callable[[bool], None],
-    ) -> None:
-        self._world, self._owner, self._shards = world, owner, shards
-        self._opened, self._then = opened, then
-        self._numbers = [n for n in range(len(opened.places)) if opened.of_shard(n)]
-        self._waiting = set(self._numbers)
-        self._is_whole = True
-
-    def start(self) -> None:
-        """Make the calls."""
-        for number in self._numbers:
-            self._call(number)
-
-    def _call(self, number: int) -> None:
-        opened = self._opened
-        place = opened.places[number]
-        shard = self._shards.at(place, number)
-        if shard is None:
-            if place in self._owner.core.lost:
-                self._answer(number, _AT, has_all=False)
-            else:
-                retry = self._world.scenario.machine.retry
-                self._world.clock.after(retry, lambda: self._call(number))
-            return
-        at = shard.at
-
-        def answer(has_all: bool) -> None:
-            self._answer(number, at, has_all=has_all)
-
-        def arrive() -> None:
-            shard.reduced(opened, number, answer)
-
-        self._world.network.small(_AT, at, SMALL_BYTES, arrive)
-
-    def _answer(self, number: int, at: int, *, has_all: bool) -> None:
-        network = self._world.network
-        mean = _mean(self._world, self._opened)
-
-        def arrive() -> None:
-            self._waiting.discard(number)
-            self._is_whole = self._is_whole and has_all
-            if not self._waiting:
-                self._then(self._is_whole)
-
-        if mean and has_all:
-            network.large(at, _AT, mean / len(self._numbers), self._world.clock.now, arrive)
+    def _call(self, fetch: _Fetch, number: int, size: float) -> Steps[None]:
+        """Call a shard until it answers, or the owner says that its host is lost."""
+        world, network = self._world, self._world.network
+        place = fetch.opened.places[number]
+        shard = world.shard(place, number)
+        while shard is None and place not in self._owner.core.lost:
+            yield world.clock.now + world.scenario.machine.retry
+            shard = world.shard(place, number)
+        at, has_all = _AT, False
+        if shard is not None:
+            at = shard.at
+            yield network.small(_AT, at, SMALL_BYTES)
+            has_all = yield from shard.reduced(fetch.opened, number)
+        if size and has_all:
+            yield from network.large(at, _AT, size, world.clock.now)
         else:
-            network.small(at, _AT, SMALL_BYTES, arrive)
+            yield network.small(at, _AT, SMALL_BYTES)
+        fetch.waiting.discard(number)
+        fetch.is_whole = fetch.is_whole and has_all
+        if not fetch.waiting:
+            yield from self._fetched(fetch)
 
-
-def _mean(world: World, opened: Opened) -> float:
-    """Return the bytes of the mean, if the chief fetches it."""
-    scenario = world.scenario
-    if not scenario.whole:
-        return 0.0
-    return scenario.table.union(opened.count) * (WIDTH * 4 if scenario.table.dense else ROW_BYTES)
+    def _fetched(self, fetch: _Fetch) -> Steps[None]:
+        clock = self._world.clock
+        if not fetch.is_whole:
+            yield from self._owner.missing(self._ticket)
+            self._ask()
+            return
+        yield self._processor.done(fetch.mean / self._world.rates.join)
+        began = clock.now
+        yield from self._owner.leave(self._ticket)
+        self.rounds.append(Round(self._asked, began, clock.now, fetch.opened.count))
+        self._ticket = ""
+        yield clock.now + self._world.scenario.pause
+        self.next_round()

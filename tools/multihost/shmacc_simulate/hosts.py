@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-from functools import partial
+import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shmacc._multihost import forwarder as act
-from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import Batch, BatchKey, Order
-from shmacc_simulate.books import Gradient
-from shmacc_simulate.events import Processor
+from shmacc._multihost.forwarder import Do, ForwarderCore
+from shmacc._multihost.messages import BatchKey, Order
+from shmacc_simulate.books import Gradient, Segment
+from shmacc_simulate.center import Shard
 from shmacc_simulate.scenario import SMALL_BYTES
+from shmacc_simulate.world import Processor
 
 if TYPE_CHECKING:
     from shmacc._multihost.messages import Fence
-    from shmacc_simulate.center import Owner, Shard, Shards
-    from shmacc_simulate.world import World
+    from shmacc_simulate.center import Owner
+    from shmacc_simulate.world import Steps, World
 
 
-class Segment:
-    """What a host's group does, with gradients instead of their sums."""
+@dataclass(eq=False)
+class _Pieces:
+    """The pieces of a batch, on their way to the shards."""
 
-    def __init__(self) -> None:
-        self.step = 0
-        self.held = False
-        self.content: list[Gradient] = []
-
-    def apply(self, gradient: Gradient) -> bool:
-        """Take a gradient, unless it is late: its step is over, or sealed for a round."""
-        if self.held or gradient.step < self.step:
-            return False
-        self.content.append(gradient)
-        return True
-
-    def seal(self, shards: int) -> Batch:
-        """Refuse gradients from here on; return what is there."""
-        self.held = True
-        count = len(self.content)
-        who = frozenset(gradient.worker for gradient in self.content)
-        members = {"table": (count, count)} if count else {}
-        return Batch(count, count, who, members, frozenset(range(shards)))
-
-    def reset(self, step: int) -> None:
-        """Empty it, at a step."""
-        self.step, self.held, self.content = step, False, []
+    key: BatchKey
+    fence: Fence
+    size: float  # of each
+    places: tuple[str, ...]
+    wanted: set[int]  # shards that have not answered
 
 
 class Host:
@@ -53,17 +37,18 @@ class Host:
     of the owner that wait there until there is another order.
     """
 
-    def __init__(self, world: World, number: int, owner: Owner, shards: Shards) -> None:
-        self._world, self._owner, self.shards = world, owner, shards
+    def __init__(self, world: World, number: int, owner: Owner) -> None:
+        self._world, self._owner = world, owner
         self.number = number
         self.name = f"host {number:04}"
         self.alive = False
         self.segment = Segment()
         self.core: ForwarderCore | None = None
         self.incarnation = 0
-        self.calls = 0  # of the owner, not answered
-        self.sealing = False
-        self._shipping: _Shipping | None = None
+        self.shards: dict[int, Shard] = {}
+        self._calls = 0  # of the owner, not answered
+        self._sealing = False
+        self._shipping: _Pieces | None = None
         self._processor = Processor(world.clock)
         self._wake_at = 0.0
         self._waiting: list[int] = []  # workers that wait for a step after that of _waiting_at
@@ -75,13 +60,12 @@ class Host:
         """Boot: a new segment, a forwarder, workers."""
         world = self._world
         self.alive = True
-        self.shards.start(self.name)
         self._life += 1
         self._processor = Processor(world.clock)
         self.segment = Segment()
-        self.sealing = False
+        self._sealing = False
         self._shipping = None
-        self.calls, self._serial = 0, -1
+        self._calls, self._serial = 0, -1
         self.incarnation = self._owner.enrol(self.name)
         self.core = ForwarderCore(self.name, self.incarnation, world.scenario.timing)
         workers = world.scenario.workers
@@ -93,9 +77,17 @@ class Host:
     def die(self) -> None:
         """Everything on the host is gone."""
         self.alive = False
-        self.shards.die(self.name)
-        self.core = None
+        for shard in self.shards.values():
+            shard.alive = False
+        self.shards.clear()
+        self.core = self._shipping = None
         self._life += 1
+
+    def shard(self, number: int) -> Shard | None:
+        """Return a shard of the host; None: it is dead."""
+        if self.alive and number not in self.shards:
+            self.shards[number] = Shard(self._world, self.number)
+        return self.shards.get(number)
 
     # Workers
 
@@ -105,210 +97,132 @@ class Host:
             waiting, self._waiting = self._waiting, []
             self._waiting_at = self.segment.step
             for worker in waiting:
-                self._compute(worker)
+                self._world.clock.start(self._compute(worker))
 
-    def _compute(self, worker: int) -> None:
-        """Have a worker compute its gradient of the segment's step."""
+    def _compute(self, worker: int) -> Steps[None]:
+        """Have a worker compute its gradient of the segment's step, and apply it."""
         world, life = self._world, self._life
-        gradient = Gradient(world.new_number(), worker, self.segment.step)
-        world.clock.after(world.compute_time(), lambda: self._apply(gradient, life))
-
-    def _apply(self, gradient: Gradient, life: int) -> None:
+        gradient = Gradient(next(world.numbers), self.segment.step, worker)
+        yield world.clock.now + world.compute_time()
         if life != self._life:
             return
-        accepted = self.segment.apply(gradient)
-        self._world.books.applied(accepted=accepted)
-        if gradient.step < self.segment.step:
-            self._compute(gradient.worker)
+        if self.segment.apply(gradient):
+            world.books.accepted += 1
         else:
-            self._waiting.append(gradient.worker)
+            world.books.refused += 1
+        if gradient.local_step < self.segment.step:
+            world.clock.start(self._compute(worker))
+        else:
+            self._waiting.append(worker)
         self._drive()
 
     # The forwarder
 
-    def _receive(self, incarnation: int, order: Order) -> None:
+    def receive(self, incarnation: int, order: Order) -> Steps[None]:
         """Take an answer of the owner in; the thread sees to it when it is free."""
-        if not self.alive or self.incarnation != incarnation:
-            return
         core = self.core
-
-        def handle() -> None:
-            if core is not None and core is self.core:
-                self.calls -= 1
-                core.receive(order)
-                self._serial = order.serial
-                if order.ready:
-                    self.shards.forget(self.name, order.fence)
-                self._drive()
-
-        self._processor.run(self._world.scenario.machine.call, handle)
+        if core is None or self.incarnation != incarnation:
+            return
+        yield self._processor.done(self._world.scenario.machine.call)
+        if core is self.core:
+            self._calls -= 1
+            core.receive(order)
+            self._serial = order.serial
+            if order.ready:
+                for shard in self.shards.values():
+                    shard.core.forget(order.fence)
+            self._drive()
 
     def _drive(self) -> None:
         """Do what the core asks for, and report."""
-        core, world = self.core, self._world
-        if core is None or self.sealing:
+        core, clock = self.core, self._world.clock
+        if core is None or self._sealing:
             return
         self._act(core)
-        if self.sealing or core is not self.core:
+        if self._sealing or core is not self.core:
             return
-        due = core.report_due(world.clock.now)
-        if due <= world.clock.now or not (self.calls or core.has_answer_to_come):
-            self.calls += 1
-            report = core.report(world.clock.now)
-            who = len(report.batch.contributors) if report.batch is not None else 0
-            serial, receive = self._serial, partial(self._receive, self.incarnation)
-            world.network.small(
-                self.number,
-                self._owner.at,
-                SMALL_BYTES + 8 * who,
-                lambda: self._owner.report(self.number, report, serial, receive),
-            )
-            due = core.report_due(world.clock.now)
-        if not world.clock.now < self._wake_at <= due:
+        due = core.report_due(clock.now)
+        if due <= clock.now or not (self._calls or core.has_answer_to_come):
+            clock.start(self._report(core))
+            due = core.report_due(clock.now)
+        if not clock.now < self._wake_at <= due:
             self._wake_at = due
-            world.clock.at(due, self._wake)
+            clock.at(due, self._wake)
+
+    def _report(self, core: ForwarderCore) -> Steps[None]:
+        self._calls += 1
+        report, serial = core.report(self._world.clock.now), self._serial
+        who = len(report.batch.contributors) if report.batch is not None else 0
+        yield self._world.network.small(self.number, self._owner.at, SMALL_BYTES + 8 * who)
+        yield from self._owner.report(self, report, serial)
 
     def _wake(self) -> None:
         if self.core is not None and self._world.clock.now >= self._wake_at:
             self._drive()
 
-    def _act(self, core: ForwarderCore) -> None:  # noqa: C901  one case for each action
+    def _act(self, core: ForwarderCore) -> None:
         segment = self.segment
-        while True:
-            core.observe(segment.step, len(segment.content))
-            match core.next_action():
-                case None:
+        while (action := segment.next_action(core)) is not None:
+            match action:
+                case Do.SEAL, _:
+                    self._world.clock.start(self._seal(core))
                     return
-                case act.Do.SEAL, _:
-                    self._seal(core)
-                    return
-                case act.Do.SHIP, grant:
-                    if self._shipping is None or self._shipping.grant != grant:
+                case Do.SHIP, grant:
+                    if self._shipping is None or self._shipping.key.grant != grant:
                         self._ship(core, grant)
                     return
-                case act.Do.RELEASE, _:
-                    segment.held = False
-                    core.released()
-                case act.Do.CONSUME, _:
-                    self._world.books.emptied(segment.content)
-                    segment.reset(segment.step + 1)
-                    core.moved()
-                    self._follow()
-                case act.Do.RESET, step:
-                    self._world.books.emptied(segment.content)
-                    segment.reset(step)
-                    core.moved()
-                    self._follow()
-                case act.Do.SET_STEP, step:
-                    segment.step, segment.held = step, False
-                    core.step_set()
-                    self._follow()
-                case act.Do.STOP, _:
+                case Do.STOP, _:
                     raise RuntimeError("A forwarder that is alive was told to end")
+            content = segment.content
+            segment.follow(core, action)
+            if segment.content is not content:
+                self._world.books.emptied(content)
+            self._follow()
 
-    def _seal(self, core: ForwarderCore) -> None:
-        """Copy the segment's content, which takes the thread its time."""
-        content = self.segment.seal(len(core.places))
-        self.sealing = True
+    def _seal(self, core: ForwarderCore) -> Steps[None]:
+        """Copy the segment's content, which takes the thread its time; each shard gets rows."""
+        batch = self.segment.sealed()
+        batch = dataclasses.replace(batch, shards=frozenset(range(len(core.places))))
+        self._sealing = True
         began = self._world.clock.now
         scenario = self._world.scenario
-
-        def done() -> None:
-            if core is self.core:
-                self.sealing = False
-                core.sealed(content, began)
-                self._drive()
-
-        self._processor.run(scenario.shipped(content.count) / self._world.rates.seal, done)
+        yield self._processor.done(scenario.shipped(batch.count) / self._world.rates.seal)
+        if core is self.core:
+            self._sealing = False
+            core.sealed(batch, began)
+            self._drive()
 
     def _ship(self, core: ForwarderCore, grant: int) -> None:
-        """Send the pieces until each shard has answered."""
-        world = self._world
+        """Send the pieces: each host to another shard first, as streams that share a NIC end."""
         fence = core.fence
         if fence is None:
             raise RuntimeError("A segment of no fence was to be shipped")
         key = BatchKey(self.name, self.incarnation, grant)
-        content = tuple(self.segment.content)
-        world.books.shipped(key, content)
-        total = world.scenario.shipped(len(content))
-        self._shipping = _Shipping(world, self, key, fence, total, core.places)
-        self._shipping.start()
-
-    def ready_to_send(self) -> float:
-        """Return when the forwarder has made one more call."""
-        return self._processor.reserve(self._world.scenario.machine.call)
-
-    def is_shipping(self, shipping: _Shipping) -> bool:
-        """Whether these pieces are still wanted."""
-        return self.alive and self._shipping is shipping
-
-    def shipped(self, shipping: _Shipping) -> None:
-        """See that the pieces are all there."""
-        if self.core is not None and self.is_shipping(shipping):
-            self._shipping = None
-            self.core.shipped(shipping.grant)
-            self._drive()
-
-
-class _Shipping:
-    """Pieces on their way to the shards."""
-
-    def __init__(
-        self,
-        world: World,
-        host: Host,
-        key: BatchKey,
-        fence: Fence,
-        size: float,
-        places: tuple[str, ...],
-    ) -> None:
-        self.grant, self.places = key.grant, places
-        self._world, self._host, self._key, self._fence = world, host, key, fence
-        self._size = size / len(places)
-        self._wanted = set(range(len(places)))
-
-    def start(self) -> None:
-        """Send: each host to another shard first, as streams that share a NIC would come out."""
-        shards = len(self.places)
+        content, shards = tuple(self.segment.content), len(core.places)
+        self._world.books.shipped[key] = content
+        size = self._world.scenario.shipped(len(content)) / shards
+        self._shipping = _Pieces(key, fence, size, core.places, set(range(shards)))
         for number in range(shards):
-            self._send((self._host.number + number) % shards)
+            steps = self._send(self._shipping, (self.number + number) % shards)
+            self._world.clock.start(steps)
 
-    def _send(self, number: int) -> None:
-        host = self._host
-        if not host.is_shipping(self):
-            return
-        shard = host.shards.at(self.places[number], number)
-        if shard is None:
-            self._staged(number, shard, staged=False)
-            return
-        self._world.network.large(
-            host.number,
-            shard.at,
-            self._size,
-            host.ready_to_send(),
-            lambda: self._arrive(number, shard),
-        )
+    def _send(self, pieces: _Pieces, number: int) -> Steps[None]:
+        """Send a piece until its shard has answered. While the shard is gone, the call fails."""
+        world, network = self._world, self._world.network
+        while self._shipping is pieces:
+            shard = world.shard(pieces.places[number], number)
+            if shard is not None:
+                ready = self._processor.done(world.scenario.machine.call)
+                yield from network.large(self.number, shard.at, pieces.size, ready)
+                if shard.alive and (yield from shard.stage(pieces.fence, pieces.key, pieces.size)):
+                    yield network.small(shard.at, self.number, SMALL_BYTES)
+                    self._staged(pieces, number)
+                    return
+            yield world.clock.now + world.scenario.machine.retry
 
-    def _arrive(self, number: int, shard: Shard) -> None:
-        if not shard.alive:
-            self._staged(number, shard, staged=False)
-        else:
-            shard.stage(
-                self._fence,
-                self._key,
-                self._size,
-                lambda staged: self._staged(number, shard, staged=staged),
-            )
-
-    def _staged(self, number: int, shard: Shard | None, *, staged: bool) -> None:
-        world = self._world
-        if staged and shard is not None:
-            answered = partial(self._answered, number)
-            world.network.small(shard.at, self._host.number, SMALL_BYTES, answered)
-        else:  # the shard is gone: the call fails
-            world.clock.after(world.scenario.machine.retry, lambda: self._send(number))
-
-    def _answered(self, number: int) -> None:
-        self._wanted.discard(number)
-        if not self._wanted:
-            self._host.shipped(self)
+    def _staged(self, pieces: _Pieces, number: int) -> None:
+        pieces.wanted.discard(number)
+        if not pieces.wanted and self.core is not None and self._shipping is pieces:
+            self._shipping = None
+            self.core.shipped(pieces.key.grant)
+            self._drive()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from shmacc_simulate.center import Owner, Shards
+from shmacc_simulate.center import Owner
 from shmacc_simulate.chief import Chief
 from shmacc_simulate.hosts import Host
 from shmacc_simulate.scenario import Result, Scenario
@@ -17,14 +17,12 @@ class Job:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.world = World(scenario)
+        self.world = world = World(scenario)
         self.died = 0
-        self.shards = Shards(self.world)
-        self.owner = Owner(self.world)
-        self.hosts = [
-            Host(self.world, number, self.owner, self.shards) for number in range(scenario.hosts)
-        ]
-        self.chief = Chief(self.world, self.owner, self.shards)
+        self.owner = Owner(world)
+        self.hosts = world.hosts
+        self.hosts += [Host(world, number, self.owner) for number in range(scenario.hosts)]
+        self.chief = Chief(world, self.owner)
 
     def run(self) -> Result:
         """Let the job run its rounds; return what came of it."""
@@ -36,12 +34,10 @@ class Job:
             self._next_death()
         rounds = self.chief.rounds
         self.world.clock.run(scenario.limit, lambda: len(rounds) > 0)
-        started = self._state()
+        network = self.world.network
+        started = network.large_bytes, network.messages
         self.world.clock.run(scenario.limit, lambda: len(rounds) > scenario.rounds)
         return self._result(started)
-
-    def _state(self) -> tuple[float, int]:
-        return self.world.network.large_bytes, self.world.network.messages
 
     def _next_death(self) -> None:
         """Have a host die at some time, and come back; the first one has owner and chief."""

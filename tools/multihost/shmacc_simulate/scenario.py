@@ -1,11 +1,11 @@
-"""What is simulated, and what comes of it."""
+"""What is simulated, what hosts, networks and calls cost, and what comes of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from shmacc._multihost.messages import Timing
-from shmacc_simulate.machine import CLUSTER, Machine
 from shmacc_simulate.popularity import Table
 
 WIDTH = 64  # of every table, in float32
@@ -14,46 +14,64 @@ SMALL_BYTES = 300  # of a report, an order, a call without rows; a contributor i
 
 
 @dataclass(frozen=True)
+class Rates:
+    """Bytes a second that one process gets done, of the work on rows."""
+
+    seal: float  # a forwarder copies what its segment has, divided among the shards
+    reduce: float  # a shard adds up pieces: bytes that come in
+    join: float  # a chief puts parts together: bytes of the mean
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster's hosts and network: seconds, and bytes a second."""
+
+    bandwidth: float  # of a NIC, each way
+    latency: float  # from one host to another
+    call: float  # of one call or answer in a process that sends or gets it
+    owner_call: float  # of a report or a chief's call at the owner, with its answer
+    sparse: Rates
+    dense: Rates
+    retry: float = 0.2  # until a call to a shard that is gone is made again
+
+
+# Measured on the machine of docs/many-hosts.md; `owner_call` and the bandwidth by `make bench-ray`:
+# 870 reports a second; and, in 125 ms by bare Ray calls, half of each host's 50.5 MB to the other
+# one, then half of 91.5 MB to the chief.
+MEASURED: Final = Machine(
+    bandwidth=(50.5e6 / 2 + 91.5e6 / 2) / 0.125,
+    latency=0.0,
+    call=0.13e-3,
+    owner_call=1 / 870,
+    sparse=Rates(seal=7.1e9, reduce=6.3e9, join=8.0e9),
+    dense=Rates(seal=1.37e10, reduce=8.7e9, join=1.0e10),
+)
+
+# The same software on hosts of their own, with NICs of 25 Gb/s.
+CLUSTER: Final = replace(MEASURED, bandwidth=25e9 / 8, latency=50e-6)
+
+
+@dataclass(frozen=True)
 class Scenario:
-    """A job.
+    """A job."""
 
-    Attributes:
-        name: Its name in the report.
-        hosts: How many.
-        workers: Of each host.
-        shards: How many; spread over the hosts.
-        table: What gradients touch.
-        need: Which part of all workers' gradients a round requires.
-        rounds: How many are simulated, after one that is not counted.
-        compute: Seconds that a gradient takes, in the median, with its apply.
-        spread: Of these times: the deviation of their logarithm.
-        pause: Seconds from a round's end until the chief asks for the next one.
-        whole: Whether the chief fetches the mean, or the rows stay at the shards.
-        deaths: Host deaths a second; a host is away for `away` seconds.
-        away: How long.
-        seed: Of everything that is random.
-        machine: What things cost.
-        timing: How long the parts wait for each other.
-        limit: Simulated seconds after which the job is given up.
-    """
-
-    name: str
+    name: str  # in the tables
     hosts: int
-    workers: int = 32
-    shards: int = 1
+    workers: int = 32  # of each host
+    shards: int = 1  # spread over the hosts
     table: Table = field(default_factory=lambda: Table(100_000_000, 1.0))
-    need: float = 0.8
-    rounds: int = 20
-    compute: float = 0.3
-    spread: float = 0.3
-    pause: float = 0.0
-    whole: bool = False
-    deaths: float = 0.0
-    away: float = 5.0
+    need: float = 0.8  # the part of all workers' gradients that a round requires
+    rounds: int = 20  # after one that is not counted
+    compute: float = 0.3  # median seconds that a gradient takes, with its apply
+    spread: float = 0.3  # of these times: the deviation of their logarithm
+    pause: float = 0.0  # seconds from a round's end until the chief asks for the next one
+    whole: bool = False  # the chief fetches the mean; else the rows stay at the shards
+    deaths: float = 0.0  # of hosts, a second
+    away: float = 5.0  # seconds that a dead host is away
     seed: int = 1
     machine: Machine = CLUSTER
     timing: Timing = field(default_factory=Timing)
-    limit: float = 600.0
+    limit: float = 600.0  # simulated seconds after which the job is given up
 
     @property
     def required(self) -> int:
@@ -67,55 +85,30 @@ class Scenario:
 
 @dataclass
 class Round:
-    """A round that was consumed.
-
-    Attributes:
-        asked: When the chief asked for it.
-        began: When its block began: the mean is there.
-        ended: When it was consumed.
-        count: Its gradients.
-    """
+    """A round that was consumed: simulated times, and how many gradients it had."""
 
     asked: float
-    began: float
+    began: float  # its block: the mean is there
     ended: float
     count: int
 
 
 @dataclass
 class Result:
-    """What came of a job, over its counted rounds; a job that was given up has none.
-
-    Attributes:
-        scenario: The job.
-        rounds: The rounds that were consumed.
-        seconds: Of a round, the mean, and the worst.
-        worst: The longest.
-        latency: From asking to the block's beginning, the median.
-        gigabytes: Between hosts, a round, in large messages.
-        messages: Between hosts, a round.
-        gradients: Of a round.
-        late: Gradients that segments refused since their step was over or sealed, of all.
-        lost: Gradients that were accepted and got into no round, of all.
-        died: Deaths of hosts.
-        regrants: Grants that came to nothing, and batches that shards had lost.
-        voided: Steps that were void.
-        lost_hosts: How often the owner took a host for lost.
-        cancelled: Rounds whose chief the owner took for lost.
-    """
+    """What came of a job, over its counted rounds; a job that was given up has none."""
 
     scenario: Scenario
     rounds: list[Round]
-    seconds: float
-    worst: float
-    latency: float
-    gigabytes: float
-    messages: float
-    gradients: float
-    late: float
-    lost: float
-    died: int
-    regrants: int
-    voided: int
-    lost_hosts: int
-    cancelled: int
+    seconds: float  # of a round, the mean
+    worst: float  # the longest
+    latency: float  # from asking to the block's beginning, the median
+    gigabytes: float  # between hosts, a round, in large messages
+    messages: float  # between hosts, a round
+    gradients: float  # of a round
+    late: float  # gradients that segments refused since their step was over or sealed, of all
+    lost: float  # gradients that were accepted and got into no round, of all
+    died: int  # hosts
+    regrants: int  # grants that came to nothing, and batches that shards had lost
+    voided: int  # steps
+    lost_hosts: int  # how often the owner took a host for lost
+    cancelled: int  # rounds whose chief the owner took for lost

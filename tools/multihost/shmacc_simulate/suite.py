@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc._multihost.messages import Timing
 from shmacc_simulate.job import simulate
-from shmacc_simulate.machine import CLUSTER, MEASURED
 from shmacc_simulate.popularity import Table
-from shmacc_simulate.scenario import Result, Scenario
+from shmacc_simulate.scenario import CLUSTER, MEASURED, Result, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -2,16 +2,119 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from shmacc_simulate.books import Books
-from shmacc_simulate.events import Clock
-from shmacc_simulate.network import Network
 
 if TYPE_CHECKING:
+    from shmacc_simulate.center import Shard
+    from shmacc_simulate.hosts import Host
     from shmacc_simulate.scenario import Scenario
+
+_T = TypeVar("_T")
+Steps = Generator[float, None, _T]
+"""What takes time: it yields when it is to go on."""
+
+
+class Clock:
+    """The time, and what is to happen; events of the same time happen in the order of calls."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, time: float, do: Callable[[], None]) -> None:
+        """Have something done at a time; one that has passed means now."""
+        heapq.heappush(self._events, (max(time, self.now), next(self._order), do))
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        """Have something done after so many seconds."""
+        self.at(self.now + seconds, do)
+
+    def start(self, steps: Steps[None]) -> None:
+        """Begin something that takes time, and see to it until it ends."""
+        time = next(steps, None)
+        if time is not None:
+            self.at(time, lambda: self.start(steps))
+
+    def run(self, end: float, until: Callable[[], bool]) -> None:
+        """Let time pass to `end`, or until the condition, which is asked before each event."""
+        while self._events and not until():
+            if self._events[0][0] > end:
+                return
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+
+
+class Processor:
+    """Does one thing at a time, in the order in which they come: a process with one thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._free = 0.0
+
+    def done(self, seconds: float) -> float:
+        """Put work in the line; return when it will be done."""
+        self._free = max(self._free, self._clock.now) + seconds
+        return self._free
+
+
+@dataclass(slots=True)
+class _Nic:
+    out_free: float = 0.0
+    in_free: float = 0.0
+
+
+class Network:
+    """Carries messages between hosts, each with a NIC that sends and receives at the same time.
+
+    Large messages take their time at both NICs, one after the other: first come, first served.
+    The switches between are never the limit. Small ones (reports, orders, answers) do not wait
+    behind large ones, since they would not in a network that divides its bandwidth among streams.
+    What a host sends to itself is no message between hosts.
+
+    Args:
+        clock: The time.
+        hosts: How many.
+        bandwidth: Bytes a second of a NIC, each way.
+        latency: Seconds.
+    """
+
+    def __init__(self, clock: Clock, hosts: int, bandwidth: float, latency: float) -> None:
+        self._clock = clock
+        self._nics = [_Nic() for _ in range(hosts)]
+        self._bandwidth, self._latency = bandwidth, latency
+        self.messages = 0
+        self.large_bytes = 0.0
+
+    def small(self, sender: int, receiver: int, size: float) -> float:
+        """Send a small message; return when it arrives."""
+        if sender == receiver:
+            return self._clock.now
+        self.messages += 1
+        return self._clock.now + self._latency + size / self._bandwidth
+
+    def large(self, sender: int, receiver: int, size: float, ready: float) -> Steps[None]:
+        """Carry a large message that is ready at a time."""
+        if sender == receiver:
+            yield ready
+            return
+        self.messages += 1
+        self.large_bytes += size
+        seconds = size / self._bandwidth
+        nic = self._nics[sender]
+        began = max(ready, nic.out_free)
+        nic.out_free = began + seconds
+        yield began + self._latency  # the first byte has come
+        nic = self._nics[receiver]
+        nic.in_free = max(nic.in_free, self._clock.now) + seconds
+        yield max(nic.in_free, began + seconds + self._latency)
 
 
 class World:
@@ -25,12 +128,13 @@ class World:
         self.network = Network(self.clock, scenario.hosts, machine.bandwidth, machine.latency)
         self.books = Books(scenario.required)
         self.random = random.Random(scenario.seed)
-        self._numbers = itertools.count(1)
-
-    def new_number(self) -> int:
-        """Return a number that nothing else has."""
-        return next(self._numbers)
+        self.numbers = itertools.count(1)
+        self.hosts: list[Host] = []
 
     def compute_time(self) -> float:
         """Return how long a gradient takes."""
         return self.scenario.compute * self.random.lognormvariate(0.0, self.scenario.spread)
+
+    def shard(self, place: str, number: int) -> Shard | None:
+        """Return a shard at a host of that name; None: the host is dead."""
+        return self.hosts[int(place.rpartition(" ")[2])].shard(number)
