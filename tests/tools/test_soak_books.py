@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from shmacc import NEVER_STALE, Stats
-from shmacc_soak.audit import Findings, Toll, audit
-from shmacc_soak.books import Books, Fate
-from shmacc_soak.crew import apply
-from shmacc_soak.gradients import Gradients
-from shmacc_soak.members import DenseMember, SparseMember
+from shmacc_soak.audit import audit
+from shmacc_soak.books import Books, Count, Fate, Findings
+from shmacc_soak.members import DenseMember, Gradients, SparseMember
 from shmacc_soak.plans import Plan, plans
+from shmacc_soak.work import apply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +72,7 @@ class Sound:
 @pytest.fixture(autouse=True)
 def _in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is applied twice unless a test has it so: faults are at known applies."""
-    monkeypatch.setattr("shmacc_soak.crew._ONCE_MORE", 0.0)
+    monkeypatch.setattr("shmacc_soak.work._ONCE_MORE", 0.0)
 
 
 def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
@@ -87,7 +86,7 @@ def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
             taken = broken.take()
             contribute = plan.gradients.contribute
             books.note(TAKER, taken, plan.contents(taken), contribute=contribute)
-        found = audit(books, broken.stats(), Toll())
+        found = audit(books, broken.stats())
         broken.acc.unlink()
     return found
 
@@ -252,7 +251,7 @@ def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
         apply(books, PLAN, acc, WORKER, EACH)
         taken = acc.take(1, timeout=0)
         books.note(TAKER, taken, PLAN.contents(taken), contribute=True)
-        found = audit(books, acc.stats(), Toll())
+        found = audit(books, acc.stats())
         acc.unlink()
     counts = found.counts
     assert (counts["lost"], counts["doubled"], counts["torn"]) == (EACH, 0, 0)
@@ -261,6 +260,8 @@ def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
 def test_a_process_that_fails_is_a_fault() -> None:
     books, acc = Books(1), PLAN.create("soak")
     with acc:
-        assert audit(books, acc.stats(), Toll(kills=1)).faults == 0
-        assert audit(books, acc.stats(), Toll(failed=1)).faults == 1
+        books.killed(WORKER)
+        assert audit(books, acc.stats()).faults == 0
+        books.add(WORKER, Count.FAILED)
+        assert audit(books, acc.stats()).faults == 1
         acc.unlink()

@@ -14,7 +14,7 @@ from shmacc_soak.training import Training
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc_soak.audit import Findings
+    from shmacc_soak.books import Findings
 
 WORKERS: Final = 3
 ROUNDS: Final = 30

@@ -1,32 +1,25 @@
-"""The accounts that outlive killed processes: arrays that all of them share, outside the library.
+"""The accounts of a campaign: arrays that all its processes share, outside the library.
 
-Every entry has one writer at a time, and is written by single stores, so a kill leaves it old or
-new. The entries of a gradient:
-
-* `fate`: see `Fate`.
-* `attempts`: how often its apply was begun.
-* `since`, `until`: the global step before and after. The round that it is in is one of these.
-* `taken_at`: one more than the step of the take that had it, as the taker noted.
-
-The entry of a step: `logged`, one more than the number of gradients in the take that closed it. A
-step without it was closed by a taker that was killed before it could note what it got.
-
-A round is noted in its block, before it is consumed. If it never is, since its chief is killed or
-gives it up, then the next take of that step has all that it had, and notes it again.
+Every entry has one writer at a time and is written by single stores, so a kill leaves it old or
+new. A round is noted in its block, before it is consumed. If its chief is killed or gives it up,
+the next take of that step has all that it had, and notes it again.
 """
 
 from __future__ import annotations
 
 import mmap
 import time
+from collections import Counter
 from contextlib import contextmanager
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shmacc_soak.gradients import MOST
+from shmacc_soak import model
+from shmacc_soak.members import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,50 +47,153 @@ class Doing(IntEnum):
     TAKE = 3
 
 
-class Tally(IntEnum):
-    """What a process counts."""
+class Applied(IntEnum):
+    """Whether a process has applied since it attached."""
 
-    TORN = 0
-    DOUBLED = 1  # gradients that were in a take before, or are in this one more than once
-    REPEATED = 2  # those of the latter kind that have a contributor
-    MISREPORTED = 3  # numbers that a take was wrong about
-    SNAPSHOTS = 4
-    RESTORES = 5
-    GIVEN_UP = 6  # rounds
-    FAILED = 7  # times that it left by an exception, after it had applied
-    TOLD_DEAD = 8  # processes that a take was told of, killed
-    TOLD_FAILED = 9  # and failed
-    MISTOLD = 10  # reasons that are no such thing
+    NO = 0
+    PERHAPS = 1
+    YES = 2
 
 
-def shared(count: int, dtype: type) -> npt.NDArray[Any]:
+class Count(StrEnum):
+    """What is counted, in the order and words in which it is printed."""
+
+    KILLED = "processes killed"
+    IN_APPLY = "  in an apply"
+    IN_BLOCK = "  in the block of a round"
+    STOPPED = "processes stopped for a while"
+    ACCEPTED = "gradients accepted"
+    REFUSED = "gradients refused as stale"
+    AGAIN = "contributors applied again"
+    UNANSWERED = "gradients in whose worker never learned it"
+    TAKES = "takes and rounds"
+    TAKES_LOST = "  that died with their taker"
+    GIVEN_UP = "rounds given up"
+    SNAPSHOTS = "snapshots looked at"
+    RESTORES = "states restored"
+    WORKERS_FAILED = "workers that failed after an apply"
+    TOLD_DEAD = "deaths of workers that were told"
+    TOLD_FAILED = "failures of workers that were told"
+    ROUNDS = "rounds in trained parameters"
+    UPDATES = "updates of parameters"
+    FOUND_IN = "  that were in already"
+    IN_UPDATE = "  processes killed in one"
+    SAVES = "files saved"
+    LOADS = "files loaded"
+    IN_LOAD = "  processes killed in that"
+    NOT_LOADED = "  updates refused meanwhile"
+    # Faults:
+    TORN = "torn"
+    LOST = "lost"
+    DOUBLED = "doubled"
+    REPEATED = "repeated"
+    MISPLACED = "misplaced"
+    UPDATED_TWICE = "updated twice"
+    NOT_UPDATED = "not updated"
+    MISCOUNTED = "miscounted"
+    MISTOLD = "mistold"
+    FAILED = "failed"
+
+
+FAULTS: Final = {
+    Count.TORN: "gradients in some of their members only, and members or parameters with other "
+    "sums",
+    Count.LOST: "accepted gradients that are nowhere",
+    Count.DOUBLED: "gradients that were taken more than once",
+    Count.REPEATED: "contributors that were in a round twice",
+    Count.MISPLACED: "gradients in a round they cannot belong to, or that were refused and are "
+    "there",
+    Count.UPDATED_TWICE: "rounds in the parameters twice, or skipped and in them",
+    Count.NOT_UPDATED: "rounds that are not in the parameters",
+    Count.MISCOUNTED: "counters of the library that disagree with the books",
+    Count.MISTOLD: "campaigns in which more deaths and failures were told than there were, or "
+    "fewer",
+    Count.FAILED: "processes that ended with an error, or did not end",
+}
+"""All these must be 0."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a campaign came to: counts, and the longest waits of living processes, in seconds."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    longest: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def faults(self) -> int:
+        """Return the number of all faults."""
+        return sum(self.counts[fault] for fault in FAULTS)
+
+    def __add__(self, other: Findings) -> Findings:
+        """Return those of two campaigns."""
+        counts, longest = self.counts.copy(), dict(self.longest)
+        counts.update(other.counts)
+        for what, seconds in other.longest.items():
+            longest[what] = max(seconds, longest.get(what, 0.0))
+        return Findings(counts, longest)
+
+
+def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
     """Return an array that children share, of zeros; pages that are never touched cost nothing."""
     size = max(count * np.dtype(dtype).itemsize, 1)
     return np.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=count)
 
 
 class Books:
-    """Those of one campaign."""
+    """Those of one campaign.
+
+    Args:
+        processes: How many may be killed; the campaign's own process is one more, `own`.
+    """
 
     def __init__(self, processes: int) -> None:
-        self.fate = shared(MOST, np.uint8)
-        self.attempts = shared(MOST, np.uint16)
-        self.since = shared(MOST, np.int32)
-        self.until = shared(MOST, np.int32)
-        self.taken_at = shared(MOST, np.int32)
-        self.logged = shared(MOST, np.int32)
+        self.own = processes
+        processes += 1
+        # By gradient:
+        self.fate = _shared(MOST, np.uint8)
+        self.attempts = _shared(MOST, np.uint16)  # how often its apply was begun
+        # The global step before and after. The round that it is in is one of these.
+        self.since = _shared(MOST, np.int32)
+        self.until = _shared(MOST, np.int32)
+        self.taken_at = _shared(MOST, np.int32)  # the step of the take that had it, plus 1
+        # By step:
+        # The number of gradients in the take that closed it, plus 1. Without an entry its taker was
+        # killed before it could note what it got.
+        self.logged = _shared(MOST, np.int32)
+        self.digests = _shared(model.STEPS, np.int64)  # of the parameters
         # By process:
-        self.turn = shared(processes, np.int64)  # a worker's next gradient
-        self.at_risk = shared(processes, np.uint8)  # a taker that has not noted what it gets
-        self.in_block = shared(processes, np.uint8)  # a chief that has a round open
-        self.asking = shared(processes, np.uint8)  # a taker that wants to be told who is gone
-        self.applied = shared(processes, np.uint8)  # 1: perhaps, since it attached; 2: yes
-        self.stopped = shared(processes, np.float64)  # seconds that it was stopped by us
-        self.tally = {what: shared(processes, np.int64) for what in Tally}
-        self.longest = {doing: shared(processes, np.float64) for doing in Doing}
-        self._doing = shared(processes, np.uint8)
-        self._began = shared(processes, np.float64)
-        self._stop = shared(1, np.uint8)
+        self.turn = _shared(processes, np.int64)  # a worker's next gradient
+        self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted what it gets
+        self.in_block = _shared(processes, np.uint8)  # a chief that has a round open
+        self.updating = _shared(processes, np.uint8)  # a chief that is in an update
+        self.asking = _shared(processes, np.uint8)  # a taker that wants to be told who is gone
+        self.applied = _shared(processes, np.uint8)
+        self.stopped = _shared(processes, np.float64)  # seconds that it was stopped by us
+        self._counts = {what: _shared(processes, np.int64) for what in Count}
+        self._longest = {doing: _shared(processes, np.float64) for doing in Doing}
+        self._doing = _shared(processes, np.uint8)
+        self._began = _shared(processes, np.float64)
+        # Of the campaign:
+        self.loads = _shared(1, np.int64)  # begun; odd: one is to be made
+        self._stop = _shared(1, np.uint8)
+        # Of those killed: takers that had not noted what they might have got, workers that had
+        # applied, or might have, and takers that might have been told who is gone.
+        self.risked = self.surely_gone = self.perhaps_gone = self.unheard = 0
+
+    def add(self, process: int, what: Count, number: int = 1) -> None:
+        """Count something."""
+        self._counts[what][process] += number
+
+    def sum(self, what: Count) -> int:
+        """Return what all processes have counted."""
+        return int(self._counts[what].sum())
+
+    def findings(self) -> Findings:
+        """Return all that was counted and measured."""
+        longest = {f"to {what.name.lower()}": float(of.max()) for what, of in self._longest.items()}
+        counts: Counter[str] = Counter({what: self.sum(what) for what in Count})
+        return Findings(counts, {what: seconds for what, seconds in longest.items() if seconds})
 
     def stop(self) -> None:
         """Ask all processes to end."""
@@ -112,25 +208,31 @@ class Books:
         """Record a take, or a round that may be consumed."""
         self.check(process, contents, contribute=contribute)
         before = self.taken_at[contents.numbers]
-        self.tally[Tally.DOUBLED][process] += np.count_nonzero(
-            (before != 0) & (before != taken.step + 1)
-        )
+        doubled = (before != 0) & (before != taken.step + 1)
+        self.add(process, Count.DOUBLED, int(np.count_nonzero(doubled)))
         self.taken_at[contents.numbers] = taken.step + 1
         self.logged[taken.step] = taken.count + 1
 
     def check(self, process: int, contents: Contents, *, contribute: bool) -> None:
         """Record what is wrong with a take or a snapshot in itself."""
-        self.tally[Tally.TORN][process] += contents.torn
-        self.tally[Tally.REPEATED if contribute else Tally.DOUBLED][process] += contents.repeated
-        self.tally[Tally.MISREPORTED][process] += contents.misreported
+        self.add(process, Count.TORN, contents.torn)
+        self.add(process, Count.REPEATED if contribute else Count.DOUBLED, contents.repeated)
+        self.add(process, Count.MISCOUNTED, contents.misreported)
+
+    def check_parameters(self, process: int, step: int, arrays: Any) -> None:
+        """Note what parameters are at that step, or compare."""
+        ledger, found = arrays["ledger"][:, 0], model.digest(arrays)
+        torn = ledger[step:].any() or int(self.digests[step]) not in {0, found}
+        self.add(process, Count.TORN, bool(torn))
+        self.digests[step] = found
 
     def tell(self, process: int, reasons: tuple[str, ...]) -> None:
         """Record what a take was told of processes that are gone."""
         dead = reasons.count("killed")
         failed = sum(reason.startswith("FailedError: ") for reason in reasons)
-        self.tally[Tally.TOLD_DEAD][process] += dead
-        self.tally[Tally.TOLD_FAILED][process] += failed
-        self.tally[Tally.MISTOLD][process] += len(reasons) - dead - failed
+        self.add(process, Count.TOLD_DEAD, dead)
+        self.add(process, Count.TOLD_FAILED, failed)
+        self.add(process, Count.MISTOLD, len(reasons) - dead - failed)
 
     @contextmanager
     def timed(self, process: int, doing: Doing) -> Iterator[None]:
@@ -144,17 +246,23 @@ class Books:
             self._waited(process, doing, self.stopped[process] - stopped)
             self._doing[process] = Doing.NOTHING
 
-    def killed(self, process: int) -> Doing:
-        """Note that it was killed; what it was doing."""
+    def killed(self, process: int) -> None:
+        """Note that it was killed, and in what."""
         doing = Doing(int(self._doing[process]))
         if doing is not Doing.NOTHING:
-            # It lived, and waited, until now.
-            self._waited(process, doing, 0.0)
-        self._doing[process] = Doing.NOTHING
-        self.at_risk[process] = self.in_block[process] = 0
-        self.asking[process] = self.applied[process] = 0
-        return doing
+            self._waited(process, doing, 0.0)  # it lived, and waited, until now
+        self.add(process, Count.KILLED)
+        self.add(process, Count.IN_APPLY, doing is Doing.APPLY)
+        self.add(process, Count.IN_BLOCK, int(self.in_block[process]))
+        self.add(process, Count.IN_UPDATE, int(self.updating[process]))
+        self.risked += int(self.at_risk[process])
+        self.unheard += int(self.asking[process])
+        self.surely_gone += int(self.applied[process]) == Applied.YES
+        self.perhaps_gone += int(self.applied[process]) == Applied.PERHAPS
+        for state in self._doing, self.at_risk, self.in_block, self.updating, self.asking:
+            state[process] = 0
+        self.applied[process] = Applied.NO
 
     def _waited(self, process: int, doing: Doing, stopped: float) -> None:
         waited = time.monotonic() - self._began[process] - stopped
-        self.longest[doing][process] = max(self.longest[doing][process], waited)
+        self._longest[doing][process] = max(self._longest[doing][process], waited)

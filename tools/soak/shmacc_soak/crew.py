@@ -1,203 +1,131 @@
-"""The work of a campaign's processes until they are killed, or asked to stop."""
+"""Processes that are started, killed, stopped for a while, continued and replaced."""
 
 from __future__ import annotations
 
+import gc
+import os
 import random
+import signal
+import sys
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+import traceback
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-import shmacc
-from shmacc import NEVER_STALE, errors
-from shmacc_soak.books import Doing, Fate, Tally
-from shmacc_soak.gradients import MOST
-from shmacc_soak.plans import MOST_WAITING
+from shmacc_soak.books import Count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from shmacc_soak.books import Books
-    from shmacc_soak.plans import Plan
 
-_PAUSE: Final = 0.001  # of workers that hold back
-_LONGEST_BLOCK: Final = 0.005  # seconds, of what a chief does in it when it has noted the round
-_TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
-_REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
-_ON_DEATH: Final = ("wait", "raise")
-_PERHAPS, _SURELY = 1, 2  # it has applied
-_NEVER: Final = np.iinfo(np.int32).max  # no step gets there
-# So often:
-_OF_THIS_STEP: Final = 0.25  # a gradient is for the present step, and may be refused
-_ONCE_MORE: Final = 0.1  # a gradient with a contributor is applied again though it is in
-_IN_A_ROUND: Final = 0.5  # a take is a round
-_LOOKED_AT: Final = 0.1  # a taker takes a snapshot first
-_GIVEN_UP: Final = 0.1  # a block raises
-_RESTORED: Final = 0.3  # a chief restores the round that it holds
-_FAILS: Final = 0.01  # a worker fails after an apply
+_SHORTEST_STOP, _LONGEST_STOP = 0.005, 0.06  # seconds, around the lock's slice of 20 ms
+_STOP_SHARE: Final = 0.1  # the share of stops among stops and kills
+_PATIENCE: Final = 30.0  # for all processes to end when they are asked to
+_PAUSE: Final = 0.002  # seconds
 
 
-class _GivenUpError(Exception):
-    """In a round's block."""
+class Crew:
+    """The processes of a campaign, each in a slot.
 
-
-class FailedError(Exception):
-    """Of a worker, which leaves by it, and comes again."""
-
-
-def work(books: Books, plan: Plan, name: str, slot: int) -> None:
-    """Apply gradient after gradient, and keep accounts; fail now and then."""
-    failed = True
-    while failed:
-        try:
-            _work(books, plan, name, slot)
-            failed = False
-        except FailedError:
-            books.applied[slot] = 0
-
-
-def _work(books: Books, plan: Plan, name: str, slot: int) -> None:
-    acc = _attach(books, name, slot)
-    with acc:
-        while not books.stopping and acc.running:
-            if acc.num_accumulated() > MOST_WAITING:
-                time.sleep(_PAUSE)
-                continue
-            turn = int(books.turn[slot])
-            number = plan.gradients.number(slot, turn)
-            if number >= MOST:
-                return
-            apply(books, plan, acc, slot, number)
-            books.turn[slot] = turn + 1
-            if books.applied[slot] == _SURELY and random.random() < _FAILS:
-                books.tally[Tally.FAILED][slot] += 1
-                raise FailedError(slot)
-
-
-def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
-    """Apply it, unless the account of it is closed.
-
-    If the worker was killed in that, a gradient with a contributor is applied once more, for the
-    same step. Of one without, nobody can say whether it is in.
+    Args:
+        books: Where it is noted who was killed or stopped, and who failed.
+        jobs: What the process of each slot does.
     """
-    fate, contribute = books.fate[number], plan.gradients.contribute
-    if fate > Fate.BEGUN or (fate == Fate.BEGUN and not contribute):
-        return
-    again = fate == Fate.BEGUN
-    since = int(books.since[number]) if again else acc.global_step
-    # What is for this step is in the round of this step or in none.
-    of_this_step = contribute or random.random() < _OF_THIS_STEP
-    books.since[number] = since
-    books.until[number] = since if of_this_step else _NEVER
-    books.attempts[number] += 1
-    books.fate[number] = Fate.BEGUN
-    step = since if of_this_step else NEVER_STALE
-    books.applied[slot] = max(int(books.applied[slot]), _PERHAPS)
-    try:
-        with books.timed(slot, Doing.APPLY):
-            accepted = plan.apply(acc, number, step, _TIMEOUT if plan.capacity else None)
-    except errors.DeadlineExceededError:
-        books.fate[number] = Fate.TIMED_OUT
-        return
-    if accepted:
-        books.until[number] = min(acc.global_step, int(books.until[number]))
-        books.fate[number] = Fate.ACCEPTED
-        books.applied[slot] = _SURELY
-        if contribute and random.random() < _ONCE_MORE:
-            books.attempts[number] += 1
-            plan.apply(acc, number, step, None)
-        return
-    books.fate[number] = Fate.IN_DOUBT if again else Fate.REFUSED
-    if contribute:
-        with suppress(errors.DeadlineExceededError, errors.FinishedError):
-            acc.wait_step(since, timeout=_TIMEOUT)
 
+    def __init__(self, books: Books, jobs: list[Callable[[], None]]) -> None:
+        self._books, self._jobs = books, jobs
+        self._pids = [0] * len(jobs)
+        self._stopped: dict[int, tuple[float, float]] = {}  # when, and until when
 
-def take(books: Books, plan: Plan, name: str, slot: int) -> None:
-    """Take round after round, and keep accounts."""
-    acc = _attach(books, name, slot)
-    with acc:
-        while not books.stopping and acc.running:
-            if random.random() < _LOOKED_AT:
-                snapshot = plan.contents(acc.snapshot())
-                books.check(slot, snapshot, contribute=plan.gradients.contribute)
-                books.tally[Tally.SNAPSHOTS][slot] += 1
-            terms = {"timeout": _TIMEOUT, "on_death": random.choice(_ON_DEATH)}
-            books.asking[slot] = terms["on_death"] == "raise"
-            try:
-                if plan.chief:
-                    _have_round(books, plan, acc, slot, terms)
-                else:
-                    _take(books, plan, acc, slot, terms)
-            except (errors.DeadlineExceededError, errors.FinishedError):
-                pass
-            except errors.WorkerDiedError as error:
-                books.tell(slot, error.reasons or ())
-            books.asking[slot] = 0
+    def work(
+        self,
+        seconds: float,
+        pause: float,
+        ask_to_end: Callable[[], None],
+        now_and_then: Callable[[], None] = lambda: None,
+        slots: int | None = None,
+    ) -> None:
+        """Let the first slots' processes work, kill and stop them at random; then let all end."""
+        those, end = range(slots or len(self._jobs)), time.monotonic() + seconds
+        try:
+            for slot in those:
+                self.start(slot)
+            while time.monotonic() < end and not self._books.stopping:
+                time.sleep(random.expovariate(1 / pause))
+                self.continue_those_due()
+                slot = random.choice(those)
+                if not (random.random() < _STOP_SHARE and self._stop_for_a_while(slot)):
+                    self.kill(slot)
+                    self.start(slot)
+                now_and_then()
+            while self._stopped:
+                time.sleep(_PAUSE)
+                self.continue_those_due()
+            ask_to_end()
+            deadline = time.monotonic() + _PATIENCE
+            for slot in range(len(self._jobs)):
+                if self.wait(slot, deadline) is None:  # it is stuck
+                    self._books.add(slot, Count.FAILED)
+        finally:
+            for slot in range(len(self._jobs)):
+                self.kill(slot)
 
+    def start(self, slot: int) -> None:
+        """Start the slot's process."""
+        self._pids[slot] = os.fork()
+        if self._pids[slot]:
+            return
+        status = 1
+        try:
+            gc.disable()  # this life is too short for it
+            self._jobs[slot]()
+            status = 0
+        except BaseException:  # noqa: BLE001  it must not go on as the supervisor
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
 
-def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
-    """Take at once, or in a round's block; note it afterwards."""
-    required = random.choice(_REQUIRED)
-    books.at_risk[slot] = 1
-    try:
-        with books.timed(slot, Doing.TAKE):
-            if random.random() < _IN_A_ROUND:
-                with acc.round(required, **terms) as taken:
-                    _be_in_block()
-            else:
-                taken = acc.take(required, **terms)
-        _note(books, plan, slot, taken)
-    except _GivenUpError:
-        books.tally[Tally.GIVEN_UP][slot] += 1
-    finally:
-        books.at_risk[slot] = 0
+    def kill(self, slot: int) -> bool:
+        """Kill the slot's process; whether there was one."""
+        if self._pids[slot] == 0:
+            return False
+        os.kill(self._pids[slot], signal.SIGKILL)
+        _, status = os.waitpid(self._pids[slot], 0)
+        self._pids[slot] = 0
+        self._stopped.pop(slot, None)
+        self._books.killed(slot)
+        self._books.add(slot, Count.FAILED, os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0)
+        return True
 
+    def _stop_for_a_while(self, slot: int) -> bool:
+        """Stop the slot's process; whether it was not stopped already."""
+        if slot in self._stopped:
+            return False
+        now = time.monotonic()
+        os.kill(self._pids[slot], signal.SIGSTOP)
+        self._stopped[slot] = now, now + random.uniform(_SHORTEST_STOP, _LONGEST_STOP)
+        self._books.add(slot, Count.STOPPED)
+        return True
 
-def _have_round(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
-    """Note the round in its block; then end it, give it up, or restore what it is of."""
-    restored = False
-    try:
-        with (
-            books.timed(slot, Doing.TAKE),
-            acc.round(random.choice(_REQUIRED), **terms) as taken,
-            _in_block(books, slot),
-        ):
-            _note(books, plan, slot, taken)
-            if random.random() < _RESTORED:
-                # Nothing changes in an open round, so the state is the same before and after.
-                acc.restore(acc.state())
-                restored = True
-                books.tally[Tally.RESTORES][slot] += 1
-            _be_in_block()
-    except _GivenUpError:
-        books.tally[Tally.GIVEN_UP][slot] += 1
-    except errors.FailedPreconditionError:
-        if not restored:  # which ends the round before its block
-            raise
+    def continue_those_due(self) -> None:
+        """Continue those that were stopped for long enough."""
+        now = time.monotonic()
+        for slot, (since, until) in list(self._stopped.items()):
+            if now >= until:
+                del self._stopped[slot]
+                self._books.stopped[slot] += now - since
+                os.kill(self._pids[slot], signal.SIGCONT)
 
-
-@contextmanager
-def _in_block(books: Books, slot: int) -> Iterator[None]:
-    books.in_block[slot] = 1
-    try:
-        yield
-    finally:
-        books.in_block[slot] = 0
-
-
-def _be_in_block() -> None:
-    time.sleep(random.random() * _LONGEST_BLOCK)
-    if random.random() < _GIVEN_UP:
-        raise _GivenUpError
-
-
-def _note(books: Books, plan: Plan, slot: int, taken: Any) -> None:
-    books.note(slot, taken, plan.contents(taken), contribute=plan.gradients.contribute)
-
-
-def _attach(books: Books, name: str, slot: int) -> Any:
-    random.seed()
-    with books.timed(slot, Doing.ATTACH):
-        return shmacc.attach(name)
+    def wait(self, slot: int, deadline: float) -> bool | None:
+        """Wait until a process ends: whether without an error; None: it did not until then."""
+        if self._pids[slot] == 0:
+            return True
+        while not (ended := os.waitpid(self._pids[slot], os.WNOHANG))[0]:
+            if time.monotonic() >= deadline:
+                return None
+            self.continue_those_due()
+            time.sleep(_PAUSE / 2)
+        self._pids[slot] = 0
+        self._books.add(slot, Count.FAILED, ended[1] != 0)
+        return ended[1] == 0

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shmacc import testing
-from shmacc_soak.audit import FAULTS, Findings
+from shmacc_soak.books import FAULTS, Count, Findings
 from shmacc_soak.campaign import Campaign, Effort
 from shmacc_soak.plans import plans
 from shmacc_soak.training import Training
@@ -84,7 +84,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _in_words(found: Findings) -> str:
-    said = ("processes killed", "gradients accepted", "takes and rounds")
+    said = Count.KILLED, Count.ACCEPTED, Count.TAKES
     numbers = "".join(f"{what} {found.counts[what]}, " for what in said)
     return f"{numbers}faults {found.faults}, longest wait {_longest(found) * 1e3:.0f} ms"
 
@@ -94,12 +94,8 @@ def _longest(found: Findings) -> float:
 
 
 def _table(found: Findings) -> str:
-    done = [what for what in found.counts if what not in FAULTS]
-    lines = [(what, f"{found.counts[what]:,}") for what in (*done, *FAULTS)]
-    lines += [
-        (f"longest wait {what}", f"{longest * 1e3:,.0f} ms")
-        for what, longest in found.longest.items()
-    ]
+    lines = [(what.value, f"{found.counts[what]:,}") for what in Count]
+    lines += [(f"longest wait {what}", f"{at * 1e3:,.0f} ms") for what, at in found.longest.items()]
     shown = [f"{what:<45}{figure:>15}" for what, figure in lines]
     shown += [f"{what}: {means}" for what, means in FAULTS.items() if found.counts[what]]
     return "\n".join(shown)

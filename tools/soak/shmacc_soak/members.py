@@ -8,18 +8,67 @@ gradients, and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shmacc import IndexedSlicesSpec, TensorSpec
-from shmacc_soak.gradients import MOST
 
-if TYPE_CHECKING:
-    from shmacc_soak.gradients import Gradients, Numbers
+Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
 
-    Array = npt.NDArray[Any]
+MOST: Final = 1 << 20
+"""More gradients than a campaign can come to."""
+
+TURNS: Final = 1024
+"""More gradients of one worker than can be in a round."""
+
+_WEIGHTS: Final = 3
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the numbers of a campaign's gradients stand for: whose, which members, which weight."""
+
+    workers: int  # processes, which take turns in the numbers
+    members: int = 1  # of the accumulator
+    # Each has its number as contributor: applied again after a kill, it must not be in a round
+    # twice.
+    contribute: bool = False
+    weighted: bool = False  # weights of 1 to 3
+
+    def number(self, slot: int, turn: int) -> int:
+        """Return the number of a worker's turn-th gradient."""
+        return turn * self.workers + slot
+
+    @property
+    def places(self) -> int:
+        """How many places there are, see `place`."""
+        return self.workers * TURNS
+
+    def place(self, numbers: Numbers) -> Numbers:
+        """Return the place of each, which no other one has in the same round."""
+        return numbers % self.workers * TURNS + numbers // self.workers % TURNS
+
+    def place_weights(self, places: Numbers) -> Numbers:
+        """Return the weight of the gradients that have these places."""
+        return 1 + places % _WEIGHTS if self.weighted else np.ones_like(places)
+
+    def weights(self, numbers: Numbers) -> Numbers:
+        """Return the weight of each."""
+        return self.place_weights(self.place(numbers))
+
+    def touches(self, numbers: Numbers) -> Truths:
+        """Return which members each touches: about half of them, and one at least."""
+        hashed = (numbers.astype(np.uint64) * _SPREAD)[:, None]
+        members = np.arange(self.members)
+        some: Truths = (hashed >> (63 - members).astype(np.uint64)) & np.uint64(1) == 1
+        some |= numbers[:, None] % self.members == members
+        return some
+
 
 _BODIES: Final = 8
 _BASE: Final = 2 * MOST  # of dense marks: their sum shows how often a gradient is in it
@@ -27,17 +76,11 @@ _BASE: Final = 2 * MOST  # of dense marks: their sum shows how often a gradient 
 
 @dataclass(frozen=True)
 class Marks:
-    """What a take has of one member.
+    """What a take has of one member."""
 
-    Attributes:
-        numbers: Those of the gradients found in it.
-        times: How often each is in it.
-        exact: Whether it is their sum (or mean), and nothing else.
-    """
-
-    numbers: Numbers
-    times: Numbers
-    exact: bool
+    numbers: Numbers  # of the gradients found in it
+    times: Numbers  # how often each is in it
+    exact: bool  # it is their sum (or mean), and nothing else
 
     @classmethod
     def none(cls) -> Marks:

@@ -87,12 +87,7 @@ def digest(arrays: Any) -> int:
 
 
 class Reference:
-    """The parameters as one process makes them, without the library.
-
-    Attributes:
-        step: How many rounds are in them.
-        arrays: By name, without the ledger.
-    """
+    """The parameters as one process makes them, without the library and the ledger."""
 
     def __init__(self, workers: int) -> None:
         """Start as the campaign does."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from shmacc import AccumulatorGroup, ConditionalAccumulator, SparseConditionalAccumulator
-from shmacc_soak.gradients import Gradients
-from shmacc_soak.members import DenseMember, Marks, Member, SparseMember
-
-if TYPE_CHECKING:
-    from shmacc_soak.gradients import Numbers
+from shmacc_soak.members import DenseMember, Gradients, Marks, Member, Numbers, SparseMember
 
 MOST_WAITING: Final = 512
 """Workers hold back while more gradients than these wait to be taken."""
@@ -20,36 +16,22 @@ MOST_WAITING: Final = 512
 
 @dataclass(frozen=True)
 class Contents:
-    """What a take handed out.
+    """What a take handed out."""
 
-    Attributes:
-        numbers: Those of the gradients in it, ascending.
-        torn: Gradients missing from some members, plus members that are not their gradients' sum.
-        repeated: Gradients that are in it more than once.
-        misreported: How many of its numbers (gradients, weights, contributors) are wrong.
-    """
-
-    numbers: Numbers
-    torn: int
-    repeated: int
-    misreported: int
+    numbers: Numbers  # of the gradients in it, ascending
+    torn: int  # gradients missing from some members, and members that are not their sum
+    repeated: int  # gradients that are in it more than once
+    misreported: int  # counts, weights and lists of contributors that are wrong
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An accumulator, and its gradients.
+    """An accumulator, and its gradients."""
 
-    Attributes:
-        members: By name; a single accumulator's has none.
-        gradients: What is applied to it.
-        chief: Whether all takes are rounds, which are noted in their blocks: then each one is. Else
-            they are noted when they are over, if their taker still lives.
-        lanes: The accumulator's.
-        capacity: The accumulator's.
-    """
-
-    members: dict[str, Member]
+    members: dict[str, Member]  # by name; a single accumulator's has none
     gradients: Gradients
+    # All takes are rounds, which are noted in their blocks: then each one is. Else a take is noted
+    # when it is over, if its taker still lives.
     chief: bool = False
     lanes: int = 1
     capacity: int | None = None

@@ -13,8 +13,6 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections import Counter
-from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,19 +22,19 @@ import numpy as np
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors
 from shmacc_soak import model
-from shmacc_soak.audit import Findings
-from shmacc_soak.books import shared
-from shmacc_soak.processes import Processes
+from shmacc_soak.books import Books, Count
+from shmacc_soak.crew import Crew
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
+    from shmacc_soak.books import Findings
     from shmacc_soak.campaign import Effort
 
 _GROUP, _PARAMS = "soak", "soak.parameters"
 _TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
-_PAUSE: Final = 0.002  # seconds
-_STOP_SHARE: Final = 0.1  # the share of stops among stops and kills
 _BETWEEN_FAILURES: Final = 1.0  # seconds between two failures of all power, on the average
 _LIFE_OF_A_LOADER: Final = 0.02  # seconds; it is longer with each attempt
 # So often:
@@ -49,37 +47,6 @@ _TRIED: Final = 0.5  # workers work in between two attempts to load
 
 class _OopsError(Exception):
     """In a round's block."""
-
-
-class Tally(IntEnum):
-    """What a process counts."""
-
-    UPDATES = 0
-    FOUND_IN = 1  # rounds that were in the parameters already
-    RAISED = 2  # blocks
-    SAVES = 3
-    LOADS = 4
-    REFUSED = 5  # updates, for the parameters were loaded in part
-    TORN = 6  # snapshots that are not what they were before at that step
-
-
-class Books:
-    """The accounts of one campaign, which outlive its processes."""
-
-    def __init__(self, processes: int) -> None:
-        self.digests = shared(model.STEPS, np.int64)
-        self.updating = shared(processes, np.uint8)  # a chief that is in an update
-        self.tally = {what: shared(processes, np.int64) for what in Tally}
-        self.loads = shared(1, np.int64)  # begun; odd: one is to be made
-        self.stop = shared(1, np.uint8)
-
-    def check(self, slot: int, step: int, arrays: Any) -> None:
-        """Note what the parameters are at that step, or compare."""
-        ledger = arrays["ledger"][:, 0]
-        found = model.digest(arrays)
-        torn = ledger[step:].any() or int(self.digests[step]) not in {0, found}
-        self.tally[Tally.TORN][slot] += bool(torn)
-        self.digests[step] = found
 
 
 def _attach() -> tuple[AccumulatorGroup, Parameters]:
@@ -99,28 +66,28 @@ def lead(books: Books, slot: int, workers: int, path: Path) -> None:
     random.seed()
     group, params = _attach()
     with group, params:
-        while not books.stop[0]:
+        while not books.stopping:
             loads = int(books.loads[0])
             try:
                 with group.round(workers, timeout=_TIMEOUT) as taken:
                     _update(books, slot, params, taken)
                     if random.random() < _SAVED:
                         shmacc.save(path, {"group": group, "params": params})
-                        books.tally[Tally.SAVES][slot] += 1
+                        books.add(slot, Count.SAVES)
             except (errors.DeadlineExceededError, errors.FinishedError):
                 pass
             except _OopsError:
-                books.tally[Tally.RAISED][slot] += 1
+                books.add(slot, Count.GIVEN_UP)
             except errors.FailedPreconditionError:
                 if loads % 2 == 0 and loads == books.loads[0]:
                     raise
-                books.tally[Tally.REFUSED][slot] += 1
+                books.add(slot, Count.NOT_LOADED)
 
 
 def _update(books: Books, slot: int, params: Parameters, taken: Any) -> None:
     step = taken.step
     if step >= model.STEPS - 1:
-        books.stop[0] = 1
+        books.stop()
         return
     _perhaps_raise()
     books.updating[slot] = 1
@@ -131,9 +98,9 @@ def _update(books: Books, slot: int, params: Parameters, taken: Any) -> None:
             updated = params.update(taken, {"own": model.own(params, step)})
     finally:
         books.updating[slot] = 0
-    books.tally[Tally.UPDATES if updated else Tally.FOUND_IN][slot] += 1
+    books.add(slot, Count.UPDATES if updated else Count.FOUND_IN)
     if random.random() < _LOOKED_AT:
-        books.check(slot, *params.snapshot())
+        books.check_parameters(slot, *params.snapshot())
     _perhaps_raise()
 
 
@@ -149,7 +116,7 @@ def load(books: Books, slot: int, path: Path) -> None:
     with group, params:
         if path.exists():
             shmacc.load(path, {"group": group, "params": params})
-            books.tally[Tally.LOADS][slot] += 1
+            books.add(slot, Count.LOADS)
 
 
 def _create() -> None:
@@ -170,67 +137,39 @@ class Training:
         self._effort = effort
         self._directory = tempfile.TemporaryDirectory(prefix="shmacc-soak-")
         path = Path(self._directory.name) / "checkpoint.npz"
-        size = effort.workers + effort.takers + 1
-        self._loader = size - 1
-        self._books = books = Books(size)
-        jobs = [partial(work, worker) for worker in range(effort.workers)]
-        jobs += [
-            partial(lead, books, slot, effort.workers, path)
-            for slot in range(effort.workers, self._loader)
-        ]
-        self._processes = Processes([*jobs, partial(load, books, self._loader, path)])
-        self._in_updates = self._cut_loads = 0
+        self._workers = range(effort.workers)
+        self._chiefs = range(effort.workers, effort.workers + effort.takers)
+        self._loader = self._chiefs.stop
+        self._books = books = Books(self._loader + 1)
+        jobs = [partial(work, worker) for worker in self._workers]
+        jobs += [partial(lead, books, slot, effort.workers, path) for slot in self._chiefs]
+        self._crew = Crew(books, [*jobs, partial(load, books, self._loader, path)])
+        self._next_failure = 0.0
         _create()
 
     def run(self, seconds: float) -> Findings:
         """Carry it out, and hold the parameters against the reference."""
-        processes, end = self._processes, time.monotonic() + seconds
-        failure = time.monotonic() + random.expovariate(1 / _BETWEEN_FAILURES)
-        try:
-            self._start(range(self._loader))
-            while time.monotonic() < end and not self._books.stop[0]:
-                time.sleep(random.expovariate(1 / self._effort.pause))
-                processes.continue_those_due()
-                self._hit(random.randrange(self._loader))
-                if time.monotonic() > failure:
-                    self._fail()
-                    failure = time.monotonic() + random.expovariate(1 / _BETWEEN_FAILURES)
-            while processes.any_stopped:
-                time.sleep(_PAUSE)
-                processes.continue_those_due()
-            self._books.stop[0] = 1
-            with AccumulatorGroup.attach(_GROUP) as group:
-                group.finish()
-            processes.wait_for_all()
-        finally:
-            for slot in range(len(processes)):
-                processes.kill(slot)
+        self._next_failure = time.monotonic() + random.expovariate(1 / _BETWEEN_FAILURES)
+        pause = self._effort.pause
+        self._crew.work(seconds, pause, self._finish, self._perhaps_fail, self._loader)
         return self.audit()
 
-    def _start(self, slots: range) -> None:
-        for slot in slots:
-            self._processes.start(slot)
+    def _finish(self) -> None:
+        self._books.stop()
+        with AccumulatorGroup.attach(_GROUP) as group:
+            group.finish()
 
-    def _hit(self, slot: int) -> None:
-        if not (random.random() < _STOP_SHARE and self._processes.stop_for_a_while(slot)):
-            self._kill(slot)
-            self._processes.start(slot)
-
-    def _kill(self, slot: int) -> None:
-        if self._processes.kill(slot):
-            self._in_updates += int(self._books.updating[slot])
-            self._books.updating[slot] = 0
-
-    def _fail(self) -> None:
-        """All power fails; the run goes on from the file.
+    def _perhaps_fail(self) -> None:
+        """Have all power fail now and then; the run goes on from the file.
 
         A load is for a run's beginning: there are no workers meanwhile. Chiefs may stand by.
         """
-        workers, chiefs = range(self._effort.workers), range(self._effort.workers, self._loader)
+        if time.monotonic() < self._next_failure:
+            return
         rebooted = random.random() < _REBOOTED
+        gone = [*self._workers, *(self._chiefs if rebooted else ())]
         self._books.loads[0] += 1
-        for slot in [*workers, *(chiefs if rebooted else ())]:
-            self._kill(slot)
+        self._kill(gone)
         if rebooted:
             for one in _attach():
                 with one:
@@ -239,26 +178,26 @@ class Training:
         while not self._is_loaded(random.expovariate(1 / life)):
             life *= 1.5
             if random.random() < _TRIED and self._is_there():
-                self._start(workers)
+                self._start(self._workers)
                 time.sleep(random.expovariate(1 / _LIFE_OF_A_LOADER))
-                for slot in workers:
-                    self._kill(slot)
+                self._kill(self._workers)
         self._books.loads[0] += 1
-        self._start(workers)
-        if rebooted:
-            self._start(chiefs)
+        self._start(gone)
+        self._next_failure = time.monotonic() + random.expovariate(1 / _BETWEEN_FAILURES)
+
+    def _start(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._crew.start(slot)
+
+    def _kill(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._crew.kill(slot)
 
     def _is_loaded(self, life: float) -> bool:
         """Start a loader that is killed at the end of its life; whether it has ended before."""
-        processes = self._processes
-        processes.start(self._loader)
-        deadline = time.monotonic() + life
-        ended = None
-        while ended is None and time.monotonic() < deadline:
-            processes.continue_those_due()
-            ended = processes.wait(self._loader, min(deadline, time.monotonic() + _PAUSE))
-        processes.failed += ended is False
-        self._cut_loads += processes.kill(self._loader)
+        self._crew.start(self._loader)
+        ended = self._crew.wait(self._loader, time.monotonic() + life)
+        self._books.add(self._loader, Count.IN_LOAD, self._crew.kill(self._loader))
         return ended is not None
 
     @staticmethod
@@ -273,36 +212,26 @@ class Training:
     def audit(self) -> Findings:
         """Remove group and parameters, and hold what they were against the reference."""
         self._directory.cleanup()
+        books = self._books
         group, params = _attach()
         with group, params:
             step, arrays = params.snapshot()
-            self._books.check(self._loader, step, arrays)
+            books.check_parameters(books.own, step, arrays)
             at = group.global_step
-            miscounted = not (step == at or (group.stats().update == "in" and step == at + 1))
+            right = step == at or (group.stats().update == "in" and step == at + 1)
             params.unlink()
             group.unlink()
-        counted = self._counted(arrays["ledger"][:step, 0])
-        tally = {what: int(self._books.tally[what].sum()) for what in Tally}
-        counts = {
-            "processes killed": self._processes.kills,
-            "processes stopped for a while": self._processes.stops,
-            "rounds given up": tally[Tally.RAISED],
-            "snapshots looked at": int(np.count_nonzero(self._books.digests)),
-            "rounds in trained parameters": step,
-            "updates of parameters": tally[Tally.UPDATES],
-            "  that were in already": tally[Tally.FOUND_IN],
-            "  processes killed in one": self._in_updates,
-            "files saved": tally[Tally.SAVES],
-            "files loaded": tally[Tally.LOADS],
-            "  processes killed in that": self._cut_loads,
-            "  updates refused meanwhile": tally[Tally.REFUSED],
-            "torn": tally[Tally.TORN] + self._wrong(),
-            "miscounted": int(miscounted),
-            "failed": self._processes.failed,
-        }
-        return Findings(Counter(counts | counted))
+        for what, number in {
+            Count.SNAPSHOTS: int(np.count_nonzero(books.digests)),
+            Count.ROUNDS: step,
+            Count.TORN: self._wrong(),
+            Count.MISCOUNTED: not right,
+            **self._counted(arrays["ledger"][:step, 0]),
+        }.items():
+            books.add(books.own, what, number)
+        return books.findings()
 
-    def _counted(self, ledger: npt.NDArray[Any]) -> dict[str, int]:
+    def _counted(self, ledger: npt.NDArray[Any]) -> dict[Count, int]:
         """Read the ledger: which rounds and gradients are in the parameters, and how often."""
         digits = [model.digit(worker) for worker in range(self._effort.workers)]
         skipped = np.array([model.skips(step) for step in range(len(ledger))], bool)
@@ -313,10 +242,10 @@ class Training:
         others = (ledger != whole) & ~twice & ~never
         doubled = np.any([of_worker > 1 for of_worker in often], axis=0)
         return {
-            "updated twice": int(np.count_nonzero(twice)),
-            "not updated": int(np.count_nonzero(never)),
-            "doubled": int(np.count_nonzero(others & doubled)),
-            "lost": int(np.count_nonzero(others & ~doubled)),
+            Count.UPDATED_TWICE: int(np.count_nonzero(twice)),
+            Count.NOT_UPDATED: int(np.count_nonzero(never)),
+            Count.DOUBLED: int(np.count_nonzero(others & doubled)),
+            Count.LOST: int(np.count_nonzero(others & ~doubled)),
         }
 
     def _wrong(self) -> int:
