@@ -82,6 +82,18 @@ def test_a_committed_state_written_over(table: SparseConditionalAccumulator) -> 
     del table
 
 
+def _count_a_taken_one_twice(path: str) -> None:
+    with SegmentFile(path) as file:
+        SetField("round", "taken", 1, relative=True).do(file, file)
+
+
+def test_a_gradient_that_is_taken_twice(table: SparseConditionalAccumulator) -> None:
+    table.take_grad(1)
+    run_apart(_count_a_taken_one_twice, str(path_of("table")))
+    found = "1 gradients were applied, but 2 taken, 0 discarded and 0 are there"
+    assert found in problems("table")
+
+
 def test_a_segment_of_another_version(table: SparseConditionalAccumulator) -> None:
     inspect_tool.other_version(path_of("table"))
     assert ask("list", "table")["segments"][0]["state"] == "other version"
