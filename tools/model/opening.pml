@@ -385,12 +385,8 @@ inline clean_semaphore() {
   fi
 #else
   if
-#ifdef BROKEN_NOT_ASKED
-  :: step(skip);
-#else
   :: atomic { runs(me) && semaphore[f] && being_made[f] != NOBODY -> skip }
   :: atomic { runs(me) && !(semaphore[f] && being_made[f] != NOBODY) -> skip };
-#endif
      if
      :: atomic { runs(me) && name != f -> skip }; remove_orphan()
      :: atomic { runs(me) && name == f -> skip }

@@ -166,16 +166,6 @@ inline free_entry() {
 #endif
 }
 
-#ifdef BROKEN_NO_BYTE
-#define byte_is_mine_to_take true
-#define take_byte skip
-#define give_byte skip
-#else
-#define byte_is_mine_to_take is_free(presence_lock[e])
-#define take_byte presence_lock[e] = my
-#define give_byte presence_lock[e] = NOBODY; check_places
-#endif
-
 inline last_use() {
 #ifdef BROKEN_PLAIN_STORE
   step(assert(token[e] == 0); top = e; check_places)
@@ -216,8 +206,8 @@ inline sweep(patient) {
      :: atomic { runs(my) && e > 0 && placed && token[e - 1] != 0 -> skip }; break
      :: atomic { runs(my) && e > 0 && placed && token[e - 1] == 0 -> e-- };
         if
-        :: atomic { runs(my) && !byte_is_mine_to_take -> skip }; break
-        :: atomic { runs(my) && byte_is_mine_to_take -> take_byte };
+        :: atomic { runs(my) && !is_free(presence_lock[e]) -> skip }; break
+        :: atomic { runs(my) && is_free(presence_lock[e]) -> presence_lock[e] = my };
            if
 #ifndef BROKEN_LOOK_ONCE
            :: atomic { runs(my) && token[e] != 0 -> skip }
@@ -226,7 +216,7 @@ inline sweep(patient) {
            :: last_use()
 #endif
            fi;
-           step(give_byte)
+           step(presence_lock[e] = NOBODY; check_places)
         fi
      od;
      step(lock_owner = NOBODY; placed = false; e = 0)

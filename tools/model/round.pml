@@ -417,9 +417,6 @@ inline put_in() {
 #ifndef BROKEN_SPREAD_LATE
   mark_spread();
 #endif
-#ifdef BROKEN_COUNT_BEFORE
-  step(head = first; reached = (first != NOBODY && seen_total(l) + 1 >= required[first]));
-#endif
   atomic {
     runs(me) ->
     assert(!really_open);
@@ -449,12 +446,10 @@ inline put_in() {
 
 /* `head` is that of the look before the commit: nobody joins as long as this lane's lock is held. */
 inline wake_head_if_reached() {
-#ifndef BROKEN_COUNT_BEFORE
 #ifndef BROKEN_NO_BARRIER
   step(buffered[l] = false);        /* full_barrier */
 #endif
   atomic { runs(me) -> reached = (head != NOBODY && seen_total(l) >= required[head]) };
-#endif
   release(NOBODY);
   atomic {
     runs(me) ->

@@ -75,16 +75,14 @@ inline put_back(p) {
   i = 0;
   do
   :: atomic { runs(p) && i < rows ->
-#ifndef BROKEN_NO_PUT_BACK
 #ifdef BROKEN_BELOW_ROWS
        if :: saved_stamp[i] % 2 == 0 -> stamp[i] = saved_stamp[i] :: else fi
 #else
        id[i] = saved_id[i]
 #endif
-#endif
      };
      atomic { runs(p) ->
-#if !defined(BROKEN_NO_PUT_BACK) && !defined(BROKEN_BELOW_ROWS)
+#ifndef BROKEN_BELOW_ROWS
        stamp[i] = saved_stamp[i];
 #endif
        i++ }

@@ -95,7 +95,6 @@ inline settle() {
 
 /* With the parameters' lock; each store is a step. */
 inline recover(p) {
-#ifndef BROKEN_NO_ROLLBACK
   if
   :: atomic { runs(p) && journal == generation + 1 -> i = 0 };
        do
@@ -105,9 +104,6 @@ inline recover(p) {
        atomic { runs(p) -> generation++; i = 0 }
   :: atomic { runs(p) && journal != generation + 1 -> skip }
   fi
-#else
-  atomic { runs(p) -> if :: journal == generation + 1 -> generation++ :: else fi }
-#endif
 }
 
 proctype chief(byte p) {
