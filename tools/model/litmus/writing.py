@@ -1,7 +1,6 @@
 """Litmus tests as herd7 reads them: in C, or in the instructions that compilers make of it."""
 
 import re
-from typing import Protocol
 
 from reading import Litmus, Thread
 
@@ -13,49 +12,24 @@ _EXCHANGE = re.compile(
 _FENCE = re.compile(r"atomic_thread_fence\(memory_order_(\w+)\);")
 
 
-class Writer(Protocol):
-    """Instructions for one process."""
-
-    head: str
-    at_first: list[str]
-    """Registers before the process begins."""
-    succeeded: list[str]
-    """What registers hold in the runs that count."""
-
-    def __init__(self, thread: Thread) -> None:
-        """Nothing yet."""
-
-    @staticmethod
-    def register(number: str) -> str:
-        """Return the register of what C calls r0, r1, ..., in conditions."""
-
-    def store(self, word: str, value: str, order: str) -> list[str]:
-        """Store a value."""
-
-    def load(self, register: str, word: str, order: str) -> list[str]:
-        """Load a word into a register."""
-
-    def exchange(self, register: str, word: str, value: str) -> list[str]:
-        """Do both as one, with the orders of both."""
-
-    def fence(self, order: str) -> list[str]:
-        """Keep what is before it from what is after."""
-
-
 class AArch64:
-    """With exclusives for the exchange, the weaker of the two ways that there are."""
+    """Writes one process's instructions; an exchange uses exclusives, the weaker of two ways.
+
+    Attributes:
+        at_first: Registers before the process begins. Addresses are in X0 and on.
+        succeeded: What registers hold in the runs that count.
+    """
 
     head = "AArch64"
 
     def __init__(self, thread: Thread) -> None:
-        """Addresses stand in X0 and on."""
         self._address = {word: f"X{at}" for at, word in enumerate(thread.words)}
         self.at_first = [f"{x}={word}" for word, x in self._address.items()]
         self.succeeded: list[str] = []
 
     @staticmethod
     def register(number: str) -> str:
-        """X10 and on."""
+        """X10 and on: what C calls r0, r1, ..."""
         return f"X1{number}"
 
     def store(self, word: str, value: str, order: str) -> list[str]:
@@ -85,13 +59,13 @@ class AArch64:
 
 
 class X86:
-    """Plain moves, which have all the orders but one."""
+    """Writes plain moves, which have all the orders but one; otherwise as `AArch64`."""
 
     head = "X86_64"
     _REGISTERS = ("ax", "bx", "cx", "dx")
 
     def __init__(self, thread: Thread) -> None:
-        """Return a streamed store's value stands in a register."""
+        # The value of a streamed store must be in a register.
         streams = any("memory_order_streamed" in statement for statement in thread.code)
         self.at_first = ["rsi=1"] if streams else []
         self.succeeded: list[str] = []
@@ -128,7 +102,7 @@ def as_c(litmus: Litmus, threads: list[Thread]) -> str:
     return "\n".join([*lines, f"exists {litmus.outcome}", ""])
 
 
-def as_assembly(litmus: Litmus, threads: list[Thread], language: type[Writer]) -> str:
+def as_assembly(litmus: Litmus, threads: list[Thread], language: type[AArch64 | X86]) -> str:
     """Return the instructions, a column for each process."""
     initially = [_values(litmus)]
     condition = []
@@ -159,7 +133,7 @@ def _values(litmus: Litmus) -> str:
     return " ".join(f"{word}={value};" for word, value in litmus.initially.items())
 
 
-def _translate(writer: Writer, statement: str) -> list[str]:
+def _translate(writer: AArch64 | X86, statement: str) -> list[str]:
     if found := _STORE.fullmatch(statement):
         return writer.store(found[1], found[2], found[3])
     if found := _LOAD.fullmatch(statement):
