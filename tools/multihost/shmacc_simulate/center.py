@@ -39,7 +39,7 @@ class _Ask:
 
 
 class Owner:
-    """The owner, at the first host: a process with one thread, which no death meets here."""
+    """The owner, at the first host: a process with one thread. It does not die here."""
 
     at = 0
 
@@ -103,7 +103,7 @@ class Owner:
         self._look()
 
     def _look(self) -> None:
-        """Answer calls that wait, if there is something new; see to time."""
+        """Answer waiting calls if there is something new, and schedule the next tick."""
         core, clock = self.core, self._world.clock
         if core.serial != self._serial:
             self._serial = core.serial
@@ -139,7 +139,7 @@ class Owner:
 
 
 class Shard:
-    """A shard at one host: one call at a time, pieces are their sizes."""
+    """A shard at one host. It handles one call at a time; pieces are numbers of bytes."""
 
     def __init__(self, world: World, at: int) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""The chief: asks for rounds, one after the other, and has the shards add up."""
+"""The chief: asks for one round after the other, and has the shards add up the pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT = 0  # its host: the first one
 
 @dataclass
 class _Fetch:
-    """Calls of all shards that have something of a round."""
+    """The calls to all shards that have a part of a round."""
 
     opened: Opened
     mean: float  # bytes, if the chief fetches it
@@ -28,7 +28,7 @@ class _Fetch:
 
 
 class Chief:
-    """Leads: asks, fetches the mean, or leaves it at the shards; and again."""
+    """Asks for a round, fetches the mean or leaves it at the shards, and begins again."""
 
     def __init__(self, world: World, owner: Owner) -> None:
         self._world, self._owner = world, owner

@@ -33,8 +33,8 @@ class _Pieces:
 class Host:
     """A host.
 
-    Its forwarder is driven as `shmacc.ray` does it: one thread for the segment and the core, calls
-    of the owner that wait there until there is another order.
+    Its forwarder works as that of `shmacc.ray`: one thread for the segment and the core, and calls
+    to the owner that wait there for the next order.
     """
 
     def __init__(self, world: World, number: int, owner: Owner) -> None:
@@ -51,7 +51,7 @@ class Host:
         self._shipping: _Pieces | None = None
         self._processor = Processor(world.clock)
         self._wake_at = 0.0
-        self._waiting: list[int] = []  # workers that wait for a step after that of _waiting_at
+        self._waiting: list[int] = []  # workers that wait for a step after _waiting_at
         self._waiting_at = -1
         self._life = 0
         self._serial = -1  # of the last order
@@ -92,7 +92,7 @@ class Host:
     # Workers
 
     def _follow(self) -> None:
-        """Have the workers that wait for another step go on, if it has come."""
+        """Let waiting workers go on if the next step has come."""
         if self.segment.step > self._waiting_at:
             waiting, self._waiting = self._waiting, []
             self._waiting_at = self.segment.step
@@ -119,7 +119,7 @@ class Host:
     # The forwarder
 
     def receive(self, incarnation: int, order: Order) -> Steps[None]:
-        """Take an answer of the owner in; the thread sees to it when it is free."""
+        """Handle an answer of the owner, as soon as the thread is free."""
         core = self.core
         if core is None or self.incarnation != incarnation:
             return
@@ -180,7 +180,7 @@ class Host:
             self._follow()
 
     def _seal(self, core: ForwarderCore) -> Steps[None]:
-        """Copy the segment's content, which takes the thread its time; each shard gets rows."""
+        """Copy the segment's content, which keeps the thread busy. Each shard gets rows."""
         batch = self.segment.sealed()
         batch = dataclasses.replace(batch, shards=frozenset(range(len(core.places))))
         self._sealing = True
@@ -193,7 +193,7 @@ class Host:
             self._drive()
 
     def _ship(self, core: ForwarderCore, grant: int) -> None:
-        """Send the pieces: each host to another shard first, as streams that share a NIC end."""
+        """Send a piece to each shard. Hosts begin with different ones, to spread the load."""
         fence = core.fence
         if fence is None:
             raise RuntimeError("A segment of no fence was to be shipped")
@@ -207,7 +207,7 @@ class Host:
             self._world.clock.start(steps)
 
     def _send(self, pieces: _Pieces, number: int) -> Steps[None]:
-        """Send a piece until its shard has answered. While the shard is gone, the call fails."""
+        """Send a piece until its shard has answered. A call to a lost shard fails."""
         world, network = self._world, self._world.network
         while self._shipping is pieces:
             shard = world.shard(pieces.places[number], number)

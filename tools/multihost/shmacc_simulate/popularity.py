@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_EXACT = 10_000  # so many of the most popular rows are looked at one by one, the rest in bins
+_EXACT = 10_000  # of the most popular rows each is a bin of its own
 _BINS = 10_000
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 Steps = Generator[float, None, _T]
-"""What takes time: it yields when it is to go on."""
+"""Work that takes time: it yields the time at which it goes on."""
 
 
 class Clock:
@@ -38,7 +38,7 @@ class Clock:
         self.at(self.now + seconds, do)
 
     def start(self, steps: Steps[None]) -> None:
-        """Begin something that takes time, and see to it until it ends."""
+        """Run steps until they end, each at its time."""
         time = next(steps, None)
         if time is not None:
             self.at(time, lambda: self.start(steps))
@@ -60,7 +60,7 @@ class Processor:
         self._free = 0.0
 
     def done(self, seconds: float) -> float:
-        """Put work in the line; return when it will be done."""
+        """Add work to the queue; return when it will be done."""
         self._free = max(self._free, self._clock.now) + seconds
         return self._free
 

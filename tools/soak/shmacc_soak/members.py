@@ -1,8 +1,7 @@
-"""A tensor that gradients mark with their numbers, and in which they are found again.
+"""Gradients that mark each member with their number, so that a take shows which are in it.
 
-What a gradient puts into a member consists of a body, which is one of a few, and of a mark of its
-number. All values are small integers, so that sums are exact; a take's result is the sum of its
-gradients, and nothing else.
+A gradient's part of a member is one of a few bodies, and a mark of its number. All values are small
+integers, so sums are exact, and a take must be the sum of the gradients that it shows.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ Numbers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
 MOST: Final = 1 << 20
-"""More gradients than a campaign can come to."""
+"""A campaign makes fewer gradients than this."""
 
 TURNS: Final = 1024
-"""More gradients of one worker than can be in a round."""
+"""A round has fewer gradients of one worker than this."""
 
 _WEIGHTS: Final = 3
-_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Gradients:
 
     workers: int  # processes, which take turns in the numbers
     members: int = 1  # of the accumulator
-    # Each has its number as contributor: applied again after a kill, it must not be in a round
-    # twice.
+    # Each gradient's contributor is its number. A worker that was killed applies it again, and it
+    # must not be in a round twice.
     contribute: bool = False
     weighted: bool = False  # weights of 1 to 3
 
@@ -46,11 +45,11 @@ class Gradients:
 
     @property
     def places(self) -> int:
-        """How many places there are, see `place`."""
+        """The number of places, see `place`."""
         return self.workers * TURNS
 
     def place(self, numbers: Numbers) -> Numbers:
-        """Return the place of each, which no other one has in the same round."""
+        """Return the places of these gradients. In a round no two have the same."""
         return numbers % self.workers * TURNS + numbers // self.workers % TURNS
 
     def place_weights(self, places: Numbers) -> Numbers:
@@ -58,11 +57,11 @@ class Gradients:
         return 1 + places % _WEIGHTS if self.weighted else np.ones_like(places)
 
     def weights(self, numbers: Numbers) -> Numbers:
-        """Return the weight of each."""
+        """Return the weights of these gradients."""
         return self.place_weights(self.place(numbers))
 
     def touches(self, numbers: Numbers) -> Truths:
-        """Return which members each touches: about half of them, and one at least."""
+        """Return which members each gradient touches: about half of them, at least one."""
         hashed = (numbers.astype(np.uint64) * _SPREAD)[:, None]
         members = np.arange(self.members)
         some: Truths = (hashed >> (63 - members).astype(np.uint64)) & np.uint64(1) == 1
@@ -71,7 +70,7 @@ class Gradients:
 
 
 _BODIES: Final = 8
-_BASE: Final = 2 * MOST  # of dense marks: their sum shows how often a gradient is in it
+_BASE: Final = 2 * MOST  # of dense marks: the sum shows how often a gradient is in it
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Marks:
 
     @classmethod
     def none(cls) -> Marks:
-        """Of a member that is absent."""
+        """Return the marks of an absent member."""
         nothing = np.empty(0, np.int64)
         return cls(nothing, nothing, exact=True)
 
@@ -98,10 +97,10 @@ def _weight_of_bodies(numbers: Numbers, weights: Numbers) -> Numbers:
 
 
 class SparseMember:
-    """Rows that all gradients share, and above them one for each gradient there ever is."""
+    """A table: all gradients share the first rows, and each has a row of its own above them."""
 
     def __init__(self, dtype: str, width: int, reduction: str, rows: int, touched: int) -> None:
-        """Make the bodies: of so many shared rows, each touches some."""
+        """Make the bodies. Each touches `touched` of the shared `rows`."""
         self.spec = IndexedSlicesSpec((None, width), dtype, reduction_type=reduction)
         self.title = f"sparse {dtype}, rows of {width}, {reduction}"
         self._reduction, self._rows = reduction, rows
@@ -116,18 +115,18 @@ class SparseMember:
             values = rng.integers(-4, 5, size=(touched + 1, width))
             self._sums[body, indices] = values[:-1]
             self._touches[body, indices] = 1
-            # The last row is to be the gradient's own.
+            # `part` makes the last row the gradient's own.
             self._bodies.append((np.append(indices, 0), values.astype(dtype)))
 
     def part(self, gradients: Gradients, number: int) -> tuple[Array, ...]:  # noqa: ARG002
-        """Return what that gradient has of this member; good until the next is made."""
+        """Return this member's part of a gradient. The next call overwrites it."""
         indices, values = self._bodies[number % _BODIES]
         indices[-1] = self._rows + number
         values[-1] = _signature(number)
         return indices, values
 
     def marks(self, gradients: Gradients, taken: Any, round_weight: int) -> Marks:
-        """Find out which gradients are in it."""
+        """Find the gradients that a take has in this member."""
         own = int(np.searchsorted(taken.indices, self._rows))
         numbers = taken.indices[own:] - self._rows
         weights = gradients.weights(numbers)
@@ -151,10 +150,10 @@ class SparseMember:
 
 
 class DenseMember:
-    """An array whose front all gradients share; each has an element of its own behind it."""
+    """An array: all gradients share the front, and each has an element of its own behind it."""
 
     def __init__(self, dtype: str, shared: int, reduction: str, places: int) -> None:
-        """Make the bodies: of so many shared elements, and so many places for marks."""
+        """Make the bodies: `shared` elements, then `places` for marks."""
         self.spec = TensorSpec((shared + places,), dtype, reduction_type=reduction)
         self.title = f"dense {dtype} of {shared + places}, {reduction}"
         self._reduction, self._shared = reduction, shared
@@ -164,14 +163,14 @@ class DenseMember:
         self._bodies[:, :shared] = self._sums
 
     def part(self, gradients: Gradients, number: int) -> tuple[Array, ...]:
-        """Return what that gradient has of this member; good until the next is made."""
+        """Return this member's part of a gradient. The next call overwrites it."""
         body = self._bodies[number % _BODIES]
         body[self._shared :] = 0
         body[self._shared + gradients.place(np.array(number))] = _BASE + number
         return (body,)
 
     def marks(self, gradients: Gradients, taken: Any, round_weight: int) -> Marks:
-        """Find out which gradients are in it."""
+        """Find the gradients that a take has in this member."""
         sums = taken.value.real
         if self._reduction != "SUM":
             sums = np.rint(sums * (taken.weight if self._reduction == "MEAN" else round_weight))

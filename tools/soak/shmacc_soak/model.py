@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, npt.NDArray[Any]]
 
 STEPS: Final = 1 << 16
-"""More rounds than a campaign can come to."""
+"""A campaign has fewer rounds than this."""
 
 _ROWS, _WIDTH, _TOUCHED = 300, 8, 12
 _DENSE: Final = 6000
@@ -67,7 +67,7 @@ def digit(worker: int) -> float:
 
 
 def own(arrays: Any, step: int) -> npt.NDArray[Any]:
-    """Return what a round of that step makes of the array that has no optimizer."""
+    """Return what the round of a step makes of the array without an optimizer."""
     new: npt.NDArray[Any] = arrays["own"] * 3 + step
     return new
 
@@ -78,7 +78,7 @@ def skips(step: int) -> bool:
 
 
 def digest(arrays: Any) -> int:
-    """Return a number that depends on every bit, but of the ledger; not 0."""
+    """Return a number other than 0 that depends on every bit outside the ledger."""
     found = 1
     for name in CONTENTS:
         if name != "ledger":

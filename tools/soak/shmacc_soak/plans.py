@@ -1,4 +1,4 @@
-"""The accumulators that are tried, and what is done to each."""
+"""The accumulators of the campaigns, how gradients are applied to them, and how takes are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmacc import AccumulatorGroup, ConditionalAccumulator, SparseConditionalAc
 from shmacc_soak.members import DenseMember, Gradients, Marks, Member, Numbers, SparseMember
 
 MOST_WAITING: Final = 512
-"""Workers hold back while more gradients than these wait to be taken."""
+"""Workers pause while more gradients than this wait to be taken."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Plan:
 
     members: dict[str, Member]  # by name; a single accumulator's has none
     gradients: Gradients
-    # All takes are rounds, which are noted in their blocks: then each one is. Else a take is noted
-    # when it is over, if its taker still lives.
+    # All takes are rounds and are noted in their blocks, so none is missed. Otherwise a take is
+    # noted when it is over, if its taker still lives.
     chief: bool = False
     lanes: int = 1
     capacity: int | None = None
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
+        """A description in one line."""
         members = list(self.members.values())
         what = [members[0].title if self._is_single else f"group of {len(members)}"]
         what += [f"{self.lanes} lanes"] if self.lanes > 1 else []
@@ -128,7 +128,7 @@ class Plan:
 
 
 def plans(workers: int) -> list[Plan]:
-    """All there are, for so many workers."""
+    """Return all plans, for so many workers."""
 
     def single(member: Member, **of_the_gradients: bool) -> tuple[dict[str, Member], Gradients]:
         return {"": member}, Gradients(workers, **of_the_gradients)

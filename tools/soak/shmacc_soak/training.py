@@ -1,11 +1,10 @@
-"""Training campaigns: workers and chiefs follow a run whose parameters survive them all.
+"""Training campaigns: the parameters survive all workers and chiefs.
 
-Workers follow the steps, and apply one gradient each; chiefs have rounds, in which they update the
-parameters; one of them at a time, the others stand by. Now and then all power fails: all workers
-are killed, and perhaps the segments are gone, too; then the run goes on from a file that a chief
-has saved, which a process loads that may be killed as well. Everybody else is killed, stopped and
-replaced all the while. At the end the parameters are those of a run without any of that, to the
-bit; and so is every snapshot that was taken on the way.
+Workers apply one gradient a step. One chief at a time has a round, in which it updates the
+parameters; the others stand by. All of them are killed, stopped and replaced at random. Now and
+then the power fails: all workers are killed, and perhaps the segments are lost. Then the run goes
+on from a file that a chief has saved; the process that loads it may be killed, too. In the end the
+parameters, and every snapshot taken on the way, are those of an undisturbed run, to the bit.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ if TYPE_CHECKING:
 _GROUP, _PARAMS = "soak", "soak.parameters"
 _TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
 _BETWEEN_FAILURES: Final = 1.0  # seconds between two failures of all power, on the average
-_LIFE_OF_A_LOADER: Final = 0.02  # seconds; it is longer with each attempt
-# So often:
+_LIFE_OF_A_LOADER: Final = 0.02  # seconds, of the first attempt; later ones live longer
+# Probabilities:
 _RAISES: Final = 0.03  # a block raises, before its update and after it
 _LOOKED_AT: Final = 0.2  # a chief looks at the parameters, after its update
 _SAVED: Final = 0.05  # it saves everything
-_REBOOTED: Final = 0.5  # a failure takes the segments, too
+_REBOOTED: Final = 0.5  # the segments are lost in a failure, too
 _TRIED: Final = 0.5  # workers work in between two attempts to load
 
 
 class _OopsError(Exception):
-    """In a round's block."""
+    """Raised in a round's block."""
 
 
 def _attach() -> tuple[AccumulatorGroup, Parameters]:
@@ -54,7 +53,7 @@ def _attach() -> tuple[AccumulatorGroup, Parameters]:
 
 
 def work(worker: int) -> None:
-    """Be a worker: the loop of the documentation."""
+    """Be a worker, with the loop that the documentation shows."""
     group, params = _attach()
     with group, params:
         for step in group.steps():
@@ -110,7 +109,7 @@ def _perhaps_raise() -> None:
 
 
 def load(books: Books, slot: int, path: Path) -> None:
-    """Go on from the file, if there is one."""
+    """Load the file, if there is one."""
     _create()
     group, params = _attach()
     with group, params:
@@ -120,7 +119,7 @@ def load(books: Books, slot: int, path: Path) -> None:
 
 
 def _create() -> None:
-    """Make the segments, as they are at the run's beginning, unless they are there."""
+    """Make the segments of a new run, unless they are there."""
     with Parameters(model.CONTENTS, _PARAMS, optimizer=model.OPTIMIZERS) as params:
         specs = params.member_specs(model.SPARSE)
         del specs["own"]
@@ -128,7 +127,7 @@ def _create() -> None:
 
 
 class Training:
-    """A run, for some seconds."""
+    """A training run that lasts some seconds."""
 
     title = "parameters, updated by chiefs in rounds"
 
@@ -148,7 +147,7 @@ class Training:
         _create()
 
     def run(self, seconds: float) -> Findings:
-        """Carry it out, and hold the parameters against the reference."""
+        """Train, then compare the parameters with the reference."""
         self._next_failure = time.monotonic() + random.expovariate(1 / _BETWEEN_FAILURES)
         pause = self._effort.pause
         self._crew.work(seconds, pause, self._finish, self._perhaps_fail, self._loader)
@@ -160,9 +159,9 @@ class Training:
             group.finish()
 
     def _perhaps_fail(self) -> None:
-        """Have all power fail now and then; the run goes on from the file.
+        """Simulate a power failure now and then; the run goes on from the file.
 
-        A load is for a run's beginning: there are no workers meanwhile. Chiefs may stand by.
+        Only a load without workers is allowed, so they are killed first. Chiefs may stand by.
         """
         if time.monotonic() < self._next_failure:
             return
@@ -194,7 +193,7 @@ class Training:
             self._crew.kill(slot)
 
     def _is_loaded(self, life: float) -> bool:
-        """Start a loader that is killed at the end of its life; whether it has ended before."""
+        """Start a loader, and kill it after `life` seconds; return whether it ended before."""
         self._crew.start(self._loader)
         ended = self._crew.wait(self._loader, time.monotonic() + life)
         self._books.add(self._loader, Count.IN_LOAD, self._crew.kill(self._loader))
@@ -210,7 +209,7 @@ class Training:
         return True
 
     def audit(self) -> Findings:
-        """Remove group and parameters, and hold what they were against the reference."""
+        """Compare the parameters with the reference, and remove the segments."""
         self._directory.cleanup()
         books = self._books
         group, params = _attach()
@@ -249,7 +248,7 @@ class Training:
         }
 
     def _wrong(self) -> int:
-        """How many of the snapshots are not the reference's."""
+        """Count the snapshots that differ from the reference."""
         reference, wrong = model.Reference(self._effort.workers), 0
         last = int(np.max(np.flatnonzero(self._books.digests), initial=0))
         for step in range(last + 1):

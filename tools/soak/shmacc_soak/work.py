@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from shmacc_soak.books import Books
     from shmacc_soak.plans import Plan
 
-_PAUSE: Final = 0.001  # of workers that hold back
-_LONGEST_BLOCK: Final = 0.005  # seconds, of what a chief does in it when it has noted the round
+_PAUSE: Final = 0.001  # seconds, of a worker while many gradients wait
+_LONGEST_BLOCK: Final = 0.005  # seconds in the block, after the round is noted
 _TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
 _REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
 _ON_DEATH: Final = ("wait", "raise")
-_NEVER: Final = np.iinfo(np.int32).max  # no step gets there
-# So often:
-_OF_THIS_STEP: Final = 0.25  # a gradient is for the present step, and may be refused
-_ONCE_MORE: Final = 0.1  # a gradient with a contributor is applied again though it is in
+_NEVER: Final = np.iinfo(np.int32).max  # later than any step
+# Probabilities:
+_OF_THIS_STEP: Final = 0.25  # a gradient is for the current step, so it may be refused
+_ONCE_MORE: Final = 0.1  # an accepted gradient with a contributor is applied again
 _IN_A_ROUND: Final = 0.5  # a take is a round
 _LOOKED_AT: Final = 0.1  # a taker takes a snapshot first
 _GIVEN_UP: Final = 0.1  # a block raises
@@ -36,11 +36,11 @@ _FAILS: Final = 0.01  # a worker fails after an apply
 
 
 class _GivenUpError(Exception):
-    """In a round's block."""
+    """Raised in a round's block."""
 
 
 class FailedError(Exception):
-    """Of a worker, which leaves by it, and comes again."""
+    """Ends a worker's turn, which then begins again."""
 
 
 def work(books: Books, plan: Plan, name: str, slot: int) -> None:
@@ -73,17 +73,17 @@ def _work(books: Books, plan: Plan, name: str, slot: int) -> None:
 
 
 def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
-    """Apply it, unless the account of it is closed.
+    """Apply a gradient, unless its account is closed.
 
-    If the worker was killed in that, a gradient with a contributor is applied once more, for the
-    same step. Of one without, nobody can say whether it is in.
+    A worker that was killed in an apply applies a gradient with a contributor once more, for the
+    same step. Of a gradient without one, nobody can say whether it is in.
     """
     fate, contribute = books.fate[number], plan.gradients.contribute
     if fate > Fate.BEGUN or (fate == Fate.BEGUN and not contribute):
         return
     again = fate == Fate.BEGUN
     since = int(books.since[number]) if again else acc.global_step
-    # What is for this step is in the round of this step or in none.
+    # A gradient for this step is in the round of this step or in none.
     of_this_step = contribute or random.random() < _OF_THIS_STEP
     books.since[number] = since
     books.until[number] = since if of_this_step else _NEVER
@@ -153,7 +153,7 @@ def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) 
 
 
 def _have_round(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
-    """Note the round in its block; then end it, give it up, or restore what it is of."""
+    """Note the round in its block; then end it, give it up, or restore its accumulator."""
     restored = False
     try:
         required = random.choice(_REQUIRED)
@@ -169,7 +169,7 @@ def _have_round(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, 
     except _GivenUpError:
         books.add(slot, Count.GIVEN_UP)
     except errors.FailedPreconditionError:
-        if not restored:  # which ends the round before its block
+        if not restored:  # a restore ends the round before the block does
             raise
     finally:
         books.in_block[slot] = 0
