@@ -1,38 +1,37 @@
-/* The commit (native/protocol/commit.hpp, lane.hpp, table.hpp, buffer.hpp): begin, save, publish, add, commit and recover in the
- * lanes, the commit of the round over all of them, and what a take sees.
+/* The commit (native/protocol/commit.hpp, lane.hpp; native/operations/table.hpp, buffer.hpp): begin, save, publish, add,
+ * commit and recover in the lanes, the commit of the round over all lanes, and what a take sees.
  *
- * Modelled: WORKERS processes that each do OPERATIONS things, every choice explored: in any of LANES lanes, with its
- * lock, apply a gradient that touches any non-empty set of the MEMBERS members' ROWS rows, or one that gives up
- * half-way (a sum that would overflow, or no space: roll_back); with the locks of all lanes, take everything. The
- * records kept twice, each with the generation that says which copy is current: the round's, and each lane's. The
- * members' copies with their stamps, written between `begin` and the commit. Contents that belong to a round's number,
- * and are void when that has moved on. The undo log of each lane, with as much room as the committed record says; slots in
- * order of first touch; the index from row to slot with its stamp, in which undone applies leave entries behind, the
- * count of the entries in use, and the lane's count of those left behind. Rows in consecutive slots are saved and
- * changed in runs of up to RUN. A row is two words (left, right) that are added one after the other, and a contribution
- * count: a row can be torn. With -DDENSE: each member's two buffers instead. Every store into shared memory is a step of its own,
- * except where a comment says why not; the death of an owner between any two of them lets the next one in, who
- * recovers and may die in that as well, and so on; at the end an observer who does not die looks at what is
- * left. With -DREADER one process reads a lane's records without its lock.
+ * Modelled: WORKERS processes that each do OPERATIONS things, with every choice explored. An operation has the lock of
+ * one of LANES lanes and applies a gradient that touches any non-empty set of the MEMBERS members' ROWS rows, or gives
+ * up half-way (roll_back: a sum that would overflow, or no space). Or it has the locks of all lanes and takes
+ * everything. The round's record and each lane's are kept twice, with a generation that says which copy is current.
+ * Members' copies have stamps, and are written between `begin` and the commit. Contents belong to a round's number, and
+ * are void when that has moved on. Each lane has an undo log, with as much room as its committed record says. Slots are
+ * given out in order of first touch. The index leads from row to slot and has a stamp; undone applies leave entries in
+ * it; the entries in use are counted, and the lane counts those left behind. Rows in consecutive slots are saved and
+ * changed in runs of up to RUN. A row is two words (left, right), added to one after the other, and a contribution
+ * count, so it can be torn. With -DDENSE each member has two buffers instead. Every store into shared memory is a step,
+ * except where a comment says why not. If the owner dies between two steps, the next owner recovers, and may die in
+ * that as well. At the end an observer who does not die looks at what is left. With -DREADER one process reads a
+ * lane's records without its lock.
  *
- * Abstracted: a lock is one word with its owner, dropped at death (lock.pml shows that it is one); how a take gets those
- * of all lanes: round.pml. A gradient is a digit in base 4: the n-th of a lane's round adds 4^n to each word that it
- * touches, so that what is lost, doubled, torn or in some members only shows in the sum. A bucket of the index has one
- * place, and all rows of a member the same home. Growth of the index is left out: the grown index is built beside and
- * becomes current with the member's copy, as everything else in it; so are the round's shape (kept twice, like the dense
- * buffers), the pages given back after a commit, and operations that change nothing but a record (advance_step,
- * set_step, unseal, drop): each is one commit, such as `reserve_undo` or a take has it. Arithmetic that does not fit, and stamps
- * and generations that wrap, are the code's own matter. At each acquire, after recovery, `poison` overwrites all that nobody
- * may read any more (slots not in use, the undo log, the copies that are not current) and renumbers generations and
- * stamps: worse than what the dead really leave there, and what differs only in such leavings becomes one state.
- * So does what differs only in how far index_filled and leftovers are above the entries that are there. With
- * -DNO_POISON all stays as it was left.
+ * Abstracted: a lock is one word with its owner, dropped at death (lock.pml); how a take gets the locks of all lanes is
+ * in round.pml. A gradient is a digit in base 4: the n-th of a lane's round adds 4^n to each word that it touches, so
+ * the sum shows what is lost, doubled, torn, or in some members only. A bucket of the index has one place, and all rows
+ * of a member have the same home. The index does not grow: a grown index is built beside the old one and becomes
+ * current with the member's copy, as everything in it. Likewise left out: the round's shape (kept twice, like the
+ * dense buffers), the pages given back after a commit, and operations that change a record alone (advance_step,
+ * set_step, unseal, drop), each of which is one commit as in `reserve_undo` or a take. Arithmetic that overflows, and
+ * stamps and generations that wrap, are not looked at. At each acquire, after recovery, `poison` overwrites all that
+ * nobody may read any more (slots not in use, the undo log, copies that are not current) and renumbers generations and
+ * stamps. That is worse than what the dead really leave, and states that differ only in such leavings, or in how far
+ * index_filled and leftovers exceed the entries that are there, become one. With -DNO_POISON all stays as it was left.
  *
- * Checked at every acquire, by the next owner after recovery: all members' rows, contributions and counts are those of
- * exactly the gradients that were committed in the lane and not taken (all of a gradient is in, or nothing: torn, lost or
- * doubled in no member); a take hands out exactly these, of all lanes; an apply that returned True was committed
- * and one that raised was not; the books (taken) balance; index_filled and leftovers count every occupied place; a
- * lock-free reader sees one commit's records or knows that it did not.
+ * Checked at every acquire, after recovery: all members' rows, contributions and counts are those of exactly the
+ * gradients that were committed in the lane and not taken, so nothing is torn, lost or doubled in any member. A take
+ * hands out exactly these, of all lanes. An apply that returned True was committed, and one that raised was not. The
+ * books (taken) balance. index_filled and leftovers count every occupied place. A reader without the lock sees one
+ * commit's records, or knows that it did not.
  */
 #ifndef WORKERS
 #define WORKERS 2

@@ -1,19 +1,19 @@
-/* What becomes of processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them, a wait
- * for gradients is told.
+/* Processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them,
+ * and a wait for gradients is told of them.
  *
- * Modelled: VICTIMS processes that have applied, and that leave in order, leave failed, or stay until they die; SWEEPERS
- * processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once, take all locks, sweep, and
- * are told the news. Each store to an entry or a record is a step, so is each look for a record, and anybody may die between
- * any two.
+ * Modelled: VICTIMS processes that have applied, and then leave in order, leave by a failure, or stay until they
+ * die; SWEEPERS processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once,
+ * take all locks, sweep, and are told the news. Each store to an entry or a record is a step, and so is each look
+ * for a record. Any of these processes may die between any two steps.
  *
- * Abstracted: a lock is one word with its owner (lock.pml). That an entry may be another process's by the time that it is
- * freed: presence.pml. A process that has failed and goes on, and former chiefs: one word each, which only the tellers, with all
- * locks, or their own process change. What else is in a record is written before its fate. The table has room for all: which one
- * gives way when it is full is no matter of order.
+ * Abstracted: a lock is one word with its owner (lock.pml). An entry may have a new owner when it is freed:
+ * presence.pml. A process that failed and goes on, and former chiefs, are one word each, which only tellers (with
+ * all locks) or the process itself change. The rest of a record is written before its fate. The table has room
+ * for all: which record a full table drops does not depend on the order of steps.
  *
- * Checked: there is one record of each death and failure at most, and one wait is told of it; nothing is told of a process that left in
- * order, or lives. At the end of a run one more wait is told all that is left; then each was told once (to a process that may have
- * died of it), and no record is left over.
+ * Checked: each death and each failure has at most one record, and one wait is told of it. Nothing is told of a
+ * process that left in order, or lives. At the end of a run one more wait is told all that is left. Then each
+ * was told once (perhaps to a process that died of it), and no record is left over.
  */
 #ifndef VICTIMS
 #define VICTIMS 1

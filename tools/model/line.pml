@@ -1,30 +1,28 @@
-/* The queue of waiting takers (native/protocol/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join, leave, living_head,
- * sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits for its turn;
- * cancel; claim (presence.hpp).
+/* The queue of waiting takes (native/protocol/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join,
+ * leave, living_head, sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits
+ * for its turn; cancel; claim (presence.hpp).
  *
- * Modelled: TAKERS threads that each take TURNS times with any num_required from 1 to MOST_REQUIRED (with
- * PARTIALS also 0: whatever is there), and with TIMEOUTS may give up in any wait; with LOOKS=n they may, n times
- * a take, copy the round, let go of the lock for as long as they like, and come back to commit; APPLIERS
- * processes that each apply GRADIENTS times; with CANCELLER, ADVANCER or NEWCOMER one more process that cancels,
- * drops the round (advance_step), or attaches and so may get the participant entry of a dead one. With SIBLINGS
- * the takers 0 and 1 are threads of one process. A waiter's entry is taker number t's own, so ticket[t] is entry
- * t's ticket. leave and cancel go without the lock, as in the code; join is two steps: `top` and next_ticket,
- * then the ticket.
+ * Modelled: TAKERS threads that each take TURNS times, with any num_required from 1 to MOST_REQUIRED (with PARTIALS
+ * also 0: whatever is there). With TIMEOUTS they may give up in any wait. With LOOKS=n they may, n times a take,
+ * copy the round, let go of the lock for any time, and come back to commit. APPLIERS processes that each apply
+ * GRADIENTS times. With CANCELLER, ADVANCER or NEWCOMER one more process, which cancels, drops the round
+ * (advance_step), or attaches and so may get the entry of a dead process. With SIBLINGS the takers 0 and 1 are
+ * threads of one process. Taker t has entry t of the queue, so its ticket is ticket[t]. As in the code, leave and
+ * cancel need no lock. A join is two steps: `top` and next_ticket, then the ticket.
  *
- * Abstracted: the lock is one word with its owner, dropped at death (lock.pml); who waits for it in a take
- * hears a cancel and the end of its time. A commit is one step (commit.pml). A futex word is only asked
- * whether it changed since it was last read, so it is kept as that (changed, turned): a sleeper gets up when
- * it has changed, by FUTEX_WAKE, or, if the waker died between the word and the call, by its slice. A slice
- * that finds nothing to do is left out (processes.pml says why). Patience with a head that does not come is
- * over at any moment once somebody may be stopped, and never without: one second is long.
+ * Abstracted: the lock is one word with its owner, dropped at death (lock.pml). A take that waits for it notices a
+ * cancel and the end of its time. A commit is one step (commit.pml). A futex word is kept as whether it changed
+ * since it was last read (changed, turned). A sleeper gets up when the word has changed: by FUTEX_WAKE, or by its
+ * slice if the waker died between the word and the call. A slice that finds nothing to do is left out
+ * (processes.pml). Patience with a head that does not come may end at any moment if somebody may be stopped, and
+ * never ends otherwise: one second is long.
  *
- * Checked: who takes is the first of the living in the queue, or asks for 0 and takes nobody's round; nobody living
- * is swept out of it; what was applied was taken once, or dropped by advance_step, or is still there, also if
- * it was copied before a look; who timed out or was cancelled consumed nothing; without stops a gradient never
- * joins a round that belongs to a living head. Every run is finite, and where it ends no living taker waits
- * although it is the first of the living and its number is reached, and no apply waits at all, unless a
- * stopped process has the lock; a take that was cancelled never waits on, even then. With -DNO_SLICES (nobody
- * dies or is stopped): wake-ups alone do that, no slice is needed.
+ * Checked: a take is by the first of the living in the queue, or asks for 0 and takes nobody's round. No living take
+ * is swept out of the queue. Each applied gradient was taken once, or dropped by advance_step, or is still there,
+ * even if it was copied before a look. A take that timed out or was cancelled consumed nothing. Without stops no
+ * gradient joins a round that belongs to a living head. Every run is finite. At its end no take waits that is the
+ * first of the living and has its number, and no apply waits at all, unless a stopped process has the lock. A
+ * cancelled take never waits on. With -DNO_SLICES (no deaths, no stops) wake-ups alone do that, without slices.
  */
 #ifndef TAKERS
 #define TAKERS 2

@@ -1,20 +1,20 @@
 /* The lock (native/segment/lock.hpp): acquire, release, and the takeover from a dead owner.
  *
- * Modelled: the named semaphore (a counter), the record lock on byte LOCK (owned by a process, dropped
- * by the kernel when it ends), the mutex in front for the threads of one process, and every interleaving
- * of THREADS threads that each pass ROUNDS times. With SIBLINGS the threads 0 and 1 are one process:
- * F_SETLK then succeeds for both, as it does in the kernel.
+ * Modelled: the named semaphore (a counter), the record lock on byte LOCK (a process owns it, and the kernel
+ * drops it when the process ends), the mutex in front for the threads of one process, and every interleaving
+ * of THREADS threads that each take the lock ROUNDS times. With SIBLINGS the threads 0 and 1 are one process:
+ * F_SETLK then succeeds for both, as in the kernel.
  *
- * Abstracted: time. A slice may be over at any moment, also at once and with tokens left: more runs than the
- * clock allows, so nothing is missed. A slice after which set_record_lock fails changes nothing, unless the
- * deadline has passed, and is left out: so a process that waits for ever stands still here, and a cycle would
- * be a livelock. What is done under the lock is one step (commit.pml opens it). Who goes first among those
- * who want the lock is left open: any of them may.
+ * Abstracted: time. A slice may be over at any moment, even at once and with tokens left. That allows more
+ * runs than the clock does, so nothing is missed. A slice after which set_record_lock fails changes nothing
+ * unless the deadline has passed, so it is left out: a process that waits for ever stands still here, and a
+ * cycle would be a livelock. What is done under the lock is one step (commit.pml has its steps). Any of those
+ * that want the lock may get it first.
  *
- * Checked: never two owners; the semaphore stays between 0 and THREADS; every run is finite, and where it
- * ends, everyone who lives got through, unless the owner is stopped, whatever died and left the semaphore
- * at whatever value; when nobody died, it ends with a token for the next to come. With -DNO_SLICES (nobody
- * dies or is stopped): tokens alone bring everyone through; a slice is needed only after a death.
+ * Checked: there are never two owners. The semaphore stays between 0 and THREADS. Every run is finite. At its
+ * end every living process has got through, unless the owner is stopped, whatever value the dead have left in
+ * the semaphore. If nobody died, a token is left for the next process. With -DNO_SLICES (no deaths, no stops)
+ * tokens alone bring everyone through: a slice is needed only after a death.
  */
 #ifndef THREADS
 #define THREADS 3

@@ -1,35 +1,34 @@
-/* Opening against creating, unlinking and cleaning: open_or_create and _attach (handles.py), create_segment,
+/* Opening against creating, unlinking and cleaning: open_or_create and _attach (_opening/handles.py), create_segment,
  * look_again, remove_names, take_back_new (native/protocol/opening.hpp), enter, attach_child, with_name_lock, unlink
- * (native/python/handle.hpp), claim (native/segment/presence.hpp), clean, remove (inspection/_cleanup.py).
+ * (native/python/handle.hpp, name_lock.hpp), claim (native/segment/presence.hpp), clean, remove (inspection/_cleanup.py).
  *
- * Modelled: one name in /dev/shm; files (inodes) that live while they have the name or a descriptor; for
- * each file the mark UNLINKED in its header, the presence bytes and the lock byte for the name, both
- * dropped by the kernel when their process ends or closes; its semaphore, which has a name of its own that
- * carries the file's token, and the flock on the semaphore that says "being made" and goes with its holder.
- * USERS processes open or create TURNS times and then, every choice explored: close, unlink and close, clean
- * while attached themselves and close, or stay; the remaining processes clean TURNS times. stat and unlink by
- * path are two steps, as they are in the kernel: what has the name may change between them. In the end an
- * observer who does not die cleans up and looks. With FORKS process 1 is a child that process 0 may fork while
- * it is attached: it has the file open and no presence, until its first operation, if there is one. With
- * STRANGER process 1 is another user: it can neither make nor remove what belongs to process 0, nor the
- * other way round; those who clean are root. With FAILS who attaches may give up in the middle (a signal
- * handler raises, no place is free). With REOPENS who is attached may open the name again. With LOSES
- * somebody else removes a semaphore. With FORCES who cleans may remove what is in use, without attaching.
+ * Modelled: one name in /dev/shm. Files (inodes) that live while they have the name or a descriptor. Each file has the
+ * mark UNLINKED in its header, presence bytes and a lock byte for the name, which the kernel drops when their process
+ * ends or closes, and a semaphore. The semaphore has a name of its own, with the file's token in it, and a flock that
+ * says "being made" and goes with its holder. USERS processes open or create, TURNS times, and then do one of these:
+ * close, unlink and close, clean while attached and close, or stay. The other processes clean TURNS times. stat and
+ * unlink by path are two steps, as in the kernel: what has the name may change between them. In the end an observer who
+ * does not die cleans up and looks.
+ *   FORKS     process 1 is a child that process 0 may fork while it is attached: it has the file open and, until its
+ *             first operation, no presence
+ *   STRANGER  process 1 is another user: the two can neither make nor remove what is the other's; cleaners are root
+ *   FAILS     a process that attaches may give up in the middle (a signal handler raises, no place is free)
+ *   REOPENS   an attached process may open the name again
+ *   LOSES     somebody else removes a semaphore
+ *   FORCES    a cleaner may remove what is in use, without attaching
  *
- * Abstracted: which presence byte one gets (presence.pml; here only having one matters). What is in the
- * segment: it is complete before linkat gives it the name. The lock byte for the name is taken as free or
- * not; who waits for it gives up after two seconds in the code, and has an error (FAILS); otherwise it waits
- * here. What is in a semaphore: any of them, or one of its own, is as good (lock.pml: a hint). A process
- * attaches once at a time; the GIL keeps its threads out of what is one step here. Names of segments that
- * others remove (RemoveIPC) are outside. Files are numbered, and the number is the token: a number is not used
- * again while anything leads to it, nor while a cleaner has it in its list.
+ * Abstracted: it matters only that a process has a presence byte, not which one (presence.pml). A segment is complete
+ * before linkat gives it the name. The lock byte for the name is free or not; in the code a process waits two seconds
+ * for it and then has an error (FAILS), here it waits. Any semaphore will do, since it is a hint (lock.pml). A process
+ * attaches once at a time; the GIL keeps its threads out of what is one step here. Names of segments that others remove
+ * (RemoveIPC) are outside. Files are numbered, and the number is the token: it is not used again while anything leads
+ * to it, nor while a cleaner has it in its list.
  *
- * Checked: never two processes attached to different files under the one name, unless one was given up by
- * an explicit unlink; who removes the name removes that of the very file it means; clean never removes a
- * file that somebody living is attached to, itself included; clean never removes the semaphore of a file that
- * has the name, or is being made; nothing of the dead is left after a clean, and without a death there is no
- * orphaned semaphore; every run is finite (no cycle: no livelock), and where it ends everyone who lives got
- * through, unless the one who holds the lock byte for the name is stopped.
+ * Checked: processes are never attached to different files under the one name, unless one file was given up by an
+ * explicit unlink. Whoever removes the name removes that of the file it means. clean removes no file that a living
+ * process is attached to, itself included, and no semaphore of a file that has the name or is being made. After a clean
+ * nothing of the dead is left, and without a death no semaphore is orphaned. Every run is finite (no livelock). At its
+ * end every living process has got through, unless the holder of the lock byte for the name is stopped.
  */
 #define PROCESSES 3
 #ifndef USERS

@@ -1,22 +1,23 @@
-/* The table of processes that are attached (native/segment/presence.hpp): claim, leave, sweep, and `top`, which bounds
- * what anybody looks at.
+/* The table of attached processes (native/segment/presence.hpp): claim, leave, sweep, and `top`, the number of
+ * entries that anybody needs to look at.
  *
- * Modelled: ENTRIES entries with their tokens and their two record locks, allocation and life, which the kernel
- * drops with their process; PROCESSES processes, each of which makes its first operation (claim, and when the
- * table is full, a sweep and another look), may sweep again later, as an operation does that finds a dead one
- * in front of it, and leaves or stays, TURNS times. A child of fork is just such a process: it has nothing of
- * its parent's. With SIBLINGS process 0 has a second thread: record locks do not tell the two apart, and
- * the GIL guards claim and leave, but not sweep. With CROWDED all entries are those of the dead at first.
- * Each load and store of shared words is a step; F_SETLK and F_GETLK are one each.
+ * Modelled: ENTRIES entries with their tokens and two record locks each, for allocation and for life, which the
+ * kernel drops with their process. PROCESSES processes that each, TURNS times, make a first operation (claim; if
+ * the table is full, a sweep and another look), may sweep again later, as an operation does that finds a dead
+ * process in front of it, and leave or stay. A child of fork is such a process, too: it has nothing of its
+ * parent's. With SIBLINGS process 0 has a second thread: record locks do not tell the two apart, and the GIL
+ * guards claim and leave, but not sweep. With CROWDED the dead have all entries at first. Each load and store of
+ * shared words is a step; F_SETLK and F_GETLK are one each.
  *
- * Abstracted: the segment's lock is one word with its owner, dropped at death (lock.pml); who must sweep
- * waits for it, but not for a stopped owner, and a newcomer that has its place does not wait at all. That an entry's two bytes lie side by side saves the kernel time,
- * no more. What else is in an entry is written before the token, by its owner.
+ * Abstracted: the segment's lock is one word with its owner, dropped at death (lock.pml). A process that must
+ * sweep waits for it, but not for a stopped owner; a newcomer that has its place does not wait at all. In the code
+ * an entry's two bytes lie side by side, which only saves time. The rest of an entry is written before the token,
+ * by its owner.
  *
- * Checked: who has claimed is below `top`, holds both locks of the entry and has its token there, until it
- * leaves: so it is seen by all, and not swept while it lives; two processes never have the same entry; nobody
- * finds the table full of the dead; every run is finite, and where it ends all who live got through, unless one is
- * stopped; then a sweep brings `top` down to the last entry in use.
+ * Checked: a process that has claimed is below `top`, holds both locks of its entry and has its token there, until
+ * it leaves. So all see it, and nobody sweeps it while it lives. Two processes never have the same entry. Nobody
+ * finds the table full of the dead. Every run is finite. At its end all living processes have got through,
+ * unless one is stopped; then a sweep lowers `top` to the last entry in use.
  */
 #ifndef PROCESSES
 #define PROCESSES 3

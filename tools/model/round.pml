@@ -1,29 +1,29 @@
-/* Rounds, lanes and contributors (native/operations/take.hpp, apply.hpp, step.hpp, session.hpp): take and round, close_round, advance_step and
- * set_step; apply, in its lane or with all lanes' locks; who wakes a waiting take.
+/* Rounds, lanes and contributors (native/operations/take.hpp, apply.hpp, step.hpp, session.hpp): take and round, the end
+ * of a block, advance_step and set_step; apply, in its lane or with all lanes' locks; who wakes a waiting take.
  *
- * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a round:
- * open, a block, and its end, in order or by an exception, and with CLOSER a thread of the first one that gives its round up at any
- * time, as close() does; WORKERS processes that each apply GRADIENTS times, of the
- * step that was there when they read the parameters, or never stale, in any of LANES lanes, each with its lock; with
- * CONTRIBUTORS they are all the same contributor, as a worker is that was killed, or only stopped, and started again;
- * with PARTIAL one more process applies a partial that has this contributor too, with all lanes' locks; with ADVANCER
- * or SETTER one more process that does advance_step or set_step at any time, with FINISHER one that finishes.
+ * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a
+ * round: open, a block, and its end, in order or by an exception. With CLOSER a thread of the first chief gives its
+ * round up at any time, as close() does. WORKERS processes that each apply GRADIENTS times, for the step at which they
+ * read the parameters, or never stale, in any of LANES lanes, each with its lock. With CONTRIBUTORS all of them are the
+ * same contributor: a worker that was killed, or only stopped, and started again. With PARTIAL one more process
+ * applies a partial that has this contributor too, with all lanes' locks. With ADVANCER or SETTER one more process
+ * calls advance_step or set_step at any time, with FINISHER finish.
  *
- * Abstracted: a lock is one word with its owner, dropped at death (lock.pml). A commit is one step, and so is what is read
- * under the locks before it (commit.pml). The queue of takes is a list of two (line.pml; it also has timeouts, cancels, and
- * applies that wait for a head). A futex word is only asked whether it changed since it was last read (changed,
- * progressed). A slice that finds nothing to do is left out (processes.pml says why): so, too, a further try for all
- * locks while the lock that was late is still held. Memory is not sequentially consistent in one place: what a lane
- * has committed is seen by others after a full_barrier, or when the kernel gets the lock back (buffered).
+ * Abstracted: a lock is one word with its owner, dropped at death (lock.pml). A commit is one step, and so is all that
+ * is read under the locks before it (commit.pml). The queue of takes has two places (line.pml, which also has timeouts,
+ * cancels, and applies that wait for a head). A futex word is kept as whether it changed since it was last read
+ * (changed, progressed). A slice that finds nothing to do is left out (processes.pml), and so is another try for all
+ * locks while the missing one is still held. Memory is not sequentially consistent in one place: others see what a
+ * lane has committed after a full_barrier, or when the kernel gets the lock back (buffered).
  *
- * Checked: a round is consumed if and only if its block is left in order and nobody has ended it before, and is then what
- * was handed out; what was handed out and not consumed is in the next take, unless advance_step dropped it; no
- * gradient is in two takes, and none is lost; nothing joins, and nobody takes, a round that a living process has
- * open, be it stopped; a gradient of a step that was consumed in order was computed before its block began; a
- * contributor is in a round at most once, and is in it when its apply says so; no gradient is accepted, and nothing taken, by a call
- * that began after finish. Every run is finite, and where it ends
- * everybody living is through, but takes whose number is not reached, and who waits for a stopped process that has
- * that lane's lock, or the round, or keeps its holder from ending it. With -DNO_SLICES (nobody dies or is stopped): wake-ups alone do that.
+ * Checked: a round is consumed if and only if its block is left in order and nobody has ended it before, and then as it
+ * was handed out. What was handed out and not consumed is in the next take, unless advance_step dropped it. No
+ * gradient is in two takes, and none is lost. While a living process has a round open, even if it is stopped, nothing
+ * joins the round and nobody takes it. A gradient of a step that was consumed in order was computed before its block
+ * began. A contributor is in a round at most once, and is in it when its apply says so. A call that began after finish
+ * takes nothing, and has no gradient accepted. Every run is finite. At its end every living process has got through,
+ * except takes whose number is not reached, and processes that wait for a stopped one that has their lane's lock, or
+ * the round, or keeps the round's holder from ending it. With -DNO_SLICES (no deaths, no stops) wake-ups do that.
  */
 #ifndef CHIEFS
 #define CHIEFS 2

@@ -1,16 +1,17 @@
 /* Tables of parameters, read without a lock (native/operations/id_table.hpp, id_reader.hpp).
  *
- * Modelled: two chiefs that take turns, TURNS updates together, each of which adds an id, removes one, or both, on any slot that is
- * free or a new one, with the index as it is or a new one; a reader that looks up one id, READS times. An id's row has two words,
- * which tell whose they are. Each load and store of id, stamp, word, bucket and entry is a step of its own.
+ * Modelled: two chiefs that make TURNS updates between them. Each update adds an id, removes one, or both, on any
+ * free slot or a new one, with the index as it is or a new one. A reader looks up one id, READS times. An id's
+ * row has two words, which say whose they are. Each load and store of id, stamp, word, bucket and entry is a step.
  *
- * Abstracted: the lock is a word with an owner, dropped at death (lock.pml). The log is complete before the stamp of the journal
- * (update.pml), and the committed record changes in one step (commit.pml). A place of an index is a stamp, and for each id the slots
- * that its entries lead to. What rows contain beyond whose they are is not looked at: an update of a row changes no stamp.
+ * Abstracted: the lock is a word with an owner, dropped at death (lock.pml). The log is complete before the
+ * journal's stamp (update.pml), and the committed record changes in one step (commit.pml). A place of an index is
+ * a stamp, and for each id the slots that its entries lead to. Rows contain nothing else: an update of a row
+ * changes no stamp.
  *
- * Checked: what a reader finds is all of its id's. An id that was there when it began, and which no update has begun to remove
- * since, is found. One that was not, and which no update has begun to add, is not. What a dead update was about counts as begun until
- * it has been put back.
+ * Checked: all that a reader finds is of its id. It finds an id that was there when the lookup began, unless an
+ * update has begun to remove it since. It does not find one that was not there, unless an update has begun to add
+ * it. An update whose process died counts as begun until it has been put back.
  */
 #define PROCESSES 3
 #define READER 2

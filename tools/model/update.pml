@@ -1,18 +1,21 @@
-/* Updates of parameters in rounds (native/operations/update.hpp, saved_arrays.hpp; take.hpp, step.hpp where a round is final).
+/* Updates of parameters in rounds (native/operations/update.hpp, saved_arrays.hpp; take.hpp and step.hpp for final rounds).
  *
- * Modelled: CHIEFS processes that each, TURNS times, open the round, then update, skip, or do neither, and leave the block in order
- * or by an exception, at any point; one worker that reads the step, then the parameters word by word, then applies, GRADIENTS times;
- * with ADVANCER one more process that does advance_step at any time; with LOADERS so many that load a checkpoint of the run's beginning,
- * at any time, too: the parameters, then the accumulator, then the mark goes. Parameters have two words, each with a digit for each step, so
- * that what is torn, doubled or missing shows; every save, count, store and commit of an update is a step of its own.
+ * Modelled: CHIEFS processes that each, TURNS times, open the round, then update, skip, or do neither, and leave
+ * the block in order or by an exception, at any point. One worker that reads the step, then the parameters word by
+ * word, then applies, GRADIENTS times. With ADVANCER one more process calls advance_step at any time. With LOADERS so
+ * many processes load a checkpoint of the run's beginning, at any time: the parameters, then the accumulator, then
+ * the mark is removed. The parameters are two words, each with a digit for each step, so that anything torn,
+ * doubled or missing shows. Every save, count, store and commit of an update is a step.
  *
- * Abstracted: locks are words with an owner, dropped at death (lock.pml); what is done under the accumulator's locks is one step, as
- * are its commits (commit.pml, round.pml); lanes: a final round is one record, under all their locks. Opening is not waited for in line
- * (line.pml). A load's commit of the parameters is one step. Workers do not outlive a load: what they apply after it is not looked at.
+ * Abstracted: locks are words with an owner, dropped at death (lock.pml). What is done under the accumulator's locks
+ * is one step, and so are its commits (commit.pml, round.pml). There are no lanes: a final round is one record, under
+ * all their locks. Nobody queues for a round (line.pml). A load commits the parameters in one step. What a worker
+ * applies after a load is not checked: workers do not outlive a load.
  *
- * Checked: a gradient that counts was computed from the parameters as the rounds before its step left them; a round that was consumed
- * is in the parameters once, in both words, or was skipped, or had no update at all; parameters are nobody's half when their lock is
- * free and nothing is stamped. Every run is finite, and at its end everybody living is through, but who has nothing to take.
+ * Checked: a gradient that counts was computed from the parameters as the rounds before its step left them. A
+ * consumed round is in the parameters once, in both words, or was skipped, or had no update. If the lock is free and
+ * nothing is stamped, the parameters hold no half of an update. Every run is finite. At its end every living process
+ * has got through, unless it has nothing to take.
  */
 #ifndef CHIEFS
 #define CHIEFS 2
