@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers.multihost_world import TIMING
+from helpers.multihost_actors import TIMING
 
 from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import Opened

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
-from helpers.multihost_world import TIMING
 
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
