@@ -46,7 +46,7 @@ class ShmaccError(Exception):
         return self
 
     def of_member(self, name: str) -> Self:
-        """Return the same error, of the member ``name`` of a group."""
+        """Return the same error, with the name of the group's member in the message."""
         return type(self)(f"Member {name!r}: {self}").with_fields(**self.__dict__)
 
     def about(self, segment: str) -> Self:

@@ -158,7 +158,7 @@ class SGD(Optimizer):
     _at_most: ClassVar[dict[str, float]] = {"momentum": 1}
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return ``momentum``, unless there is none."""
+        """Return the slot ``momentum`` if momentum is used."""
         return (Slot("momentum"),) if self.momentum else ()
 
 
@@ -243,7 +243,7 @@ class RMSprop(Optimizer):
     _at_most: ClassVar[dict[str, float]] = {"rho": 1, "momentum": 1}
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return ``rms``, and ``momentum`` unless there is none."""
+        """Return the slots: ``rms``, and ``momentum`` if momentum is used."""
         return (Slot("rms"), Slot("momentum")) if self.momentum else (Slot("rms"),)
 
 

@@ -206,10 +206,10 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     def finish(self) -> None:
         """End the run, for good and for everybody; any process may. Idempotent; waits for nobody.
 
-        From now on `running` is False, applies return False, and takes, rounds and waits for a
-        step, those that wait now and later ones, raise FinishedError. A round's block that is open
-        goes on to its end. What is pending can be read: `snapshot`, `state`, `take_partial`.
-        `restore` starts it again.
+        From now on `running` is False and applies return False. Takes, rounds and waits for a step
+        raise FinishedError, also those that wait now. A round's block that is open goes on to its
+        end. What is pending can be read: `snapshot`, `state`, `take_partial`. `restore` starts the
+        run again.
         """
         self._handle.finish()
 

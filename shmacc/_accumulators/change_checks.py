@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
     @property
     def as_given(self) -> tuple[Any, ...]:
-        """As the extension takes it."""
+        """The change as the extension takes it."""
         as_bytes = self.values.reshape(-1).view(np.uint8)
         return (self.array, self.region, self.rate, self.rows, as_bytes, self.rest)
 

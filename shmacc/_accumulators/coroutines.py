@@ -36,7 +36,7 @@ from shmacc.errors import FailedPreconditionError, ResourceExhaustedError
 _Result = TypeVar("_Result")
 _Result_co = TypeVar("_Result_co", covariant=True)
 
-_PAUSE = 0.05  # seconds between two looks whether a thread has ended
+_PAUSE = 0.05  # seconds between two checks whether a thread has ended
 
 # The task that has a round open would wait for the round's end. Other tasks wait for it in line.
 _in_rounds: "weakref.WeakKeyDictionary[asyncio.Task[object], weakref.WeakSet[Any]]" = (

@@ -374,7 +374,7 @@ class Parameters(SharedArrays):
         )
 
     def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, Any]]:
-        """Return ``(step, {name: copy})``, of one instant whatever goes on.
+        """Return ``(step, {name: copy})``, all of one instant, even while updates run.
 
         Of a table it is an `IndexedSlices` of all its rows, ids ascending.
 
@@ -397,7 +397,7 @@ class Parameters(SharedArrays):
         return step, {member.name: copies[member.name] for member in self._members}
 
     def state(self, *, timeout: float | None = None) -> dict[str, ValueArray]:
-        """Return arrays, slots and step as a dict of arrays for ``np.savez``, of one instant.
+        """Return arrays, slots and step of one instant, as a dict of arrays for ``np.savez``.
 
         Args:
             timeout: As for `snapshot`.

@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"[0-9]+\.values")
 
 
 def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
-    """Return what was looked at, as a state."""
+    """Return a round that was read, as a state."""
     state: dict[str, ValueArray] = {
         "members": np.array([spec.name for spec in specs]),
         "specs": np.array([_described(spec) for spec in specs]),

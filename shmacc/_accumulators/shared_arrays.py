@@ -263,7 +263,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
 
     @property
     def writable(self) -> bool:
-        """Whether arrays that are got from here can be written."""
+        """Whether this process can write to the arrays."""
         return self._writable
 
     def _release(self, *, at_once: bool) -> None:

@@ -24,7 +24,7 @@ class Steps:
         self._timeout = arguments.timeout(timeout)
         self._raises = arguments.on_death(on_death)
         self._ended = False
-        self._last: tuple[int, int] | None = None  # the step, and of which restore it is
+        self._last: tuple[int, int] | None = None  # the step, and the count of restores at it
 
     def __iter__(self) -> Self:
         return self

@@ -137,7 +137,7 @@ class TableRows:
         self._refuse("is no array: table[ids] are rows, params.snapshot() has ids and rows of all")
 
     def __reduce__(self) -> NoReturn:
-        """Refuse: the parameters pickle."""
+        """Refuse to be pickled: pickle the parameters instead."""
         self._refuse("does not pickle, nor is it copied: pickle the parameters that it is of")
 
 

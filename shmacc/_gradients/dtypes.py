@@ -199,7 +199,7 @@ def kind_of(dtype: npt.DTypeLike) -> str:
 
 
 def largest(dtype: np.dtype[Any]) -> float:
-    """Return the largest finite number of a dtype; of integers and booleans, of any of these."""
+    """Return the largest finite number of a dtype; for integers and booleans, of their sums."""
     if dtype.name in _OF_ML_DTYPES:
         import ml_dtypes
 

@@ -94,7 +94,7 @@ class State(Totals):
 
 
 class TableById(TypedDict):
-    """Of a table of parameters: rows by ids."""
+    """The state of a table of parameters: rows by ids."""
 
     slots: int  # that were ever given to an id
     rows: int

@@ -95,13 +95,13 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a host has of a round for one shard.
+    """A host's part of a round, for one shard.
 
     Attributes:
         columns: The sums.
-        count: Of all the host's gradients in the round.
-        weight: Of these.
-        step: The round's.
+        count: How many gradients of the host are in the round.
+        weight: Their total weight.
+        step: The round's step.
     """
 
     columns: Columns
@@ -155,7 +155,7 @@ class Format:
 
 
 def join(parts: Sequence[Array]) -> Bytes:
-    """Return a column of values of these."""
+    """Return one column with the values of all parts."""
     column = _core.memory(sum(aligned(part.nbytes) for part in parts))
     end = 0
     for part in parts:

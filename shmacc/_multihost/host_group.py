@@ -19,11 +19,11 @@ class HostGroup(AccumulatorGroup):
 
     @property
     def handle(self) -> _core.Handle:
-        """The extension's, of which rounds are made."""
+        """The extension's handle, from which rounds are made."""
         return self._handle
 
     def look(self) -> GroupPartial:
-        """Return a copy of what it has; consumes nothing."""
+        """Return a copy of the accumulated sums; consumes nothing."""
         return rounds.look(self._handle, self._partial, partial=True)
 
     @cached_property

@@ -16,14 +16,14 @@ class Timing:
     """How long the parts wait for each other, in seconds.
 
     Attributes:
-        heartbeat: A forwarder reports at least so often.
-        announce: A forwarder reports at most so often that its count has grown.
-        heartbeats: So many of all hosts a second are enough for the owner. If there were more, each
-            host reports more rarely, by the `Order.pace`.
-        lease: A host without a report for so long, or for four of its heartbeats, is lost.
+        heartbeat: The longest time between two reports of a forwarder.
+        announce: The shortest time between two reports of a grown count.
+        heartbeats: How many reports a second the owner wants from all hosts together. If there
+            would be more, each host reports more rarely, by the `Order.pace`.
+        lease: A host that has not reported for this long, or for four heartbeats, is lost.
         grace: How long a round that has enough waits for hosts that have not answered the grant.
         expiry: How long a grant waits for those that have, and still ship.
-        chief_lease: A chief that does not ask for so long is lost.
+        chief_lease: A chief that has not asked for this long is lost.
     """
 
     heartbeat: float = 0.25
@@ -48,7 +48,7 @@ class Timing:
                 )
 
     def pace(self, hosts: int) -> float:
-        """Return by how much slower than at best so many `hosts` are to report."""
+        """Return by what factor so many `hosts` must report more rarely than at best."""
         return max(1.0, hosts / (self.heartbeats * self.heartbeat))
 
     def patience(self, pace: float) -> float:
@@ -81,7 +81,7 @@ class Batch:
 
     Attributes:
         count: How many gradients.
-        weight: Of these.
+        weight: Their total weight.
         contributors: Those that said so.
         members: From member to the count and weight of the gradients that had it.
         shards: Which ones have a piece of it.
@@ -205,7 +205,7 @@ class Opened:
 
     @property
     def weight(self) -> int:
-        """The weights of these."""
+        """The total weight of its gradients."""
         return sum(member.batch.weight for member in self.members)
 
     @property

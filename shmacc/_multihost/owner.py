@@ -80,15 +80,15 @@ class OwnerCore(Rounds):
         )
 
     def gate(self, name: str, by: str, now: float, *, closed: bool) -> None:
-        """Keep new steps from a host until what goes with them has reached it; or stop that.
+        """Hold back new steps from a host until the data for them has arrived; or stop that.
 
-        A grant that waits for it goes on without it; its gradients are of a fence that is over.
+        A grant does not wait for such a host: its gradients belong to a fence that is over.
 
         Args:
-            name: The host, be it known or not.
-            by: What goes with the step: there may be several, and each opens what it has closed.
+            name: The host, known or not.
+            by: Who sends that data. There may be several; each opens only what it has closed.
             now: The time.
-            closed: Whether the host is to be told nothing.
+            closed: Whether the host gets no new steps.
         """
         if self._hosts.gate(name, by, closed=closed):
             self._changed()
@@ -97,14 +97,14 @@ class OwnerCore(Rounds):
     def publishes(
         self, by: str, hosts: frozenset[str] | None, fed: frozenset[str], now: float
     ) -> None:
-        """Tell hosts that come from now on nothing until they have what goes with a step.
+        """Hold back new steps from hosts that join from now on, until the data has arrived.
 
-        A machine may have arrays from before, and Ray be started on it again: its workers would see
-        the step with these. So this lasts for as long as what publishes says it again: nobody else
-        feeds a host.
+        A machine on which Ray is started again may have old arrays: its workers would see the new
+        step with these. So this lasts as long as the sender repeats the call: nobody else feeds a
+        host.
 
         Args:
-            by: As of `gate`.
+            by: As for `gate`.
             hosts: Those that get it; None: all.
             fed: Those that have it.
             now: The time.
@@ -126,7 +126,7 @@ class OwnerCore(Rounds):
 
     @property
     def pace(self) -> float:
-        """By how much slower than at best hosts report: all of them together not too often."""
+        """How much more rarely than usual hosts report, to spare the owner of many hosts."""
         return self._timing.pace(self._hosts.counted(self.fence)[1])
 
     def _slack(self) -> int:

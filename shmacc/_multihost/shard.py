@@ -45,7 +45,7 @@ class ShardCore(Generic[_Piece]):
         return tuple(one[0] for one in own if one is not None) if all(own) else ()
 
     def pieces(self, fence: Fence, keys: tuple[BatchKey, ...]) -> list[_Piece] | None:
-        """Return these pieces; None: not all of them are here."""
+        """Return the pieces with these keys; None: some are missing."""
         if fence != self.fence:
             return None
         found = [self._pieces.get(key.host) for key in keys]

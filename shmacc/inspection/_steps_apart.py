@@ -23,7 +23,7 @@ def findings(segments: Iterable[SegmentName]) -> Iterator[Finding]:
     """Yield a note for each accumulator whose rounds no parameters take.
 
     Args:
-        segments: The accumulators that are meant; others are left out.
+        segments: Where to look; other accumulators are left out.
     """
     look, parameters = Look(), None
     for name in segments:

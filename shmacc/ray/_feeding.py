@@ -18,11 +18,11 @@ _logger = logging.getLogger("shmacc")
 
 
 def start_feeding(feed: Callable[[], None], name: str, stop: threading.Event) -> None:
-    """Call a method every second, until it is stopped, replaced, or its object is no more.
+    """Call a method every second, until it is stopped, replaced, or its object is gone.
 
     Args:
         feed: The method.
-        name: Of what is fed.
+        name: A name for the thing that is fed.
         stop: Set at the end.
     """
     what = weakref.WeakMethod(feed)

@@ -63,6 +63,6 @@ class Gates:
     def open(self, node: str, until: float) -> None:
         """Have a node's gate opened. After an error it can be tried again."""
         for link in self._links[node]:
-            with contextlib.suppress(FailedPreconditionError):  # the group is closed, or no more
+            with contextlib.suppress(FailedPreconditionError):  # the group is closed, or gone
                 link.gate({node}, self._by, until, closed=False)
         del self._links[node]

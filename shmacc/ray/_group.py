@@ -255,7 +255,7 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: The `timeout` passed (seconds; None: for ever).
             FinishedError: The group is finished; but a step that is past `after` is returned.
-            FailedPreconditionError: As of `global_step`.
+            FailedPreconditionError: As for `global_step`.
             InvalidArgumentError: A bad argument.
         """
         return self._link.wait_step(arguments.int64(after, "after"), arguments.timeout(timeout))
@@ -268,7 +268,7 @@ class AccumulatorGroup:
 
         Raises:
             DeadlineExceededError: The timeout passed, in this wait.
-            FailedPreconditionError: As of `wait_step`. Once the step is set, call it again.
+            FailedPreconditionError: As for `wait_step`. Once the step is set, call it again.
             InvalidArgumentError: A bad argument.
         """
         arguments.timeout(timeout)
@@ -301,18 +301,18 @@ class AccumulatorGroup:
         return running
 
     def cancel(self) -> None:
-        """End every take and round that waits now, of all chiefs, with CancelledError."""
+        """End all chiefs' takes and rounds that wait now, with CancelledError."""
         self._link.call("do", "cancel")
 
     def snapshot(self, *, timeout: float | None = PATIENCE) -> GroupTaken:
         """Return what a take would give now; consumes nothing, seals nothing, waits for no number.
 
-        What each living host has at an instant of its own, during this call.
+        Each living host is read at some instant during this call, not all at the same one.
 
         Raises:
-            DeadlineExceededError: After `timeout` seconds a host had not answered; which one.
+            DeadlineExceededError: After `timeout` seconds a host had not answered; says which.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
-            FailedPreconditionError: As of `global_step`.
+            FailedPreconditionError: As for `global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
         """
         return snapshot_of_hosts(self._link, Wait(arguments.timeout(timeout)))
@@ -321,7 +321,7 @@ class AccumulatorGroup:
         """Return who is in the open round, of all living hosts: int64, ascending.
 
         Raises:
-            DeadlineExceededError: As of `snapshot`.
+            DeadlineExceededError: As for `snapshot`.
         """
         return contributors_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 
@@ -329,7 +329,7 @@ class AccumulatorGroup:
         """Return the counters of each living host's segment, by the id of its node.
 
         Raises:
-            DeadlineExceededError: After `timeout` seconds a host had not answered; which one.
+            DeadlineExceededError: After `timeout` seconds a host had not answered; says which.
         """
         return stats_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 

@@ -17,14 +17,14 @@ import ray
 from shmacc.errors import DeadlineExceededError
 
 LONG = 60.0
-"""Seconds that a call has which can do nothing without the answer."""
+"""Seconds that a call waits if it can do nothing without the answer."""
 
-_BUSY = 2.0  # seconds that a head may need which is not away
+_BUSY = 2.0  # seconds within which a head answers unless it is away
 
 _Answer = TypeVar("_Answer")
 
 _lock = threading.Lock()
-_open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # head, question: asked when
+_open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # by head and question: since when
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes that it has named last
 
 
@@ -32,7 +32,7 @@ def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) ->
     """Return what ``ask()`` returns, or what a call that is already asking the same gets.
 
     Raises:
-        DeadlineExceededError: The question has been open for so long.
+        DeadlineExceededError: The question has been open for `seconds`.
     """
     key = _head(), question
     with _lock:
@@ -40,7 +40,8 @@ def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) ->
             _open[key] = time.monotonic(), Future()
             threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
         began, answer = _open[key]
-        if seconds < _BUSY:  # who has a moment only does not wait for it once a question
+        # A short wait counts from the oldest open question, so that it is not spent on each.
+        if seconds < _BUSY:
             began = min(asked for (head, _), (asked, _) in _open.items() if head == key[0])
     try:
         return answer.result(max(0.0, began + seconds - time.monotonic()))  # type: ignore[return-value]
@@ -56,7 +57,7 @@ def living_nodes(chosen: Collection[str] | None) -> set[str]:
     While Ray's head is away, the answer is its last one.
 
     Raises:
-        DeadlineExceededError: It has never said.
+        DeadlineExceededError: The head has never answered.
     """
     head = _head()
 

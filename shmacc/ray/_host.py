@@ -32,7 +32,7 @@ CONCURRENCY = {"shards": 4}
 
 _THREADS = 2  # for pieces of the node's own, and for reductions that nobody has asked for yet
 _AGAIN = 0.2  # until it looks for an owner again
-_COPY = 10.0  # that the thread has for a copy of what the segment has
+_COPY = 10.0  # for the thread to copy the content of the segment
 
 _COUNTERS = (
     "group",  # the number of the group that the segment is of

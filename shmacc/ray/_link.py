@@ -164,7 +164,7 @@ class Link:
                 ).with_fields(step=known, accumulated=accumulated)
 
     def lost(self, until: float | None = None) -> frozenset[str]:
-        """Return the hosts that the owner takes for lost: what is there is not waited for."""
+        """Return the hosts that the owner considers lost: nobody waits for anything there."""
         lost: frozenset[str] = self.call("lost", until=until)
         return lost
 

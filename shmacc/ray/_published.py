@@ -158,7 +158,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     ) -> None:
         """Have the arrays of all other nodes follow; nodes that are new get everything.
 
-        In the block of a round, a host that the round's owner takes for lost is not waited for: it
+        In the block of a round, this does not wait for a host that the owner considers lost: it
         takes no part until it has everything again.
 
         Args:
@@ -231,17 +231,17 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         return True
 
     def _open_gates(self, until: float) -> None:
-        """Have the gates of nodes opened that have everything again."""
+        """Open the gates of the nodes that have everything again."""
         for node in self._gates.nodes & self._keepers.keys():
             self._gates.open(node, until)
 
     def _are_fed(self, nodes: set[str]) -> None:
-        """Note that these have answered; those whose keepers are gone get everything again."""
+        """Note which nodes have answered. A node whose keeper is gone gets everything again."""
         fed = (self._fed | nodes) & self._keepers.keys()
         self._fed = frozenset({self._here, *fed})
 
     def _give_up(self, waiting: dict[Any, str], wait: Wait) -> None:
-        """Close the gates of those nodes that the owner of an open round takes for lost."""
+        """Close the gates of the nodes that the owner of an open round considers lost."""
         until = max(wait.until, time.monotonic() + ANSWER)
         said = [link.lost(until) for link in open_links()]
         lost = set().union(*said).intersection(waiting.values())

@@ -23,7 +23,7 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name; what is tied has its first name alone.
+    """Return parameters and buffers by name; a tied one has only its first name.
 
     Raises:
         InvalidArgumentError: The model cannot be trained from shared memory.
@@ -58,12 +58,12 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name; what is tied has its first name alone."""
+    """Return the parameters by name; a tied one has only its first name."""
     return {plain(name): value for name, value in model.named_parameters()}
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers by name; what is tied has its first name alone."""
+    """Return the buffers by name; a tied one has only its first name."""
     return {plain(name): value for name, value in model.named_buffers()}
 
 

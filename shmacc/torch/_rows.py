@@ -45,7 +45,7 @@ class Rows:
         self.table, self.shared, self.pending = table, True, [] if trains else None
 
     def leave(self, *, keep: bool) -> None:
-        """Be of the training no more.
+        """Leave the training.
 
         Args:
             keep: Whether its rows are to be this process's own. If not, they cannot be read.

@@ -216,7 +216,7 @@ class TableEmbedding(nn.Module):
 
 
 def rows_of(embedding: TableEmbedding) -> Rows:
-    """Return what an embedding has."""
+    """Return the rows of an embedding."""
     return embedding._own  # noqa: SLF001
 
 

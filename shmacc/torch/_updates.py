@@ -136,7 +136,7 @@ class InPlace:
 
     @property
     def done(self) -> int:
-        """Before which step of the group all rounds are in the parameters."""
+        """The step of the group before which all rounds are in the parameters."""
         return int(self._run[run.DONE])
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
@@ -193,7 +193,7 @@ class InPlace:
             )
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint has beside the model, the step and who has left."""
+        """Return the rest of a checkpoint: all but the model, the step and who has left."""
         return {}
 
     def load(
@@ -220,7 +220,7 @@ class Atomic:
 
     @property
     def done(self) -> int:
-        """Before which step of the group all rounds are in the parameters."""
+        """The step of the group before which all rounds are in the parameters."""
         return self.arrays.step
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
@@ -284,7 +284,7 @@ class Atomic:
         patterns.learning_rates(rate, self.arrays)
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint has beside the model, the step and who has left."""
+        """Return the rest of a checkpoint: all but the model, the step and who has left."""
         return {
             "optimizer": {key: tensor(value) for key, value in self._optimizers_state().items()}
         }
@@ -366,7 +366,7 @@ def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> bool:
-    """Write what the block has made of a gradient to where it was given, if it is like it."""
+    """Copy a gradient that the block changed back to the given tensor, if they are alike."""
     if gradient is None or given is None:
         return gradient is given
     if (gradient.layout, gradient.shape) != (given.layout, given.shape):

@@ -54,7 +54,7 @@ class Between:
 
     @property
     def came(self) -> bool:
-        """Whether there were so many points."""
+        """Whether the run came to that point."""
         return self._left <= 0
 
     def point(self) -> None:

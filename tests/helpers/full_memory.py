@@ -22,7 +22,7 @@ def free_bytes() -> int:
 
 
 def leave(count: int) -> None:
-    """Fill /dev/shm until so many bytes are free."""
+    """Fill /dev/shm until only this many bytes are free."""
     fd = os.open(FILLER, os.O_RDWR | os.O_CREAT)
     size = os.fstat(fd).st_size
     wanted = size + free_bytes() - count

@@ -87,7 +87,7 @@ class _Screen(pyte.Screen):
 
 
 class Terminal:
-    """It, on a terminal of its own."""
+    """`shmacc-inspect` on a terminal of its own."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
 
 
 def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], int]:
-    """By stop, what is in shared memory where it is something else than at the stop before.
+    """Return what is in shared memory, by stop, where it differs from the stop before.
 
     Returns:
         That, and the number of the stop after the last one.

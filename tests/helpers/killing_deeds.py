@@ -85,7 +85,7 @@ def lay_out(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
 
 
 def update(begun: tuple[Parameters, AccumulatorGroup]) -> None:
-    """Make the update, unless it is made; whatever comes of it is all or nothing."""
+    """Make the update if it has not been made; it must be in completely, or not at all."""
     params, group = begun
     try:
         if group.num_accumulated():
@@ -115,7 +115,7 @@ def lay_out_table(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
 
 
 def update_table(begun: tuple[Parameters, AccumulatorGroup]) -> None:
-    """Make the update, unless it is made: it adds, changes and removes, or does nothing."""
+    """Make the update if it has not been made; its adds, changes, removals are all in, or none."""
     params, group = begun
     try:
         if group.num_accumulated():

@@ -45,7 +45,7 @@ class Image:
 
     @classmethod
     def of(cls, path: str) -> Image:
-        """Of the file at that path."""
+        """Return the image of the file at that path."""
         fd = os.open(path, os.O_RDONLY)
         try:
             pieces = tuple(_pieces(fd))

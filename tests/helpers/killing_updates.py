@@ -86,7 +86,7 @@ class UpdateScene:
         return params.skip(taken) if self.skips else params.update(taken, self.values)
 
     def act(self, mark: Mark) -> None:
-        """Be a chief that marks the beginning and the end of the extension's call."""
+        """Act as a chief that marks the beginning and the end of the extension's call."""
         with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
             mark_call(_core, "update", mark)
             with group.round(1) as taken:
@@ -136,7 +136,7 @@ def state(params: Parameters) -> State:
 
 
 def states(scene: UpdateScene) -> tuple[State, State, State]:
-    """Of the parameters before the update, after it, and after one with a gradient more."""
+    """Return the parameters' states: before the update, after it, after one more gradient."""
     found: tuple[State, State, State] = run_apart(_states, scene)
     return found
 
@@ -159,7 +159,7 @@ def _states(scene: UpdateScene) -> tuple[State, State, State]:
 
 
 def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
-    """Be the next chief, and hold what it finds to being all or nothing; no name is left.
+    """Act as the next chief, and hold what it finds to being all or nothing; no name is left.
 
     Returns:
         Whether the update was in.
@@ -199,7 +199,7 @@ def contents() -> list[bytes]:
 
 
 def contents_in(known: State) -> list[bytes]:
-    """What the arrays have in that state."""
+    """Return the contents of the arrays in that state."""
     saved = dict(known)
     return [saved["0.array"], saved["1.array"]]
 

@@ -210,11 +210,11 @@ class World:
     def _restart_owner(self) -> None:
         self.term += 1
         self.chief_step = max(self.chief_step, self.owner.step)
-        if self.chief.leaving:  # its parameters are those of the next step
+        if self.chief.leaving:  # its parameters already have the next step
             self.chief_step = max(self.chief_step, self.owner_steps[self.chief.ticket] + 1)
         self.owner = self._owner(None)
         if self.chief.alive and self.chief.in_block and self.chief.leaving is None:
-            # It stays there, and another chief says which step it is: the round is no more.
+            # The chief stays in its block, and another chief sets the step: the round is void.
             self.after(0.02, lambda: self.chief.set_step(self.chief_step))
             return
         self.chief.in_block = False

@@ -26,7 +26,7 @@ class Ours:
         self.group = AccumulatorGroup(specs)
 
     def update(self, gradient: Any) -> None:
-        """Make a round of it."""
+        """Apply the gradient, and update the parameters in a round."""
         assert self.group.apply({"table": gradient}, self.group.global_step)
         with self.group.round(1) as taken:
             assert self.params.update(taken)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.numpy_model import Array
 
-# Rows that gradients share, and above them one row for each gradient there ever is.
+# Rows that all gradients share. After them each gradient has one row of its own.
 SHARED: Final = 50
 WIDTH: Final = 3
 

@@ -318,7 +318,7 @@ class Table:
 
     @property
     def file_size(self) -> int:
-        """Of the whole segment."""
+        """The size of the whole segment."""
         return REGION_SPAN * (len(FIXED_REGIONS) + self.lanes * self._regions_of_lane)
 
     @property
@@ -328,7 +328,7 @@ class Table:
 
     @property
     def bytes_of_lane(self) -> int:
-        """Of the states."""
+        """How many bytes of the states a lane has."""
         return _MEMBERS + (self.members + 1) * _MEMBER_BYTES
 
     @property
@@ -436,9 +436,9 @@ def _mixed(value: int, word: int) -> int:
 
 
 def header_of_version_1(name: bytes) -> bytes:
-    """What an empty sparse segment of that name began with when it was made by shmacc 1.0.0.
+    """Return the header that shmacc 1.0.0 wrote for an empty sparse segment of that name.
 
-    As far as its configuration; this version looks no further.
+    It ends with the configuration; this version reads no further.
     """
 
     class OldConfig(ctypes.Structure):

@@ -74,7 +74,7 @@ def seen(kind: StallKind, command: str | None) -> None:
 
 
 def apply_and_wait_for_the_step(name: str) -> None:
-    """Be a worker of a synchronous job."""
+    """Act as a worker of a synchronous job."""
     with shmacc.attach(name) as acc:
         assert isinstance(acc, SparseConditionalAccumulator)
         acc.apply_grad([1], np.ones((1, 16), np.float32))

@@ -102,7 +102,7 @@ class Calling(Traced):
                 yield Call(info.op == 1, info.number, tuple(info.arguments))
 
     def no_lock(self, call: Call) -> int:
-        """With which error a kernel without memory for locks refuses; 0: it does not."""
+        """Return the error of a kernel without memory for locks; 0: the call works."""
         if NAMES.get(call.number) != "fcntl" or self.lets_go(call):
             return 0
         return {_F_GETLK: errno.ENOMEM, _F_SETLK: errno.ENOLCK}.get(call.arguments[1], 0)
@@ -177,7 +177,7 @@ _O_TMPFILE: Final = 0o20000000
 
 
 def plausible(call: Call) -> tuple[int, ...]:
-    """With which errors it may fail."""
+    """Return the errors with which the call may fail."""
     name = NAMES.get(call.number, "")
     if name == "fcntl":
         return _OF_FCNTL.get(call.arguments[1], ())

@@ -86,7 +86,7 @@ def add(pipe: Pipe) -> None:
 
 
 def take(number: int, pipe: Pipe) -> Any:
-    """Take so many, however long it takes."""
+    """Take once `number` gradients are there, however long it takes."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SEIZE: Final = 0x4206
 _INTERRUPT: Final = 0x4207
-_WALL: Final = 0x40000000  # threads that are not the first of their process, too
+_WALL: Final = 0x40000000  # also wait for threads other than a process's first
 
 
 class TracedThread:
@@ -40,7 +40,7 @@ class TracedThread:
         self._go(SINGLESTEP)
 
     def let_go(self) -> None:
-        """Hold it no more."""
+        """Detach from the thread, so that it runs on."""
         if self.held:
             self.held = False
             ptrace(DETACH, self.thread)

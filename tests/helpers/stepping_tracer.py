@@ -79,7 +79,7 @@ class Traced:
         self._go(SINGLESTEP)
 
     def steps(self, condition: Callable[[], bool]) -> Iterator[int]:
-        """Go on by one instruction, and then for as long as the condition holds; number them."""
+        """Step one instruction, then go on while the condition holds; yield the step's number."""
         for number in count(1):
             self.step()
             yield number

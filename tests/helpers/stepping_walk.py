@@ -60,11 +60,11 @@ class LockView:
         self._view = view
 
     def held(self) -> bool:
-        """At this instant."""
+        """Whether the lock is held at this instant."""
         return bool(self._view.lock_state(0)[0])
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._view.close()
 
 

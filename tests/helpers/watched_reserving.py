@@ -77,12 +77,12 @@ def let_it(_: Reservation) -> int:
 def watched(
     function: Callable[..., Any], *args: Any, decide: Callable[[Reservation], int] = let_it
 ) -> Iterator[Apart]:
-    """Run a function in a process of its own, all of whose reservations are decided on.
+    """Run a function in a process of its own; `decide` on each of its reservations.
 
     Args:
-        function: As of `Apart`.
+        function: As for `Apart`.
         args: Its arguments.
-        decide: The error that a call ends with; 0: it happens. What gives memory back always does.
+        decide: Returns the error for a call; 0: let it happen. Giving memory back always happens.
     """
     with Apart(_run, function, args) as process:
         listener = process.hear_descriptor()

@@ -79,7 +79,7 @@ def lead() -> None:
 
 
 def hang() -> None:
-    """Be the chief of another job, which computes in its block for ever."""
+    """Act as the chief of another job, which computes in its block for ever."""
     with shmacc.ConditionalAccumulator("float32", [64], STALLED) as acc:
         acc.apply_grad(np.ones(64, np.float32))
         with acc.round(1):

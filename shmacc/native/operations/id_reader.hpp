@@ -19,7 +19,7 @@ class IdReader {
         look();
     }
     const ReadRegions& regions() const { return regions_; }
-    // As it was committed when this last looked.
+    // The committed state at the last look.
     const MemberState& state() const { return state_; }
     const RecordShape& shape() const { return shape_; }
 

@@ -267,7 +267,7 @@ class IdTable {
     [[noreturn]] static void refuse_size() {
         throw Error(Failure::kResourceExhausted, "A table has at most 2**32 rows and 2**40 bytes");
     }
-    // Of the update that runs.
+    // The generation that the running update will commit.
     uint64_t generation() const { return member_.lane_state().generation + 1; }
     int64_t next_free(const SlotsInUse& known, const int64_t* links) {
         if (free_ == 0) return static_cast<int64_t>(end_++);
@@ -331,10 +331,10 @@ class IdTable {
     const RowHash hash_;
     const int64_t* ids_ = nullptr;
     std::vector<int64_t> slots_;
-    std::vector<uint32_t> fresh_;  // which of them are of new ids
+    std::vector<uint32_t> fresh_;  // positions of new ids in ids_
     std::vector<uint64_t> freed_;
     std::vector<int64_t> marked_;  // slots below committed_rows_ that are given away or freed
-    std::vector<int64_t> touched_;  // those below committed_rows_ of changed ids
+    std::vector<int64_t> touched_;  // slots below committed_rows_ of changed ids
     uint64_t in_table_ = 0, free_ = 0, end_ = 0, reused_ = 0, buckets_ = 0;
     bool rebuilds_ = false;
 };

@@ -72,7 +72,7 @@ class ActivityScope {
     bool waited_ = false;  // for others, which may take hours: only since its end the process is idle
 };
 
-// What a wait does when those are gone for whom it waits.
+// What a wait does when the processes that it waits for are gone.
 enum class OnDeath { kWait, kRaise };
 
 class Operation {

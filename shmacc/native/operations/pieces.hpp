@@ -19,10 +19,10 @@ struct Piece {
     const unsigned char* values;
     uint64_t bytes;
     int64_t count;  // of the host's gradients
-    int64_t weight;  // of these
+    int64_t weight;  // of the host's gradients
 };
 
-// A piece, member after member. It must outlive this.
+// Reads a piece, member after member. The piece must outlive the reader.
 class PieceReader {
   public:
     PieceReader(const MemberSpecs& specs, const Piece& piece)
@@ -45,12 +45,12 @@ class PieceReader {
         if (byte != piece.bytes) wrong_values();
     }
 
-    // The line of a member, which must be asked for in ascending order; null: it is not here.
+    // The line of a member; null: the piece has none. Ask for members in ascending order.
     const MemberLine* find(uint32_t number) const {
         const bool is_here = line_ < table_.size() && table_[line_].number == number;
         return is_here ? &table_[line_] : nullptr;
     }
-    // The part of the member that was found, once.
+    // The part of the member that find() returned last. Once per member.
     template <class T>
     RowSource<T> next() {
         const MemberLine& line = table_[line_++];
@@ -65,7 +65,7 @@ class PieceReader {
         return {piece_.numbers + row, piece_.counts + row, 1, values, length};
     }
 
-    // Of a row of a sparse member, or an element of a dense one.
+    // Bytes of a sparse member's row, or of a dense member's element.
     static uint64_t row_bytes(const MemberSpec& spec) {
         const uint64_t numbers = spec.kind == kSparse ? product(dims_of(spec)) : 1;
         return numbers * spec.components * spec.number_bytes();
@@ -129,7 +129,7 @@ class ReducedPieces {
     ReducedPieces(const MemberSpecs& specs, int64_t count, int64_t weight)
         : specs_(specs), count_(count), weight_(weight) {}
 
-    // What the pieces have, added up in their order.
+    // Adds up the pieces, in their order, and reduces the sums.
     Columns of(const std::vector<Piece>& pieces) {
         ColumnsRoom room;
         for (const Piece& piece : pieces) {
@@ -164,7 +164,7 @@ class ReducedPieces {
                 .of_member(specs_[static_cast<size_t>(line.number)].name);
         sum.length = line.length;  // a dense one's
     }
-    // Of one member. False: a result does not fit.
+    // Reduces one member. False: a result does not fit.
     template <class T>
     bool reduce(ColumnsWriter& writer, const MemberLine& sum, const std::vector<PieceReader*>& own) const {
         const MemberSpec& spec = specs_[static_cast<size_t>(sum.number)];

@@ -27,7 +27,7 @@ class Rows {
     Found prepare(const Gradient<T>& gradient);
     // Adds the gradient's rows, between begin and commit.
     void add(const Gradient<T>& gradient, const Found& found, Undo& undo);
-    // Whether the table has one of these rows; in ascending order.
+    // Whether the table has any of these rows. The rows must ascend.
     bool has_any(const int64_t* keys, uint32_t count);
     // All rows, ascending, reduced. False: a result does not fit the dtype.
     bool read(RowTargets<T>& to, const Reduce& reduce);

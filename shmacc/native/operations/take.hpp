@@ -235,7 +235,7 @@ class Take : public Operation {
     static constexpr int kLooks = 2;
     static constexpr std::size_t kNamed = 3;  // in a message
 
-    // Of a final round that nobody holds: sums are handed out no more; and it is consumed when its update is in.
+    // A final round that nobody holds hands out no sums any more, and is consumed when its update is in.
     static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {
         if (!request.advance_step) refuse_in_update(round, "No partial can be taken");
         if (first && !request.hold && round.final.phase == kUpdateBegun)

@@ -53,7 +53,7 @@ struct ArrayChange {
     uint64_t row_bytes;
     uint64_t bytes;  // of the region
     const void* values;
-    // Of a table.
+    // For a table only.
     Ids removed;  // after that
     bool replaces;  // all others are removed
     const int64_t* steps;  // of its rows: that of the round that changed each last; null: of this one
@@ -361,7 +361,7 @@ class UpdatedRound {
     bool is_in() const { return is_in_; }
 
   private:
-    // With all lanes' locks. What lanes hold is not looked at, so that nothing is allocated here.
+    // Needs all lanes' locks. Does not look at what lanes hold, so that it allocates nothing.
     RoundState current() {
         segment_.round().settle();
         return segment_.round().current();

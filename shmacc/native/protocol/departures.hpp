@@ -54,7 +54,7 @@ class Departures {
         presence_.fail();
     }
 
-    // In a sweep: the process of this participant is gone. Whether it has died.
+    // A sweep found this participant's process gone: records it. Returns whether the process died.
     bool record(uint32_t participant, uint64_t token) {
         const Participant entry = load_words(presence_.table()[participant]);
         const uint32_t ending = load_relaxed(entry.ending);
@@ -90,7 +90,7 @@ class Departures {
         });
         return found;
     }
-    // With all lanes' locks, after a sweep.
+    // Needs all lanes' locks, after a sweep.
     std::vector<Departure> news() {
         std::vector<Departure> news;
         for_each([&](uint32_t i) {
@@ -103,7 +103,7 @@ class Departures {
         });
         return once_each(news);
     }
-    // With all lanes' locks, still: these are told now.
+    // Marks these departures as told. Needs all lanes' locks, as for news().
     void tell(const std::vector<Departure>& news) {
         for (const Departure& departure : news) {
             if (departure.is_here) presence_.tell(departure.entry, departure.token);
@@ -116,7 +116,7 @@ class Departures {
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) table_.last_use(i);
     }
 
-    // Without a lock: those that have taken, if all of them are gone.
+    // The processes that have taken, if all of them are gone. Needs no lock.
     std::vector<Departure> chiefs() {
         std::vector<Departure> chiefs;
         bool led = false;

@@ -48,7 +48,7 @@ class Lane {
         return members_[member].copies[current_copy(members_[member], state.generation)];
     }
 
-    // Without the lock, about: rows of this round, of all members.
+    // How many rows all members have in this round; approximate without the lock.
     uint64_t rows(uint64_t round) const {
         uint64_t rows = 0;
         for (uint32_t i = 0; i + 1 < tables(); ++i) {
@@ -90,7 +90,7 @@ class Lane {
     // Puts back the changes of an operation that did not commit. deaths: 1 if its process died, 0 if it failed.
     inline void recover(LaneState& state, uint64_t deaths);
 
-    // Room for the undo of so many bytes; committed by itself, since `recover` checks against it.
+    // Reserves room for an undo of this size. Commits that by itself, since `recover` checks against it.
     void reserve_undo(LaneState& state, uint64_t log_bytes, uint64_t row_bytes) {
         const uint64_t log = state.reserved[kUndoLog], rows = state.reserved[kUndoRows];
         ensure_reserved(state, kUndoLog, log_bytes);

@@ -252,7 +252,7 @@ class OpenSegment {
         wait_queue_.announce_progress();
         wait_queue_.wake_head();
     }
-    // With the lane's lock: its current state, without what an operation left that did not commit. A process that
+    // Needs the lane's lock. Undoes what an uncommitted operation left; returns the current state. A process that
     // dies before it has written the event leaves its count in LaneState::recoveries.
     LaneState recovered(uint32_t lane) {
         LaneState state = lanes_[lane]->current();
@@ -262,7 +262,7 @@ class OpenSegment {
         }
         return state;
     }
-    // With that lane's lock.
+    // Needs the lane's lock.
     uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
     // Where this process's applies go first.
     uint32_t last_lane() {

@@ -120,7 +120,7 @@ inline bool remove_unfinished(const std::string& path) {
     return removed;
 }
 
-// Of each region of an array.
+// How many bytes each region of an array has.
 using ArrayBytes = std::array<uint64_t, std::size(kArrayRegions)>;
 
 // A new segment under these names, open as it was made; null if the segment's name is taken. arrays: how much of each
@@ -139,7 +139,7 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     struct alignas(64) Line {  // as what is made here is aligned
         unsigned char bytes[64];
     };
-    std::vector<Header> header(1);  // all zero, like these
+    std::vector<Header> header(1);  // all zero, like the states below
     std::vector<Line> states((bytes_of_states(config) + sizeof(Line) - 1) / sizeof(Line));
     Header* head = header.data();
     head->config = config;
@@ -212,7 +212,7 @@ inline Entered look_again(OpenSegment& segment, const std::string& path, const s
     return Entered::kElsewhere;
 }
 
-// With the name lock held. The mark is a word of the header, written through the descriptor, since the
+// Needs the name lock. The mark is a word of the header, written through the descriptor, since the
 // remover need not have the segment mapped.
 inline void mark_given_up(SegmentFile& file) {
     const uint64_t mark = 1;
@@ -238,7 +238,7 @@ inline std::vector<std::string> remove_names(SegmentFile& file, const std::strin
     return removed;
 }
 
-// With the name lock held, by a creator that could not attach. Another process, or another thread of this
+// Needs the name lock; called by a creator that could not attach. Another process, or another thread of this
 // one, may have attached by now: then the segment stays.
 inline void take_back_new(SegmentFile& file, const std::string& path, const std::string& semaphore_path) {
     const auto segment = OpenSegment::of(file);

@@ -84,7 +84,7 @@ inline bool round_is_open(Presence& presence, const RoundState& round) {
            load(presence.table()[at].given_up) < holder.serial;
 }
 
-// What a lane has of this round.
+// How many gradients a lane has in this round, and their weight.
 inline int64_t count_of(const LaneState& lane, const RoundState& round) {
     return lane.round == round.round ? lane.count : 0;
 }
@@ -133,7 +133,7 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
     }
 }
 
-// With the lock of a lane: for what goes into it.
+// Changes one lane, under its lock.
 class ApplySession {
   public:
     // contributor: of the gradient, if it has one: it goes to the contributor's lane. everywhere: with all lanes'
@@ -158,7 +158,7 @@ class ApplySession {
     uint32_t lane_number() const { return lane_; }
     Lane& lane() { return *segment_.lanes()[lane_]; }
 
-    // Of the round, in all lanes; without their locks other lanes may change meanwhile.
+    // What all lanes have of the round. Without their locks other lanes may change meanwhile.
     struct Pending {
         int64_t count;  // gradients
         bool weight_fits;  // the weight of all lanes, with `more` in this one, is known to fit 64 bits
@@ -179,7 +179,7 @@ class ApplySession {
         }
         return {count, fits};
     }
-    // To be changed, from the round's beginning on if it has nothing of it yet.
+    // A member to change. One that has nothing of this round yet starts it.
     Member& member(uint32_t number) {
         Member& made = members_.emplace_back(lane(), number, state);
         if (made.state.round == round.round) return made;
@@ -195,7 +195,7 @@ class ApplySession {
     bool replaces(const Member& member) const {
         return replaces_round() && member.before.round == committed_round_;
     }
-    // For so many members: they do not move.
+    // Makes room for this many members, so that they do not move.
     void expect(size_t members) { members_.reserve(members); }
     std::vector<Member>& members() { return members_; }
     void begin_round() {
@@ -248,7 +248,7 @@ class ApplySession {
     std::vector<Member> members_;
 };
 
-// With the locks of all lanes: for what concerns the round.
+// Changes the round, under all lanes' locks.
 class RoundSession {
   private:
     template <class Of>

@@ -52,8 +52,7 @@ class Undo {
         rows_ += bytes;
         lane_.publish(++records_);
     }
-    // All rows that the member has as committed, and their numbers: from its return on others may be written over
-    // them.
+    // Saves all committed rows of the member, and their numbers. After that, other rows may overwrite them.
     void save_all(Member& member) {
         const uint64_t rows = member.before.rows, row_bytes = member.spec().row_bytes(member.before);
         const Slot* slots = member.array<Slot>(kSlots, rows);

@@ -83,7 +83,7 @@ class WaitQueue {
         : head_(header.wait_queue), round_(round), presence_(presence), departures_(departures),
           events_(events), table_(mapping, kWaitersRegion, kMaxWaiters, header.wait_queue.top) {}
 
-    // With all lanes' locks. The entry's index.
+    // Needs all lanes' locks. Returns the entry's index.
     uint32_t join(int64_t num_required) {
         for (uint32_t i = 0; i < kMaxWaiters; ++i) {
             Waiter& entry = table_.first_use(i);
@@ -133,8 +133,8 @@ class WaitQueue {
         uint32_t head = kNobody;
         uint64_t ticket = UINT64_MAX;
     };
-    // With a lane's lock: the living head; dead entries in front of it are removed. known: by the last such call of
-    // this process in this lane.
+    // Needs a lane's lock. Returns the living head, and removes dead entries in front of it. known: what this process's
+    // last such call in this lane left.
     uint32_t living_head(Known& known) {
         for (;;) {
             uint32_t i = known_head(known);
@@ -143,7 +143,7 @@ class WaitQueue {
             leave(i);
         }
     }
-    // With a lane's lock: frees what the dead hold, here and among the participants.
+    // Needs a lane's lock. Frees what dead processes hold, here and among the participants.
     void sweep() {
         const auto judge = [this](uint32_t participant, uint64_t token) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
@@ -217,7 +217,7 @@ class WaitQueue {
         }
         return found;
     }
-    // With a lane's lock: `head`, without a scan each time. The last result is valid until the head has left; if
+    // Needs a lane's lock. As `head`, without a scan each time. The last result is valid until the head has left; if
     // no take waited, until a ticket is given. For tickets only grow, and are given with all lanes' locks.
     uint32_t known_head(Known& known) {
         const uint64_t ticket = known.head == kNobody ? load(head_.next_ticket)

@@ -116,7 +116,7 @@ class Handle {
         close(error);
         segment->leave();
     }
-    // The same of a process that ends with threads of it still at work: it has left as far as others are concerned.
+    // The same for a process that ends while its threads still work: to others it has left.
     void end(nb::handle error) {
         if (!segment_) return;
         if (maker_.is_here()) unlink_own_names();

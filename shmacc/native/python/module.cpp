@@ -241,8 +241,8 @@ void refuse_without_gil() {
             "the same");
 }
 
-// An extension is loaded once a process, and so is what nanobind knows of its types: a second interpreter would put its
-// own in the place of the first one's, whose objects are unknown from then on. So it is refused before nanobind begins.
+// nanobind keeps one registry of types for the process. A second interpreter would replace the first one's types there,
+// and the first one's objects would be unknown from then on. So it is refused before nanobind begins.
 bool refuse_in_subinterpreter() {
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return false;  // the main one
     PyErr_SetString(

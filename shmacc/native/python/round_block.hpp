@@ -82,7 +82,7 @@ class RoundBlock {
         consumed_ = handle().take_kept(round());
         return consumed_ ? make_(taken_) : nb::none();
     }
-    // Whether the coroutine has the round from now on, which a thread has opened for it.
+    // Hands the coroutine the round that a thread has opened for it. Returns whether it has it now.
     bool hold() { return serial() != 0 && handle().hold_round(serial()); }
     bool is_open() { return serial() != 0 && handle().holds_round(serial()); }
     bool is_of(nb::handle handle) const { return handle_.is(handle); }
@@ -147,7 +147,7 @@ class RoundBlock {
 
     static inline std::vector<RoundBlock*> open_;  // the GIL guards it
 };
-// For a with statement, and for one of a coroutine; and without a block.
+// For `with`, for `async with`, and for use without a block.
 class Round : public RoundBlock {
   public:
     using RoundBlock::RoundBlock;

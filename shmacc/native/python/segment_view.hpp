@@ -31,7 +31,7 @@ class SegmentView {
 
     void close() { file_.reset(); }
 
-    // Of the segment, and of the table's member.
+    // The configuration of the segment, with that of the table's member.
     nb::dict config() const {
         nb::dict out = shmacc::describe(config_, specs_);
         const nb::dict member = shmacc::describe(specs_[member_]);
@@ -329,7 +329,7 @@ class SegmentView {
             }
         }
     }
-    // Of the round, then of each lane.
+    // The generation of the round, then that of each lane.
     std::vector<uint64_t> generations() const {
         std::vector<uint64_t> all{header<uint64_t>(offsetof(Header, generation))};
         for (uint32_t i = 0; i < config_.lanes; ++i) {
@@ -385,7 +385,7 @@ class SegmentView {
                          &stored, sizeof stored);
         return stored;
     }
-    // Of a region as `read` counts them.
+    // Where a region begins, numbered as for `read`.
     uint64_t offset_of(uint32_t region) const {
         const uint32_t of_lane = kFixedRegions + kLaneRegions;
         if (region >= kFixedRegions) region += lane_ * regions_of_lane(config_);

@@ -31,7 +31,7 @@ class TakenRound {
         return &*division_;
     }
 
-    // For the take's commit.
+    // The take fills it at its commit.
     std::optional<Taken>& to_fill(const std::shared_ptr<const MemberSpecs>& specs) {
         specs_ = specs;
         return taken_;
@@ -40,7 +40,7 @@ class TakenRound {
     int64_t count() const { return taken().count; }
     int64_t weight() const { return taken().weight; }
     int64_t step() const { return taken().step; }
-    // Of the round that it opened; 0: none, or it was consumed.
+    // Serial of the round that the take opened; 0: none, or it was consumed.
     uint64_t serial() const { return taken_ ? taken_->serial : 0; }
     void end() { taken_->serial = 0; }
     uint64_t half_updated() const { return taken_ ? taken_->half_updated : 0; }
@@ -67,7 +67,7 @@ class TakenRound {
         return once(i, &Arrays::row_counts,
                     [&](TakenMember& member) { return array_of<int64_t>(member.contributions, member.rows); });
     }
-    // In the type of sums.
+    // A member's values, in the type of sums.
     const nb::object& values(uint32_t i) {
         return once(i, &Arrays::values, [&](TakenMember& member) {
             const MemberSpec& spec = (*specs_)[member.number];
@@ -92,7 +92,7 @@ class TakenRound {
         });
     }
 
-    // Of a divided round: each shard's columns, once.
+    // Each shard's columns of a divided round. Can be called once.
     nb::list columns() {
         taken();
         if (!division_) throw Error(Failure::kFailedPrecondition, "The round was not divided among shards");
@@ -135,7 +135,7 @@ class TakenRound {
     nb::object next_;
 };
 
-// Of one handle, oldest first. The GIL guards it.
+// Rounds that one handle keeps, oldest first. The GIL guards them.
 class KeptRounds {
   public:
     // Whether there was anything to keep. To have taken nothing is nothing lost.
@@ -228,7 +228,7 @@ class HeldRounds {
                                      [serial](const Round& round) { return round.serial == serial; }),
                       rounds_.end());
     }
-    // Any of them, removed; 0: there is none.
+    // Removes one of them and returns it; 0: there is none.
     uint64_t pop() {
         while (!rounds_.empty()) {
             const Round last = rounds_.back();

@@ -38,7 +38,7 @@ struct Division {
     uint32_t shards;
     std::vector<int64_t> ends;  // of dense member m's run for shard s: ends[m * shards + s]
 
-    // Where a run begins and ends, of a member with so many elements.
+    // Where a shard's run of a member begins and ends. elements: how many the member has.
     std::pair<uint64_t, uint64_t> run(uint32_t member, uint32_t shard, uint64_t elements) const {
         const int64_t* const own = ends.data() + uint64_t{member} * shards;
         const int64_t begin = shard ? own[shard - 1] : 0, end = own[shard];
@@ -175,7 +175,7 @@ inline void merge_columns(const std::vector<RowColumn>& columns, const std::vect
     }
 }
 
-// Where a member's part of a column of values belongs: an array of so many rows, or elements.
+// Where a member's part of a column of values belongs: an array of `size` rows or elements.
 struct Whole {
     unsigned char* memory;
     uint64_t size;

@@ -91,7 +91,7 @@ class Index {
     Index(Bucket* buckets, uint64_t count, uint32_t stamp, const RowHash& hash)
         : buckets_(buckets), count_(count), stamp_(stamp), hash_(hash) {}
 
-    // Buckets for so many rows, with room to grow by a quarter before the next rebuild.
+    // How many buckets these rows need, with room to grow by a quarter before the next rebuild.
     static uint64_t buckets_for(uint64_t rows) { return rows * 10 / (kBucketEntries * 72 / 10) + 1; }
     static bool crowded(uint64_t filled, uint64_t buckets) {
         return filled * 10 > buckets * kBucketEntries * 9;

@@ -95,7 +95,7 @@ inline double normal_quantile(double probability) {
     return q < 0 ? -far : far;
 }
 
-// The row of that id, of so many numbers.
+// Fills the first row of an id: `width` numbers.
 template <class T>
 void initial_row(const TableSpec& table, int64_t id, T* row, uint64_t width) {
     const double first = table.numbers[0], second = table.numbers[1];

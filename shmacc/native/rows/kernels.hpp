@@ -165,9 +165,9 @@ SHMACC_INLINE void stream(unsigned char* to, const void* from, uint64_t bytes) {
     if (bytes) std::memcpy(to, from, bytes);
 }
 
-// Whether rows of a result are written past the caches: those of a large one, whose lines would be read from
-// memory before they are overwritten, and pushed out before the caller reads them, so that a take would move half
-// as many bytes again. Rows of whole cache lines, since parts of lines would be slower.
+// Whether to write a result's rows past the caches. Through the caches a take would move half as many bytes again:
+// a large result's lines are read from memory before they are overwritten, and evicted before the caller reads them.
+// Rows must be whole cache lines, since parts of lines would be slower.
 inline bool is_streamed(const void* result, uint64_t bytes, uint64_t row_bytes) {
     constexpr uint64_t kLine = 64, kLargestCache = 32 << 20;  // about
     return bytes >= kLargestCache && row_bytes % kLine == 0 && reinterpret_cast<uintptr_t>(result) % kLine == 0;

@@ -14,8 +14,8 @@ struct Reduce {
     uint64_t highest;
 };
 
-// As the member's reduction has it: here alone. weight: of the round's gradients that have the member; round_weight: of
-// all.
+// How to reduce a member's sums; decided here alone. weight: of the round's gradients that have the member;
+// round_weight: of all.
 inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_weight) {
     Reduce reduce{true, 0, spec.lowest, spec.highest};
     switch (static_cast<Reduction>(spec.reduction)) {
@@ -31,7 +31,7 @@ inline Reduce not_reduced() { return {false, 0, INT64_MIN, UINT64_MAX}; }
 template <class T>
 bool within(T value, const Reduce& reduce) {
     if constexpr (std::is_floating_point_v<T>) return true;
-    // No early exit: several at a time.
+    // Without an early exit the compiler tests several values at a time.
     if constexpr (std::is_signed_v<T>)
         return (value >= reduce.lowest) & ((value < 0) | (static_cast<uint64_t>(value) <= reduce.highest));
     return static_cast<uint64_t>(value) <= reduce.highest;
@@ -58,7 +58,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
             }
         }
         if constexpr (std::is_integral_v<T>) {
-            // A shift instead of a division, which takes as long as a dozen of them; towards zero as well.
+            // A division takes as long as a dozen shifts. The shift rounds towards zero, as the division does.
             if ((divisor & (divisor - 1)) == 0) {
                 const int shift = __builtin_ctzll(static_cast<uint64_t>(divisor));
                 const T below = static_cast<T>(divisor - 1);

@@ -12,12 +12,12 @@
 
 namespace shmacc {
 
-// The shard that a row is at, of so many: by a hash, since rows that are used often tend to have low numbers.
+// The shard that has a row. By a hash, since rows that are used often tend to have low numbers.
 inline uint32_t shard_of(int64_t row, uint32_t shards) {
     return static_cast<uint32_t>(((static_cast<uint64_t>(row) * 0x9E3779B97F4A7C15) >> 32) * shards >> 32);
 }
 
-// Memory for so many rows: their numbers, how many gradients each is of, and their values.
+// Memory for rows: their numbers, how many gradients each has, and their values.
 template <class T>
 struct RowTarget {
     int64_t* rows;

@@ -17,9 +17,9 @@ struct TouchedArray {
     uint64_t count;  // of entries
     uint64_t width;  // numbers in an entry; the last one may be shorter if they are all
     uint64_t total;  // numbers in the array
-    uint64_t group;  // so many numbers of the contents share one of a slot
+    uint64_t group;  // this many numbers of the contents share one number of a slot
     uint64_t stride;  // numbers from the contents of one entry to those of the next one
-    uint64_t slot_stride;  // the same of slots
+    uint64_t slot_stride;  // the same for slots
     uint64_t new_from;  // entries from here on are new: they are not saved
 };
 

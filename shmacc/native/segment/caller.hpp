@@ -37,20 +37,20 @@ class OwnRound {
   public:
     enum class State { kOthers, kOffered, kHeld, kThreads };
 
-    // With all lanes' locks. loop: the thread of the event loop that it is offered to; none: it is this thread's.
+    // Needs all lanes' locks. loop: the event loop's thread that the round is offered to; none: this thread has it.
     void opened(const RoundHolder& holder, pthread_t loop) {
         token_ = holder.token;
         thread_ = loop == pthread_t{} ? pthread_self() : loop;
         offered_ = loop != pthread_t{};
         serial_ = holder.serial;
     }
-    // By the loop's thread. False: it was given up, or has ended otherwise, before another one was opened.
+    // The loop's thread calls this. False: the round was given up, or has ended, before another one was opened.
     bool hold(uint64_t serial) {
         if (serial_ != serial) return false;
         held_ = serial;
         return true;
     }
-    // By a thread that would wait for the round that is open.
+    // Whose the open round is, seen by this thread, which would wait for its end.
     State to_this_thread(const RoundHolder& holder) const {
         if (serial_ != holder.serial || token_ != holder.token || thread_ != pthread_self())
             return State::kOthers;

@@ -287,7 +287,7 @@ struct FinalRound {
     uint64_t parameters;  // Config::token of theirs. Stays with later rounds, also while there is no update; 0: none yet
 };
 
-// What concerns all lanes: changed by the owner of all their locks. Kept twice; see commit.hpp.
+// State of the round in all lanes. The process that holds all their locks changes it. Kept twice; see commit.hpp.
 struct RoundState {
     uint64_t generation;
     uint64_t round;  // counts up; what a lane has of another round is void
@@ -306,10 +306,10 @@ struct RoundState {
     uint64_t checksum;
 };
 
-// What concerns all members of a lane: changed by the owner of its lock. Kept twice; see commit.hpp.
+// State of a lane. The process that holds its lock changes it. Kept twice; see commit.hpp.
 struct LaneState {
     uint64_t generation;
-    uint64_t round;  // that the next two are of
+    uint64_t round;  // the next two fields belong to it
     int64_t count;  // gradients
     int64_t weight;  // of all of them
     uint64_t applied;  // gradients accepted, ever
@@ -323,11 +323,10 @@ struct LaneState {
     uint64_t checksum;
 };
 
-// What concerns one member of a lane. Kept twice; the current one is that of the last generation of the lane
-// that changed it.
+// State of one member in a lane. Kept twice; the current copy has the newer committed generation of the lane.
 struct MemberState {
     uint64_t generation;
-    uint64_t round;  // that the next four are of
+    uint64_t round;  // the next four fields belong to it
     int64_t count;  // gradients that had this member; parameters: updates of it
     union {
         int64_t weight;  // of these
@@ -346,8 +345,8 @@ struct MemberState {
     uint64_t index;  // which Index region is current
     uint64_t index_buckets;
     uint64_t index_stamp;  // buckets with another stamp are empty
-    uint64_t index_filled;  // entries in use, without those that undone applies have left since ...
-    uint64_t leftovers_before;  // ... LaneState::leftovers was this
+    uint64_t index_filled;  // entries in use, without those that undone applies have left since leftovers_before
+    uint64_t leftovers_before;  // LaneState::leftovers when index_filled was last exact
     uint64_t small_rounds;  // how many rounds in a row have left much reserved memory unused
     uint64_t reserved[kMemberRegions];
     uint64_t checksum;
@@ -427,7 +426,7 @@ struct Header {
 constexpr uint64_t kHeaderBytes = 8192;
 static_assert(sizeof(Header) <= kHeaderBytes, "the header outgrew its reservation");
 
-// At the start of a lane's stretch of the States region.
+// Stands at the start of a lane's part of the States region.
 struct LaneHeader {
     alignas(64) uint64_t generation;
     alignas(64) LaneState state[2];
@@ -488,8 +487,8 @@ struct Participant {
     int64_t attached_ns;
     int64_t seen_ns;
     int64_t applied_ns;  // last accepted apply; 0: none
-    int64_t applied_step;  // global step that it was accepted at
-    int64_t contributor;  // of it; -1: none
+    int64_t applied_step;  // global step at the last accepted apply
+    int64_t contributor;  // of the last accepted apply; -1: none
     uint32_t pid;
     uint32_t activity;
     uint64_t applied;
@@ -503,7 +502,7 @@ struct Participant {
 };
 static_assert(sizeof(Participant) == 128, "entries must not share a cache line");
 
-// Of a process that ends, while threads of it may go on until it has.
+// How a process is ending. Its threads may go on until it has ended.
 enum Ending : uint32_t { kNotEnding, kEndsInOrder, kEndsFailed };
 
 // A process that is gone; see departures.hpp.
@@ -549,7 +548,7 @@ struct Slot {
     int64_t row;
     int64_t contributions;  // table: a stamp
 };
-// Of a table's slot that was given to an id, or became free, by the operation that committed this generation.
+// Stamps of a table's slot: the operation that committed this generation gave it to an id, or freed it.
 constexpr int64_t stamp_of_given(uint64_t generation) { return static_cast<int64_t>(generation << 1); }
 constexpr int64_t stamp_of_free(uint64_t generation) { return static_cast<int64_t>(generation << 1 | 1); }
 

@@ -170,7 +170,7 @@ class Presence {
         Participant& entry = own();
         if (has_applied(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
     }
-    // The process ends, while threads of it may go on until it has.
+    // This process is ending. Its threads may go on until it has ended.
     void end(bool failed) {
         if (claimed()) store(own().ending, uint32_t{failed ? kEndsFailed : kEndsInOrder});
     }

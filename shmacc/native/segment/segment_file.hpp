@@ -301,12 +301,12 @@ class SegmentFile {
         return Id{found.st_dev, found.st_ino} == id_;
     }
 
-    // What it leaves free when it grows (Header::kept_free).
+    // How many bytes the segment leaves free when it grows (Header::kept_free).
     uint64_t kept() const {
         const uint64_t* word = kept_free.load(std::memory_order_acquire);
         return word ? load_relaxed(*word) : 0;
     }
-    // Whether so many bytes are free beside that.
+    // Whether there are `bytes` free, not counting kept().
     bool has_room(uint64_t bytes) const {
         const uint64_t kept = this->kept();
         if (kept == 0) return true;

@@ -86,7 +86,7 @@ class NamedSemaphore {
         if (first_) munmap(first_, count_ * sizeof(sem_t));
     }
 
-    // owner: the segment's. A mode that differs from the segment's is corrected, if this user may.
+    // owner: the segment's owner. A mode that differs from the segment's is corrected, if this user may.
     Found open(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDWR, found);
@@ -113,7 +113,7 @@ class NamedSemaphore {
     sem_t* get(uint32_t i) const { return first_ + i; }
 
   private:
-    // Of something other than the file: then nothing is known of it.
+    // The error tells nothing about the file: descriptors or memory have run out.
     static bool is_lack(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
 
     void map(int fd, int flags, uint32_t count) {

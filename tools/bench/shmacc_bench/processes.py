@@ -63,7 +63,7 @@ class Apart:
 
 
 def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Be the process: follow orders until the pipe is closed."""
+    """Follow orders until the pipe is closed."""
     try:
         made = make(*arguments)
         pipe.send((False, None))

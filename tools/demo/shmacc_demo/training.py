@@ -23,7 +23,7 @@ Show = Callable[[Plan, int, Arrays, str], None]
 def work(
     group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan, rank: int
 ) -> None:
-    """Be a worker. One that is started in place of a killed one gives the same gradient again."""
+    """Act as a worker. One that replaces a killed one gives the same gradient again."""
     batches = Batches(books, plan)
     for step in group.steps():
         if step == plan.steps:
@@ -33,7 +33,7 @@ def work(
 
 
 def lead(group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan) -> None:
-    """Be the chief, the first one or one that is started in place of a killed one."""
+    """Act as the chief, the first one or one that is started in place of a killed one."""
     while (step := group.global_step) < plan.steps:
         with group.round(plan.workers - plan.backup) as taken:
             books["begun"][step] += 1

@@ -133,8 +133,8 @@ def _rate(old: Stats | None, new: Stats, counter: str, passed: float) -> float |
 class Watch:
     """The watched segments, by name.
 
-    Those that were asked for by name stay when they are gone; those that a glob found, or that are
-    watched because all are, come and go.
+    A segment that was asked for by name stays listed when it is gone. Segments found by a glob, or
+    because all are watched, come and go.
     """
 
     def __init__(self, given: Sequence[str], *, everywhere: bool) -> None:
@@ -151,7 +151,7 @@ class Watch:
         self.courses: list[Course] = []
 
     def look(self) -> list[Interval]:
-        """Look at each; return the intervals since the last look."""
+        """Look at each segment; return the intervals since the last look."""
         found = naming.select(self._given, everywhere=self._everywhere, missing_ok=True)
         present = self._kept | {name.system_name: name for name in found}
         known = {course.name.system_name: course for course in self.courses}

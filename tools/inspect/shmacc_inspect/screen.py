@@ -42,7 +42,7 @@ class Screen:
     """The selection, the order, and the drawing of the screen."""
 
     def __init__(self, watch: Watch, interval: float, *, sort: str, reverse: bool) -> None:
-        """Show what this watches, looked at so often, in this order."""
+        """Show the watched segments, refreshed every `interval`, ordered by `sort`."""
         self._watch = watch
         self._interval = interval
         self._sort = sort

@@ -48,7 +48,7 @@ class Campaign:
         plan.create(_NAME).close()
 
     def run(self, seconds: float) -> Findings:
-        """Carry it out, and audit it."""
+        """Run the campaign and audit it."""
         self._crew.work(seconds, self._effort.pause, self._ask_all_to_end)
         return audit(self._books, self._take_the_rest())
 

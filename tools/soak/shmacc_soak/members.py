@@ -75,11 +75,11 @@ _BASE: Final = 2 * MOST  # of dense marks: the sum shows how often a gradient is
 
 @dataclass(frozen=True)
 class Marks:
-    """What a take has of one member."""
+    """The gradients that a take has of one member."""
 
-    numbers: Numbers  # of the gradients found in it
-    times: Numbers  # how often each is in it
-    exact: bool  # it is their sum (or mean), and nothing else
+    numbers: Numbers  # which gradients it has
+    times: Numbers  # how often it has each of them
+    exact: bool  # the result is their sum (or mean), and nothing else
 
     @classmethod
     def none(cls) -> Marks:

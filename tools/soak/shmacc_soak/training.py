@@ -53,7 +53,7 @@ def _attach() -> tuple[AccumulatorGroup, Parameters]:
 
 
 def work(worker: int) -> None:
-    """Be a worker, with the loop that the documentation shows."""
+    """Act as a worker, with the loop that the documentation shows."""
     group, params = _attach()
     with group, params:
         for step in group.steps():
@@ -61,7 +61,7 @@ def work(worker: int) -> None:
 
 
 def lead(books: Books, slot: int, workers: int, path: Path) -> None:
-    """Be a chief, or stand by."""
+    """Act as a chief, or stand by."""
     random.seed()
     group, params = _attach()
     with group, params:

@@ -1,1 +1,1 @@
-"""`make compare`: one model, trained by each way that one chooses between."""
+"""`make compare`: trains one model in each of the ways that a user can choose."""

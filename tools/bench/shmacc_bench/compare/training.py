@@ -57,10 +57,10 @@ class Way(Protocol):
         """Return what all processes are given."""
 
     def lead(self, shared: Any, task: Task, workers: int, judge: Judge) -> None:
-        """Be the process that judges, until it is satisfied."""
+        """Act as the process that judges, until it is satisfied."""
 
     def work(self, shared: Any, task: Task, rank: int) -> None:
-        """Be a worker, until the chief has finished."""
+        """Act as a worker, until the chief has finished."""
 
 
 @dataclasses.dataclass

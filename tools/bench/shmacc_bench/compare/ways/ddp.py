@@ -36,12 +36,12 @@ def share(task: Task, workers: int) -> World:  # noqa: ARG001
 
 
 def lead(world: World, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001
-    """Be the first rank, which decides on the end."""
+    """Act as the first rank, which decides on the end."""
     train(world, task, 0, judge.satisfied)
 
 
 def work(world: World, task: Task, rank: int) -> None:
-    """Be another rank."""
+    """Act as another rank."""
     train(world, task, rank, lambda *_: False)
 
 

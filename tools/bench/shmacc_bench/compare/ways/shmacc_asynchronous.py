@@ -1,4 +1,4 @@
-"""shmacc, without waiting for each other: a round has whatever gradients have come."""
+"""shmacc, without waiting for each other: a round takes the gradients that have come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmacc import optim
 from shmacc.torch import AsyncReplicas
 from shmacc_bench.compare.model import RATE, SQUARES
 
-# Only the chief does otherwise.
+# Only the chief differs from the synchronous way.
 from shmacc_bench.compare.ways.shmacc_synchronous import TOGETHER, ranks, share, work
 
 if TYPE_CHECKING:
