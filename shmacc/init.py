@@ -67,7 +67,7 @@ class Constant(Initial):
         self._keep(value=self.value)
 
     def config(self) -> tuple[int, tuple[float, ...], int]:
-        """Return it as the extension takes it."""
+        """Return the initial contents as the extension takes them."""
         return layout.INITIALS["Constant"], (self.value,), 0
 
 
@@ -98,7 +98,7 @@ class Uniform(Initial):
         finite(self.high - self.low, "Uniform's high - low")
 
     def config(self) -> tuple[int, tuple[float, ...], int]:
-        """Return it as the extension takes it."""
+        """Return the initial contents as the extension takes them."""
         return layout.INITIALS["Uniform"], (self.low, self.high), self.seed
 
 
@@ -146,7 +146,7 @@ class Normal(Initial):
             )
 
     def config(self) -> tuple[int, tuple[float, ...], int]:
-        """Return it as the extension takes it."""
+        """Return the initial contents as the extension takes them."""
         return layout.INITIALS["Normal"], (self.mean, self.stddev), self.seed
 
 

@@ -27,7 +27,7 @@ _CLASSES: dict[str, type[Opened]] = {
 
 
 def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None = None) -> Found:
-    """Return what has that name: an accumulator, parameters, or shared arrays, read-only then.
+    """Return the object of that name: an accumulator, parameters, or read-only shared arrays.
 
     Args:
         shared_name: The name.

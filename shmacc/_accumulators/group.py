@@ -199,7 +199,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         return self._handle.apply_group(members, step, (count, weight, who, seconds))
 
     def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:
-        """Return what a partial has of each of its members, its count and its weight."""
+        """Return the sums of each member of a partial, its count and its weight."""
         gradients.check_has(partial, "A partial of a group", "items", "count")
         count, weight = gradients.count_and_weight(partial)
         members = []

@@ -107,7 +107,7 @@ def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
 def to_state(
     number: int, table: Known, read: tuple[IndexArray, ValueArray, IndexArray]
 ) -> dict[str, ValueArray]:
-    """Return what a state has of a table: ids, rows, slots, last steps."""
+    """Return a table's part of a state: ids, rows, slots, last steps."""
     ids, numbers, steps = read
     widths = [math.prod(table.shape_of(part)) for part in range(1 + len(table.slots))]
     whole = numbers.view(table.dtype).reshape(len(ids), sum(widths))

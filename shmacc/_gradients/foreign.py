@@ -142,7 +142,7 @@ def _torch_slices(tensor: Any) -> Any:
         tensor = tensor.to_sparse_coo()
     elif not tensor.sparse_dim():
         raise _refused("A sparse gradient", "must be sparse in its rows", "`.to_dense()`")
-    # Of a tensor that is not coalesced, too: repeated rows are summed by the apply.
+    # Works for tensors that are not coalesced, too: the apply adds up repeated rows.
     indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
     if tensor.sparse_dim() > 1:
         rows, place = torch.unique(indices[0], return_inverse=True)

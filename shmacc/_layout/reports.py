@@ -42,7 +42,7 @@ class Config(TypedDict):
 
 
 class TableConfig(Config):
-    """The same, as a view reports it: `reduction` is that of the member it looks at."""
+    """A configuration as a view reports it; `reduction` is that of the viewed member."""
 
     member: str
     member_kind: int
@@ -96,7 +96,7 @@ class State(Totals):
 class TableById(TypedDict):
     """The state of a table of parameters: rows by ids."""
 
-    slots: int  # that were ever given to an id
+    slots: int  # how many were ever given to an id
     rows: int
     removed: int  # ever
     generation: int  # of its lane
@@ -121,7 +121,7 @@ class Table(TypedDict):
 
 
 class TableState(Totals, Table):
-    """A view's: of the segment, and of the table that it looks at."""
+    """A view's state: of the segment, and of the viewed table."""
 
     leftovers: int
     in_operation: bool

@@ -64,11 +64,11 @@ class Host:
         return not self.lost and self.report is not None and self.report.fence == fence
 
     def was_at(self, fence: Fence) -> bool:
-        """Whether its gradients were last known to be of this fence, or of the one before."""
+        """Whether the host last reported gradients of this fence, or of the one before."""
         return self.fence is not None and self.fence >= Fence(fence.term, fence.number - 1)
 
     def pending(self, fence: Fence) -> int:
-        """Return how many gradients a round could get of it now."""
+        """Return how many gradients the host could give to a round now."""
         return self.report.count if self.report and self.takes_part and self.is_at(fence) else 0
 
     def has_answered(self, grant: int) -> bool:
@@ -130,13 +130,13 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """What hands something on to hosts that goes with a step.
+    """A sender of data that hosts must have for a step.
 
     Attributes:
         name: Its name.
-        hosts: Those that get it; None: all.
-        fed: Those that have it.
-        heard: When it said so.
+        hosts: The hosts that get the data; None: all.
+        fed: The hosts that have it.
+        heard: When it last reported.
     """
 
     name: str

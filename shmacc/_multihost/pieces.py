@@ -57,7 +57,7 @@ class Plan:
             (_is_sparse(spec), spec.shape or (), spec.dtype) for spec in members.values()
         )
 
-        # Of each member, where each shard's run of its elements ends; of a sparse one: 0.
+        # For each member, where each shard's run of elements ends; 0 for a sparse member.
         self.ends: IndexArray = np.array([self._ends(name) for name in members], np.int64)
         before = np.zeros((len(members), 1), np.int64)
         self.begins: IndexArray = np.hstack([before, self.ends[:, :-1]])

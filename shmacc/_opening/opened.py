@@ -135,7 +135,7 @@ class Opened(exits.Owner):
         return _unpickled, (type(self), self._segment_name, self._owners, self._own())
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Refuse to be copied: unlike a deep copy of anything else, it would be the same memory.
+        """Refuse a deep copy: it would share its memory with the original.
 
         Raises:
             InvalidArgumentError: Always; the message says how to get a copy.
@@ -198,7 +198,7 @@ def of_handle(
 
 
 def _unpickled(cls: type[_Opened], segment_name: SegmentName, owners: Owners, own: Any) -> _Opened:
-    """Attach to the segment of that name, without a user who is to close it."""
+    """Attach to the segment of that name; nobody is expected to close the object."""
     self = cls.__new__(cls)
     self._adopt(handles.attach(segment_name, owners), segment_name, owners, own, None)
     return self

@@ -164,7 +164,7 @@ class DenseTaken:
         return jax.array(self.value)
 
     def to_scipy(self) -> ValueArray:
-        """Return the value: what is dense in SciPy is NumPy's."""
+        """Return the value: SciPy uses NumPy's arrays for dense data."""
         return self.value
 
 

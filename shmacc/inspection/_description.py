@@ -134,7 +134,7 @@ def describe(name: str, look: Look | None = None) -> Description:
         seen = Observation.at(segment_name, view, look)
         state = seen.state
         places = state["index_buckets"] * layout.BUCKET_ENTRIES
-        # Of several members each has its own.
+        # With several members each has its own shape.
         round_shape = state["round_shape"] if len(seen.config["members"]) == 1 else None
         return Description(
             summary=summary_of(segment_name, seen),

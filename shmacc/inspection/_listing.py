@@ -242,7 +242,7 @@ def is_misnamed(name: SegmentName, made_as: str) -> bool:
 
 
 def regions_of(seen: Observation) -> tuple[Region, ...]:
-    """Add up the regions of all lanes and members; each is named, and begins, as the first's."""
+    """Add up the regions of all lanes and members; name and offset are those of the first."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):

@@ -196,7 +196,7 @@ def _lock(
     attached: tuple[AttachedProcess, ...],
     look: Look,
 ) -> LockState:
-    # Of several lanes the first that is held.
+    # With several lanes, report the first lock that is held.
     states = [view.lock_state(lane) for lane in range(config["lanes"])]
     held, pid = next((state for state in states if state[0]), states[0])
     owner = _owner(attached, pid) if held else None

@@ -234,7 +234,7 @@ class DepartedProcess(HasPid):
 
     @property
     def fate(self) -> str:
-        """What became of it, as the end of a sentence: "is dead", "has failed: ..."."""
+        """What became of the process, as the end of a sentence: "is dead", "has failed: ..."."""
         return "is dead" if self.died else f"has failed: {self.reason or 'why is not known'}"
 
 

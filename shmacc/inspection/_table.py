@@ -53,7 +53,7 @@ def problems_by_id(
         return None
     generation = by_id["generation"]
     in_use = (stamps > 0) & (stamps % 2 == 0) & (stamps >> 1 <= generation)
-    # Of an update that has not committed.
+    # Slots freed by an update that has not committed.
     freed = stamps == (generation + 1 << 1 | 1)
     found = list(_problems_of_rows(view, ids[in_use]))
     least, most = np.count_nonzero(in_use), np.count_nonzero(in_use | freed)

@@ -32,10 +32,10 @@ from shmacc.ray._shipping import Shipping
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_SHARE = 0.02  # of the time that nothing has happened: until the thread looks at the segment again
-_SHORTEST, _LONGEST = 0.001, 0.1  # but that at least, and at most
-_SEALED = 0.02  # the same, while no gradient can come
-_RESTING = 0.5  # after so long without anything it reads no more than the count
+_SHARE = 0.02  # pause between two looks at the segment, as a part of the idle time before
+_SHORTEST, _LONGEST = 0.001, 0.1  # the bounds of that pause
+_SEALED = 0.02  # the pause while no gradient can come
+_RESTING = 0.5  # after this idle time it reads only the count
 _AGAIN = 0.2  # until a call that failed is tried again
 
 Copy = tuple[Fence | None, GroupPartial]

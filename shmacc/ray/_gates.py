@@ -17,11 +17,11 @@ from shmacc.ray._link import Link, open_links
 
 
 class Gates:
-    """The gates that what publishes has had owners close. The caller has a lock.
+    """The gates that owners have closed for a publisher. The caller has a lock.
 
     Args:
-        by: Its name: each opens what it has closed.
-        hosts: The nodes that it feeds; None: all.
+        by: The publisher's name: each opens what it has closed.
+        hosts: The nodes that the publisher feeds; None: all.
     """
 
     def __init__(self, by: str, hosts: frozenset[str] | None) -> None:
@@ -31,7 +31,7 @@ class Gates:
 
     @property
     def nodes(self) -> set[str]:
-        """Those whose gates are closed."""
+        """The nodes whose gates are closed."""
         return set(self._links)
 
     def close(self, nodes: Iterable[str], until: float) -> None:

@@ -105,7 +105,7 @@ class AccumulatorGroup:
         Raises:
             InvalidArgumentError: A bad argument.
             NotFoundError: There is none.
-            FailedPreconditionError: Of this process, as of the constructor.
+            FailedPreconditionError: As for the constructor, on this process.
             DeadlineExceededError: There was none for so long.
         """
         seconds = arguments.timeout(timeout)

@@ -59,7 +59,7 @@ def _of_shards(method: _Method) -> _Method:
 
 
 class HostActor:
-    """What a group has on a node; the owner makes it, has it serve, and makes another."""
+    """A group's actor on a node. The owner starts it, and starts another when it ends."""
 
     def __init__(self, config: Config, host: str) -> None:
         keep_freed_memory()

@@ -27,10 +27,10 @@ _AGAIN = 0.1  # seconds until a call that failed is tried again
 
 
 class _Gates:
-    """Which hosts' gates this process has closed, by what closed them; of all handles of a group.
+    """Which hosts' gates this process has closed, by closer; shared by all handles of a group.
 
-    An owner that takes the place of another one must know them before it hands on a step, and any
-    handle may be the one that sets it.
+    A new owner must know them before it hands on a step, and any handle may be the one that
+    sets it.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Gates:
         self._lock = threading.Lock()
 
     def note(self, hosts: Collection[str], by: str, *, closed: bool) -> None:
-        """Note them, before the owner is told."""
+        """Note the hosts whose gates close or open. Call it before the owner is told."""
         with self._lock:
             noted = self._closed.setdefault(by, set())
             (noted.update if closed else noted.difference_update)(hosts)

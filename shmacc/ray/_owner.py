@@ -184,7 +184,7 @@ class OwnerActor:
                 task.cancel()
 
     async def _keep(self, node: str) -> None:
-        """Have the actor of a node serve; make another when it ends, ever more slowly."""
+        """Run the actor of a node. When it ends, start another, each time after a longer pause."""
         pause = _AGAIN
         while True:
             began = time.monotonic()

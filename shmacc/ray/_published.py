@@ -178,7 +178,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
         with wait.holding(self._lock):
             # New nodes last: so a chief that another one has replaced fails before it writes there.
-            new = self._new() - (self._gates.nodes - self._refused)  # others are the feeder's
+            new = self._new() - (self._gates.nodes - self._refused)  # the feeder serves the others
             rows = ray.put(pieces)
             calls = {n: k.write.remote(self._chief, rows) for n, k in self._keepers.items()}
             self._send_to(calls, wait)

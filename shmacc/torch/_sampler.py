@@ -71,7 +71,7 @@ class StepSampler:
         while self._replica.running and (self._epochs is None or step < self._epochs * self._steps):
             yield self.batch(step)
             now = self._replica.global_step
-            step = step + 1 if now in {seen, seen + 1} else now  # asked ahead; or led elsewhere
+            step = step + 1 if now in {seen, seen + 1} else now  # ran ahead; or it was moved
             seen = now
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""How a round's update gets into the shared tensors: by the block in place, or by `Parameters`."""
+"""Puts a round's update into the shared tensors: the block in place, or `Parameters`."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -210,7 +210,7 @@ class InPlace:
 
 
 class Atomic:
-    """Each update is one of `Parameters`, numbers of the run and buffers included."""
+    """Each update is one atomic update of `Parameters`, with the run's numbers and buffers."""
 
     places_buffers = False  # a forward pass writes them, and these arrays are read-only
 

@@ -48,7 +48,7 @@ class Between:
     """Something that comes in between at the n-th point, once."""
 
     def __init__(self, act: Callable[[], object], number: int) -> None:
-        """It is to act at that point."""
+        """Act at the point of this number."""
         self._act = act
         self._left = number
 
@@ -58,7 +58,7 @@ class Between:
         return self._left <= 0
 
     def point(self) -> None:
-        """Be at one more point."""
+        """Count a point, and act if it is the chosen one."""
         self._left -= 1
         if self._left == 0:
             self._act()

@@ -39,7 +39,7 @@ _SELDOM: Final = 4
 _ADDRESS_SPACE: Final = 4 << 30
 _THREAD_PATIENCE: Final = 30.0
 
-# Of an apply: a round that seems to be open, or a capacity that seems to be reached, may never end.
+# Seconds that an apply waits: a round that only seems open, or a full capacity, may never end.
 _PATIENCE: Final = 0.05
 
 
@@ -140,7 +140,7 @@ def _is_sparse(acc: Any) -> bool:
 
 
 def _apply(acc: Any, scenario: Scenario, rows: range, contributor: int | None = None) -> bool:
-    # By what it is now: it may have been swapped for another kind's.
+    # Choose by its present kind: the file may have been swapped for another kind's.
     array = np.ones(scenario.shape, np.uint8)
     slices = rows, np.ones((len(rows), *scenario.shape), np.uint8)
     terms: Any = {"contributor": contributor, "timeout": _PATIENCE}
@@ -169,7 +169,7 @@ def _have_a_round(acc: Any) -> None:
 
 
 def _look_divided(acc: Any, scenario: Scenario) -> None:
-    """As the forwarder of a host does it: what a round has, divided among shards."""
+    """Read a round divided among shards, as a host's forwarder does."""
     size = int(np.prod(scenario.shape))
     whole = [size // 3, size // 3, size]
     ends = {"sparse": [[0] * 3], "dense": [whole], "group": [[0] * 3, whole]}[scenario.kind]

@@ -187,7 +187,7 @@ def semaphore_of(name: str) -> Path:
 
 def scribble(path: Path, offset: int, data: bytes) -> None:
     """Write over some of a file."""
-    # By another process: to close a file is to let go of all record locks on it.
+    # In another process: closing the file here would release all record locks of this one on it.
     place = [f"of={path}", "oflag=seek_bytes", f"seek={offset}", "conv=notrunc", "status=none"]
     subprocess.run(["dd", *place], input=data, check=True)
 

@@ -33,11 +33,11 @@ _ONE_IN: Final = 1 if EVERY_INSTANT else 16
 
 
 def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
-    """Leave what a death at each stop would leave, and then what one does; the last is at the end.
+    """Leave what a death at each stop would leave, then what a real one leaves; last, at the end.
 
     Args:
         deed: What is cut short.
-        fails: Makes what lets one of its calls fail; then the stops are those from that one on.
+        fails: Makes one of its calls fail; then only stops from that call on count.
 
     Yields:
         The number of the stop, ascending, when it is left; whoever gets it cleans up.

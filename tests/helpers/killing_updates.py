@@ -36,7 +36,7 @@ GROUP: Final = "group"
 Gradient = dict[str, Any]
 
 
-# Of the instants at which nothing but contents had changed, one in so many is judged.
+# One in this many instants is judged, where nothing but contents had changed.
 _ONE_IN: Final = 1 if EVERY_INSTANT else 8
 
 

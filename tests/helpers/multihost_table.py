@@ -63,7 +63,7 @@ class Table:
                 self.act(host)
 
     def pass_time(self, seconds: float, *hosts: str) -> None:
-        """These hosts go on reporting meanwhile."""
+        """Let time pass; these hosts go on reporting meanwhile."""
         end = self.now + seconds
         while self.now < end:
             self.now += 0.1

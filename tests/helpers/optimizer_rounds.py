@@ -48,7 +48,7 @@ def gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array
 
 
 def beginning(dtype: str) -> Array:
-    """Not near zero: TensorFlow keeps Adam's powers in float32, which is felt there."""
+    """Return contents away from zero, where Adam's float32 powers in TensorFlow would show."""
     rng = np.random.default_rng(0)
     numbers = rng.uniform(0.5, 2, (_ROWS, _WIDTH)) * rng.choice([-1, 1], (_ROWS, _WIDTH))
     return np.asarray(numbers, dtype)

@@ -26,8 +26,8 @@ _START: Final = "import sys; from shmacc_inspect.start import main; sys.exit(mai
 
 @contextmanager
 def command_for_everyone() -> Iterator[tuple[str, ...]]:
-    """What starts such a copy of `shmacc-inspect`."""
-    # In /tmp, as TMPDIR may be this user's alone, too.
+    """The command that starts a copy of `shmacc-inspect` that everyone can read."""
+    # In /tmp, as TMPDIR may be readable to this user only.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         home, packages = Path(folder), Path(folder, "packages")
         python = shutil.copy(sys.executable, folder)
@@ -45,6 +45,6 @@ def command_for_everyone() -> Iterator[tuple[str, ...]]:
 
 def _copy_installed(distribution: str, packages: Path) -> None:
     for file in metadata.files(distribution) or ():
-        if ".." not in file.parts:  # as the scripts in bin are
+        if ".." not in file.parts:  # scripts in bin have it
             (packages / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(str(file.locate()), packages / file)

@@ -86,7 +86,7 @@ class Calling(Traced):
     """A child that runs ``function(mark)``; nothing else happens while it stands at a call."""
 
     def __init__(self, function: Callable[[Mark], object]) -> None:
-        """Fork it; it stands before the first instruction of the function."""
+        """Fork a process that stops before the first instruction of the function."""
         super().__init__(function)
         ptrace(SETOPTIONS, self.pid, EXITKILL | _TRACESYSGOOD)
 

@@ -87,11 +87,11 @@ class Traced:
                 return
 
     def steps_to_mark(self) -> Iterator[int]:
-        """Go on by one instruction at a time to the next mark; number them."""
+        """Step by instructions to the next mark; yield the step's number."""
         return self.steps(lambda: self.stopped_by != MARK)
 
     def finish(self) -> None:
-        """Let it run to its end, which must be a good one."""
+        """Let the process run to its end; it must not fail."""
         try:
             while True:
                 self._go(CONT, 0 if self.stopped_by == MARK else self.stopped_by)

@@ -49,7 +49,7 @@ class Thrice:
 
     @classmethod
     def of_text(cls, program: str, folder: Path, *given: Any, **more: Any) -> Thrice:
-        """As pasted into a file by a reader."""
+        """Return the program as a reader would paste it into a file."""
         script = folder / "example.py"
         script.write_text(program)
         return cls(script, folder, *given, **more)

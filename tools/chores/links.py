@@ -43,7 +43,7 @@ class _Html(HTMLParser):
 
 
 class _Markdown:
-    """The same of a page whose headings are anchors, as forges make them."""
+    """Links and anchors of a Markdown page; its headings are anchors, as on forges."""
 
     def __init__(self, text: str) -> None:
         written = prose(text)

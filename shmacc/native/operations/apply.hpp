@@ -94,7 +94,7 @@ class Apply : public Operation {
         }
     }
 
-    // For a gradient that does not fit the round: true if it is dropped anyway.
+    // Asks whether a gradient that does not fit the round is stale, and so dropped anyway.
     bool drop_if_stale(int64_t local_step, int64_t gradients, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         ApplySession session(segment_, std::nullopt, false, lock_deadline(deadline), interruption_);
@@ -369,7 +369,7 @@ class Apply : public Operation {
     }
     // The session's commit is done. Of two lanes that commit at a time, one at least sees the other's count.
     void wake_head_if_reached(ApplySession& session, uint32_t head) {
-        if (head == WaitQueue::kNobody) return;  // nor does one join while the lane's lock is held
+        if (head == WaitQueue::kNobody) return;  // no take can join while the lane's lock is held
         full_barrier();
         WaitQueue& queue = segment_.wait_queue();
         const bool reached = session.pending().count >= queue[head].num_required;

@@ -300,7 +300,7 @@ class IdTable {
         rebuilds_ = !fresh_.empty() &&
                     Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
         if (rebuilds_) {
-            // With room for as many again: rows that come by and by are put into a new index twice on average, not five times.
+            // Room for as many rows again: growing little by little, each is put into a new index twice, not five times.
             const uint64_t least = Index::buckets_for(state_.in_table + fresh_.size());
             buckets_ = least + least / 2;
             member_.ensure_reserved(other_index(), buckets_ * sizeof(Bucket), false);

@@ -43,7 +43,7 @@ class Step : public Operation {
         return dropped;
     }
 
-    // These gradients are of the parameters with that token, from here on. False: they are of other ones.
+    // Ties the accumulator to the parameters with that token. False: it belongs to other parameters.
     bool belong_to(uint64_t parameters) {
         if (segment_.round().snapshot().final.parameters == parameters) return true;
         RoundSession session(segment_, monotonic_ns() + kLockPatience, interruption_);

@@ -261,7 +261,7 @@ class Take : public Operation {
         session.commit();
     }
 
-    // Before the commit: a process that dies in between was a chief, too.
+    // Call it before the commit: a process that dies in between also counts as a chief.
     void note_taking() { store(segment_.presence().own().took, uint32_t{1}); }
 
     // The take takes effect: the round is the one that was copied.

@@ -313,8 +313,8 @@ class ArraysSession {
     OpenSegment& segment_;
     HeldLocks locks_;
     LaneState before_;
-    std::vector<Member> arrays_;  // that are changed
-    std::list<IdTable> tables_;  // of them
+    std::vector<Member> arrays_;  // the changed arrays and tables
+    std::list<IdTable> tables_;  // the tables among them
     bool committed_ = false;
     uint64_t saved_bytes_ = 0;
 };

@@ -115,7 +115,7 @@ class Committed {
     Committed(uint64_t& generation, Record (&copies)[2], const uint64_t* needed = nullptr)
         : generation_(generation), copies_(copies), needed_(needed) {}
 
-    // With one of the locks at least, before anything is committed: forgets a record that did not become valid.
+    // Forgets a record that did not become valid. Needs one lock at least, before anything is committed.
     // A process that would commit the next one needs all locks, so several may do this at a time.
     void settle() {
         const uint64_t generation = load(generation_);

@@ -148,7 +148,7 @@ class Departures {
     bool ends(uint32_t i) { return load_relaxed(presence_.table()[i].ending) != kNotEnding; }
     bool died(uint32_t i, uint64_t token) { return is_here(token) && !ends(i) && !presence_.alive(i, token); }
 
-    // The one that the process has already; else a free one, or the oldest: under its identity, without a fate.
+    // The process's own entry; else a free or the oldest one, marked with its identity, without a fate.
     // kMaxDeparted: there is none.
     uint32_t entry_for(uint64_t token) {
         const uint64_t identity = identity_of(token);

@@ -181,7 +181,7 @@ class Lane {
 // A member of a lane as an operation changes it, with the lane's lock.
 class Member {
   public:
-    // As committed at `lane_state`, which outlives this.
+    // The member as committed at `lane_state`, which must outlive it.
     Member(Lane& lane, uint32_t number, LaneState& lane_state)
         : lane_(&lane), lane_state_(&lane_state), number_(number),
           copy_(current_copy(lane.states(number), lane_state.generation)),
@@ -223,8 +223,8 @@ class Member {
     inline bool begin_round(uint64_t round);
     // The same, of a member that is to give its memory back at once.
     inline bool begin_idle_round(uint64_t round);
-    // The same for a new round, while the old one stays current until the commit: a new index is built, and the
-    // rows are to be saved (Undo::save_all).
+    // Begins a new round in place of the current one, which stays current until the commit. A new index is built,
+    // and the caller must save the rows (Undo::save_all).
     void replace_round(uint64_t round) {
         forget_index();
         start_round(round);

@@ -32,7 +32,7 @@ class OpenSegment {
         segment->after_fork();
         return segment;
     }
-    // The same, made if there is none.
+    // As above, but opens the segment if this process has not.
     static std::shared_ptr<OpenSegment> on(const std::shared_ptr<SegmentFile>& file, const Config& config,
                                            MemberSpecs specs) {
         auto segment = of(*file);
@@ -165,8 +165,8 @@ class OpenSegment {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }
 
-    // At the end of a process that does not close all its handles: it is not attached any more, unless an operation
-    // runs. The next operation, if there is one, attaches it again.
+    // Detaches a process that ends without closing all its handles, unless an operation runs. The next operation,
+    // if there is one, attaches it again.
     void leave() {
         if (!is_open() || operations_ > 0) return;
         presence_.leave(mapping_->file().state(), failed_);
@@ -206,7 +206,7 @@ class OpenSegment {
     }
 
     Header& header() { return header_; }
-    // As they were when the segment was opened, and checked.
+    // The values at the opening of the segment, checked then.
     const Config& config() const { return config_; }
     const std::shared_ptr<const MemberSpecs>& specs() const { return specs_; }
     Committed<RoundState>& round() { return round_; }

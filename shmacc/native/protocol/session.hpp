@@ -92,7 +92,7 @@ inline int64_t weight_of(const LaneState& lane, const RoundState& round) {
     return lane.round == round.round ? lane.weight : 0;
 }
 
-// Of counts or weights of two lanes. Only a damaged segment has more than fits, which the reduction finds.
+// Adds counts or weights of two lanes. Only in a damaged segment they do not fit; the reduction finds that.
 inline int64_t added(int64_t one, int64_t other) {
     return __builtin_add_overflow(one, other, &one) ? INT64_MAX : one;
 }
@@ -136,7 +136,7 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
 // Changes one lane, under its lock.
 class ApplySession {
   public:
-    // contributor: of the gradient, if it has one: it goes to the contributor's lane. everywhere: with all lanes'
+    // contributor: the gradient's, if it has one; it goes to the contributor's lane. everywhere: take all lanes'
     // locks.
     ApplySession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
                  Interruption& interruption)

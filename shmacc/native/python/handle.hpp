@@ -262,7 +262,7 @@ class Handle {
         rounds_.remove(serial);
         return consumed;
     }
-    // A round that has ended is none of this handle's any more, which is no error here.
+    // If the round has ended, this handle does not have it any more. That is no error here.
     void give_up_round(uint64_t serial) {
         if (!segment_ || !rounds_.has(serial)) return;
         rounds_.remove(serial);

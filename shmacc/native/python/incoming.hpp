@@ -109,7 +109,7 @@ class Arrivals {
     }
     const std::vector<MemberGradient*>& gradients() const { return gradients_; }
 
-    // Of a mapping whose items repeat a name only one would be added, without a word.
+    // If a mapping's items repeated a name, only one would be added, without a word.
     void refuse_repeats(const MemberSpecs& specs) const {
         std::vector<bool> seen(specs.size());
         for (const MemberGradient* gradient : gradients_) {

@@ -252,7 +252,7 @@ bool refuse_in_subinterpreter() {
     return true;
 }
 
-// As os.open, but with an owner from the first moment, and with a number above those of the standard streams.
+// As os.open, but the descriptor has an owner at once, and a number above the standard streams.
 Descriptor open_file(nb::handle path, int flags, mode_t mode) {
     PyObject* encoded = nullptr;
     if (!PyUnicode_FSConverter(path.ptr(), &encoded)) nb::raise_python_error();

@@ -33,7 +33,7 @@ class RoundBlock {
     }
     ~RoundBlock() { give_up(); }
 
-    // Those whose blocks have begun and not ended.
+    // The rounds whose blocks have begun and not ended.
     static const std::vector<RoundBlock*>& all_open() { return open_; }
     const nb::object& handle_object() const { return handle_; }
     const nb::object& taken() const { return taken_; }
@@ -200,7 +200,7 @@ class Guarded {
     bool ended_ = false;
 };
 
-// What the end of a coroutine's block returns, which has done its work: to await it ends at once.
+// The end of a coroutine's block returns this. The work is done, so an await of it ends at once.
 struct Ended {};
 
 }  // namespace shmacc

@@ -182,7 +182,7 @@ class SegmentView {
         sem_getvalue(&semaphore, &value);
         return value;
     }
-    // Bytes of a region as they stand now: one that all have, or the table's (kViewedRegions).
+    // Reads a region as it is now: one that all segments have, or one of the table's (kViewedRegions).
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)
             throw Error(Failure::kInvalidArgument, "The segment has no such bytes");

@@ -15,7 +15,7 @@ class TableAccess {
             throw Error(Failure::kInvalidArgument, "The segment has no such table");
     }
 
-    // Into an array of as many numbers as the ids need. slot: of the optimizer, from 1 on; 0: the rows.
+    // Copies the ids' rows into an array of that size. slot: 0: the rows; from 1 on: a slot of the optimizer.
     void rows(nb::handle ids, uint32_t slot, nb::handle to) {
         const ArrayBuffer<int64_t> wanted(ids, 1);
         const ArrayBuffer<unsigned char> target(to, 1, PyBUF_WRITABLE);

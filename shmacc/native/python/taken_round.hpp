@@ -138,7 +138,7 @@ class TakenRound {
 // Rounds that one handle keeps, oldest first. The GIL guards them.
 class KeptRounds {
   public:
-    // Whether there was anything to keep. To have taken nothing is nothing lost.
+    // Returns whether there was anything to keep. An empty round is not kept: nothing is lost with it.
     bool keep(nb::object round) {
         TakenRound& kept = in(round);
         if (!kept.taken_ || kept.taken_->count == 0 || kept.serial() != 0) return false;
@@ -191,7 +191,7 @@ class HeldRounds {
         ~Opening() { --held_.opening_; }
         Opening(const Opening&) = delete;
         Opening& operator=(const Opening&) = delete;
-        // for_loop: it is no thread's; see OwnRound.
+        // for_loop: no thread has the round yet; see OwnRound.
         void add(uint64_t serial, bool for_loop) {
             held_.rounds_.push_back({serial, for_loop ? pthread_t{} : pthread_self(), Origin(), false});
         }

@@ -29,7 +29,7 @@ struct MemberLine {
 
 struct Columns {
     std::vector<MemberLine> table;
-    uint64_t rows = 0, bytes = 0;  // that there are; the memory may be larger
+    uint64_t rows = 0, bytes = 0;  // in use; the memory may be larger
     Output numbers{0}, counts{0}, values{0};
 };
 
@@ -184,7 +184,7 @@ struct Whole {
     int64_t first;  // the part's place, if it is a run; -1: each row has its own
 };
 
-// Puts a shard's values into the arrays that they are of. positions: of the rows that have their own.
+// Puts a shard's values into their arrays. positions: where rows go that have positions of their own.
 inline void put_values(const std::vector<Whole>& wholes, const int64_t* positions, uint64_t count,
                        const unsigned char* values, uint64_t bytes) {
     uint64_t all = 0, at = 0, end = 0;

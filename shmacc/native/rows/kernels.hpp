@@ -36,7 +36,7 @@ SHMACC_TWO_WIDTHS static void add_long(double* __restrict__ sums, const double* 
     for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
 }
 
-// In pieces without an early exit, and with differences collected as bits, so that the compiler vectorises the loop.
+// Works in pieces without an early exit, and collects differences as bits, so that the compiler vectorises it.
 SHMACC_TWO_WIDTHS static bool strictly_ascending(const int64_t* keys, uint64_t count) {
     constexpr uint64_t kPiece = 1024;
     for (uint64_t begin = 1; begin < count; begin += kPiece) {
@@ -97,7 +97,7 @@ bool add_into(T* __restrict__ to, const T* __restrict__ a, const T* __restrict__
     return wrong >> 63 == 0;
 }
 
-// The same for more numbers than in a row.
+// As above, for more numbers than a row has.
 template <class T>
 bool add_many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
     if constexpr (std::is_integral_v<T>) {

@@ -73,7 +73,7 @@ struct RowwiseAdagrad {
     }
 
   private:
-    // In eight sums, so that it takes vectors of any width: the same to the bit.
+    // Uses eight sums, so that vectors of any width give the same result to the bit.
     static T mean_of_squares(const T* g, uint64_t group) {
         T sums[8] = {};
         uint64_t j = 0;

@@ -127,7 +127,7 @@ constexpr int64_t presence_byte(uint32_t i) { return kPresenceBytes + 2 * int64_
 constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // proves that its process lives
 constexpr uint32_t kMaxWaiters = 4096;
 
-// Of a segment; a member is sparse or dense, one of parameters dense or a table.
+// Kinds of segments and members. A member is sparse or dense; in parameters it is dense or a table.
 enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4, kParameters = 5, kTable = 6 };
 constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"},           {kGroup, "group"},
                                 {kArrays, "arrays"}, {kParameters, "parameters"}, {kTable, "table"}};
@@ -179,7 +179,7 @@ struct OptimizerSpec {
 // What a row of a table has before anything changes it (rows/initial.hpp).
 enum InitialKind : uint64_t { kConstant = 1, kUniform = 2, kNormal = 3 };
 constexpr Named kInitialNames[] = {{kConstant, "Constant"}, {kUniform, "Uniform"}, {kNormal, "Normal"}};
-// Of a table; never changed. numbers: the fields of the class in init.py, in their order, without the seed.
+// Properties of a table; never changed. numbers: the fields of the class in init.py, in order, without the seed.
 struct TableSpec {
     uint64_t initial;
     double numbers[2];

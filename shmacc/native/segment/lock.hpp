@@ -171,7 +171,7 @@ class Lock {
         }
         return true;
     }
-    // With the threads' mutex, which is let go of if the kernel cannot say.
+    // Needs the threads' mutex, and unlocks it if the kernel cannot answer.
     bool record_lock() {
         try {
             return set_record_lock(fd_, byte_, F_WRLCK);

@@ -15,7 +15,7 @@ namespace shmacc {
 
 class ReadRegion {
   public:
-    // number: of the region in the file.
+    // number: the region's number in the file.
     ReadRegion(const SegmentFile& file, uint32_t number, uint64_t bytes)
         : number_(number), bytes_(std::min(page_up(std::max<uint64_t>(2 * bytes, kPage)), kRegionSpan)),
           base_(mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file.fd(),

@@ -273,8 +273,8 @@ class SegmentFile {
         return found;
     }
 
-    // As long as it is now; set when that has been checked, before the file is used as a segment. Atomic, since a
-    // thread that opens it once more sets it, to the same, while others of this process use it.
+    // The file's length. Set once it has been checked, before the file is used as a segment. Atomic, since a thread
+    // that opens the file once more sets the same length again, while others use it.
     void set_size(uint64_t size) { size_.store(size, std::memory_order_relaxed); }
     uint64_t size() const { return size_.load(std::memory_order_relaxed); }
 

@@ -25,10 +25,10 @@ _FREQUENT = 3e-4  # a word that makes up more than this share of the text is thi
 
 @dataclass(frozen=True)
 class Plan:
-    """With these numbers and a text the result is settled, unless there are backups."""
+    """The numbers that, with a text, determine the result, unless there are backups."""
 
     workers: int = 3
-    backup: int = 0  # the chief does not wait for so many gradients of a step
+    backup: int = 0  # how many gradients of a step the chief does not wait for
     steps: int = 1000
     seed: int = 1
     width: int = 64
@@ -37,7 +37,7 @@ class Plan:
     span: int = 64  # words in a piece
     window: int = 5  # how far apart the two words of a pair may be
     draws: int = 256  # noise words of a batch; all its pairs share them ...
-    negatives: int = 5  # ... and they weigh as so many for each pair
+    negatives: int = 5  # ... and they weigh as this many for each pair
 
     def __post_init__(self) -> None:
         if not (0 <= self.backup < self.workers and self.steps > 0 <= self.seed):

@@ -131,7 +131,7 @@ class Interval:
 
     @property
     def waited(self) -> float:
-        """For how many seconds it has waited; 0: no take waits."""
+        """How many seconds the first take has waited; 0: no take waits."""
         return max(0.0, self.time - self.head.since) if self.head else 0.0
 
     @property

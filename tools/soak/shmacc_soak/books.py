@@ -31,7 +31,7 @@ class Fate(IntEnum):
     """The fate of a gradient."""
 
     NONE = 0
-    BEGUN = 1  # its apply was; if the worker was killed in it, it may be in or out
+    BEGUN = 1  # its apply has begun; if the worker was killed then, it may be in or out
     ACCEPTED = 2
     REFUSED = 3
     TIMED_OUT = 4  # it did not get in
@@ -141,7 +141,7 @@ def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
 
 
 class Books:
-    """Those of one campaign.
+    """The books of one campaign.
 
     Args:
         processes: How many may be killed; the campaign's own process is one more, `own`.
@@ -220,7 +220,7 @@ class Books:
         self.add(process, Count.MISCOUNTED, contents.misreported)
 
     def check_parameters(self, process: int, step: int, arrays: Any) -> None:
-        """Note what parameters are at that step, or compare."""
+        """Note the parameters at that step, or compare them with those noted."""
         ledger, found = arrays["ledger"][:, 0], model.digest(arrays)
         torn = ledger[step:].any() or int(self.digests[step]) not in {0, found}
         self.add(process, Count.TORN, bool(torn))

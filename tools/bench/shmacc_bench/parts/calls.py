@@ -143,7 +143,7 @@ class Crew:
     """The peers' processes, each started when it is first needed."""
 
     def __init__(self, stack: ExitStack) -> None:
-        """Have none yet; the stack ends them."""
+        """Start without peers; the stack ends those that are opened."""
         self._stack = stack
         self._peers: dict[str, Apart | None] = {}
 

@@ -49,7 +49,7 @@ def measure(quick: bool) -> Iterator[Table]:
 
 
 class Job:
-    """The chief of both, in this process, and its workers."""
+    """The chief, in this process, and its workers."""
 
     def __init__(self, torch: Any, workload: Workload, workers: int) -> None:
         """Start the workers."""

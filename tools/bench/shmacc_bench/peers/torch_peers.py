@@ -71,7 +71,7 @@ class TorchPeer(Peer):
 
 
 class OneThreadPeer(TorchPeer):
-    """With one thread, as torch's notes on multiprocessing advise where processes share cores."""
+    """torch with one thread, as its notes on multiprocessing advise if processes share cores."""
 
     def __init__(self) -> None:
         """Ask for one thread."""

@@ -57,7 +57,7 @@ class Server:
         self.optimizer = task.adagrad(self.model)
 
     def weights(self) -> dict[str, Any]:
-        """Return the model's."""
+        """Return the model's weights."""
         return self.model.state_dict()  # type: ignore[no-any-return, unused-ignore]
 
     def update(self, *given: Any) -> dict[str, Any]:

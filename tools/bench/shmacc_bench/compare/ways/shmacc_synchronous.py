@@ -24,7 +24,7 @@ def share(task: Task, workers: int) -> str:  # noqa: ARG001  as all ways have it
 
 
 def lead(name: str, task: Task, workers: int, judge: Judge) -> None:
-    """Have rounds; the end of the block makes the update."""
+    """Run rounds; the end of the block makes the update."""
     model, adagrad = task.model(), optim.Adagrad(RATE, SQUARES)
     with SyncReplicas(model, name, total_num_replicas=workers, optimizer=adagrad) as replicas:
         while not judge.satisfied(model, replicas.global_step):
