@@ -55,7 +55,8 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
             yield wrong(subject, "damaged", summary.detail, _removal(name))
         case SegmentState.ORPHANED:
             inside = list(_inside(name, look))
-            if not any(map(_is_another_name, inside)):  # which has a remedy of its own
+            is_attaching = look.openers(name.path)  # or closes it at this moment
+            if not is_attaching and not any(map(_is_another_name, inside)):  # which has a remedy
                 yield wrong(
                     subject,
                     "orphaned",

@@ -33,7 +33,13 @@ from helpers.support import until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+from shmacc import (
+    ConditionalAccumulator,
+    SparseConditionalAccumulator,
+    _core,
+    errors,
+    inspection,
+)
 from shmacc.inspection import SegmentState, Severity
 
 if TYPE_CHECKING:
@@ -179,6 +185,26 @@ def test_healthy_churn_is_not_wrong(namespace: str) -> None:
     finally:
         for process in crowd:
             process.kill()
+
+
+def _open_only(*, pipe: Pipe) -> None:
+    """Stand where a process has opened the segment, and is not in its table yet."""
+    handle: Any = _core.open(str(path_of("left")), None)[2]
+    pipe.say()
+    pipe.hear()
+    handle.close()
+
+
+def test_what_a_process_is_about_to_attach_is_not_orphaned() -> None:
+    """However long that takes: a busy machine is no reason for an alarm."""
+    orphan("left")
+    with Apart(_open_only) as process:
+        process.hear()
+        assert inspection.check("left") == ()
+        process.say()
+        process.result()
+    assert [finding.kind for finding in inspection.check("left")] == ["orphaned"]
+    inspection.remove("left")
 
 
 def test_what_stays_wrong_is_found_beside_what_passes() -> None:
