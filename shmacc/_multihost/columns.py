@@ -89,7 +89,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there are of rows and values."""
+        """How many bytes the rows and values have."""
         return self.rows.numbers.nbytes + self.rows.counts.nbytes + self.values.nbytes
 
 
@@ -126,7 +126,7 @@ class Format:
 
     @classmethod
     def of(cls, members: Iterable[tuple[bool, tuple[Any, ...], np.dtype[Any]]]) -> Self:
-        """Make the format of members: of each whether it is sparse, its shape, and dtype."""
+        """Make the format from each member's kind (whether it is sparse), shape and dtype."""
         sparse, shapes, dtypes = zip(*members, strict=True)
         dims = [
             shape[1:] if is_sparse else shape

@@ -11,7 +11,7 @@ from shmacc._multihost.messages import Batch, Death, Fence, Order, Report, Timin
 
 
 class Do(Enum):
-    """What is to be done; in brackets, what says that it is done."""
+    """What the driver must do; in brackets, the method to call when it is done."""
 
     SEAL = auto()  # open a round of the segment, unless it is open, and say what it has (`sealed`)
     SHIP = auto()  # send the pieces of that to the shards, for a grant (`shipped`)
@@ -57,7 +57,7 @@ class ForwarderCore:
 
     @property
     def has_answer_to_come(self) -> bool:
-        """Whether it ships for a grant that it has not answered yet: it will report soon anyway."""
+        """Whether this ships for a grant without having answered it: a report will come soon."""
         last = None if self._reported is None else self._reported.sealed_for
         return self._unshipped is not None and self._sealed_for != last
 
@@ -83,7 +83,7 @@ class ForwarderCore:
         contributors: tuple[int, ...],
         reasons: tuple[str, ...] = (),
     ) -> None:
-        """Say that processes which had applied gradients have died or failed.
+        """Note that processes which had applied gradients have died or failed.
 
         If this forwarder dies before it reports them, no chief is told: a segment says it once.
         """
@@ -134,7 +134,7 @@ class ForwarderCore:
         return Do.RESET, order.step
 
     def sealed(self, content: Batch, began: float) -> None:
-        """Say that the segment is sealed, and has this; sealing began then."""
+        """Note that the segment is sealed, its content, and when sealing began."""
         self._seal_began, self._held, self._count = began, True, content.count
         self._forget_grant()
         if self._order is None or self._order.grant is None:
@@ -144,17 +144,17 @@ class ForwarderCore:
             self.shipped(self._sealed_for)
 
     def shipped(self, grant: int) -> None:
-        """Say that the pieces have reached their shards."""
+        """Note that the pieces have reached their shards."""
         if self._unshipped is not None and grant == self._sealed_for:
             self._batch, self._unshipped = self._unshipped, None
 
     def released(self) -> None:
-        """Say that the segment is open again."""
+        """Note that the segment is open again."""
         self._held = False
         self._forget_grant()
 
     def moved(self) -> None:
-        """Say that the segment is empty, at the order's step."""
+        """Note that the segment is empty, at the order's step."""
         if self._order is not None:
             self.fence, self._step = self._order.fence, self._order.step
         self._count = 0
@@ -163,11 +163,11 @@ class ForwarderCore:
         self.released()
 
     def finished(self) -> None:
-        """Say that the segment is finished."""
+        """Note that the segment is finished."""
         self._is_finished = True
 
     def step_set(self) -> None:
-        """Say that the segment is at the order's step, and open."""
+        """Note that the segment is at the order's step, and open."""
         if self._order is not None:
             self._step = self._order.step
         self.released()

@@ -46,21 +46,21 @@ class Host:
 
     @property
     def is_gated(self) -> bool:
-        """Whether it must learn of no step."""
+        """Whether the host must get no new step."""
         return bool(self.gates or self.unfed)
 
     @property
     def takes_part(self) -> bool:
-        """Whether it lives, and is told of grants."""
+        """Whether the host lives, and is told of grants."""
         return not self.lost and not self.is_gated
 
     @property
     def is_coming(self) -> bool:
-        """Whether its forwarder has just been started: its segment may have gradients."""
+        """Whether the host's forwarder has just started: its segment may have gradients."""
         return self.takes_part and self.report is None
 
     def is_at(self, fence: Fence) -> bool:
-        """Whether it lives, and its gradients are of this fence."""
+        """Whether the host lives, and its gradients belong to this fence."""
         return not self.lost and self.report is not None and self.report.fence == fence
 
     def was_at(self, fence: Fence) -> bool:
@@ -72,7 +72,7 @@ class Host:
         return self.report.count if self.report and self.takes_part and self.is_at(fence) else 0
 
     def has_answered(self, grant: int) -> bool:
-        """Whether it has sealed its segment for the grant, and may still be shipping."""
+        """Whether the host has sealed its segment for the grant; it may still be shipping."""
         return not self.lost and self.report is not None and self.report.sealed_for == grant
 
     def batch(self, grant: int) -> Batch | None:
@@ -116,7 +116,7 @@ class Grant:
         return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
 
     def is_over(self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool) -> bool:
-        """Whether its batches are there, or late."""
+        """Whether all of the grant's batches are there, or late."""
         waited_for, age = self.waits_for(hosts), now - self.since
         if not waited_for or age >= timing.expiry:
             return True
@@ -145,7 +145,7 @@ class Publisher:
     heard: float
 
     def will_feed(self, host: str) -> bool:
-        """Whether the host gets it, and does not have it yet."""
+        """Whether the publisher feeds the host, and has not done so yet."""
         return host not in self.fed and (self.hosts is None or host in self.hosts)
 
 
@@ -188,7 +188,10 @@ class Hosts:
         return bool(closers) != before
 
     def publishes(self, publisher: Publisher) -> bool:
-        """Note whom a publisher has fed; whether that opens a gate. Later hosts begin unfed."""
+        """Note which hosts a publisher has fed; return whether that opens a gate.
+
+        Later hosts begin unfed.
+        """
         self._publishers[publisher.name] = publisher
         waited = [h for h in self if publisher.name in h.unfed and h.name in publisher.fed]
         for host in waited:
@@ -255,7 +258,7 @@ class Hosts:
         self.consumed(())
 
     def consumed(self, members: Iterable[Member]) -> None:
-        """Note whose batches a round has consumed: of the one before the present fence."""
+        """Note which hosts' batches were consumed by the round before the present fence."""
         grants = {(key.host, key.incarnation): key.grant for key, _ in members}
         for host in self:
             host.consumed = grants.get((host.name, host.incarnation))

@@ -146,7 +146,7 @@ class OwnerCore(Rounds):
     # Chiefs
 
     def ask(self, ticket: str, required: int, now: float, *, tell: bool = False) -> Answer:
-        """Put a chief in the queue, or keep it there; return what it has got."""
+        """Put a chief in the queue, or keep it there; return the answer for it."""
         if self.is_ready and not self.finished:
             self._queue.ask(ticket, required, now, tell=tell)
             self.tick(now)
@@ -158,7 +158,7 @@ class OwnerCore(Rounds):
             found.heard = now
 
     def answer(self, ticket: str) -> Answer:
-        """Return what the chief has got."""
+        """Return the answer for a chief."""
         if not self.is_ready:
             return Finished() if self.finished else NotReady()
         found = self._queue.find(ticket)

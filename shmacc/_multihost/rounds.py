@@ -128,7 +128,7 @@ class Rounds:
             self._void("nothing comes after an owner's death or a new step")
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether a chief waits, and there was nothing new for long, although hosts follow."""
+        """Whether a chief waits, hosts follow the step, and nothing new has come for long."""
         seen = self.accumulated, sum(host.is_at(self.fence) for host in self._hosts)
         if self._seen is None or self._seen[0] != seen:
             self._seen = seen, now

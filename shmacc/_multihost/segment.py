@@ -30,7 +30,7 @@ class Content:
 
     @classmethod
     def of(cls, taken: TakenRound, names: list[str]) -> Self:
-        """Make it of a round that was divided among shards, of a group with these members."""
+        """Make it from a round divided among shards, of a group with these members."""
         columns = [Columns.of(shard) for shard in taken.columns()]
         pieces = {
             shard: Piece(own, taken.count, taken.weight, taken.step)
@@ -54,7 +54,7 @@ class LocalSegment:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether its round is open: what it has does not change."""
+        """Whether its round is open, so that its content does not change."""
         return self._round != 0
 
     def deaths(self) -> WorkerDiedError | None:

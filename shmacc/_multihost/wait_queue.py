@@ -81,10 +81,10 @@ class WaitQueue:
         return [ticket.name for ticket in self._waiting.values() if ticket.heard < since]
 
     def lost(self, loss: Loss) -> None:
-        """Note a loss for one ticket that wants to know: the first, or the next to come."""
+        """Keep a loss for the first ticket that wants to know of it, or for the next to come."""
         tickets = [ticket for ticket in self._waiting.values() if ticket.tell]
         (tickets[0].lost if tickets else self._untold).append(loss)
 
     def consumed(self) -> None:
-        """Note that a round was consumed: what was lost before it is nobody's concern."""
+        """Note that a round was consumed: earlier losses do not matter any more."""
         self._untold.clear()

@@ -95,7 +95,7 @@ def make_owner(config: Config, step: int | None, until: float | None) -> tuple[A
 
 
 def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
-    """End actors by node; return the nodes that have not said so: their names may be left."""
+    """End the nodes' actors; return the nodes that gave no answer: their names may be left."""
     left = set(actors)
     calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
     for call in wait_for_all(list(calls), time.monotonic() + _END):

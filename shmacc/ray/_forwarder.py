@@ -43,7 +43,7 @@ Copy = tuple[Fence | None, GroupPartial]
 
 
 class Neighbours(Protocol):
-    """What a forwarder needs of the shards of its own node; neither call waits."""
+    """The calls of a forwarder to the shards of its own node; neither waits."""
 
     def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> "Future[None]":
         """Keep a piece."""

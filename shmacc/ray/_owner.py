@@ -75,7 +75,7 @@ class OwnerActor:
         return incarnation
 
     async def report(self, report: Report, serial: int) -> Order:
-        """Take a report in; return the order as soon as it is another one than that of `serial`."""
+        """Take a report in; return the order as soon as it is newer than the one of `serial`."""
         self._core.report(report, time.monotonic())
         self._wake()
 
@@ -166,7 +166,7 @@ class OwnerActor:
             await self._park(self._core.next_time(now) - now, lambda: True, once=True)
 
     async def _tend(self) -> None:
-        """Give each node that is alive its actor, nodes that join later, too."""
+        """Give each living node its actor, also nodes that join later."""
         kept: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
@@ -206,7 +206,7 @@ class OwnerActor:
             await asyncio.sleep(pause)
 
     async def _made(self, node: str) -> Any:
-        """Make it in a thread: Ray's head has to answer for it, and may be away."""
+        """Make the actor in a thread: that needs an answer of Ray's head, which may be away."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, node))
         self._making.add(making)
         making.add_done_callback(self._making.discard)

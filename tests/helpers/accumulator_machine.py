@@ -69,7 +69,7 @@ class Accumulators(RuleBasedStateMachine):
         return self.handles[data.draw(st.integers(0, len(self.handles) - 1), label="handle")]
 
     def agree(self, ours: Callable[[], Any], models: Callable[[], Any]) -> tuple[Any, Any]:
-        """Make both calls; the same answer or the same refusal must come."""
+        """Make both calls; they must return the same or raise the same."""
         self.agreed = False
         refusal = want = None
         try:

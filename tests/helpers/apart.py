@@ -83,7 +83,7 @@ class Apart:
         return reduction.recv_handle(self.pipe)
 
     def say(self, what: Any = None) -> None:
-        """Say something to it; if it has ended with an exception, that is raised here."""
+        """Send something to the process; if it ended with an exception, raise that here."""
         try:
             self.pipe.send(what)
         except BrokenPipeError:
@@ -114,7 +114,7 @@ class Apart:
         return self.status
 
     def kill(self) -> None:
-        """End it, wherever it is."""
+        """Kill the process, wherever it is."""
         if self.status is None:
             if self._process is not None:
                 self._process.kill()
@@ -127,7 +127,7 @@ class Apart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind, whatever the test came to."""
+        """Leave nothing behind, however the test ended."""
         self.kill()
         if self._process is not None:
             self._process.close()

@@ -74,7 +74,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended: in a result ("") or an error, which is one of ours or is not."""
+    """How a call ended: with a result (""), an error of shmacc, or another error."""
 
     call: str
     error: str

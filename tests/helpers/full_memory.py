@@ -40,7 +40,7 @@ def make_room() -> None:
 
 
 def says_it_all(error: errors.ResourceExhaustedError) -> None:
-    """What was needed, what is free, and how to get more."""
+    """Check that the message says what was needed, what is free, and how to get more."""
     message = str(error)
     assert isinstance(error, MemoryError)
     assert "--shm-size" in message

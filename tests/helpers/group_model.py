@@ -60,7 +60,7 @@ gradients: Final[st.SearchStrategy[dict[str, Any]]] = st.fixed_dictionaries(
 
 @dataclass
 class Part:
-    """What gradients have of a member: rows with their weights, or an array."""
+    """A member's part of gradients: rows with their weights, or an array."""
 
     count: int
     weight: int
@@ -109,7 +109,7 @@ class Sums:
             self.parts.setdefault(name, Part(0, 0)).add(part)
 
     def check(self, taken: Any, step: int, *, divided: bool) -> None:
-        """Hold what was taken against these sums."""
+        """Compare what was taken with these sums."""
         assert (taken.count, taken.weight, taken.step) == (self.count, self.weight, step)
         assert taken.contributors.tolist() == sorted(self.contributors)
         assert taken.contributors.dtype == np.int64
@@ -183,7 +183,7 @@ class ModelledGroup:
         return partial, sums
 
     def round(self, *, raises: bool) -> None:
-        """Have a round, and leave it by an exception or in order."""
+        """Open a round, and leave it by an exception or in order."""
         if not self.sums.count:
             return
         try:
@@ -205,7 +205,7 @@ class ModelledGroup:
         self.agree()
 
     def agree(self) -> None:
-        """Whatever can be looked at without changing it."""
+        """Compare everything that can be read without changing it."""
         assert self.group.num_accumulated() == self.sums.count
         assert self.group.global_step == self.step
         assert self.group.contributors().tolist() == sorted(self.sums.contributors)

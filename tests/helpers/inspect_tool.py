@@ -137,7 +137,7 @@ class Terminal:
         return bool(written)
 
     def text(self) -> str:
-        """What is to be seen."""
+        """The text on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait_for(self, *wanted: str) -> str:
@@ -193,7 +193,7 @@ def scribble(path: Path, offset: int, data: bytes) -> None:
 
 
 def header_of(path: Path) -> bytes:
-    """What a segment begins with."""
+    """The first bytes of a segment."""
     done = subprocess.run(["head", "-c", "8192", path], capture_output=True, check=True)
     return done.stdout
 

@@ -134,7 +134,7 @@ def update_table(begun: tuple[Parameters, AccumulatorGroup]) -> None:
 
 
 class Both(tuple[Any, ...]):
-    """What was begun together."""
+    """Objects that were begun together."""
 
     __slots__ = ()
 
@@ -162,7 +162,7 @@ class Deed:
     act: Callable[[Any], Any]
 
     def __str__(self) -> str:
-        """Its name, for the test's."""
+        """Its name, for the test's name."""
         return self.name
 
 
@@ -203,7 +203,7 @@ def filled() -> None:
 
 
 def left_by_the_dead() -> None:
-    """The same, with a place in its table that a dead process has."""
+    """Leave a filled segment, with a dead process in its table."""
     filled()
     with Apart(_attach_and_say_so) as process:
         process.hear()
@@ -328,7 +328,7 @@ class Watcher:
         self._process = Apart(_tell_changes)
 
     def change(self) -> Leftovers | None:
-        """What is there; None: the same as last time."""
+        """What is in shared memory; None: the same as last time."""
         self._process.say()
         now: Leftovers | None = self._process.hear()
         return now
@@ -360,7 +360,7 @@ def clean_up() -> None:
 
 
 def judge() -> Testimony | None:
-    """Hold what the dead left to what the next ones may rely on; what they find under the name.
+    """Check that what the dead left is usable; return what the next ones find under the name.
 
     Nothing is there afterwards.
     """

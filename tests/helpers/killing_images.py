@@ -94,7 +94,7 @@ def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _reserved(path: str) -> Iterator[tuple[int, int]]:
-    """What is reserved whether recorded or not; untouched, the kernel takes it for a hole."""
+    """Yield the reserved ranges, recorded or not; the kernel reports untouched ones as holes."""
     with SegmentFile(path) as file:
         for name in layout.FIXED_REGIONS:
             yield layout.region(name), _PAGE

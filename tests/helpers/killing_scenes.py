@@ -80,7 +80,7 @@ class Scene:
     begin: Callable[[Any], Any] = _itself
 
     def __str__(self) -> str:
-        """Its name, for the test's."""
+        """Its name, for the test's name."""
         return self.name
 
     def prepare(self) -> Image:
@@ -94,12 +94,12 @@ class Scene:
         return image
 
     def testimony(self, image: Image) -> Testimony:
-        """What somebody finds who comes upon this image."""
+        """Return what a process finds that attaches to this image."""
         image.write(path())
         return self.testify()
 
     def testify(self) -> Testimony:
-        """What somebody finds who attaches now and goes on; the name is gone afterwards."""
+        """Return what a process finds that attaches now and goes on; then the name is gone."""
         start = slept()
         acc: Any = shmacc.attach(NAME)
         with acc:

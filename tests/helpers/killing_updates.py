@@ -59,7 +59,7 @@ class UpdateScene:
     values: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        """Its name, for the test's."""
+        """Its name, for the test's name."""
         return self.name
 
     def make(self) -> tuple[Parameters, AccumulatorGroup]:
@@ -78,7 +78,7 @@ class UpdateScene:
         return gradient(seed)
 
     def is_touched(self, known: tuple[State, State, State]) -> bool:
-        """Whether a reader may see anything else than what was there before."""
+        """Whether a reader may see contents other than those before the update."""
         return contents() != contents_in(known[0])
 
     def update(self, params: Parameters, taken: Any) -> bool:
@@ -189,7 +189,7 @@ def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
 
 
 def contents() -> list[bytes]:
-    """What the arrays have, torn or not, whoever looks."""
+    """Return the contents of the arrays, torn or not."""
     found = []
     with SegmentFile(paths()[0]) as file:
         for member, size in enumerate((15 * 4, 7 * 8)):
@@ -250,7 +250,7 @@ def begun(before: Images, act: Callable[[Mark], None]) -> Iterator[Traced]:
 
 
 def write(what: Images) -> None:
-    """Let both segments be these."""
+    """Write these images over both segments."""
     for image, path in zip(what, paths(), strict=True):
         image.write(path)
 

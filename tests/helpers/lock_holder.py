@@ -73,7 +73,7 @@ def sleeps(pid: int) -> bool:
 
 
 def activity(name: str, pid: int) -> str:
-    """What an attached process is doing, as those who look see it."""
+    """Return what an attached process is doing, as inspection reports it."""
     for process in inspection.describe(name).processes:
         if process.pid == pid and process.alive:
             return process.activity

@@ -52,7 +52,7 @@ class Host:
         self.poll(core)
 
     def die(self) -> None:
-        """Its process dies: its round of the segment is nobody's any more, its pieces are gone."""
+        """Kill the process: its round of the segment ends, and its pieces are gone."""
         self.core = None
         self.shards.clear()
         self.segment.held = False

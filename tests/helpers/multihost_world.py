@@ -258,7 +258,7 @@ class World:
         return Owner(self.term, step, TIMING, self.shards)
 
     def audit(self, block: Opened) -> None:
-        """Hold a round that is consumed against the books."""
+        """Compare a consumed round with the books."""
         got = self.books.consume(block, self.owner.step)
         assert all(gradient.identity in self.accepted for gradient in got), "from nowhere"
         self.rounds.append((block.step, got))

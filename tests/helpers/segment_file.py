@@ -44,7 +44,7 @@ class SegmentFile:
         os.close(self._fd)
 
     def look_at(self, lane: int, member: int) -> None:
-        """Let records be those of another table; each number is taken modulo how many there are."""
+        """Read the records of another table; lane and member are taken modulo their numbers."""
         self.table = replace(
             self.table, lane=lane % self.table.lanes, member=member % (self.table.members + 1)
         )

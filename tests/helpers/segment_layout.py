@@ -32,7 +32,7 @@ _U64: Final = (1 << 64) - 1
 
 
 def lane_byte(lane: int = 0) -> int:
-    """Which byte is locked by the process that has a lane's lock."""
+    """Return which byte of the file a process locks to hold a lane's lock."""
     return NAME_BYTE + 1 + lane
 
 

@@ -176,7 +176,7 @@ class Apply : public Operation {
                 "This thread has a round of this accumulator open, and the apply would wait for its end; "
                 "apply at the round's own step, which is refused, or after the block");
     }
-    // Without the lock, until the step moves on, a take or a round ends, or the deadline.
+    // Waits, without the lock, until the step moves on, a take or a round ends, or the deadline passes.
     void wait_for_progress(ActivityScope& activity, Activity what, uint32_t seen, int64_t deadline) {
         activity.now(what);
         futex_wait(segment_.wait_queue().progress_word(), seen, deadline);
@@ -233,7 +233,7 @@ class Apply : public Operation {
         return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // All of the gradient, or, if this throws, nothing.
+    // Puts the whole gradient in; if this throws, nothing of it.
     void put(ApplySession& session, const ApplyRequest& request) {
         LaneState& state = session.state;
         session.begin_round();
@@ -273,7 +273,7 @@ class Apply : public Operation {
         session.commit();
         return true;
     }
-    // Without a lock. False: the round is not empty any more, or not open.
+    // Needs no lock. False: the round is not empty any more, or not open.
     bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {
         activity.now(kWaitsForLock);
         RoundSession session(segment_, lock_deadline(deadline), interruption_);

@@ -92,7 +92,7 @@ struct SlotsInUse {
     void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
 };
 
-// Ascending, each once.
+// Ids, ascending, each once.
 struct Ids {
     const int64_t* ids;
     uint64_t count;

@@ -160,7 +160,7 @@ class Take : public Operation {
                               "; the global step is " + std::to_string(now.round.step),
                           now, dropped_before, {{"required", request.num_required}});
     }
-    // What the wait was for, if not for gradients. Read without the lock: of use to a person only.
+    // What the take waited for, if not for gradients. Read without the lock, so fit for a message only.
     std::string obstacle(const TakeRequest& request, const Totals& now) {
         if (round_is_open(now.round)) {
             const auto at = static_cast<uint32_t>(now.round.holder.participant);
@@ -191,7 +191,7 @@ class Take : public Operation {
         segment_.departures().tell(news);
         throw error;
     }
-    // What they have in the round.
+    // The contributors that the departed processes have in the round.
     std::vector<int64_t> contributors_of(RoundSession& session, const std::vector<Departure>& departures) {
         std::vector<int64_t> appliers, contributors;
         for (const Departure& process : departures) appliers.push_back(applier_of(process.token));

@@ -182,7 +182,7 @@ class ArraysSession {
         forget_mark();
         segment_.round().commit(round);
     }
-    // What `prepare` has reserved, of a load that fails.
+    // If a load fails: gives back the memory that `prepare` has reserved.
     void give_journal_back() {
         LaneState now = lane().committed().current(), before = now;
         Lane::keep_no_undo(before, now);
@@ -423,7 +423,7 @@ class Update : public Operation {
         return true;
     }
 
-    // What the update of a dead process left is put back.
+    // Undoes what a dead process's update left.
     void recover(int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         if (!ArraysSession(segment_, deadline, interruption_).held()) deadline_exceeded();

@@ -79,7 +79,7 @@ class Departures {
         return died;
     }
 
-    // Without a lock: whether `news` would give any, after a sweep.
+    // Whether `news` would return any, after a sweep. Needs no lock.
     bool any() {
         bool found = false;
         for_each([&](uint32_t i) { found = found || is_news(load(table_[i].token)); });

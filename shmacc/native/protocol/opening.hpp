@@ -76,7 +76,7 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
     return Found::kSegment;
 }
 
-// Its members, after check_config.
+// Reads the segment's members. Call check_config first.
 inline MemberSpecs read_directory(const SegmentFile& file, const Config& config) {
     if (config.directory_bytes > static_cast<uint64_t>(file.status().st_blocks) * 512)
         data_loss("a recorded size is larger than what the segment occupies");

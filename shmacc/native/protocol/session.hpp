@@ -226,7 +226,7 @@ class ApplySession {
         if (contributor) lane_ = static_cast<uint32_t>(*contributor % lanes);
         if (everywhere) return locks_.acquire_all(deadline, interruption);
         if (contributor || lanes == 1) return locks_.acquire(lane_, deadline, interruption);
-        // Whichever lane is free first: a process that is stopped in one keeps no gradient from the others.
+        // Takes the first free lane: a process that is stopped in one must not keep gradients from the others.
         for (lane_ = segment_.last_lane();; lane_ = (lane_ + 1) % lanes) {
             for (uint32_t i = 0; i < lanes; ++i) {
                 const uint32_t lane = (lane_ + i) % lanes;
@@ -299,7 +299,7 @@ class RoundSession {
         return in_lanes;
     }
 
-    // All lanes are empty, from the commit on.
+    // Empties all lanes; takes effect at the commit.
     void next_round() {
         if (state.round % Lane::kSmallRounds == 0) trim();
         ++state.round;

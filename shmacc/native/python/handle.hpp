@@ -201,8 +201,8 @@ class Handle {
     }
     // Whether there was something that had been taken, and did not get to its caller.
     bool take_kept(TakenRound& taken) { return kept_.pass_on(taken); }
-    // What was taken but did not get to its caller is for this handle's next take of the same sort. Whether
-    // anything was.
+    // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether
+    // there was anything.
     bool keep(nb::object taken) { return !closed_ && kept_.keep(std::move(taken)); }
 
     // The round as `take` would hand it out; it stays, and its step is sealed, until `consume_round`. It is this
@@ -237,7 +237,7 @@ class Handle {
                 act.look(!taken.advances(), taken.division(*segment->specs()), deadline).taken);
         });
     }
-    // What the pieces of a round, (table, numbers, counts, values, count, weight) of each, add up to.
+    // Adds up the pieces of a round. A piece is (table, numbers, counts, values, count, weight).
     nb::tuple reduce(const nb::list& pieces, int64_t count, int64_t weight) {
         const OpenSegment::Use segment = attached();
         need_numpy();
@@ -363,7 +363,7 @@ class Handle {
                                                    [&] { return look_again(segment, path, semaphore_path); });
             if (entered != Entered::kYes) return false;
         } catch (...) {
-            // It may have made the semaphore of a segment that was removed meanwhile, after the remover had
+            // This may have made the semaphore of a segment that was removed meanwhile, after the remover had
             // looked for one.
             const SegmentFile::State file = segment.file().state();
             if (file.open && !file.named) ::unlink(semaphore_path.c_str());

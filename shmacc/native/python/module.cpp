@@ -276,7 +276,7 @@ int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : exec
 }  // namespace
 }  // namespace shmacc
 
-// What the next macro defines has this name, and is called by what Python calls.
+// The next macro defines a function of this name. The function that Python calls, calls it.
 #define PyInit__core init_by_nanobind
 extern "C" PyObject* init_by_nanobind();
 NB_MODULE(_core, m) {

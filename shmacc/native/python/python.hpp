@@ -27,7 +27,7 @@ namespace nb = nanobind;
 
 namespace shmacc {
 
-// What a function of Python's has made; its error, if it has made nothing.
+// Takes over what a Python function returned; throws its error if it returned null.
 inline nb::object checked(PyObject* made) {
     if (!made) throw nb::python_error();
     return nb::steal(made);
@@ -66,7 +66,7 @@ auto call_python(Call call) {
     }
 }
 
-// Not if that cannot be known. Clears no error of Python's.
+// False if that cannot be known. Does not clear Python's error.
 inline bool is_only_thread() {
     static PyObject* const frames = PySys_GetObject("_current_frames");
     const nb::error_scope before;
@@ -121,7 +121,7 @@ class WithoutGil {
     bool alone_ = false;  // not known yet
 };
 
-// Not all that comes from a segment need be UTF-8. Null, with Python's error, if there is no memory.
+// Text from a segment need not be UTF-8. Null, with Python's error, if there is no memory.
 inline PyObject* in_python(const std::string& text) {
     return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
 }

@@ -98,7 +98,7 @@ class RoundBlock {
             throw;
         }
     }
-    // What was taken stays this handle's, if nobody gets it.
+    // The handle keeps the taken result if nobody gets it.
     void give_back() {
         if (consumed_)
             handle().keep(taken_);
@@ -166,7 +166,7 @@ class Guarded {
     }
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
-    // It may be dropped before it has ended: by the exception of a coroutine that awaits it.
+    // An exception of the coroutine that awaits this may drop it before it has ended.
     ~Guarded() {
         if (ended_) return;
         try {

@@ -214,7 +214,7 @@ class HeldRounds {
             return round.serial == serial && round.opened.is_here();
         });
     }
-    // Its update is in, whatever the round's state says.
+    // Notes that the round's update is in, whatever the round's state says.
     void note_update(uint64_t serial) {
         for (Round& round : rounds_)
             if (round.serial == serial) round.updated = true;

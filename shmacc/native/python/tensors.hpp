@@ -62,7 +62,7 @@ inline nb::object array_of_tensor(PyObject* value, int type_number) {
     const nb::object torch = nb::borrow(PyDict_GetItem(PyImport_GetModuleDict(), names.torch));
     PyObject* const dtype = names.torch_dtype(type_number);
     if (!dtype || !torch || !PyModule_Check(torch.ptr())) return {};
-    // Not its attributes: it may be a module that is loaded when it is first asked for one.
+    // Look into the dict: asking for an attribute could load a lazy module.
     PyObject* const has = PyModule_GetDict(torch.ptr());
     if (PyDict_GetItem(has, names.tensor) != reinterpret_cast<PyObject*>(Py_TYPE(value))) return {};
     // numpy() itself gives those that require grad where torch records no gradients, and is slow to refuse a type.

@@ -50,7 +50,7 @@ struct Division {
     bool operator==(const Division& other) const { return shards == other.shards && ends == other.ends; }
 };
 
-// What columns must have room for.
+// How much room columns need.
 struct ColumnsRoom {
     uint64_t rows = 0, bytes = 0;
     void add_part(uint64_t of_bytes) { bytes = part_up(bytes) + of_bytes; }

@@ -96,7 +96,7 @@ class Gradient {
         const uint64_t width = kWidth ? kWidth : width_;
         const bool near = distinct * width * sizeof(T) <= kNearBytes;
         const uint32_t fetching = near || count_ < kAhead ? 0 : count_ - kAhead;
-        // Nothing is changed by what is added to -0.0; and to begin narrow rows with that is faster than to ask of
+        // Adding to -0.0 leaves any number as it is; and to begin narrow rows with that is faster than to ask of
         // each whether it has begun.
         constexpr bool kNarrow = kWidth * sizeof(T) > 0 && kWidth * sizeof(T) <= 16;
         if (kNarrow) std::fill_n(merged_.get(), distinct * width, static_cast<T>(-0.0));

@@ -112,7 +112,7 @@ class Output {
         const uint64_t to = (reinterpret_cast<uint64_t>(memory_.get()) + bytes) / kHuge * kHuge;
         if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
     }
-    // What became of memory that was released.
+    // Keeps or frees released memory.
     static void drop(void* memory) {
         if (malloc_usable_size(memory) > KeptMemory::kLarge)
             KeptMemory::instance().keep(memory);

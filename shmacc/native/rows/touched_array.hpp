@@ -49,7 +49,7 @@ struct SlotShape {
     bool rowwise;
 };
 SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last);
-// What the slot of that number has at first.
+// The initial value of the slot of that number.
 double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
 
 // Changes the entries as the optimizer does. updates: of the array, this one included.
