@@ -31,7 +31,7 @@ class Initial:
     """The common base of first contents."""
 
     def config(self) -> tuple[int, tuple[float, ...], int]:
-        """Return it as the extension takes it: its number, its numbers, its seed."""
+        """Return the values as the extension takes them: the kind, its numbers, its seed."""
         raise NotImplementedError
 
     def _keep(self, **given: object) -> None:

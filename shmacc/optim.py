@@ -76,7 +76,7 @@ class Optimizer:
         return number
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return what it keeps of each element, in order."""
+        """Return what the optimizer keeps for each element, in order."""
         return ()
 
     def check_rate(
@@ -121,7 +121,7 @@ class Optimizer:
                 )
 
     def config(self) -> tuple[int, tuple[float, ...]]:
-        """Return it as the extension takes it: its number with options, and its fields in order."""
+        """Return what the extension takes: the kind with options, and the fields in order."""
         kind = layout.OPTIMIZERS[type(self).__name__]
         numbers = [float(getattr(self, name)) for name in _numbers(type(self))]
         if decay := getattr(self, "weight_decay", 0.0):

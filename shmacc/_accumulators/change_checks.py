@@ -18,7 +18,7 @@ class Named(Protocol):
 
     @property
     def noun(self) -> str:
-        """What it is, to begin a sentence with."""
+        """What kind of thing this is, to begin a sentence with."""
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ def check_vector(rows: IndexArray, what: str) -> None:
 
 
 def owned(given: Any, dtype: DType, what: str) -> ValueArray:
-    """Return it in the array's dtype and in memory of its own: it may be a view of the arrays."""
+    """Return a copy in the array's dtype: what is given may be a view of the arrays."""
     values = arrays.converted(given, dtype, what).view(dtype.numpy)
     try:
         return values if values.flags.owndata else values.copy()

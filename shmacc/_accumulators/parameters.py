@@ -467,7 +467,7 @@ class _Asked:
     optimizer: optim.Optimizer | None
 
     def contents(self) -> list[tuple[int, ValueArray | None]]:
-        """Return it and its slots as the extension takes them; a table has nothing yet."""
+        """Return the array and its slots as the extension takes them; a table has nothing yet."""
         if self.asked.spec.kind == "table":
             return []
         array = changes.Array(0, self.asked.spec, self.optimizer)

@@ -60,7 +60,7 @@ class Rows:
     conflict: str | None
 
     def check(self) -> Self:
-        """Return it if nothing is wrong with it.
+        """Return the gradient if nothing is wrong with it.
 
         Raises:
             InvalidArgumentError: It is of no use, or does not fit the declared shape.

@@ -110,7 +110,7 @@ class MemberSpec:
         return cls(config["name"], kind, dtype, shape, reduction)
 
     def config(self) -> tuple[Any, ...]:
-        """Return it as the extension takes it."""
+        """Return the member's spec as the extension takes it."""
         declared = None
         if self.shape is not None:
             declared = [-1 if dim is None else dim for dim in self.shape]
@@ -130,7 +130,7 @@ class MemberSpec:
         )
 
     def tensor_spec(self) -> TensorSpec:
-        """Return it as a user gives it."""
+        """Return the member's spec as a user gives it."""
         make = IndexedSlicesSpec if self.kind == "sparse" else TensorSpec
         return make(self.shape, self.dtype.numpy, reduction_type=self.reduction)
 

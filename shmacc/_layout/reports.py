@@ -86,7 +86,7 @@ class Totals(TypedDict):
 
 
 class State(Totals):
-    """The same, with the living processes."""
+    """The totals, with what is known of the living processes."""
 
     round_pid: int  # 0: no living process has a round open
     waiting: int

@@ -84,7 +84,7 @@ class Columns:
         return cls(Rows(*rows), values)
 
     def arrays(self) -> tuple[IndexArray, IndexArray, IndexArray, Bytes]:
-        """Return them as the extension takes them."""
+        """Return the columns as the extension takes them."""
         return self.rows.table, self.rows.numbers, self.rows.counts, self.values
 
     @property

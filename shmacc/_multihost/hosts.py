@@ -39,7 +39,7 @@ class Host:
     deaths: int = 0
 
     def news(self, deaths: tuple[Death, ...]) -> list[Death]:
-        """Return those that were not heard of before: reports repeat them."""
+        """Return the deaths that are new: reports repeat the old ones."""
         new = [death for death in deaths if death.number > self.deaths]
         self.deaths = max([self.deaths, *(death.number for death in new)])
         return new
@@ -76,7 +76,7 @@ class Host:
         return not self.lost and self.report is not None and self.report.sealed_for == grant
 
     def batch(self, grant: int) -> Batch | None:
-        """Return what it has shipped for the grant."""
+        """Return the batch that the host has shipped for the grant."""
         if self.report is None or not self.has_answered(grant):
             return None
         return self.report.batch
@@ -199,7 +199,7 @@ class Hosts:
         return bool(waited)
 
     def lose_publishers(self, since: float) -> bool:
-        """Forget those that were last heard of before then; False: nothing opens."""
+        """Forget publishers that were silent since then; return whether that opens a gate."""
         silent = {each.name for each in self._publishers.values() if each.heard < since}
         self._publishers = {n: each for n, each in self._publishers.items() if n not in silent}
         waited = [host for host in self if host.unfed & silent] if silent else []

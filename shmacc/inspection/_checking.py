@@ -143,7 +143,7 @@ def _wrong(findings: dict[str, list[Finding]]) -> Iterator[_Identity]:
 
 
 def _identity(owner: str, finding: Finding) -> _Identity:
-    """Return what tells a finding from one about a newer file of the same name."""
+    """Return a key that a finding does not share with one about a newer file of that name."""
     try:
         inode = os.stat(f"{names.SHM_DIRECTORY}/{finding.subject}", follow_symlinks=False).st_ino
     except OSError:

@@ -56,7 +56,7 @@ def rows_by_id(state: Table) -> int | None:
 
 
 def _of_table(member: MemberConfig, states: list[Table]) -> dict[str, Any]:
-    """Return what is described of tables of parameters alone."""
+    """Return the part of the description that only tables of parameters have."""
     by_id = states[0]["by_id"]
     if by_id is None or member["table"] is None:
         return {}

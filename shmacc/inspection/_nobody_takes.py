@@ -157,7 +157,7 @@ def _loss_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | 
 
 
 def _took(seen: Observation) -> Callable[[AttachedProcess], bool]:
-    """Return what tells whether a process has taken, or waited to."""
+    """Return a test for processes that have taken, or wait to take."""
     queued = {take.entry for take in seen.line}
     return lambda each: each.took or each.entry in queued
 

@@ -160,7 +160,7 @@ class Summary:
 
     @property
     def is_arrays(self) -> bool:
-        """Whether it has shared arrays or parameters: nothing is accumulated in it, or taken."""
+        """Whether the segment has shared arrays or parameters, and so accumulates nothing."""
         return self.kind in {"arrays", "parameters"}
 
 

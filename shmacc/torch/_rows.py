@@ -86,14 +86,14 @@ class Rows:
             self.pending.append((ids, gradient.detach()[: len(ids)]))
 
     def gradient(self) -> IndexedSlices | None:
-        """Return what is pending, as a group takes it; None: nothing."""
+        """Return the pending gradients, as a group takes them; None: there are none."""
         if not self.pending:
             return None
         ids, gradients = zip(*self.pending, strict=True)
         return IndexedSlices(torch.cat(gradients).numpy(), np.concatenate(ids))
 
     def clear(self) -> None:
-        """Drop what is pending."""
+        """Drop the pending gradients."""
         if self.pending is not None:
             self.pending = []
 

@@ -155,7 +155,7 @@ class TableEmbedding(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """Return what it is."""
+        """Return the properties that its repr shows."""
         spec = self._own.spec
         parts = [f"{self.embedding_dim}, initial={spec.initial!r}"]
         for name in ("mode", "max_rows", "padding_idx"):

@@ -98,7 +98,7 @@ class Apart:
         return value
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; SIGSTOP has taken effect when this returns."""
+        """Send the process a signal; SIGSTOP has taken effect when this returns."""
         os.kill(self.pid, number)
         if number == signal.SIGSTOP:
             os.waitpid(self.pid, os.WUNTRACED)

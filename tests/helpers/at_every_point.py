@@ -37,7 +37,7 @@ _CALLING: Final = ("RESUME", "PRECALL", "CALL", "BEFORE_WITH", "WITH_EXCEPT", "J
 
 
 class Points(enum.Enum):
-    """Where something may come in between."""
+    """The points of code at which something may come in between."""
 
     LINES = "line"
     INSTRUCTIONS = "opcode"

@@ -33,7 +33,7 @@ SHM_BYTES: Final = 64 << 20
 PATIENCE: Final = 120.0 if SANITIZED else 30.0
 VICTIM, OTHER, WITNESS = "victim", "other", "witness"
 
-# They look at every process of the machine, for which the others would wait.
+# These calls look at every process of the machine; the other calls would wait for them.
 _SLOW: Final = ("inspection.check", "inspection.describe")
 _SELDOM: Final = 4
 _ADDRESS_SPACE: Final = 4 << 30

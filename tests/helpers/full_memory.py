@@ -16,7 +16,7 @@ FILLER: Final = "/dev/shm/filler"  # noqa: S108  the very place that is to be fu
 
 
 def free_bytes() -> int:
-    """What is free in /dev/shm."""
+    """Return how many bytes are free in /dev/shm."""
     space = os.statvfs("/dev/shm")  # noqa: S108
     return space.f_bavail * space.f_frsize
 

@@ -97,7 +97,7 @@ class Terminal:
         program: tuple[str, ...] = (str(COMMAND),),
         **env: str,
     ) -> None:
-        """Start it, or another program."""
+        """Start `shmacc-inspect`, or another program."""
         self._fd, theirs = os.openpty()
         self.screen = _Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)

@@ -139,7 +139,7 @@ class Both(tuple[Any, ...]):
     __slots__ = ()
 
     def close(self) -> None:
-        """Close all of it."""
+        """Close all of them."""
         for one in self:
             one.close()
 
@@ -219,7 +219,7 @@ def _stand_in_line(pipe: Pipe) -> None:
 
 
 def with_a_dead_one_in_line() -> None:
-    """The same, with a dead process's take first in the queue, which has not got its number yet."""
+    """Leave a filled segment; a dead process's take, not served yet, is first in its queue."""
     filled()
     with Apart(_stand_in_line) as process, shmacc.attach(NAME) as acc:
         process.hear()
@@ -227,7 +227,7 @@ def with_a_dead_one_in_line() -> None:
 
 
 def filled_and_attached() -> Any:
-    """The same, attached."""
+    """Leave a filled segment, and attach to it."""
     filled()
     return shmacc.attach(NAME)
 
@@ -289,7 +289,7 @@ class Leftovers:
 
     @classmethod
     def now(cls) -> Leftovers:
-        """What is there."""
+        """Read what is in shared memory."""
         files = {name: Path(names.SHM_DIRECTORY, name) for name in left()}
         modes = {name: stat.S_IMODE(file.stat().st_mode) for name, file in files.items()}
         return cls(
@@ -306,7 +306,7 @@ class Leftovers:
         )
 
     def write(self) -> None:
-        """Put it back."""
+        """Write the segments and semaphores back."""
         for name, (mode, image) in self.segments.items():
             image.write(f"{names.SHM_DIRECTORY}/{name}")
             os.chmod(f"{names.SHM_DIRECTORY}/{name}", mode)  # noqa: PTH101
@@ -324,7 +324,7 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        """Start it, before anything is attached that it would inherit."""
+        """Start the process, before it would inherit anything attached."""
         self._process = Apart(_tell_changes)
 
     def change(self) -> Leftovers | None:

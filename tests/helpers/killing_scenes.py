@@ -144,7 +144,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class GroupScene(Scene):
-    """The same with a group, of two sparse members and a dense one; ``width`` is the first's.
+    """A scene with a group of two sparse members and a dense one; ``width`` is the first's.
 
     Attributes:
         lanes: The group's.

@@ -59,7 +59,7 @@ def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
 
 
 def sleeps_in(name: str, pid: int, doing: str) -> bool:
-    """Whether it sleeps in this wait, so that a stop does not find it with the lock.
+    """Whether the process sleeps in this wait, so that a stop does not find it with the lock.
 
     It is seen in the queue before that: it joins under the lock, and looks once more.
     """

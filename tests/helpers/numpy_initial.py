@@ -89,7 +89,7 @@ def _polynomial(coefficients: list[float], x: npt.NDArray[Any]) -> Any:
 
 
 def _coefficients() -> list[list[float]]:
-    """Return those of Python's own module: numerator and divisor, near 0.5 and further away."""
+    """Return the coefficients of Python's own module: numerators, divisors, near 0.5 and away."""
     source = Path(statistics.__file__).read_text(encoding="utf-8")
     body = source[source.index("def _normal_dist_inv_cdf") :]
     numbers = [

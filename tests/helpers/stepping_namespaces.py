@@ -58,7 +58,7 @@ class Elsewhere:
     governor: Apart
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         os.kill(self.pid, number)
 
     def result(self) -> Any:

@@ -112,7 +112,7 @@ def _looks(steps: Iterator[int], windows: Windows) -> Iterator[Look]:
 
 
 def kill(before: Image, act: Callable[[Mark], None], step: int) -> None:
-    """SIGKILL the child after so many instructions under the lock; what it leaves has its name."""
+    """SIGKILL the child after `step` instructions under the lock; its segment keeps its name."""
     before.write(path())
     with _begun(act) as (child, _):
         for _ in range(step):
@@ -122,7 +122,7 @@ def kill(before: Image, act: Callable[[Mark], None], step: int) -> None:
 
 @contextmanager
 def stopped(act: Callable[[Mark], None], step: int) -> Iterator[Traced]:
-    """Stop the child after so many instructions under the lock, as SIGSTOP does."""
+    """Stop the child after `step` instructions under the lock, as SIGSTOP does."""
     with _begun(act) as (child, _):
         for _ in range(step):
             child.step()

@@ -4,7 +4,7 @@ import os
 import sys
 
 # The processes are the parallelism: NumPy is to keep to one thread in each, this one included.
-# It reads this when it is first imported, which the next import does.
+# NumPy reads this at its first import, which the next line causes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from shmacc_soak.main import main

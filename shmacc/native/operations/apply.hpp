@@ -325,7 +325,7 @@ class Apply : public Operation {
     static void need_for_replaced(ApplySession& session, MemberGradient::Need& need) {
         for (const Member& member : session.members()) {
             if (!session.replaces(member)) continue;
-            need.undo_rows += 2 * member.before.rows;  // with their numbers
+            need.undo_rows += 2 * member.before.rows;  // the rows and their numbers
             need.undo_bytes += member.before.rows * member.spec().row_bytes(member.before);
         }
     }

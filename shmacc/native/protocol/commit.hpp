@@ -134,7 +134,7 @@ class Committed {
     Record snapshot() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);
-            // Stays what it is as long as the latest generation does, but for `settle`.
+            // Stays right while the latest generation does not change, unless `settle` runs.
             const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
             const Record record = load_words(copies_[generation & 1]);
             load_barrier();

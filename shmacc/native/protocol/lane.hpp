@@ -221,7 +221,7 @@ class Member {
 
     // The member has nothing of this round yet. Whether it has given memory back (Lane::kSmallRounds).
     inline bool begin_round(uint64_t round);
-    // The same, of a member that is to give its memory back at once.
+    // As above, for a member that must give its memory back at once.
     inline bool begin_idle_round(uint64_t round);
     // Begins a new round in place of the current one, which stays current until the commit. A new index is built,
     // and the caller must save the rows (Undo::save_all).

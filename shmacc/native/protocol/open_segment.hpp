@@ -192,7 +192,7 @@ class OpenSegment {
         if (mapping_->file().status().st_size != static_cast<off_t>(file_size(config_)))
             data_loss("its file was truncated");
     }
-    // The same, and NotFoundError if the name was removed while in use.
+    // As above, and throws NotFoundError if the name was removed while in use.
     void check_file() const {
         const struct stat found = mapping_->file().status();
         if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
@@ -235,7 +235,7 @@ class OpenSegment {
         wait_queue_.wake_all();
         wait_queue_.announce_progress();
     }
-    // The same at the end of this process. Its own threads, which are still at work, do not see it: their errors would
+    // As above, at the end of this process. Its own threads, which still work, do not see it: their errors would
     // come while the interpreter goes.
     void finish_for_others() {
         ending_ = true;

@@ -21,7 +21,7 @@ class HeldLocks {
     HeldLocks(const HeldLocks&) = delete;
     HeldLocks& operator=(const HeldLocks&) = delete;
 
-    // Whether they were acquired before the deadline.
+    // Acquires all lanes' locks. False: not before the deadline.
     bool acquire_all(int64_t deadline, Interruption& interruption) {
         const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
         for (;;) {

@@ -109,14 +109,14 @@ class Handle {
         segment->wait_queue().announce_progress();
         give_rounds_up(*segment);
     }
-    // The same at the end of the process, which may have other handles: a forked child those of its parent.
+    // As above, at the end of a process, which may have other handles: a forked child has its parent's.
     void leave(nb::handle error) {
         if (!segment_) return;
         const std::shared_ptr<OpenSegment> segment = segment_->shared();
         close(error);
         segment->leave();
     }
-    // The same for a process that ends while its threads still work: to others it has left.
+    // As above, for a process that ends while its threads still work: to others it has left.
     void end(nb::handle error) {
         if (!segment_) return;
         if (maker_.is_here()) unlink_own_names();

@@ -160,7 +160,7 @@ constexpr bool kDecays = false;
 template <class Rule, class T>
 constexpr bool kDecays<Decayed<Rule, T>> = true;
 
-// Calls act(rule). updates: of the array, this one included. of_rows: whether the gradient is sparse.
+// Calls act(rule). updates: of the array, with this one. of_rows: whether the gradient is sparse.
 template <class T, class Act>
 auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, bool of_rows, Act act) {
     const auto number = [&](size_t i) { return static_cast<T>(optimizer.numbers[i]); };

@@ -52,7 +52,7 @@ SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last);
 // The initial value of the slot of that number.
 double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
 
-// Changes the entries as the optimizer does. updates: of the array, this one included.
+// Changes the entries as the optimizer does. updates: how often the array was updated, this time included.
 template <class T>
 void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
               Saving& saving);

@@ -31,8 +31,8 @@ struct MemberSpec {
 
     // The declared dims of a round's values, sparse: without the leading one; none if some are unknown.
     std::optional<Dims> round;
-    OptimizerSpec optimizer = {};  // of an array of parameters
-    TableSpec table = {};  // of a table, whose declared dims are a row's
+    OptimizerSpec optimizer = {};  // only for parameters
+    TableSpec table = {};  // only for a table; its declared dims are those of a row
 
     uint64_t number_bytes() const { return sum_bytes(sum); }
     uint64_t row_bytes(const MemberState& state) const { return state.row_elements * number_bytes(); }

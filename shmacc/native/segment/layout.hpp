@@ -377,7 +377,7 @@ struct QueueHead {
 // Which process gets the lock first; only hints, see lock.hpp.
 struct Fairness {
     uint64_t asked;  // 1: a process was passed over for a while
-    int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only processes that slept take a token; 0: all do
+    int64_t keep_off_ns;  // up to this time (CLOCK_MONOTONIC) only processes that slept take a token; 0: all do
 };
 
 // What happened that somebody may ask about later. The last kEvents are kept.

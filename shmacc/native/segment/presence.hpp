@@ -80,7 +80,7 @@ class Table {
         }
         return entries_[i];
     }
-    // The same; false: the table is full, or there is no memory for another page.
+    // As above; returns false if the table is full, or there is no memory for another page.
     bool try_first_use(uint32_t i) {
         if (i >= capacity_) return false;
         try {
@@ -120,7 +120,7 @@ inline uint32_t failures_told(const Participant& entry, uint64_t token) {
 }
 inline bool has_applied(const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; }
 inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took) != 0; }
-// Whether it has failed, after it had applied, and nobody was told of that.
+// Whether the process has failed after it had applied, and nobody was told of that.
 inline bool has_failed(const Participant& entry, uint64_t token) {
     return has_applied(entry) && load(entry.failures) != failures_told(entry, token);
 }

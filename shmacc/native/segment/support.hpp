@@ -52,7 +52,7 @@ class Error : public std::exception {
     }
     const Lists& lists() const { return lists_; }
     const Texts& texts() const { return texts_; }
-    // The same error, of a member of a group.
+    // The same error, with the name of a group's member.
     Error of_member(const std::string& name) const {
         return Error(failure_, "Member '" + name + "': " + message_, fields_, lists_, texts_);
     }

@@ -31,7 +31,7 @@ def answer(arguments: Sequence[str], *, described: bool) -> None:
 
 
 def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
-    """Return them; if something is to be said of each, as a dict."""
+    """Return the candidates; as a dict if each has a description."""
     if not before:
         if word.startswith("-"):
             return _options(parsers.top_parser())

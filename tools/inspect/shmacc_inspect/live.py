@@ -51,7 +51,7 @@ class Picture:
         )
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Draw these lines, as far as there is room, over what was there."""
+        """Draw these lines over the last ones, as far as there is room."""
         terminal, height = self.terminal()
         width = terminal.width or 0
         # A terminal that became narrower has wrapped what it showed.

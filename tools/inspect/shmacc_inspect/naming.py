@@ -36,7 +36,7 @@ def typed_name(name: SegmentName) -> str:
 
 
 def is_glob(text: str) -> bool:
-    """Whether it means all names that match, not one."""
+    """Whether the text is a glob, not one name."""
     return not _GLOB_CHARACTERS.isdisjoint(text)
 
 

@@ -138,7 +138,7 @@ def is_terminal() -> bool:
 
 
 def show(elements: Iterable[Element], *, plain: bool = False) -> None:
-    """Print them on stdout, formatted for a terminal or a pipe."""
+    """Print the elements on stdout, formatted for a terminal or a pipe."""
     terminal = Terminal.of_stdout(plain=plain)
     for element in elements:
         for line in lines(element, terminal):

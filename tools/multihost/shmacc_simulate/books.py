@@ -127,7 +127,7 @@ class Books:
         self.lost += sum(gradient.identity not in self.consumed for gradient in content)
 
     def content(self, opened: Opened) -> list[Gradient]:
-        """Return what is in a round. An empty batch is not shipped."""
+        """Return the gradients of a round. An empty batch is not shipped."""
         return [g for member in opened.members for g in self.shipped.get(member.key, ())]
 
     def consume(self, opened: Opened, step: int) -> list[Gradient]:

@@ -126,7 +126,7 @@ class Findings:
         return sum(self.counts[fault] for fault in FAULTS)
 
     def __add__(self, other: Findings) -> Findings:
-        """Return those of two campaigns."""
+        """Return the findings of both campaigns together."""
         counts, longest = self.counts.copy(), dict(self.longest)
         counts.update(other.counts)
         for what, seconds in other.longest.items():
@@ -201,7 +201,7 @@ class Books:
 
     @property
     def stopping(self) -> bool:
-        """Whether they were asked to end."""
+        """Whether the processes were asked to end."""
         return bool(self._stop[0])
 
     def note(self, process: int, taken: Any, contents: Contents, *, contribute: bool) -> None:

@@ -38,7 +38,7 @@ class Crew:
         self._processes = {role: self._started(role) for role in roles}
 
     def start_again(self) -> str | None:
-        """Start those that have ended once more; return what ended if that was too often."""
+        """Restart the processes that have ended; return the one that ended too often, if any."""
         for role, process in self._processes.items():
             if process.exitcode is None:
                 continue
@@ -81,7 +81,7 @@ class Crew:
 
 
 def _is_tracker(process: psutil.Process) -> bool:
-    """Whether it is multiprocessing's own, which outlives a run."""
+    """Whether the process is multiprocessing's resource tracker, which outlives a run."""
     try:
         return "resource_tracker" in " ".join(process.cmdline())
     except psutil.Error:

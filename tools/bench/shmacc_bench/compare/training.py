@@ -51,7 +51,7 @@ class Way(Protocol):
     TOGETHER: bool  # whether the death of one ends all, which are started again together
 
     def ranks(self, workers: int) -> range:
-        """Return those of the workers that are processes beside the chief."""
+        """Return the ranks of the workers that are processes beside the chief."""
 
     def share(self, task: Task, workers: int) -> Any:
         """Return what all processes are given."""

@@ -87,7 +87,7 @@ class Digits(nn.Module):  # type: ignore[misc, unused-ignore]
     """A dense network, or one that begins with rows of a table: one for each pixel's grey."""
 
     def __init__(self, kind: str) -> None:
-        """Make it, always the same."""
+        """Make the model, always the same."""
         super().__init__()
         torch.manual_seed(3)
         self.table = nn.EmbeddingBag(64 * 17, 64, mode="mean", sparse=True)

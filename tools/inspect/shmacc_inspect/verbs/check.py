@@ -27,7 +27,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     for name in names or ["*"]:
         if naming.is_glob(name):
             found_here = inspection.check_all(name, namespace=namespace)
-            # What is left of a segment that is gone may match, too.
+            # The name may also match the remains of a segment that is gone.
             if names and not found_here:
                 naming.select([name], everywhere=everywhere)
             checked.update(inspection.list_names(name, namespace=namespace))

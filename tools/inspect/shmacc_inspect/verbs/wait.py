@@ -64,11 +64,11 @@ def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
 
 
 def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
-    """Return what tells whether the condition holds for that segment."""
+    """Return a function that tells whether the condition holds for that segment."""
     what, number = condition
 
     def tokens() -> set[int]:
-        """Those that may be the segment's: none if it is gone, all if it cannot be read."""
+        """Return the tokens that the segment may have: none if it is gone, all if unreadable."""
         try:
             return {inspection.describe(name.system_name).token}
         except NotFoundError:

@@ -25,7 +25,7 @@ World = tuple[str, int]  # where the ranks find each other, and how many they ar
 
 
 def ranks(workers: int) -> range:
-    """Return those beside the first, which judges as well."""
+    """Return the ranks beside the first one, which also judges."""
     return range(1, workers)
 
 

@@ -79,7 +79,7 @@ class Worker:
         self.model, self.task, self.rank = task.model(), task, rank
 
     def gradient(self, weights: dict[str, Any], step: int) -> Any:
-        """Return it: of each table rows and values."""
+        """Return the gradient: rows and values of each table."""
         self.model.load_state_dict(weights)
         self.model.zero_grad()
         self.task.loss(self.model, step, self.rank).backward()
