@@ -52,7 +52,7 @@ class Timing:
         return max(1.0, hosts / (self.heartbeats * self.heartbeat))
 
     def patience(self, pace: float) -> float:
-        """Return after how many seconds without a report a host of this `pace` is lost."""
+        """Return how many seconds a host of this `pace` may be silent before it is lost."""
         return max(self.lease, 4 * self.heartbeat * pace)
 
 

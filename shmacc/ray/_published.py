@@ -325,7 +325,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def unlink(self) -> None:
         """Remove the arrays' names on all nodes; attached processes go on using them.
 
-        Those that another chief publishes now are its own: nothing is removed. A warning (logger
+        Arrays that another chief publishes now are not removed: they are its own. A warning (logger
         ``shmacc``) says so, or that a node which cannot be reached keeps its names.
         """
         self._stop.set()

@@ -199,7 +199,7 @@ def header_of(path: Path) -> bytes:
 
 
 def other_version(path: Path) -> None:
-    """Let a segment say that another version made it."""
+    """Mark a segment as made by another version."""
     scribble(path, 8, struct.pack("<I", 999))
 
 

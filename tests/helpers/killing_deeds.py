@@ -271,7 +271,7 @@ DEEDS: Final = (
 
 
 def left() -> tuple[str, ...]:
-    """Names in shared memory, of this test's."""
+    """Return this test's names in shared memory."""
     return testing.leaked_names(names.current_namespace())
 
 

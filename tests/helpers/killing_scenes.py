@@ -58,15 +58,15 @@ def _itself(acc: Any) -> Any:
 
 @dataclass(frozen=True)
 class Scene:
-    """An operation, what was done before it, and what shows that one can go on after it.
+    """An operation, what comes before it, and a gradient that shows that work can go on.
 
     Attributes:
         name: What it is.
         dtype: The accumulator's dtype.
         width: Numbers in a row; 0: the accumulator is dense.
-        before: Done to a new accumulator, by a process that ends in order.
-        operation: What is cut short; of what `begin` returned.
-        more: Rows of a gradient that is applied afterwards, by the one who finds the segment.
+        before: Called on a new accumulator, in a process that ends in order.
+        operation: The call that is cut short; gets what `begin` returned.
+        more: Rows of a gradient that the finder of the segment applies afterwards.
         begin: Done to the accumulator just before, by the process that dies; what it returns is
             what the operation gets.
     """

@@ -90,9 +90,9 @@ class Thrice:
         assert process.returncode == -signal.SIGKILL
 
     def _raising_at(self, number: int) -> None:
-        """One worker raises instead of its apply of this number, counted from 1.
+        """Let one worker raise in place of its apply of this number, counted from 1.
 
-        Where the program kills workers itself, each does: one could be killed while it ends.
+        If the program kills workers itself, each raises: one could be killed while it ends.
         """
         kills = ".kill()" in self.script.read_text()
         with self._start(f"raising-{number}", raises_at=number, all_raise=kills) as process:

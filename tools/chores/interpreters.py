@@ -16,7 +16,7 @@ from pathlib import Path
 _OLDEST = (3, 11)
 
 # Fails in the shim of a version that is not switched on, and where there is no venv or no Python.h.
-# A free-threaded build is not among what is supported.
+# Free-threaded builds are not supported.
 _ASK = """
 import ensurepip, json, os, sys, sysconfig
 os.stat(sysconfig.get_path("include") + "/Python.h")

@@ -1,4 +1,4 @@
-// Putting gradients in: of lanes, members and contributors.
+// Applies gradients: to lanes, members and the set of contributors.
 #pragma once
 
 #include "operations/member_gradient.hpp"

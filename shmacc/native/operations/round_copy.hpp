@@ -48,7 +48,7 @@ struct TakeRequest {
     bool seal;
     bool hold;  // opens the round instead of consuming it
     OnDeath on_death;
-    pthread_t loop_thread;  // the round is opened for this one (OwnRound); none: for that of the call
+    pthread_t loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
 };
 
 // The tables that a sparse member has in its lanes.

@@ -190,9 +190,8 @@ class Handle {
         return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients, deadline); });
     }
 
-    // What was taken is in `taken`. For what a function returns is lost if a signal handler raises right after the
-    // call: handlers run between bytecodes. The caller gives it to `keep` if its content does not get
-    // to the caller.
+    // Puts the result in `taken`: a returned one is lost if a signal handler raises right after the call, for
+    // handlers run between bytecodes. The caller passes `taken` to `keep` if the content does not reach the user.
     void take(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
               bool raise_departures) {
         const OpenSegment::Use segment = begin_take(num_required);

@@ -230,8 +230,8 @@ int raise_refused_write(void*) {
     return -1;
 }
 
-// What a handle keeps in this process is guarded by the GIL. A free-threaded interpreter enables its GIL when it
-// imports an extension that does not declare that it needs none, as this one, unless it was told not to.
+// The GIL guards what a handle keeps in this process. A free-threaded interpreter enables its GIL for an extension
+// like this one, which does not declare that it needs none. But a user can forbid that.
 void refuse_without_gil() {
     const nb::object sys = nb::module_::import_("sys");
     if (nb::hasattr(sys, "_is_gil_enabled") && !nb::cast<bool>(sys.attr("_is_gil_enabled")()))

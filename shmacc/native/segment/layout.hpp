@@ -494,7 +494,7 @@ struct Participant {
     uint64_t applied;
     uint64_t dropped;
     uint64_t taken;
-    uint64_t told;  // how many of its failures: see Presence
+    uint64_t told;  // how many of its failures were told; see Presence
     uint64_t given_up;  // the serial of its last round that it gave up; see RoundHolder
     uint32_t failures;
     uint32_t took;  // 1: it has taken, or opened a round

@@ -54,7 +54,7 @@ class AArch64:
         ]
 
     def fence(self, order: str) -> list[str]:
-        """DMB, of loads alone for acquire."""
+        """DMB; for acquire, the one that orders only loads."""
         return ["DMB ISHLD" if order == "acquire" else "DMB ISH"]
 
 

@@ -1,9 +1,9 @@
 """The model that training campaigns train, and what its parameters are after so many rounds.
 
 A gradient is a function of its worker, of the step and of the parameters that it was computed
-from; in each round is one of each worker. So the parameters are a function of the step, and one
-process alone can compute them, in NumPy: whatever was lost, doubled, torn or read too early shows
-in each later step. Gradients are small integers, so that sums are the same in any order.
+from. Each round has one gradient of each worker. So the parameters are a function of the step, and
+one process alone can compute them, in NumPy: whatever was lost, doubled, torn or read too early
+shows in each later step. Gradients are small integers, so that sums are the same in any order.
 
 The ledger has a row for each step. A round adds a digit for each worker there, so the row shows
 which gradients were in the round, and how often the round was put into the parameters.

@@ -72,7 +72,7 @@ def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
         word, style = ("note ", "cyan") if is_note else ("WRONG", "bold red")
         problem = formatting.printable(finding.problem)
         yield Cell(f"{word}  {finding.subject}: {problem}", style)
-        # What helps against several that follow each other is said once, below the last.
+        # Findings that follow each other and have one remedy: print it once, below the last.
         if after is None or _advice(after) != _advice(finding):
             command = f": {finding.command}" if finding.command else ""
             yield Cell(f"       do: {finding.remedy}{command}")
