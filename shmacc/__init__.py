@@ -1,17 +1,18 @@
 """Conditional accumulators for separate processes on one machine, without a server.
 
-`SparseConditionalAccumulator` and `ConditionalAccumulator` are TensorFlow's; `AccumulatorGroup` is
-for the gradients of a model, `Parameters` for what is computed from them. `attach` opens by name.
+`SparseConditionalAccumulator` and `ConditionalAccumulator` are TensorFlow's. `AccumulatorGroup`
+accumulates the gradients of a whole model; `Parameters` are updated from them. `attach` opens any
+of these by name.
 
-Modules: `errors`; `optim`, the optimizers of parameters; `init`, what rows of tables have at first;
-`raw_ops` and `sparse`, TensorFlow's other names; `inspection`, to look from outside; `testing`, for
-tests of programs that use this; `torch`, `jax` and `ray`, for other packages.
+Modules: `errors`; `optim`, the optimizers of parameters; `init`, the initial rows of tables;
+`raw_ops` and `sparse`, TensorFlow's other names; `inspection`, to look at segments from outside;
+`testing`, for tests of programs that use shmacc; `torch`, `jax` and `ray`, for other packages.
 """
 
-# Layout, from the ground up; a folder imports only from those before it, and from `errors`:
-# `_layout`, what a segment is called and what stands in it; `_records`, what the API hands out and
-# takes in; ``_core`` (C++, shmacc/native), everything under the lock; `_gradients`, a caller's
-# data, checked and converted before any lock; `_opening`, how a process gets a segment and leaves
+# Layout, from the ground up. A folder imports only from the folders before it, and from `errors`:
+# `_layout`, the names and the layout of segments; `_records`, what the API returns and accepts;
+# ``_core`` (C++, shmacc/native), everything under the lock; `_gradients`, which checks and
+# converts a caller's data before any lock; `_opening`, how a process opens a segment and leaves
 # it; `_accumulators`, the objects that users hold. `raw_ops`, `inspection`, `testing` and the
 # modules for other packages are built on these.
 

@@ -24,7 +24,7 @@ from shmacc._records.array_types import IndexArray
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
-# The layout (layout.hpp); shmacc.layout gives it out.
+# Constants of layout.hpp; Python code reads them from shmacc._layout.layout.
 VERSION: int
 MAX_RANK: int
 MAX_MEMBERS: int

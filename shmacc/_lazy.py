@@ -1,10 +1,10 @@
 """Packages whose names are imported when they are first used.
 
-A worker needs no inspection, and an inspecting tool needs no NumPy; both must start quickly. The
-names of a package are in one table at run time, and with types in its ``__init__.pyi``; a test
-compares the two. In which private module a class is defined may change, so to documentation,
-tracebacks and pickles it is the package's, and so are its methods, whose modules ``help`` shows
-from Python 3.13 on. This follows scientific Python's SPEC 1, without a dependency.
+A worker needs no inspection, and an inspecting tool needs no NumPy; both must start quickly. A
+package lists its names in one table for run time, and with types in its ``__init__.pyi``; a test
+compares the two. A class may move between private modules. So its ``__module__`` is set to the
+package, which documentation, tracebacks and pickles then name; so is that of its methods, which
+``help`` shows from Python 3.13 on. This follows scientific Python's SPEC 1, without a dependency.
 """
 
 import importlib
@@ -20,9 +20,9 @@ def attach(
     """Return a package's ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Args:
-        package: Its name.
-        submodules: Those of its modules that are public.
-        homes: Private modules, by their full names, and the names that each provides.
+        package: The package's name.
+        submodules: Its public modules.
+        homes: The full name of each private module, with the public names that it provides.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
     public = sorted(submodules | home_of.keys())

@@ -1,4 +1,4 @@
-"""Explains a failed import of the source tree without its extension, and the remedy."""
+"""Explains why importing the source tree without its extension fails, and what to do."""
 
 import importlib
 import os

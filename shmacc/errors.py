@@ -3,7 +3,7 @@
 Each class also derives from the builtin that a Python programmer would catch, so
 ``except TimeoutError`` works as well as ``except shmacc.errors.DeadlineExceededError``. The message
 is for people; the facts that a program may act on are in attributes, which are None where they do
-not apply. Both pickle, so errors arrive complete from worker processes.
+not apply. Message and attributes pickle, so errors arrive complete from worker processes.
 """
 
 from typing import Any, Self
@@ -31,7 +31,7 @@ class ShmaccError(Exception):
 
     Attributes:
         segment: The name in /dev/shm of the segment concerned.
-        problem: The message without that name before it.
+        problem: The message without the segment's name before it.
     """
 
     # No __init__ in Python: the extension makes errors where no Python code may run.
@@ -62,11 +62,11 @@ class InvalidArgumentError(ShmaccError, ValueError):
     disagrees, ask for what it has, or replace it (``if_exists="replace"``).
 
     Attributes:
-        what: Where an existing accumulator disagrees: "kind", "dtype", "shape", "reduction_type",
-            "lanes", "capacity" or "mode"; of a group or of shared arrays: which member or array,
-            or what of which.
-        existing: The existing one's, as text.
-        asked: The one asked for, as text.
+        what: The property in which an existing accumulator differs: "kind", "dtype", "shape",
+            "reduction_type", "lanes", "capacity" or "mode". In a group or shared arrays: the
+            member or array, or the property and the member or array that has it.
+        existing: The existing value, as text.
+        asked: The value that was asked for, as text.
     """
 
     what: str | None = None
@@ -77,21 +77,21 @@ class InvalidArgumentError(ShmaccError, ValueError):
 class DeadlineExceededError(ShmaccError, TimeoutError):
     """A timeout passed. Nothing was consumed.
 
-    The message of a take also names processes that have died or failed since the take before the
-    last, each with its exception.
+    The message of a take also names the processes that have died or failed since the take before
+    the last one, each with its exception.
 
     What to do: Call it again, since nothing is lost; if that does not help, ``shmacc-inspect
     check`` names the cause.
 
     Attributes:
         accumulated: How many gradients had arrived.
-        required: How many the take waited for; None for ``wait_step`` and applies.
-        step: The global step that the accumulator was at.
-        dropped: How many gradients were dropped during the wait, as stale, because of a seal, or
-            since the accumulator is finished.
+        required: How many gradients the take waited for; None for ``wait_step`` and applies.
+        step: The accumulator's global step.
+        dropped: How many gradients were dropped during the wait: as stale, because of a seal, or
+            because the accumulator is finished.
         pids: The processes that are attached.
         shared_name: The name that ``attach`` waited for.
-        namespace: The namespace that it was looked for in.
+        namespace: The namespace in which ``attach`` looked for the name.
     """
 
     accumulated: int | None = None
@@ -106,19 +106,20 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
 class CancelledError(ShmaccError):
     """The wait was cancelled, or its handle was closed meanwhile. Nothing was consumed.
 
-    What to do: End, if that was the purpose (``cancel()``, ``close()``); else call it again.
+    What to do: End, if ``cancel()`` or ``close()`` was meant to end the wait; else call it again.
     """
 
 
 class NotFoundError(ShmaccError, FileNotFoundError):
     """No segment has that name, or the segment was removed while in use.
 
-    What to do: Compare name and SHMACC_NAMESPACE with those of the process that creates it, or wait
-    for that (``attach(name, timeout=60)``); start the job again if the name was removed under it.
+    What to do: Compare the name and SHMACC_NAMESPACE with those of the process that creates the
+    segment, or wait until it exists (``attach(name, timeout=60)``). If the name was removed while
+    the job ran, start the job again.
 
     Attributes:
         shared_name: The name that was looked for.
-        namespace: The namespace that it was looked for in.
+        namespace: The namespace that was searched.
     """
 
     shared_name: str | None = None
@@ -126,14 +127,14 @@ class NotFoundError(ShmaccError, FileNotFoundError):
 
 
 class AlreadyExistsError(ShmaccError, FileExistsError):
-    """A segment has that name, and a new one was asked for; or a partial's contributor is in.
+    """A new segment was asked for, but the name is taken; or the round has a partial's contributor.
 
-    What to do: Attach to it, or replace it (``if_exists="replace"``); of a partial: leave it out,
-    the contributor has been counted.
+    What to do: Attach to the segment, or replace it (``if_exists="replace"``). Leave the
+    partial out: its contributor has been counted.
 
     Attributes:
         shared_name: The name.
-        namespace: The namespace that it is in.
+        namespace: The namespace that the name is in.
     """
 
     shared_name: str | None = None
@@ -147,7 +148,7 @@ class FailedPreconditionError(ShmaccError, RuntimeError):
     needs.
 
     Attributes:
-        pids: The processes that use it.
+        pids: The processes that use the segment.
     """
 
     pids: tuple[int, ...] | None = None
@@ -161,9 +162,9 @@ class ResourceExhaustedError(ShmaccError, MemoryError):
 
     Attributes:
         needed: How many more bytes of shared memory were needed.
-        free: How many bytes of it are free.
-        total: How many bytes of it there are.
-        kept: How many of those that are free are kept for others.
+        free: How many bytes of shared memory are free.
+        total: How many bytes of shared memory the system has.
+        kept: How many of the free bytes are kept for others.
     """
 
     needed: int | None = None
@@ -175,12 +176,12 @@ class ResourceExhaustedError(ShmaccError, MemoryError):
 class PermissionDeniedError(ShmaccError, PermissionError):
     """The segment belongs to another user.
 
-    What to do: Let the owner give it a ``mode`` that allows it, attach with ``owners=``, or use
-    another namespace.
+    What to do: Let the owner give the segment a ``mode`` that permits the access, attach with
+    ``owners=``, or use another namespace.
 
     Attributes:
-        uid: Its owner.
-        mode: Its permission bits.
+        uid: The segment's owner.
+        mode: The segment's permission bits.
     """
 
     uid: int | None = None
@@ -188,7 +189,7 @@ class PermissionDeniedError(ShmaccError, PermissionError):
 
 
 class OutOfRangeError(ShmaccError, OverflowError):
-    """An integer result does not fit: its dtype (the round stays) or 64 bits (nothing added).
+    """An integer does not fit its dtype (the round stays) or 64 bits (nothing was added).
 
     What to do: Use a wider dtype, or smaller numbers and weights; a round that stays can be dropped
     by ``advance_step``.
@@ -201,7 +202,7 @@ class FinishedError(OutOfRangeError):
     What to do: Leave the loop: the run is over.
 
     Attributes:
-        step: The global step that it is at.
+        step: The accumulator's global step.
         accumulated: How many gradients are pending.
     """
 
@@ -216,23 +217,24 @@ class DataLossError(ShmaccError):
     that made it.
 
     Attributes:
-        version: The version of its layout, if that is the reason.
+        version: The file's layout version, if that is the reason.
     """
 
     version: int | None = None
 
 
 class WorkerDiedError(ShmaccError):
-    """Processes that had applied are gone, and the take asked to be told. Nothing was consumed.
+    """A process that had applied has died or failed (``on_death="raise"``). Nothing was consumed.
 
-    What to do: Call it again, for as many gradients as the living can send, or start the dead
-    again.
+    What to do: Take again, for as many gradients as the living processes can send, or start the
+    dead ones again.
 
     Attributes:
         pids: The processes that have died or failed, as their own pid namespaces know them.
         reasons: Why, in the same order: "killed", or an exception's type and the beginning of its
             text, "ValueError: ...".
-        contributors: Those that they have applied with in the round that is open, ascending.
+        contributors: The contributors that they gave with their applies in the open round,
+            ascending.
     """
 
     pids: tuple[int, ...] | None = None
@@ -241,7 +243,9 @@ class WorkerDiedError(ShmaccError):
 
 
 class ChiefDiedError(ShmaccError):
-    """All that have taken are gone, nobody else takes, and the wait for a step asked to be told.
+    """Nobody is left who moves the step, and the wait for it had ``on_death="raise"``.
+
+    All processes that had taken have died or failed, and no other process takes.
 
     What to do: Start the chief again and wait again, or end.
 

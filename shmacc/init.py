@@ -1,17 +1,17 @@
-"""What the rows of a table have before anything changes them: a function of seed and id alone.
+"""The initial rows of tables: a row depends on the seed and its id alone.
 
-So it is the same whoever sees an id first, in every process and on every machine, before a row is
-in its `Table` and after it was removed. Word ``j`` of a row, an integer of 32 bits, is word
-``j % 4`` of Philox4x32-10 with the counter ``(j // 4, 0, id % 2**32, id // 2**32)`` and the key
-``(seed % 2**32, seed // 2**32)``: ten times, with ``high`` and ``low`` the halves of a product of
-64 bits::
+So an initial row is the same in every process and on every machine, whoever sees its id first,
+before the row is in its `Table` and after it was removed. Word ``j`` of a row, an integer of 32
+bits, is word ``j % 4`` of Philox4x32-10 with the counter
+``(j // 4, 0, id % 2**32, id // 2**32)`` and the key ``(seed % 2**32, seed // 2**32)``. Philox
+repeats these lines ten times; ``high`` and ``low`` are the halves of a 64-bit product::
 
     a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
     c0, c1, c2, c3 = high(b) ^ c1 ^ k0, low(b), high(a) ^ c3 ^ k1, low(a)
     k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
 
-Numbers are computed from it in float64, in the order that is written, and rounded once to the
-table's dtype.
+Each class computes its numbers from the words in float64, in the order of its formula, and rounds
+them once to the table's dtype.
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ _SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """The common base of first contents."""
+    """The common base of initial contents."""
 
     def config(self) -> tuple[int, tuple[float, ...], int]:
-        """Return the values as the extension takes them: the kind, its numbers, its seed."""
+        """Return the initial contents as the extension takes them: kind, numbers, seed."""
         raise NotImplementedError
 
     def _keep(self, **given: object) -> None:
@@ -78,7 +78,7 @@ class Uniform(Initial):
     ``low + (high - low) * (word * 2**-32)``, with the words of the module's head.
 
     Attributes:
-        low: The lower bound, which occurs.
+        low: The lower bound, which can occur.
         high: The upper bound, which occurs by rounding only.
         seed: Another seed gives other numbers.
     """
@@ -106,10 +106,11 @@ class Uniform(Initial):
 class Normal(Initial):
     """Numbers of a normal distribution.
 
-    ``mean + stddev * quantile((word + 0.5) * 2**-32)``, with the words of the module's head and the
-    standard normal distribution's quantile by Wichura's algorithm AS 241 (PPND16), with the
-    coefficients that Python's ``statistics.NormalDist`` has, to 18 digits: ``near`` (the numerator)
-    and ``near_divisor`` in ``r``, highest power first, likewise ``far``::
+    ``mean + stddev * quantile((word + 0.5) * 2**-32)``, with the words of the module's head.
+    ``quantile`` is the standard normal distribution's, by Wichura's algorithm AS 241 (PPND16). Its
+    coefficients are those of Python's ``statistics.NormalDist``, to 18 digits. ``near`` (the
+    numerator) and ``near_divisor`` are polynomials in ``r``, evaluated from the highest power down;
+    likewise ``far`` and ``far_divisor``::
 
         q = p - 0.5
         if abs(q) <= 0.425:
@@ -117,10 +118,10 @@ class Normal(Initial):
             quantile = near(r) * q / near_divisor(r)
         else:
             r = sqrt(-log(p if q < 0 else 1 - p)) - 1.6
-            quantile = far(r) / far_divisor(r)      # -, if q < 0
+            quantile = far(r) / far_divisor(r)      # negated if q < 0
 
-    ``log(x)``, with ``x = mantissa * 2**exponent`` and the mantissa from 0.75 to below 1.5, is the
-    series in ``s = (mantissa - 1) / (mantissa + 1)``, innermost term first::
+    ``log(x)``, with ``x = mantissa * 2**exponent`` and the mantissa from 0.75 to below 1.5, is a
+    series in ``s = (mantissa - 1) / (mantissa + 1)``, computed from the innermost term::
 
         total = 1 / 21
         for k in (19, 17, 15, 13, 11, 9, 7, 5, 3, 1):
@@ -151,10 +152,10 @@ class Normal(Initial):
 
 
 def of_config(number: int, numbers: list[float], seed: int) -> Initial:
-    """Return what a segment has for a table.
+    """Return the initial contents that a segment has for a table.
 
     Raises:
-        InvalidArgumentError: Its numbers are out of range.
+        InvalidArgumentError: The numbers are out of range.
     """
     if number == layout.INITIALS["Constant"]:
         return Constant(numbers[0])

@@ -1,17 +1,19 @@
-"""Optimizers of `Parameters`: what an update makes of gradients, by rows.
+"""Optimizers of `Parameters`: how an update changes arrays by their gradients.
 
-The arithmetic is that of TensorFlow's training ops, and for rows of Adam that of torch's
-``SparseAdam``; each class gives its formula in the order of its operations. ``p`` is an element of
-an array, ``g`` its gradient, the others are its slots. All of it is computed in the array's dtype,
-float32 or float64; numbers that do not change during an update, such as ``1 - rho``, in float64 and
-then rounded. A sparse gradient changes its rows and their slots, and no others.
+The arithmetic is that of TensorFlow's training ops, except that Adam treats rows as torch's
+``SparseAdam`` does; each class gives its formula in the order of its operations. ``p`` is an
+element of an array, ``g`` its gradient; the other names are slots and the optimizer's numbers. An
+update computes in the array's dtype, float32 or float64. Numbers that do not change during an
+update, such as ``1 - rho``, are computed in float64 and then rounded. A sparse gradient changes
+its rows and their slots, and no others.
 
 ``weight_decay`` is torch's: an l2 penalty, ``g + weight_decay * p`` in place of ``g``, except for
-`AdamW`. At the same numbers SGD and Adagrad are torch's, too. Where TensorFlow and torch differ,
-``as_torch=True`` computes as torch; `shmacc.torch.optimizer_of` translates torch's optimizers.
+`AdamW`. With the same numbers, SGD and Adagrad compute as torch's do. Where TensorFlow and torch
+differ, ``as_torch=True`` computes as torch; `shmacc.torch.optimizer_of` translates torch's
+optimizers.
 
-Optimizers are kept in the segment, with the parameters. They are frozen, and equal if all their
-numbers are.
+The segment keeps optimizers with the parameters. They are frozen, and two of a class are equal if
+all their numbers are.
 """
 
 import dataclasses
@@ -30,12 +32,12 @@ _DECAY = 4  # where the weight decay stands among an optimizer's numbers
 
 
 class Slot(NamedTuple):
-    """What an optimizer keeps of each element of an array.
+    """A number that an optimizer keeps for each element of an array.
 
     Attributes:
-        name: TensorFlow's.
-        initial: What it starts as.
-        rowwise: Whether it has one number for all elements along the last dimension.
+        name: TensorFlow's name of the slot.
+        initial: The value that the slot starts with.
+        rowwise: Whether all elements along the last dimension share one number.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Optimizer:
     learning_rate: float
 
     _at_most: ClassVar[dict[str, float]] = {}
-    """Upper bounds of numbers, which are not below 0."""
+    """Upper bounds of the numbers that have one; no number may be below 0."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -85,15 +87,16 @@ class Optimizer:
         smallest: float,  # noqa: ARG002  Ftrl's
         largest: float = math.inf,
     ) -> None:
-        """Refuse a learning rate that an array's dtype does not have.
+        """Refuse a learning rate that an array's dtype cannot represent.
 
         Args:
-            rate: Not negative.
+            rate: The learning rate, not negative.
             smallest: The smallest normal number of the dtype.
-            largest: The largest one.
+            largest: The largest number of the dtype.
 
         Raises:
-            InvalidArgumentError: It is too large; or too small for `Ftrl`, which divides by it.
+            InvalidArgumentError: The rate is too large; or too small for `Ftrl`, which divides by
+                it.
         """
         if rate > largest:
             raise InvalidArgumentError(
@@ -106,7 +109,7 @@ class Optimizer:
 
         Args:
             smallest: The smallest normal number of the dtype.
-            largest: The largest one.
+            largest: The largest number of the dtype.
 
         Raises:
             InvalidArgumentError: A number is too large; or as for `check_rate`.
@@ -121,7 +124,7 @@ class Optimizer:
                 )
 
     def config(self) -> tuple[int, tuple[float, ...]]:
-        """Return what the extension takes: the kind with options, and the fields in order."""
+        """Return the optimizer as the extension takes it: kind with options, fields in order."""
         kind = layout.OPTIMIZERS[type(self).__name__]
         numbers = [float(getattr(self, name)) for name in _numbers(type(self))]
         if decay := getattr(self, "weight_decay", 0.0):
@@ -136,18 +139,18 @@ class Optimizer:
 class SGD(Optimizer):
     """Gradient descent, with momentum if that is not 0.
 
-    Without: ``p -= learning_rate * g`` (TensorFlow's ``ResourceApplyGradientDescent``). With
-    (``ResourceApplyMomentum``, ``ResourceSparseApplyMomentum``)::
+    Without momentum: ``p -= learning_rate * g`` (TensorFlow's ``ResourceApplyGradientDescent``).
+    With momentum (``ResourceApplyMomentum``, ``ResourceSparseApplyMomentum``)::
 
         momentum = momentum * decay + g         # the slot; decay: the argument `momentum`
         p -= momentum * learning_rate
-        # nesterov, in place of that:
+        # nesterov, in place of the last line:
         p -= g * learning_rate + momentum * decay * learning_rate
 
     Attributes:
         learning_rate: The step size.
         momentum: How much of the last change is kept, 0 to 1; 0: there is no slot.
-        nesterov: Whether the momentum is looked at ahead.
+        nesterov: Whether the momentum is Nesterov's, which looks one step ahead.
         weight_decay: The strength of the l2 penalty.
     """
 
@@ -171,22 +174,22 @@ class Adagrad(Optimizer):
         accumulator += g * g
         p -= learning_rate * g / (sqrt(accumulator) + epsilon)
 
-    ``rowwise`` keeps one accumulator a row: for all elements along the last dimension, n of them.
-    So it needs 1/n of the memory, as FBGEMM's ``exact_rowwise_adagrad`` and PyTorch-BigGraph's
+    ``rowwise`` keeps one accumulator for each row, the n elements along the last dimension. So it
+    needs 1/n of the memory, as FBGEMM's ``exact_rowwise_adagrad`` and PyTorch-BigGraph's
     ``RowAdagrad``::
 
         accumulator += mean(g * g)
         p -= learning_rate / (sqrt(accumulator) + epsilon) * g
 
-    The squares of the mean are added in eight sums, each of every eighth element, in order; these
-    as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))``; the sum is divided by n. An array of one
-    dimension is one row then, of which a gradient must have all.
+    The mean adds the squares in eight sums, each of every eighth element, in order. It adds these
+    sums as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`` and divides by n. An array of one
+    dimension is then a single row, so its gradient must be dense.
 
     Attributes:
         learning_rate: The step size.
-        initial_accumulator_value: What accumulators start as.
+        initial_accumulator_value: The value that accumulators start with.
         epsilon: Added to the square root.
-        rowwise: Whether there is one accumulator a row.
+        rowwise: Whether each row has one accumulator.
         weight_decay: The strength of the l2 penalty; not with `rowwise`.
     """
 
@@ -214,14 +217,14 @@ class RMSprop(Optimizer):
 
         rms += (g * g - rms) * (1 - rho)
         p -= learning_rate * g / sqrt(rms + epsilon)
-        # with momentum, in place of that:
+        # with momentum, in place of the last line:
         momentum = momentum * decay + learning_rate * g / sqrt(rms + epsilon)
         p -= momentum
 
-    As torch's::
+    With ``as_torch``, ``rms`` is the same, then::
 
         p -= learning_rate * g / (sqrt(rms) + epsilon)
-        # with momentum, in place of that:
+        # with momentum, in place of the last line:
         momentum = momentum * decay + g / (sqrt(rms) + epsilon)
         p -= learning_rate * momentum
 
@@ -229,9 +232,9 @@ class RMSprop(Optimizer):
         learning_rate: The step size.
         rho: How much of the mean is kept, 0 to 1.
         momentum: How much of the last change is kept, 0 to 1; 0: there is no such slot.
-        epsilon: Added under the square root.
+        epsilon: Added under the square root; with `as_torch` to the root.
         weight_decay: The strength of the l2 penalty.
-        as_torch: Whether it computes as torch's RMSprop.
+        as_torch: Whether to compute as torch's RMSprop does.
     """
 
     rho: float = 0.9
@@ -251,17 +254,17 @@ class RMSprop(Optimizer):
 class Adam(Optimizer):
     """Adam: steps by the moments of an element's gradients.
 
-    TensorFlow's ``ResourceApplyAdam``; of rows torch's ``SparseAdam``: the moments of other rows
-    stay as they are. ``t`` is how often the array was updated, this update included. One in
-    which the array has no rows is none; ``SparseAdam`` counts it, unless ``.grad`` is None::
+    TensorFlow's ``ResourceApplyAdam``; for rows torch's ``SparseAdam``, so the moments of other
+    rows stay as they are. ``t`` is how often the array was updated, this update included. An update
+    with no rows of the array does not count (``SparseAdam`` counts it, unless ``.grad`` is None)::
 
         rate = learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t)      # in float64
         m += (g - m) * (1 - beta_1)
         v += (g * g - v) * (1 - beta_2)
         p -= rate * m / (sqrt(v) + epsilon)
 
-    As torch's, dense gradients have ``epsilon * sqrt(1 - beta_2**t)`` in place of ``epsilon``, and
-    an update without rows counts.
+    With ``as_torch``, dense gradients have ``epsilon * sqrt(1 - beta_2**t)`` in place of
+    ``epsilon``, and an update without rows counts.
 
     Attributes:
         learning_rate: The step size.
@@ -269,7 +272,7 @@ class Adam(Optimizer):
         beta_2: How much of the second moment is kept; below 1.
         epsilon: Added to the square root.
         weight_decay: The strength of the l2 penalty.
-        as_torch: Whether it computes as torch's Adam, and of rows as its SparseAdam.
+        as_torch: Whether to compute as torch's Adam does, and for rows as its SparseAdam.
     """
 
     beta_1: float = 0.9
@@ -288,7 +291,7 @@ class Adam(Optimizer):
         return Slot("m"), Slot("v")
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` whose correction may exceed `largest`; any number is above `smallest`."""
+        """Refuse a `rate` that may exceed `largest` when corrected; `smallest` has no effect."""
         Optimizer.check_rate(self, rate, smallest, largest)
         if rate / (1 - self.beta_1) > largest:
             raise InvalidArgumentError(
@@ -301,7 +304,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: ``p *= 1 - learning_rate * weight_decay`` comes first.
 
-    So the moments do not know of it. With a sparse gradient its rows decay, and no others.
+    So the moments do not contain the decay. A sparse gradient decays its rows, and no others.
 
     Attributes:
         learning_rate: The step size.
@@ -309,13 +312,13 @@ class AdamW(Adam):
         beta_2: How much of the second moment is kept; below 1.
         epsilon: Added to the square root.
         weight_decay: How much of an element decays, times the learning rate.
-        as_torch: Whether it computes as torch's AdamW, as for `Adam`.
+        as_torch: Whether to compute as torch's AdamW does, as for `Adam`.
     """
 
     weight_decay: float = 0.01
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` above `largest`, also times the decay; any is above `smallest`."""
+        """Refuse a `rate` above `largest`, also times the decay; `smallest` has no effect."""
         Adam.check_rate(self, rate, smallest, largest)
         if rate * self.weight_decay > largest:
             raise InvalidArgumentError(
@@ -336,12 +339,12 @@ class Ftrl(Optimizer):
         p = p if abs(linear) > l1 else 0
         accumulator = total
 
-    For the power -0.5 the roots are ``sqrt``; for others they are C's ``pow`` in float64, rounded.
+    For the power -0.5 ``sqrt`` computes the powers; else C's ``pow`` in float64, then rounded.
 
     Attributes:
         learning_rate: The step size, above 0.
-        learning_rate_power: How it falls with the accumulator: 0 or less.
-        initial_accumulator_value: What accumulators start as.
+        learning_rate_power: How the step size falls with the accumulator: 0 or less.
+        initial_accumulator_value: The value that accumulators start with.
         l1: The strength of the l1 penalty.
         l2: The strength of the l2 penalty.
     """
@@ -366,7 +369,7 @@ class Ftrl(Optimizer):
         return Slot("accumulator", self.initial_accumulator_value), Slot("linear")
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` above `largest`, or below `smallest`, which has no reciprocal there."""
+        """Refuse a `rate` above `largest`, or below `smallest`: its reciprocal may overflow."""
         Optimizer.check_rate(self, rate, smallest, largest)
         if rate < smallest:
             raise InvalidArgumentError(
@@ -376,10 +379,10 @@ class Ftrl(Optimizer):
 
 
 def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
-    """Return the optimizer that a segment has for an array; None: none.
+    """Return the optimizer that a segment has for an array; None: the array has none.
 
     Raises:
-        InvalidArgumentError: Its numbers are out of range.
+        InvalidArgumentError: The optimizer's numbers are out of range.
     """
     number, numbers = config
     options = {name: number & bit for name, bit in layout.OPTIMIZER_OPTIONS.items()}
@@ -397,16 +400,16 @@ def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
 
 
 def _numbers(kind: type[Optimizer]) -> list[str]:
-    """Return the fields that are numbers of every version, in the order in which these stand."""
+    """Return the fields that are stored as numbers, in the segment's order; options are bits."""
     names = [field.name for field in dataclasses.fields(kind)]
     return [name for name in names if name not in layout.OPTIMIZER_OPTIONS]
 
 
 def finite(value: object, what: str) -> float:
-    """Return a number.
+    """Return a value as a float.
 
     Raises:
-        InvalidArgumentError: It is none, or no finite one.
+        InvalidArgumentError: The value is no number, or not finite.
     """
     try:
         number = math.nan if isinstance(value, str) or _is_flag(value) else float(value)  # type: ignore[arg-type]
@@ -424,4 +427,4 @@ def _flag(value: object, what: str) -> bool:
 
 
 def _is_flag(value: object) -> bool:
-    return type(value).__name__ in {"bool", "bool_"}  # NumPy's, too, without it
+    return type(value).__name__ in {"bool", "bool_"}  # also NumPy's, without importing NumPy

@@ -1,4 +1,4 @@
-"""For tests of programs that use shmacc: separate names, and a check that none is left."""
+"""For tests of programs that use shmacc: a namespace for each test, and a check for leaks."""
 
 import contextlib
 import multiprocessing
@@ -14,10 +14,9 @@ _SETTING = "shmacc_namespace"
 class _Inherited:
     """A namespace that a child of multiprocessing takes over when it is unpickled there.
 
-    A child of a forkserver has the environment that the server was started with, which may be that
-    of an earlier test. But every child that is not forked from its parent is sent its process
-    object, with the settings that its parent had (the ``_config`` that also carries the
-    authentication key).
+    A forkserver's child has the environment that the server was started with, possibly by an
+    earlier test. But multiprocessing sends each child that is not forked from its parent a process
+    object with the parent's settings (``_config``, which also carries the authentication key).
     """
 
     def __init__(self, namespace: str) -> None:
@@ -44,10 +43,10 @@ def isolated_namespace() -> Iterator[str]:
     This includes children of every start method of multiprocessing, even of a forkserver that runs
     already, and all other processes that inherit the environment.
 
-    On leaving, all names that are left under it are removed, in use or not.
+    The end of the block removes all names that are left in the namespace, in use or not.
 
     Yields:
-        The namespace, which is the value of ``SHMACC_NAMESPACE`` meanwhile.
+        The namespace, which is the value of ``SHMACC_NAMESPACE`` in the block.
     """
     namespace = f"test-{os.getpid()}-{os.urandom(6).hex()}"
     before = os.environ.get(names.NAMESPACE_VARIABLE)
@@ -75,7 +74,7 @@ def leaked_names(namespace: str | None = None) -> tuple[str, ...]:
     """Return the names of segments and semaphores in ``/dev/shm``, sorted.
 
     Args:
-        namespace: Only those under it; None: all of this library's.
+        namespace: Limits the names to this namespace; None: all names of this library.
     """
     found = []
     for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
