@@ -1,31 +1,31 @@
-/* The commit (native/protocol/commit.hpp, lane.hpp; native/operations/table.hpp, buffer.hpp): begin, save, publish, add,
- * commit and recover in the lanes, the commit of the round over all lanes, and what a take sees.
+/* The commit (native/protocol/commit.hpp, lane.hpp; native/operations/table.hpp, buffer.hpp): begin, save, publish,
+ * add, commit and recover in the lanes, the commit of the round over all lanes, and what a take sees.
  *
  * Modelled: WORKERS processes that each do OPERATIONS things, with every choice explored. An operation has the lock of
  * one of LANES lanes and applies a gradient that touches any non-empty set of the MEMBERS members' ROWS rows, or gives
  * up half-way (roll_back: a sum that would overflow, or no space). Or it has the locks of all lanes and takes
  * everything. The round's record and each lane's are kept twice, with a generation that says which copy is current.
  * Members' copies have stamps, and are written between `begin` and the commit. Contents belong to a round's number, and
- * are void when that has moved on. Each lane has an undo log, with as much room as its committed record says. Slots are
- * given out in order of first touch. The index leads from row to slot and has a stamp; undone applies leave entries in
- * it; the entries in use are counted, and the lane counts those left behind. Rows in consecutive slots are saved and
- * changed in runs of up to RUN. A row is two words (left, right), added to one after the other, and a contribution
- * count, so it can be torn. With -DDENSE each member has two buffers instead. Every store into shared memory is a step,
- * except where a comment says why not. If the owner dies between two steps, the next owner recovers, and may die in
- * that as well. At the end an observer who does not die looks at what is left. With -DREADER one process reads a
- * lane's records without its lock.
+ * are void once the round has moved on. Each lane has an undo log, with as much room as its committed record says.
+ * Slots are given out in order of first touch. The index leads from row to slot and has a stamp; undone applies leave
+ * entries in it; the entries in use are counted, and the lane counts those left behind. Rows in consecutive slots are
+ * saved and changed in runs of up to RUN. A row is two words (left, right), added to one after the other, and a
+ * contribution count, so it can be torn. With -DDENSE each member has two buffers instead. Every store into shared
+ * memory is a step, except where a comment says why not. If the owner dies between two steps, the next owner recovers,
+ * and may die in that as well. At the end an observer who does not die looks at what is left. With -DREADER one process
+ * reads a lane's records without its lock.
  *
  * Abstracted: a lock is one word with its owner, dropped at death (lock.pml); how a take gets the locks of all lanes is
  * in round.pml. A gradient is a digit in base 4: the n-th of a lane's round adds 4^n to each word that it touches, so
  * the sum shows what is lost, doubled, torn, or in some members only. A bucket of the index has one place, and all rows
  * of a member have the same home. The index does not grow: a grown index is built beside the old one and becomes
- * current with the member's copy, as everything in it. Likewise left out: the round's shape (kept twice, like the
+ * current together with the member's copy. Likewise left out: the round's shape (kept twice, like the
  * dense buffers), the pages given back after a commit, and operations that change a record alone (advance_step,
  * set_step, unseal, drop), each of which is one commit as in `reserve_undo` or a take. Arithmetic that overflows, and
  * stamps and generations that wrap, are not looked at. At each acquire, after recovery, `poison` overwrites all that
  * nobody may read any more (slots not in use, the undo log, copies that are not current) and renumbers generations and
- * stamps. That is worse than what the dead really leave, and states that differ only in such leavings, or in how far
- * index_filled and leftovers exceed the entries that are there, become one. With -DNO_POISON all stays as it was left.
+ * stamps. That is worse than what the dead really leave. It also merges states that differ only there, or in how far
+ * index_filled and leftovers exceed the entries that exist. With -DNO_POISON nothing is overwritten.
  *
  * Checked at every acquire, after recovery: all members' rows, contributions and counts are those of exactly the
  * gradients that were committed in the lane and not taken, so nothing is torn, lost or doubled in any member. A take
@@ -54,8 +54,8 @@
 #ifndef RUN
 #define RUN 1
 #endif
-#define ITEMS (MEMBERS * ROWS)      /* of a lane: row r of member m is item m * ROWS + r; 1 or 2 */
-#define BUCKETS (ROWS * WORKERS * OPERATIONS)   /* of a member: enough for all that may be left behind: no rebuild */
+#define ITEMS (MEMBERS * ROWS)      /* in a lane, 1 or 2: row r of member m is item m * ROWS + r */
+#define BUCKETS (ROWS * WORKERS * OPERATIONS)   /* per member: enough for every entry that may be left behind, so no rebuild */
 
 #define PROCESSES WORKERS
 #define finished(p) ended[p]
@@ -66,18 +66,18 @@
 /* ---- the segment ---- */
 typedef RoundCopy { byte round; byte taken }
 typedef LaneCopy {
-  byte round;       /* that count is of */
+  byte round;       /* the round that count belongs to */
   byte count;       /* gradients */
-  byte undo_room;   /* reserved for the undo log: rows that it has room for */
+  byte undo_room;   /* rows for which the undo log has reserved room */
   byte leftovers    /* index entries that undone applies may have left behind */
 }
 typedef MemberCopy {
   byte stamp;       /* the lane's generation that wrote it */
-  byte round;       /* that the next two are of */
-  byte count;       /* gradients that had this member */
+  byte round;       /* the round that the next two belong to */
+  byte count;       /* gradients that contained this member */
   byte rows;        /* slots in use */
   byte index_stamp; /* buckets with another stamp are empty */
-  byte index_filled; /* entries in use, without those left behind */
+  byte index_filled; /* index entries in use, without those left behind */
   bit buffer        /* dense: which buffer holds the sum */
 }
 typedef Undo { byte slot; byte contributions; short left; short right }
@@ -85,11 +85,11 @@ typedef Slot { byte row; byte contributions; short left; short right }
 typedef Bucket { byte stamp; byte tag; byte slot }  /* tag: the row + 1; 0: free */
 typedef Buffer { short left; short right }
 
-/* The owner's own memory: a lane has one owner, so one copy for each lane will do; lost with the owner. */
+/* The owner's private memory, lost with the owner. A lane has one owner, so one copy for each lane is enough. */
 typedef Operation {
   byte round_now;                   /* RoundState::round, as read under the lock */
   byte round, count, undo_room, leftovers;
-  byte touched;                     /* items of the gradient; none: it is a take */
+  byte touched;                     /* the gradient's items, a bit each; 0: a take */
   byte found[ITEMS];                /* the slot of each item, or ABSENT */
   short weight;
   byte item, at, length, records;
@@ -114,12 +114,12 @@ typedef Lane {
 #endif
   Operation now;
   Change change[MEMBERS];           /* to be committed */
-  /* the books, kept outside: what the lane ought to say */
+  /* the books, outside the segment: what the lane should contain */
   short here_sum[ITEMS];
   byte here_contributions[ITEMS];
   byte here_count;
 #ifdef READER
-  byte count_at[2];                 /* what was committed as which generation, by its parity */
+  byte count_at[2];                 /* the committed count, by the parity of its generation */
   byte member_count_at[MEMBERS * 2]
 #endif
 }
@@ -182,7 +182,7 @@ inline kernel_drops_locks(p) {
 
 #define step(action) atomic { runs(me) -> action }
 
-/* What the books do in the instant of a lane's commit. */
+/* Updates the books in the instant of a lane's commit. */
 #define NOTHING_NEW 0
 #define GRADIENT_ADDED 1
 inline book(event) {
@@ -218,7 +218,7 @@ inline book_taken() {
 #define bucket_of(m, b) L.bucket[(m) * BUCKETS + (b)]
 #define is_filled(m, b, stamp_now) (bucket_of(m, b).stamp == stamp_now && bucket_of(m, b).tag != 0)
 
-/* Into `seen`: index entries of member m under a stamp. */
+/* Counts into `seen` the index entries of member m that have the stamp. */
 inline count_entries(m, stamp_now) {
   seen = 0;
   for (j : 0 .. BUCKETS - 1) { seen = seen + is_filled(m, j, stamp_now) }
@@ -228,7 +228,7 @@ inline count_entries(m, stamp_now) {
 #define is_void(m) (the(m).round != current_round.round)
 #define slot_of(m, s) L.slot[(m) * ROWS + (s)]
 
-/* The lane says what the books say, in all members. Rows that were touched stand in one slot each. */
+/* The lane agrees with the books in all members. Each touched row has exactly one slot. */
 inline check_visible() {
   d_step {
     assert((current.round == current_round.round -> current.count : 0) == L.here_count);
@@ -323,11 +323,11 @@ inline poison() {
     }
     i = 0;
 #ifndef READER
-    for (i : 0 .. MEMBERS - 1) {    /* it stays the current one: the other's stamp is less, or both are 0 */
+    for (i : 0 .. MEMBERS - 1) {    /* the copy stays current: the other's stamp is less, or both are 0 */
       if :: the(i).stamp > 0 -> the(i).stamp = 1 :: else fi
     }
     L.generation = 2 + (L.generation & 1);
-    L.journal_generation = L.generation; /* the last that is not ahead: the one most easily mistaken */
+    L.journal_generation = L.generation; /* the highest that is not ahead: easiest to mistake */
 #endif
     j = 0
   }
@@ -378,7 +378,7 @@ inline store_generation(event) {
 
 /* ---- lane.hpp: Member ---- */
 #ifdef BROKEN_COMMIT_FIRST
-#define NEW_STAMP L.generation      /* it has been written already */
+#define NEW_STAMP L.generation      /* the generation has been stored already */
 #else
 #define NEW_STAMP (L.generation + 1)
 #endif
@@ -403,7 +403,7 @@ inline write(m) {
   fi
 }
 
-/* As committed, from the round's beginning on if it has nothing of it yet. Private: no step of its own. */
+/* Copies the committed records; a record from an earlier round starts anew. Private memory: no step of its own. */
 #ifdef BROKEN_OLD_ROUND
 #define starts_anew(m) false
 #else
@@ -489,7 +489,7 @@ inline put_back() {
 #endif
 }
 
-/* Copies of the operation that did not commit: none of them is to become valid. */
+/* Voids the copies that the uncommitted operation wrote: a later commit must not make them valid. */
 inline clear() {
 #ifndef BROKEN_NOT_CLEARED
   do
@@ -508,7 +508,7 @@ inline clear() {
 #endif
 }
 
-/* Its commit, and nothing else, is what makes the journal void: generation is journal_generation then. */
+/* Only its commit makes the journal void: generation equals journal_generation then. */
 inline recover() {
 #ifndef BROKEN_UNDO_ORDER
   put_back();
@@ -552,8 +552,8 @@ inline recovered() {
 #define m_now member_of(NOW.item)
 #define row_now (NOW.item % ROWS)
 #define place_is_free(m, b) (!is_filled(m, b, L.change[m].index_stamp))
-/* An entry is believed only about a slot that is in use and says itself that it is this row's: undone
- * applies leave entries behind, and the slots that they meant are given out again. */
+/* An entry counts only if its slot is in use and has this row: undone applies leave entries behind, and
+ * the slots of those are given out again. */
 #ifdef BROKEN_INDEX_TRUST
 #define leads_to_row(m, b, r) (bucket_of(m, b).tag == (r) + 1)
 #else
@@ -561,8 +561,8 @@ inline recovered() {
                                && slot_of(m, bucket_of(m, b).slot).row == (r))
 #endif
 
-/* For all rows of the gradient, before anything is changed; the first free place ends a search. Reads
- * only: in one step. */
+/* Finds all rows of the gradient, before anything is changed. The first free place ends a search. It only
+ * reads, so it is one step. */
 inline find() {
   for (i : 0 .. ITEMS - 1) {
     if
@@ -614,8 +614,8 @@ inline insert() {
 #endif
 #define place(x) (member_of(x) * ROWS + NOW.found[x])
 
-/* A longer log is committed on its own: whoever recovers must know how long it may be. What else the operation
- * changes in the record is not in it yet. */
+/* Commits more room for the undo log on its own: recovery must know how long the log may be. The operation's
+ * other changes are not in that commit. */
 inline reserve_undo() {
   if
   :: atomic { runs(me) && undo_rows > NOW.undo_room ->
@@ -628,14 +628,14 @@ inline reserve_undo() {
      };
      write_record(next);
      store_generation(NOTHING_NEW);
-     atomic { runs(me) -> d_step { begin_round(); i = 0 } }          /* of the record as it is now: private */
+     atomic { runs(me) -> d_step { begin_round(); i = 0 } }          /* from the record as it is now: private */
 #endif
   :: atomic { runs(me) && undo_rows <= NOW.undo_room -> skip }
   fi
 }
 
-/* Several stores in a step: nobody looks at an undo record before `publish` counts it. (A run is one record
- * in the code, and as many here as it has rows, published at once.) */
+/* Several stores in a step: nobody looks at an undo record before `publish` counts it. (In the code a run is
+ * one record. Here it is one record for each row, all published at once.) */
 inline save(x) {
   step(L.undo_log[NOW.records].slot = place(x);
        L.undo_log[NOW.records].contributions = L.slot[place(x)].contributions;
@@ -744,7 +744,7 @@ inline roll_back() {
   atomic { runs(me) -> check_visible() }
 }
 
-/* With the first lane's lock: those of the others, in order. */
+/* Has the first lane's lock, and takes the others' in order. */
 inline RoundSession() {
 #if LANES > 1 && !defined(BROKEN_ONE_LOCK)
   atomic { runs(me) && lane[1].lock == NOBODY -> lane[1].lock = me };
@@ -806,7 +806,7 @@ inline apply() {
   step(assert(NOW.committed == !NOW.gives_up))  /* True, or the exception, is what the caller gets */
 }
 
-/* What it hands out was compared with the books when it had the locks, and nobody can change it since. */
+/* The contents were compared with the books when this process got the locks; nobody can have changed them since. */
 inline consume() {
 #ifdef BROKEN_ROUND_FIRST
   atomic { runs(me) -> d_step { round_generation++; book_taken(); i = 0 } };
@@ -819,7 +819,7 @@ inline consume() {
 #endif
 }
 
-/* Without the lock: the generation before and after the rest. */
+/* Reads without the lock: the generation, the rest, and the generation again. */
 inline snapshot() {
   step(seen_generation = L.generation);
   step(seen_count = L.state[seen_generation & 1].count);
@@ -833,8 +833,8 @@ inline snapshot() {
                   && seen_member == L.member_count_at[(MEMBERS - 1) * 2 + (seen_generation & 1)])))
 }
 
-/* Which lock, then, what to do with it: chosen late, so that who waits for the lock is in one state only. A take needs
- * the first lane's lock first. */
+/* Chooses the operation after the lock, so that a process that waits for the lock has one state only. A take needs the
+ * first lane's lock first. */
 inline choose_operation() {
   operations++;
   if
@@ -884,7 +884,7 @@ proctype reader(byte me) {
 }
 #endif
 
-/* Comes when nothing else moves, and does not die: the fresh process that must see all or nothing. */
+/* Starts when no other process can make a step, and does not die: a fresh process must see all or nothing. */
 active proctype observer() {
   byte me = OBSERVER;
   byte l;

@@ -1,19 +1,19 @@
 /* Processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them,
- * and a wait for gradients is told of them.
+ * and the next wait for gradients is told of them.
  *
  * Modelled: VICTIMS processes that have applied, and then leave in order, leave by a failure, or stay until they
  * die; SWEEPERS processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once,
  * take all locks, sweep, and are told the news. Each store to an entry or a record is a step, and so is each look
  * for a record. Any of these processes may die between any two steps.
  *
- * Abstracted: a lock is one word with its owner (lock.pml). An entry may have a new owner when it is freed:
+ * Abstracted: a lock is one word with its owner (lock.pml). That a freed entry may have a new owner is in
  * presence.pml. A process that failed and goes on, and former chiefs, are one word each, which only tellers (with
  * all locks) or the process itself change. The rest of a record is written before its fate. The table has room
  * for all: which record a full table drops does not depend on the order of steps.
  *
  * Checked: each death and each failure has at most one record, and one wait is told of it. Nothing is told of a
  * process that left in order, or lives. At the end of a run one more wait is told all that is left. Then each
- * was told once (perhaps to a process that died of it), and no record is left over.
+ * was told once (perhaps to a process that has died since), and no record is left over.
  */
 #ifndef VICTIMS
 #define VICTIMS 1
@@ -34,8 +34,8 @@
 
 #define FREE 0
 #define HERE 1
-#define FAILED 2                     /* it has left so */
-#define WRITING 1                    /* a record's: it has an identity, and no fate yet */
+#define FAILED 2                     /* it has left by a failure */
+#define WRITING 1                    /* a record that has an identity, and no fate yet */
 #define NEWS 2
 
 /* ---- the segment ---- */
@@ -48,10 +48,10 @@ byte lock[LANES] = NOBODY;
 
 /* ---- the books ---- */
 bool ended[PROCESSES + 1];
-bool left[VICTIMS];                  /* in order */
+bool left[VICTIMS];                  /* it has left in order */
 bool failed[VICTIMS];
 byte told[VICTIMS];
-bool due[VICTIMS];                   /* it was gone before the teller began */
+bool due[VICTIMS];                   /* it was gone when the teller got the locks */
 
 #define finished(p) ended[p]
 #define dropped_by(p, x) if :: lock[x] == p -> lock[x] = NOBODY :: else fi
@@ -89,7 +89,7 @@ inline entry_for() {
   :: atomic { runs(me) && i == RECORDS && at == RECORDS -> i = 0 }; break
   :: atomic { runs(me) && i == RECORDS && at < RECORDS && whose[at] == NOBODY -> whose[at] = v; fate_of[at] = WRITING; i = 0 };
      break
-  :: atomic { runs(me) && i == RECORDS && at < RECORDS && whose[at] != NOBODY -> i = 0; at = RECORDS }     /* another was faster */
+  :: atomic { runs(me) && i == RECORDS && at < RECORDS && whose[at] != NOBODY -> i = 0; at = RECORDS }     /* another took it first */
   od
 }
 
@@ -177,13 +177,13 @@ proctype teller(byte me) {
   sweep();
 #endif
   tell();
-  /* What was gone when it had the locks is no news to a later wait. */
+  /* A process that was gone when the teller got the locks has been told of by now. */
   step(assert(!due[0] || told[0] == 1); assert(!due[VICTIMS - 1] || told[VICTIMS - 1] == 1));
   release();
   step(ended[me] = true)
 }
 
-/* ---- where a run ends: one more wait, of a process that fate spares ---- */
+/* ---- the end of a run: one more wait, by a process that never dies ---- */
 active proctype observer() {
   byte me = OBSERVER, v, i, at, seen;
   atomic { timeout -> skip };

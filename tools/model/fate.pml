@@ -1,6 +1,6 @@
-/* What befalls the processes; processes.pml says what it means and why it is sound. A model includes this
- * after its own variables and after kernel_drops_locks(p) and finished(p) (who needs no death any more).
- * Where runs that end with less than all deaths matter, it defines FATE_MAY_HOLD_BACK.
+/* Kills and stops processes; processes.pml says what that means and why it is sound. A model includes this
+ * file after its own variables, kernel_drops_locks(p) and finished(p) (p is not struck any more). It defines
+ * FATE_MAY_HOLD_BACK if runs with fewer deaths or stops matter, too.
  */
 #if DEATHS || STOPS
 
@@ -54,7 +54,7 @@ active proctype fate() {
   :: atomic { stopped != NOBODY -> stopped = NOBODY }         /* SIGCONT */
 #endif
 #ifdef FATE_MAY_HOLD_BACK
-  :: break                                                    /* no more of either, for ever */
+  :: break                                                    /* nothing more happens */
 #endif
   od
 }

@@ -3,26 +3,26 @@
  * for its turn; cancel; claim (presence.hpp).
  *
  * Modelled: TAKERS threads that each take TURNS times, with any num_required from 1 to MOST_REQUIRED (with PARTIALS
- * also 0: whatever is there). With TIMEOUTS they may give up in any wait. With LOOKS=n they may, n times a take,
- * copy the round, let go of the lock for any time, and come back to commit. APPLIERS processes that each apply
+ * also 0: whatever is there). With TIMEOUTS they may give up in any wait. With LOOKS=n they may, up to n times in each
+ * take, copy the round, release the lock for any time, and come back to commit. APPLIERS processes that each apply
  * GRADIENTS times. With CANCELLER, ADVANCER or NEWCOMER one more process, which cancels, drops the round
- * (advance_step), or attaches and so may get the entry of a dead process. With SIBLINGS the takers 0 and 1 are
- * threads of one process. Taker t has entry t of the queue, so its ticket is ticket[t]. As in the code, leave and
- * cancel need no lock. A join is two steps: `top` and next_ticket, then the ticket.
+ * (advance_step), or attaches and so may get the entry of a dead process. With SIBLINGS the takers 0 and 1 are threads
+ * of one process. Taker t has entry t of the queue, so its ticket is ticket[t]. As in the code, leave and cancel need
+ * no lock. A join is two steps: `top` and next_ticket, then the ticket.
  *
  * Abstracted: the lock is one word with its owner, dropped at death (lock.pml). A take that waits for it notices a
- * cancel and the end of its time. A commit is one step (commit.pml). A futex word is kept as whether it changed
+ * cancel and the end of its time. A commit is one step (commit.pml). A futex word is a flag: whether it changed
  * since it was last read (changed, turned). A sleeper gets up when the word has changed: by FUTEX_WAKE, or by its
  * slice if the waker died between the word and the call. A slice that finds nothing to do is left out
- * (processes.pml). Patience with a head that does not come may end at any moment if somebody may be stopped, and
- * never ends otherwise: one second is long.
+ * (processes.pml). If processes may be stopped, an apply's patience with a head that does not come may end at any
+ * moment. Otherwise it never ends: one second is long.
  *
- * Checked: a take is by the first of the living in the queue, or asks for 0 and takes nobody's round. No living take
- * is swept out of the queue. Each applied gradient was taken once, or dropped by advance_step, or is still there,
- * even if it was copied before a look. A take that timed out or was cancelled consumed nothing. Without stops no
- * gradient joins a round that belongs to a living head. Every run is finite. At its end no take waits that is the
- * first of the living and has its number, and no apply waits at all, unless a stopped process has the lock. A
- * cancelled take never waits on. With -DNO_SLICES (no deaths, no stops) wake-ups alone do that, without slices.
+ * Checked: only the first living take in the queue takes a round, or one that asks for 0, if the round is nobody's. No
+ * living take is swept out of the queue. Each applied gradient was taken once, or dropped by advance_step, or is still
+ * there, even if it was copied before a look. A take that timed out or was cancelled consumed nothing. Without stops no
+ * gradient joins a round that belongs to a living head. Every run is finite. At its end no apply waits, nor does the
+ * first living take if its number is reached, unless a stopped process has the lock. A cancelled take never goes on
+ * waiting. With -DNO_SLICES (no deaths, no stops) wake-ups alone are enough for that.
  */
 #ifndef TAKERS
 #define TAKERS 2
@@ -75,15 +75,15 @@ byte token[ENTRIES];                /* participants: 0 free, else the process + 
 
 /* ---- the kernel's ---- */
 byte lock_owner = NOBODY;
-byte entry_lock[ENTRIES] = NOBODY;  /* allocates entry i */
+byte entry_lock[ENTRIES] = NOBODY;  /* held by the process that has entry i */
 byte life_lock[ENTRIES] = NOBODY;   /* proof of life of the process that has entry i */
-bool changed[TAKERS];               /* the entry's futex word is not what was seen */
+bool changed[TAKERS];               /* the entry's futex word has changed since it was read */
 bool turned[APPLIERS];              /* likewise `turn`, for each apply that waits */
 
 /* ---- the books ---- */
 bool ended[PROCESSES];
 bool taker_ended[TAKERS];
-byte arrival[TAKERS], arrivals;     /* who came when; 0: does not wait */
+byte arrival[TAKERS], arrivals;     /* order of arrival; 0: does not wait */
 byte applied, taken, dropped;
 bool taking[TAKERS], to_be_cancelled[TAKERS];  /* its take had begun when the cancel began */
 
@@ -104,11 +104,11 @@ inline kernel_drops_locks(p) {
 
 #include "fate.pml"
 
-/* In this file every step belongs to the process `my`; a taker is the thread `me` of it. */
+/* In this file every step belongs to the process `my`; a taker is its thread `me`. */
 #define step(action) atomic { runs(my) -> action }
 
-/* Taking and leaving the lock, and reading a futex word, join the step before or after them: nobody without
- * the lock can tell the difference. */
+/* Acquiring and releasing the lock, and reading a futex word, are part of the step before or after: nobody
+ * without the lock can tell the difference. */
 #if TAKERS == 2
 #define in_use (top > 1 && ticket[1] != 0 -> 2 : (top > 0 && ticket[0] != 0))
 #else
@@ -121,7 +121,7 @@ inline release() {
   lock_owner = NOBODY
 }
 
-/* seen = word: first thing under the lock, before anything is looked at. */
+/* seen = word: the first read under the lock. */
 #ifdef BROKEN_SEEN_LATE
 #define see(word) skip
 #define see_late(word) word = false
@@ -159,7 +159,7 @@ inline claim() {
      :: atomic { runs(my) && life_lock[e] == NOBODY -> life_lock[e] = my };
 #else
      :: atomic { runs(my) && (token[e] != 0 || life_lock[e] != NOBODY) -> skip };
-        step(entry_lock[e] = NOBODY; e++)                    /* a dead one's, not swept yet */
+        step(entry_lock[e] = NOBODY; e++)                    /* a dead process has it, not swept yet */
      :: atomic { runs(my) && token[e] == 0 && life_lock[e] == NOBODY -> life_lock[e] = my };
 #endif
         step(token[e] = token_of(my));
@@ -215,8 +215,8 @@ inline turn() {
   step(turned[0] = true; turned[APPLIERS - 1] = true)
 }
 
-/* Under the lock: out of the queue with the dead, then their participants' entries are free again. Two
- * steps for all of them: who dies in between two of the same kind leaves the rest to the next sweep. */
+/* Under the lock: removes the dead from the queue, then frees their participants' entries. Each is one step
+ * for all the dead: a process that dies half-way through one leaves the rest to the next sweep. */
 #define to_be_swept(t) ((t) < top && ticket[t] != 0 && !alive(t))
 inline sweep() {
   atomic {
@@ -264,7 +264,7 @@ inline sweep() {
 #else
 #define gets_nothing (required[me] == 0 && is_heads_round)
 #endif
-#define the_round (applied + taken + dropped + 1)            /* whatever changes it counts one of them up */
+#define the_round (applied + taken + dropped + 1)            /* every change of the round increments one of these */
 #ifdef BROKEN_LOOK_BLIND
 #define is_copied (copy_of != 0)
 #else
@@ -318,7 +318,7 @@ look:
      :: atomic { runs(my) && required[me] != 0 && ticket[me] == 0 -> skip }; join()
      :: atomic { runs(my) && (required[me] == 0 || ticket[me] != 0) -> release() }
      fi;
-     goto take                      /* signal handlers run; then once more */
+     goto take                      /* signal handlers run; then it tries again */
 #endif
   :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && may_take && !gets_nothing ->
        if :: !is_copied -> copied = count :: else fi;
@@ -350,7 +350,7 @@ look:
      if
      :: join();
 #ifndef BROKEN_SEEN_LATE
-        goto take                   /* look again, now in the queue: leave and cancel needed no lock */
+        goto take                   /* look again, now in the queue: others may have left or cancelled without the lock */
 #else
         skip
 #endif
@@ -392,7 +392,7 @@ end:
   skip
 }
 
-/* The head's number is reached: the round is the head's, unless it does not come. */
+/* The head's number is reached: the round belongs to the head, unless the head is overdue. */
 #define must_wait(h) (h != NOBODY && is_reached(h) && !overdue[h])
 
 proctype applier(byte me; byte my) {
@@ -439,7 +439,7 @@ look:
 commit:
   atomic {
     runs(my) ->
-    assert(STOPS || !owned);        /* nobody's round, as things were when it looked */
+    assert(STOPS || !owned);        /* the round was nobody's when this process looked */
     count++; applied++; gradients++;
     reached = (h != NOBODY && count >= required[h]);
     patient_with = 0; owned = false;

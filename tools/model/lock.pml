@@ -8,8 +8,8 @@
  * Abstracted: time. A slice may be over at any moment, even at once and with tokens left. That allows more
  * runs than the clock does, so nothing is missed. A slice after which set_record_lock fails changes nothing
  * unless the deadline has passed, so it is left out: a process that waits for ever stands still here, and a
- * cycle would be a livelock. What is done under the lock is one step (commit.pml has its steps). Any of those
- * that want the lock may get it first.
+ * cycle would be a livelock. The work under the lock is one step (commit.pml has its steps). Any thread that
+ * wants the lock may get it first.
  *
  * Checked: there are never two owners. The semaphore stays between 0 and THREADS. Every run is finite. At its
  * end every living process has got through, unless the owner is stopped, whatever value the dead have left in
@@ -37,9 +37,9 @@
 
 byte semaphore = 1;                 /* a hint and a queue */
 byte record_lock = NOBODY;          /* the truth: the process that holds byte LOCK */
-byte recorded_owner = NOBODY;       /* only the broken variants believe in it */
+byte recorded_owner = NOBODY;       /* only the broken variants use it */
 bool mutex_held[PROCESSES];         /* in-process: its state dies with the process, and only there */
-bool owns[THREADS];                 /* what the caller believes: acquire has returned to it */
+bool owns[THREADS];                 /* acquire has returned to this thread as owner */
 bool ended[THREADS];
 
 #define number_of_owners (owns[0] + owns[1] + (THREADS > 2 -> owns[THREADS - 1] : 0))
@@ -104,7 +104,7 @@ inline queue_with_threads() {
   atomic { runs(my) && mutex_is_free -> mutex_held[my] = true }
 }
 
-/* Ends as owner, or not: its deadline has passed, or a signal handler has raised. */
+/* Returns as owner, or not: the deadline has passed, or a signal handler has raised. */
 inline acquire() {
   do
   :: queue_with_threads();
@@ -117,7 +117,7 @@ inline acquire() {
 #ifndef NO_SLICES
      :: atomic { runs(my) && lock_is_mine_to_take -> set_record_lock() }; break   /* a slice is over */
 #endif
-     :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }; break  /* the last is */
+     :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }; break  /* the last slice */
      fi;
      if
      :: step(skip)
@@ -158,7 +158,7 @@ proctype thread(byte me; byte my) {
   :: round < ROUNDS ->
      acquire();
      if
-     :: atomic { runs(my) && owns[me] -> skip };              /* what the lock is for */
+     :: atomic { runs(my) && owns[me] -> skip };              /* the work under it */
         release()
      :: atomic { runs(my) && !owns[me] -> skip }
      fi;
@@ -179,7 +179,7 @@ init {
 #define everyone_is_through (through(0) && through(1) && through(THREADS - 1))
 #define owner_is_stopped (stopped != NOBODY && record_lock == stopped)
 
-/* Nothing moves any more: who lives is through, and if nobody died a token lies there for the next. */
+/* No process can make a step: every living one is through, and if nobody died, a token is left for the next. */
 active proctype quiescence() {
   atomic {
     timeout ->

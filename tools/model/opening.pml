@@ -1,34 +1,35 @@
 /* Opening against creating, unlinking and cleaning: open_or_create and _attach (_opening/handles.py), create_segment,
  * look_again, remove_names, take_back_new (native/protocol/opening.hpp), enter, attach_child, with_name_lock, unlink
- * (native/python/handle.hpp, name_lock.hpp), claim (native/segment/presence.hpp), clean, remove (inspection/_cleanup.py).
+ * (native/python/handle.hpp, name_lock.hpp), claim (native/segment/presence.hpp), clean, remove
+ * (inspection/_cleanup.py).
  *
- * Modelled: one name in /dev/shm. Files (inodes) that live while they have the name or a descriptor. Each file has the
- * mark UNLINKED in its header, presence bytes and a lock byte for the name, which the kernel drops when their process
- * ends or closes, and a semaphore. The semaphore has a name of its own, with the file's token in it, and a flock that
- * says "being made" and goes with its holder. USERS processes open or create, TURNS times, and then do one of these:
- * close, unlink and close, clean while attached and close, or stay. The other processes clean TURNS times. stat and
- * unlink by path are two steps, as in the kernel: what has the name may change between them. In the end an observer who
- * does not die cleans up and looks.
+ * Modelled: one name in /dev/shm. Files (inodes) exist while they have the name or an open descriptor. Each file has a
+ * mark UNLINKED in its header, a semaphore, presence bytes and a lock byte for the name; the kernel unlocks these bytes
+ * when the process that locked them ends or closes the file. The semaphore has its own name, which contains the file's
+ * token, and a flock that says "being made" and ends with its holder. USERS processes open or create, TURNS times, and
+ * then close, unlink and close, clean while attached and close, or stay. The other processes clean TURNS times. stat
+ * and unlink by path are two steps, as in the kernel: another file may get the name in between. In the end an observer
+ * who does not die cleans up and looks.
  *   FORKS     process 1 is a child that process 0 may fork while it is attached: it has the file open and, until its
  *             first operation, no presence
- *   STRANGER  process 1 is another user: the two can neither make nor remove what is the other's; cleaners are root
+ *   STRANGER  process 1 is another user: neither user can make or remove the other's files; cleaners are root
  *   FAILS     a process that attaches may give up in the middle (a signal handler raises, no place is free)
  *   REOPENS   an attached process may open the name again
  *   LOSES     somebody else removes a semaphore
- *   FORCES    a cleaner may remove what is in use, without attaching
+ *   FORCES    a cleaner may remove a segment in use, without attaching
  *
  * Abstracted: it matters only that a process has a presence byte, not which one (presence.pml). A segment is complete
  * before linkat gives it the name. The lock byte for the name is free or not; in the code a process waits two seconds
  * for it and then has an error (FAILS), here it waits. Any semaphore will do, since it is a hint (lock.pml). A process
  * attaches once at a time; the GIL keeps its threads out of what is one step here. Names of segments that others remove
- * (RemoveIPC) are outside. Files are numbered, and the number is the token: it is not used again while anything leads
- * to it, nor while a cleaner has it in its list.
+ * (RemoveIPC) are left out. A file's number is its token. It is not used again while anything leads to it, nor while a
+ * cleaner has it in its list.
  *
  * Checked: processes are never attached to different files under the one name, unless one file was given up by an
- * explicit unlink. Whoever removes the name removes that of the file it means. clean removes no file that a living
- * process is attached to, itself included, and no semaphore of a file that has the name or is being made. After a clean
- * nothing of the dead is left, and without a death no semaphore is orphaned. Every run is finite (no livelock). At its
- * end every living process has got through, unless the holder of the lock byte for the name is stopped.
+ * explicit unlink. A process that removes the name removes it from the file it means. clean removes no file that a
+ * living process is attached to, itself included, and no semaphore of a file that has the name or is being made. After
+ * a clean nothing of the dead is left, and without a death no semaphore is orphaned. Every run is finite (no livelock).
+ * At its end every living process has got through, unless the holder of the lock byte for the name is stopped.
  */
 #define PROCESSES 3
 #ifndef USERS
@@ -50,12 +51,12 @@
 byte name;                          /* the file that has the name; 0: none */
 bool unlinked[FILES];               /* in the header */
 bool semaphore[FILES];              /* sem.NAME.token stands in /dev/shm */
-byte being_made[FILES] = NOBODY;    /* who holds the flock on it; a semaphore that is made again has none */
+byte being_made[FILES] = NOBODY;    /* the process with the flock on it; a semaphore made again has none */
 byte name_lock_holder[FILES] = NOBODY;
 byte file[PROCESSES + 1];           /* the file that the process has open */
 bool presence[PROCESSES + 1];       /* it holds a presence byte of that file */
 
-bool attached[PROCESSES + 1];       /* the books: it goes on as one who is attached */
+bool attached[PROCESSES + 1];       /* the books: it considers itself attached */
 bool given_up[FILES];               /*            explicitly unlinked */
 bool ended[PROCESSES + 1];
 bool making[PROCESSES + 1];         /*            on the way from the semaphore's name to the segment's */
@@ -125,8 +126,8 @@ inline claim() {
   step(presence[me] = true)
 }
 
-/* Opened or made: no difference, so nothing follows from it. It may be removed again while it is being opened: then
- * it is made once more (eight times in the code), and in the end one does without. */
+/* Opens or makes the semaphore; the caller need not know which. If somebody removes it meanwhile, it is made once more
+ * (up to eight times in the code), and then the process does without. */
 inline open_semaphore() {
   if
   :: atomic { runs(me) && (semaphore[mine] || !may_remove(mine)) -> skip }
@@ -140,7 +141,7 @@ inline open_semaphore() {
   fi
 }
 
-/* The second look. */
+/* The second look: does this file still have the name? */
 inline look_again() {
   if
   :: atomic { runs(me) && !unlinked[mine] && name == mine -> now_attached() }
@@ -199,7 +200,7 @@ inline enter() {
 #endif
 }
 
-/* Ends attached, or with no file open: not found, or failed. */
+/* Returns attached, or with no file open (not found, or failed). */
 inline attach() {
   do
   :: atomic { runs(me) && name == 0 -> skip }; break
@@ -213,7 +214,7 @@ inline attach() {
   od
 }
 
-/* A maker that could not attach. */
+/* A process that made the file could not attach: it removes the file unless somebody else is in it. */
 inline take_back_new() {
 #ifdef BROKEN_TAKE_BACK
   if
@@ -232,9 +233,9 @@ inline take_back_new() {
 #endif
 }
 
-/* Built complete, and then its names: the semaphore's, while the flock says that it is being made, and the
- * segment's, unless that is taken (EEXIST). Nobody else can have it open before. Then its maker attaches like
- * everybody else. */
+/* Builds the file completely, then names the semaphore, while the flock says "being made", and then the
+ * segment, unless its name is taken (EEXIST). Nobody else can have the file open before. Then its maker
+ * attaches like everybody else. */
 inline create_segment() {
   atomic {                                                   /* O_TMPFILE, twice; flock; linkat */
     runs(me) ->
@@ -291,7 +292,7 @@ inline open_or_create() {
   od
 }
 
-/* With the segment attached: one more handle, for which only the semaphore may have to be made. */
+/* An attached process opens one more handle; only the semaphore may have to be made. */
 inline open_again() {
   if
   :: atomic { runs(me) && name == mine -> skip };            /* open */
@@ -322,7 +323,7 @@ inline unlink() {
 #define in_use (somebody_else_is_present || presence[me])
 #endif
 
-/* With the file open: remove its names unless somebody lives in it. */
+/* Removes the names of the open file unless a process is attached to it. */
 inline unlink_unused() {
   lock_name();
   if
@@ -351,7 +352,7 @@ inline clean_segment() {
   fi
 }
 
-/* The semaphores that stand there. */
+/* Lists the semaphores that exist. */
 inline leftovers() {
   atomic {
     runs(me) ->
@@ -370,7 +371,7 @@ inline remove_orphan() {
   step(assert(name != f && !(is_made_by(0) || is_made_by(1) || is_made_by(2))); remove_semaphore(f))
 }
 
-/* _semaphore_is_orphaned: is it being made? If not, has a segment of this token the name? */
+/* _semaphore_is_orphaned: is it being made? If not, does a segment with this token have the name? */
 inline clean_semaphore() {
 #ifdef BROKEN_ASKED_LATE
   if
@@ -406,7 +407,7 @@ inline clean() {
   clean_segment()
 }
 
-/* With the segment attached; what follows closes it. */
+/* What an attached process does; the caller closes the file. */
 inline use() {
   do
 #ifdef REOPENS
@@ -461,7 +462,7 @@ inline attach_child() {
 #else
   lock_name();
   if
-  :: atomic { runs(me) && name != mine && !unlinked[mine] -> failed = true }     /* removed as nobody's */
+  :: atomic { runs(me) && name != mine && !unlinked[mine] -> failed = true }     /* removed as unused */
   :: atomic { runs(me) && !(name != mine && !unlinked[mine]) -> now_attached() }
   fi;
   unlock_name()
@@ -473,7 +474,7 @@ proctype child(byte me) {
 
   atomic { runs(me) && forked -> skip };
   if
-  :: step(skip)                                              /* it never uses it */
+  :: step(skip)                                              /* never uses the segment */
   :: step(skip); attach_child();
      if
      :: atomic { runs(me) && attached[me] -> skip }; use()
@@ -499,7 +500,7 @@ proctype cleaner(byte me) {
 }
 
 #ifdef LOSES
-/* Somebody else, who knows nothing of all this; at any moment, or never. */
+/* An outsider removes a semaphore, at any moment or never. */
 active proctype loser() {
   if
   :: atomic { name != 0 && semaphore[name] -> remove_semaphore(name) }

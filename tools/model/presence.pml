@@ -4,8 +4,8 @@
  * Modelled: ENTRIES entries with their tokens and two record locks each, for allocation and for life, which the
  * kernel drops with their process. PROCESSES processes that each, TURNS times, make a first operation (claim; if
  * the table is full, a sweep and another look), may sweep again later, as an operation does that finds a dead
- * process in front of it, and leave or stay. A child of fork is such a process, too: it has nothing of its
- * parent's. With SIBLINGS process 0 has a second thread: record locks do not tell the two apart, and the GIL
+ * process in front of it, and leave or stay. A child of fork is such a process, too: it inherits nothing
+ * from its parent. With SIBLINGS process 0 has a second thread: record locks do not tell the two apart, and the GIL
  * guards claim and leave, but not sweep. With CROWDED the dead have all entries at first. Each load and store of
  * shared words is a step; F_SETLK and F_GETLK are one each.
  *
@@ -14,9 +14,9 @@
  * an entry's two bytes lie side by side, which only saves time. The rest of an entry is written before the token,
  * by its owner.
  *
- * Checked: a process that has claimed is below `top`, holds both locks of its entry and has its token there, until
- * it leaves. So all see it, and nobody sweeps it while it lives. Two processes never have the same entry. Nobody
- * finds the table full of the dead. Every run is finite. At its end all living processes have got through,
+ * Checked: a process that has claimed is below `top`, holds both locks of its entry and has its token there, until it
+ * leaves. So all see it, and nobody sweeps it while it lives. Two processes never have the same entry. No process is
+ * refused because the dead fill the table. Every run is finite. At its end all living processes have got through,
  * unless one is stopped; then a sweep lowers `top` to the last entry in use.
  */
 #ifndef PROCESSES
@@ -47,12 +47,12 @@ byte token[ENTRIES];
 byte top;
 
 /* ---- the kernel's ---- */
-byte lock_owner = NOBODY;           /* of the segment: a thread */
+byte lock_owner = NOBODY;           /* the thread that has the segment's lock */
 byte presence_lock[ENTRIES] = NOBODY;
 byte life_lock[ENTRIES] = NOBODY;
 
 /* ---- each process's own ---- */
-byte index[PROCESSES + 1] = NONE;   /* while it claims, and from then on */
+byte index[PROCESSES + 1] = NONE;   /* its entry, set during the claim */
 bool claimed[PROCESSES + 1];        /* from the end of the claim on */
 byte own_token[PROCESSES + 1];
 byte gil[PROCESSES + 1] = NOBODY;
@@ -90,7 +90,7 @@ inline kernel_drops_locks(p) {
 #define is_sound(p) \
   (!has_place(p) || (has[p] < top && token[has[p]] == own_token[p] && presence_lock[has[p]] == p \
                      && life_lock[has[p]] == p))
-/* After every step that could do harm: who has a place has it whole. */
+/* Checked after every step that could do harm: a process that has a place has all of it. */
 #define check_places assert(is_sound(0) && is_sound(1) && is_sound(PROCESSES - 1) && is_sound(OBSERVER))
 
 #ifdef BROKEN_SAME_TOKEN
@@ -100,10 +100,10 @@ inline kernel_drops_locks(p) {
 #endif
 
 inline raise_top() {
-  step(top = (top > e -> top : e + 1))                       /* first_use: compare and exchange, until it is */
+  step(top = (top > e -> top : e + 1))                       /* first_use: compare and exchange, until top > e */
 }
 
-/* Ends with a place, or with e == ENTRIES. With the GIL. */
+/* Returns with a place, or with e == ENTRIES. Runs with the GIL. */
 inline claim() {
   atomic { runs(my) && gil[my] == NOBODY -> gil[my] = me };
   if
@@ -141,7 +141,7 @@ inline claim() {
   fi
 }
 
-/* The process leaves when the last of its operations, and its handle, are gone. With the GIL. */
+/* The process leaves when the last of its operations, and its handle, are gone. Runs with the GIL. */
 inline leave() {
   atomic { runs(my) && gil[my] == NOBODY -> gil[my] = me; users[my]-- };
   if
@@ -155,7 +155,7 @@ inline leave() {
   fi
 }
 
-/* Of entry e, whose token was read as t: two looks, at the token and at its process's lock. */
+/* Does the process of entry e live (its token was read as t)? Two looks: at the token and at the life lock. */
 #define is_own (e == index[my])
 #define alive (life_lock[e] != NOBODY && life_lock[e] != my)
 
@@ -181,7 +181,7 @@ inline last_use() {
 #define has_place_of_own claimed[my]
 #endif
 
-/* Under the segment's lock; without it if a stopped process has it (patience is over), or anybody (no patience). */
+/* Sweeps under the segment's lock. Does not sweep if a stopped process has the lock, or, without patience, anybody. */
 inline sweep(patient) {
   if
   :: atomic { runs(my) && lock_owner == NOBODY -> lock_owner = me };
@@ -227,7 +227,7 @@ inline sweep(patient) {
   fi
 }
 
-/* claim (handle.hpp): and when the table is full, what the dead have is freed first. */
+/* claim (handle.hpp): if the table is full, frees the entries of the dead and claims again. */
 inline first_operation() {
   claim();
   if
@@ -259,7 +259,7 @@ proctype attacher(byte me; byte my) {
      first_operation();
      if
      :: step(skip)
-     :: atomic { runs(my) && !refused -> skip }; sweep(true)     /* a dead one is in front of it */
+     :: atomic { runs(my) && !refused -> skip }; sweep(true)     /* a dead process is ahead */
      fi;
      if
      :: leave();

@@ -11,7 +11,7 @@
  *
  * Abstracted: a lock is one word with its owner, dropped at death (lock.pml). A commit is one step, and so is all that
  * is read under the locks before it (commit.pml). The queue of takes has two places (line.pml, which also has timeouts,
- * cancels, and applies that wait for a head). A futex word is kept as whether it changed since it was last read
+ * cancels, and applies that wait for a head). A futex word is a flag: whether it changed since it was last read
  * (changed, progressed). A slice that finds nothing to do is left out (processes.pml), and so is another try for all
  * locks while the missing one is still held. Memory is not sequentially consistent in one place: others see what a
  * lane has committed after a full_barrier, or when the kernel gets the lock back (buffered).
@@ -19,11 +19,11 @@
  * Checked: a round is consumed if and only if its block is left in order and nobody has ended it before, and then as it
  * was handed out. What was handed out and not consumed is in the next take, unless advance_step dropped it. No
  * gradient is in two takes, and none is lost. While a living process has a round open, even if it is stopped, nothing
- * joins the round and nobody takes it. A gradient of a step that was consumed in order was computed before its block
+ * joins the round and nobody takes it. If a step was consumed in order, its gradients were computed before its block
  * began. A contributor is in a round at most once, and is in it when its apply says so. A call that began after finish
  * takes nothing, and has no gradient accepted. Every run is finite. At its end every living process has got through,
  * except takes whose number is not reached, and processes that wait for a stopped one that has their lane's lock, or
- * the round, or keeps the round's holder from ending it. With -DNO_SLICES (no deaths, no stops) wake-ups do that.
+ * the round, or keeps the round's holder from ending it. With -DNO_SLICES (no deaths, no stops) wake-ups are enough.
  */
 #ifndef CHIEFS
 #define CHIEFS 2
@@ -45,7 +45,7 @@
 #endif
 
 #ifdef PARTIAL
-#define APPLYING (WORKERS + 1)      /* the last one */
+#define APPLYING (WORKERS + 1)      /* the last is the partial's */
 #else
 #define APPLYING WORKERS
 #endif
@@ -69,27 +69,27 @@ byte opened;
 byte gave_up[CHIEFS];               /* Participant::given_up */
 bool is_finished;                   /* Header::finished */
 byte spread;
-byte lane_round[LANES];             /* LaneState; the next three are of this round */
+byte lane_round[LANES];             /* LaneState; the round that the next three belong to */
 byte lane_count[LANES];
 byte lane_set[LANES];               /* the gradients, a bit each */
-bool lane_has[LANES];               /* the contributor */
+bool lane_has[LANES];               /* it has the contributor's gradient */
 bool buffered[LANES];               /* others do not see the last gradient yet */
 byte first = NOBODY, second = NOBODY;  /* in the queue */
 byte required[CHIEFS];
 
 /* ---- the kernel's ---- */
 byte lock[LANES] = NOBODY;
-bool changed[CHIEFS];               /* the entry's futex word is not what was seen */
+bool changed[CHIEFS];               /* the entry's futex word has changed since it was read */
 bool progressed[PROCESSES];         /* likewise `progress`, for each apply that waits */
 
 /* ---- the books ---- */
 bool ended[PROCESSES];
 byte wants[PROCESSES];              /* the lane whose lock it needs, or ALL */
 byte accepted, consumed, discarded; /* gradients */
-byte owed;                          /* handed out by a round that has not been consumed */
+byte owed;                          /* gradients handed out by a round that has not been consumed */
 byte in_round;                      /* how often the contributor is in the round */
 byte blocks;                        /* rounds that were opened: each block changes the parameters */
-bool disorder;                      /* one of them did not end in order */
+bool disorder;                      /* a round did not end in order */
 
 #define ALL LANES
 #define NEVER_STALE 255
@@ -166,7 +166,8 @@ inline leave(c) {
   fi
 }
 #define dead_in_front (first != NOBODY && dead[first])
-/* In one step: who dies in it leaves the rest to the next sweep. And `seen`: first thing under the lock. */
+/* Reads the futex word first thing under the lock, then sweeps. One step: a process that dies in a sweep leaves
+ * the rest to the next. */
 inline see_and_sweep(word) {
   atomic {
     runs(me) ->
@@ -201,7 +202,7 @@ inline wake_head() {
 #endif
 #define really_open (holder_serial != 0 && !dead[holder] && gave_up[holder] < holder_serial)
 
-/* All lanes are empty, from the commit on. */
+/* From its commit on, all lanes are empty. */
 inline next_round() {
   round_now++;
   step_now++;
@@ -213,7 +214,7 @@ inline next_round() {
   owed = 0; in_round = 0
 }
 
-inline commit_of_round(wants_next) {  /* the end of an operation that may let others go on */
+inline commit_of_round(wants_next) {  /* ends an operation after which others may go on */
   release(wants_next);
 #ifndef BROKEN_SILENT_END
 #ifndef BROKEN_SILENT_APPLIES
@@ -247,7 +248,7 @@ inline open_round() {
   atomic {
     runs(me) && may_take ->
     check_taken();
-    if :: holder_serial != 0 -> disorder = true :: else fi;   /* a dead process's */
+    if :: holder_serial != 0 -> disorder = true :: else fi;   /* a dead process had it open */
     blocks++;
     opened++; serial = opened; holder_serial = serial; holder = me;
     handed = pending; owed = handed;
@@ -444,7 +445,7 @@ inline put_in() {
   wake_head_if_reached()
 }
 
-/* `head` is that of the look before the commit: nobody joins as long as this lane's lock is held. */
+/* `head` was read before the commit: nobody joins as long as this lane's lock is held. */
 inline wake_head_if_reached() {
 #ifndef BROKEN_NO_BARRIER
   step(buffered[l] = false);        /* full_barrier */
@@ -508,7 +509,7 @@ proctype applier(byte me) {
         :: atomic { runs(me) && !is_refused && !must_wait && must_look_everywhere -> everywhere = true };
            release(NOBODY)
         :: atomic { runs(me) && !is_refused && !must_wait && !must_look_everywhere && has_contributor ->
-             assert(in_round == 1) };                         /* True; for a partial: an error */
+             assert(in_round == 1) };                         /* returns True; a partial raises */
            release(NOBODY); break
         :: atomic { runs(me) && !is_refused && !must_wait && !must_look_everywhere && !has_contributor -> skip };
            put_in(); break
@@ -543,7 +544,7 @@ inline set_step() {
 #define change_step set_step
 #endif
 #ifdef FINISHER
-inline finish() {                     /* one store, then everybody who waits */
+inline finish() {                     /* one store, then wakes all who wait */
   step(is_finished = true);
 #ifndef BROKEN_SILENT_FINISH
   atomic {
@@ -575,7 +576,7 @@ proctype changer(byte me) {
 #define is_kept_out(p) \
   ((wants[p] == ALL && (stopped_has(0) || stopped_has(LANES - 1))) \
    || (wants[p] < ALL && stopped_has(wants[p])))
-/* By the stopped process, or by one that cannot end it. */
+/* Its holder is stopped, or waits for a lock that a stopped process has. */
 #define round_is_kept (really_open && (stopped == holder || is_kept_out(holder)))
 #define has_nothing_to_take(p) (wants[p] == NOBODY && !is_finished && (total < required[p] || first != p))
 

@@ -2,14 +2,14 @@
  *
  * Modelled: two chiefs that make TURNS updates between them. Each update adds an id, removes one, or both, on any
  * free slot or a new one, with the index as it is or a new one. A reader looks up one id, READS times. An id's
- * row has two words, which say whose they are. Each load and store of id, stamp, word, bucket and entry is a step.
+ * row has two words, each of which holds the id. Each load and store of id, stamp, word, bucket and entry is a step.
  *
  * Abstracted: the lock is a word with an owner, dropped at death (lock.pml). The log is complete before the
  * journal's stamp (update.pml), and the committed record changes in one step (commit.pml). A place of an index is
  * a stamp, and for each id the slots that its entries lead to. Rows contain nothing else: an update of a row
  * changes no stamp.
  *
- * Checked: all that a reader finds is of its id. It finds an id that was there when the lookup began, unless an
+ * Checked: a row that a reader finds belongs to its id. It finds an id that was there when the lookup began, unless an
  * update has begun to remove it since. It does not find one that was not there, unless an update has begun to add
  * it. An update whose process died counts as begun until it has been put back.
  */
@@ -31,7 +31,7 @@ byte id[SLOTS] = NONE;
 byte stamp[SLOTS];
 byte word[6] = NONE;      /* two a slot */
 
-/* The two places of an index: whose buckets they are, and for each id a bit for each slot. */
+/* The two places of an index: the stamp of the index that is there, and for each id a bit for each slot. */
 byte built[2];
 byte entries[4];          /* 2 * place + id */
 
@@ -40,7 +40,7 @@ byte generation = 1;
 byte rows = 1;
 byte place = 0;
 byte index_stamp = 1;
-bit there[2];             /* not read: which ids the table has, and where */
+bit there[2];             /* the books: the ids in the table, and their slots */
 byte slot_of[2];
 
 byte owner = NOBODY;
@@ -92,7 +92,7 @@ inline put_back(p) {
   atomic { runs(p) -> generation++; settled() }
 }
 
-/* Which slot an id gets. */
+/* Chooses the slot that the new id gets. */
 inline next_free() {
   if
 #ifdef BROKEN_GIVES_FREED

@@ -1,11 +1,12 @@
-/* Updates of parameters in rounds (native/operations/update.hpp, saved_arrays.hpp; take.hpp and step.hpp for final rounds).
+/* Updates of parameters in rounds (native/operations/update.hpp, saved_arrays.hpp; take.hpp and step.hpp for final
+ * rounds).
  *
- * Modelled: CHIEFS processes that each, TURNS times, open the round, then update, skip, or do neither, and leave
- * the block in order or by an exception, at any point. One worker that reads the step, then the parameters word by
- * word, then applies, GRADIENTS times. With ADVANCER one more process calls advance_step at any time. With LOADERS so
- * many processes load a checkpoint of the run's beginning, at any time: the parameters, then the accumulator, then
- * the mark is removed. The parameters are two words, each with a digit for each step, so that anything torn,
- * doubled or missing shows. Every save, count, store and commit of an update is a step.
+ * Modelled: CHIEFS processes that each, TURNS times, open the round, then update, skip, or do neither, and leave the
+ * block in order or by an exception, at any point. One worker that reads the step, then the parameters word by word,
+ * then applies, GRADIENTS times. With ADVANCER one more process calls advance_step at any time. LOADERS processes load
+ * a checkpoint of the run's beginning, at any time: they mark the parameters and load them, then load the accumulator,
+ * then remove the mark. The parameters are two words, each with a digit for each step, so that anything torn, doubled
+ * or missing shows. Every save, count, store and commit of an update is a step.
  *
  * Abstracted: locks are words with an owner, dropped at death (lock.pml). What is done under the accumulator's locks
  * is one step, and so are its commits (commit.pml, round.pml). There are no lanes: a final round is one record, under
@@ -44,7 +45,7 @@
 byte step = 0;
 byte holder = NOBODY;
 byte serial = 0;
-byte final = 0;          /* 0, 1 an update has begun, 2 it is in */
+byte final = 0;          /* 0: no update, 1: one has begun, 2: it is in the parameters */
 byte final_serial = 0;
 bit pending = 0;         /* a gradient is there */
 
@@ -58,10 +59,10 @@ byte generation = 1;
 byte pstep = 0;
 byte new_step = 0;       /* valid from generation new_needs on */
 byte new_needs = 0;
-byte loader = NOBODY;    /* who has marked them as being loaded */
+byte loader = NOBODY;    /* the process that has marked the parameters as being loaded */
 
-/* Outside of both. */
-byte want = 0;           /* what the words are, at this step */
+/* The books. */
+byte want = 0;           /* what the words should be at this step */
 bit skipped[STEPS + 1];
 byte loads = 0;
 bool through[PROCESSES];
@@ -77,7 +78,7 @@ bool through[PROCESSES];
 #define kernel_drops_locks(p) if :: owner == p -> owner = NOBODY :: else fi
 #define finished(p) through[p]
 
-/* The round is consumed: what it should have done to the parameters, by what they say. */
+/* Consumes the round, and compares the parameters with what it should have done to them. */
 inline consume_round() {
   if
   :: final == 2 && !skipped[step] ->
@@ -297,7 +298,7 @@ init {
   }
 }
 
-/* At the end: who has the parameters' lock next finds them whole. */
+/* At the end: the next process to get the parameters' lock finds them whole. */
 active proctype quiescence() {
   atomic {
     timeout ->

@@ -1,4 +1,4 @@
-"""The audit: the accounts of each gradient, compared with the library's counters of all.
+"""The audit: compares the accounts of each gradient with the library's counters.
 
 The two are independent. The accounts record what the processes saw, gradient by gradient; the
 counters what the library reports.
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def audit(books: Books, stats: Stats) -> Findings:
-    """Reckon up, when all processes are gone and what was left has been taken and noted."""
+    """Audit a campaign whose processes have ended and whose last gradients are taken and noted."""
     entries = max(_end(books.fate), _end(books.taken_at))
     fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
     since, until = books.since[:entries], books.until[:entries]
-    # A taker enters its take last: what one noted that was killed before it is as good as unseen.
+    # A taker enters its take last. If it was killed before that, its other notes do not count.
     seen = (step >= 0) & (books.logged[step] > 0)
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
     unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)
@@ -37,12 +37,12 @@ def audit(books: Books, stats: Stats) -> Findings:
     first = np.searchsorted(died, since[missing])
     may_have_died = first < len(died)
     may_have_died[may_have_died] = died[first[may_have_died]] <= until[missing[may_have_died]]
-    # What was in a round that was not consumed must be in the take that closed the step.
+    # Gradients of a round that was not consumed must be in the take that closed the step.
     members = np.bincount(step[seen], minlength=stats.global_step)
     noted = np.where(logged > 0, logged - 1, members[: stats.global_step])
     gone = np.maximum(members[: stats.global_step] - noted, 0)
 
-    # A round is one of those between the steps that the worker saw.
+    # A gradient's round must lie between the steps that its worker saw.
     misplaced = seen & (
         (step < since)
         | (step > until)
@@ -52,13 +52,13 @@ def audit(books: Books, stats: Stats) -> Findings:
         | (fate == Fate.NONE)
     )
 
-    # Now the counters. What was accepted and neither taken nor replaced (by a restore) is there.
+    # Now the counters. All accepted gradients that no restore has discarded must have been taken.
     applied = stats.applied - stats.discarded
-    # Those takes that died had so many gradients,
+    # The takes that died had `unseen` gradients:
     unseen = stats.taken - int(np.sum(np.maximum(logged - 1, 0)))
-    # which are the accepted ones that nobody saw, and some of those cut short.
+    # the accepted ones that nobody saw, and some of the unanswered ones.
     unanswered_unseen = _number(unanswered & ~seen)
-    # Each apply that returned False is counted, and some of those that never returned.
+    # `dropped` counts each apply that returned False, and some of those that never returned.
     answered_no = _number(refused | (fate == Fate.IN_DOUBT))
     attempts = int(books.attempts[:entries].sum(dtype=np.int64))
     cut_short = attempts - _number(fate > Fate.BEGUN)
@@ -73,7 +73,7 @@ def audit(books: Books, stats: Stats) -> Findings:
         # No gradient that was noted under a take is noted under another one now.
         not np.any(members[: stats.global_step] < noted),
     ]
-    # What was told to a taker that was killed before it could note it, nobody knows.
+    # A taker that was killed may have been told of deaths and failures that it did not note.
     dead, failures = books.surely_gone, books.sum(Count.WORKERS_FAILED)
     told_dead, told_failed = books.sum(Count.TOLD_DEAD), books.sum(Count.TOLD_FAILED)
     told_all = told_dead >= dead and told_failed >= failures
@@ -103,5 +103,5 @@ def _number(which: Any) -> int:
 
 
 def _end(entries: Numbers) -> int:
-    """Past the last one that is not 0."""
+    """Return the index after the last entry that is not 0."""
     return int(np.max(np.flatnonzero(entries), initial=-1)) + 1

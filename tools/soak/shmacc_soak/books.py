@@ -2,7 +2,7 @@
 
 Every entry has one writer at a time and is written by single stores, so a kill leaves it old or
 new. A round is noted in its block, before it is consumed. If its chief is killed or gives it up,
-the next take of that step has all that it had, and notes it again.
+the next take of that step has all its gradients, and notes them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Fate(IntEnum):
     """The fate of a gradient."""
 
     NONE = 0
-    BEGUN = 1  # its apply has begun; if the worker was killed then, it may be in or out
+    BEGUN = 1  # its apply has begun; if the worker was killed then, the gradient may be in or out
     ACCEPTED = 2
     REFUSED = 3
     TIMED_OUT = 4  # it did not get in
@@ -115,7 +115,7 @@ FAULTS: Final = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What a campaign came to: counts, and the longest waits of living processes, in seconds."""
+    """The results of a campaign: counts, and the longest waits of living processes, in seconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
     longest: dict[str, float] = field(default_factory=dict)
@@ -153,13 +153,13 @@ class Books:
         # By gradient:
         self.fate = _shared(MOST, np.uint8)
         self.attempts = _shared(MOST, np.uint16)  # how often its apply was begun
-        # The global step before and after. The round that it is in is one of these.
+        # The global step before and after its apply. Its round lies between them.
         self.since = _shared(MOST, np.int32)
         self.until = _shared(MOST, np.int32)
         self.taken_at = _shared(MOST, np.int32)  # the step of the take that had it, plus 1
         # By step:
-        # The number of gradients in the take that closed it, plus 1. Without an entry its taker was
-        # killed before it could note what it got.
+        # Gradients in the take that closed it, plus 1; 0: the taker was killed before it noted
+        # them.
         self.logged = _shared(MOST, np.int32)
         self.digests = _shared(model.STEPS, np.int64)  # of the parameters
         # By process:
@@ -177,8 +177,8 @@ class Books:
         # Of the campaign:
         self.loads = _shared(1, np.int64)  # begun; odd: one is to be made
         self._stop = _shared(1, np.uint8)
-        # Of those killed: takers that had not noted what they might have got, workers that had
-        # applied, or might have, and takers that might have been told who is gone.
+        # Killed processes: takers that may have got gradients that they did not note, workers that
+        # had applied, workers that may have, and takers that may have been told who is gone.
         self.risked = self.surely_gone = self.perhaps_gone = self.unheard = 0
 
     def add(self, process: int, what: Count, number: int = 1) -> None:
@@ -214,7 +214,7 @@ class Books:
         self.logged[taken.step] = taken.count + 1
 
     def check(self, process: int, contents: Contents, *, contribute: bool) -> None:
-        """Record what is wrong with a take or a snapshot in itself."""
+        """Record the faults within a take or a snapshot."""
         self.add(process, Count.TORN, contents.torn)
         self.add(process, Count.REPEATED if contribute else Count.DOUBLED, contents.repeated)
         self.add(process, Count.MISCOUNTED, contents.misreported)
@@ -236,7 +236,7 @@ class Books:
 
     @contextmanager
     def timed(self, process: int, doing: Doing) -> Iterator[None]:
-        """Measure how long the process waits for this to be done, even if it is killed in it."""
+        """Measure how long the process waits, even if it is killed while it waits."""
         stopped = self.stopped[process]
         self._began[process] = time.monotonic()
         self._doing[process] = doing
@@ -247,7 +247,7 @@ class Books:
             self._doing[process] = Doing.NOTHING
 
     def killed(self, process: int) -> None:
-        """Note that it was killed, and in what."""
+        """Note that the process was killed, and what it was doing."""
         doing = Doing(int(self._doing[process]))
         if doing is not Doing.NOTHING:
             self._waited(process, doing, 0.0)  # it lived, and waited, until now

@@ -45,7 +45,7 @@ class Crew:
         now_and_then: Callable[[], None] = lambda: None,
         slots: int | None = None,
     ) -> None:
-        """Let the first slots' processes work, kill and stop them at random; then let all end."""
+        """Run the first `slots` processes, kill and stop them at random; then let all end."""
         those, end = range(slots or len(self._jobs)), time.monotonic() + seconds
         try:
             for slot in those:
@@ -77,17 +77,17 @@ class Crew:
             return
         status = 1
         try:
-            gc.disable()  # this life is too short for it
+            gc.disable()  # the process lives too briefly to need it
             self._jobs[slot]()
             status = 0
-        except BaseException:  # noqa: BLE001  it must not go on as the supervisor
+        except BaseException:  # noqa: BLE001  the child must not run the supervisor's code
             traceback.print_exc()
             sys.stderr.flush()
         finally:
             os._exit(status)
 
     def kill(self, slot: int) -> bool:
-        """Kill the slot's process; whether there was one."""
+        """Kill the slot's process; return whether there was one."""
         if self._pids[slot] == 0:
             return False
         os.kill(self._pids[slot], signal.SIGKILL)
@@ -99,7 +99,7 @@ class Crew:
         return True
 
     def _stop_for_a_while(self, slot: int) -> bool:
-        """Stop the slot's process; whether it was not stopped already."""
+        """Stop the slot's process; return False if it is stopped already."""
         if slot in self._stopped:
             return False
         now = time.monotonic()
@@ -118,7 +118,7 @@ class Crew:
                 os.kill(self._pids[slot], signal.SIGCONT)
 
     def wait(self, slot: int, deadline: float) -> bool | None:
-        """Wait until a process ends: whether without an error; None: it did not until then."""
+        """Wait for a process; return whether it ended without an error, None at the deadline."""
         if self._pids[slot] == 0:
             return True
         while not (ended := os.waitpid(self._pids[slot], os.WNOHANG))[0]:

@@ -30,9 +30,9 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ra
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the numbers of a campaign's gradients stand for: whose, which members, which weight."""
+    """Derives from a gradient's number its worker, its members and its weight."""
 
-    workers: int  # processes, which take turns in the numbers
+    workers: int  # consecutive numbers belong to them in turn
     members: int = 1  # of the accumulator
     # Each gradient's contributor is its number. A worker that was killed applies it again, and it
     # must not be in a round twice.
@@ -70,12 +70,12 @@ class Gradients:
 
 
 _BODIES: Final = 8
-_BASE: Final = 2 * MOST  # of dense marks: the sum shows how often a gradient is in it
+_BASE: Final = 2 * MOST  # added to each dense mark: the sum shows how often a gradient is in it
 
 
 @dataclass(frozen=True)
 class Marks:
-    """The gradients that a take has of one member."""
+    """The gradients that a take has in one member."""
 
     numbers: Numbers  # which gradients it has
     times: Numbers  # how often it has each of them
@@ -150,7 +150,7 @@ class SparseMember:
 
 
 class DenseMember:
-    """An array: all gradients share the front, and each has an element of its own behind it."""
+    """An array: all gradients share the first elements, and each has its own one after them."""
 
     def __init__(self, dtype: str, shared: int, reduction: str, places: int) -> None:
         """Make the bodies: `shared` elements, then `places` for marks."""

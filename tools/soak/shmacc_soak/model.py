@@ -1,4 +1,4 @@
-"""The model that training campaigns train, and what its parameters are after so many rounds.
+"""The model that training campaigns train, and what its parameters must be after each round.
 
 A gradient is a function of its worker, of the step and of the parameters that it was computed
 from. Each round has one gradient of each worker. So the parameters are a function of the step, and
@@ -29,8 +29,8 @@ STEPS: Final = 1 << 16
 
 _ROWS, _WIDTH, _TOUCHED = 300, 8, 12
 _DENSE: Final = 6000
-_BASE: Final = 8  # of a worker's digit in the ledger
-_SKIPPED: Final = 13  # one round in so many
+_BASE: Final = 8  # of the ledger's numbers, which have a digit for each worker
+_SKIPPED: Final = 13  # one round in 13 is skipped
 
 CONTENTS: Final[dict[str, Any]] = {
     "rows": np.ones((_ROWS, _WIDTH), np.float32),
@@ -67,7 +67,7 @@ def digit(worker: int) -> float:
 
 
 def own(arrays: Any, step: int) -> npt.NDArray[Any]:
-    """Return what the round of a step makes of the array without an optimizer."""
+    """Return the new contents of the array without an optimizer, after the round of a step."""
     new: npt.NDArray[Any] = arrays["own"] * 3 + step
     return new
 

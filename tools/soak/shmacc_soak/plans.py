@@ -28,7 +28,7 @@ class Contents:
 class Plan:
     """An accumulator, and its gradients."""
 
-    members: dict[str, Member]  # by name; a single accumulator's has none
+    members: dict[str, Member]  # by name; a single accumulator has one, named ""
     gradients: Gradients
     # All takes are rounds and are noted in their blocks, so none is missed. Otherwise a take is
     # noted when it is over, if its taker still lives.
@@ -128,7 +128,7 @@ class Plan:
 
 
 def plans(workers: int) -> list[Plan]:
-    """Return all plans, for so many workers."""
+    """Return all plans, for this number of workers."""
 
     def single(member: Member, **of_the_gradients: bool) -> tuple[dict[str, Member], Gradients]:
         return {"": member}, Gradients(workers, **of_the_gradients)
