@@ -6,51 +6,50 @@
 // storing generation + 1: one aligned 8-byte store. Before that store the operation has not happened, after it
 // has.
 //
-// An operation commits to one record only. What puts gradients in, or changes memory, is of a lane, with the
-// lane's lock: LaneState. What empties the accumulator, moves the step, seals, opens a round is of all lanes,
-// with all their locks: RoundState. For the contents of a lane belong to a round number, and are void when
-// RoundState::round has moved on: so one store empties all members of all lanes.
+// An operation commits to one record only. An operation that adds gradients or changes memory commits the
+// LaneState of one lane, with that lane's lock. An operation that empties the accumulator, moves the step,
+// seals, or opens a round commits the RoundState, with all lanes' locks. A lane's contents belong to a round
+// number, and are void once RoundState::round has moved on: so one store empties all members of all lanes.
 //
 // A member of a lane has a MemberState, kept twice too, so that an apply writes only the members that it
 // touches. A copy carries the generation of the lane that wrote it.
 //
-//   Invariant: the current copy of a member is the one with the larger generation among those with at most the
-//              lane's. A copy with a greater generation is that of an operation that has not committed.
+//   Invariant: of a member's copies with at most the lane's generation, the one with the larger generation is
+//              current. A copy with a greater generation belongs to an operation that has not committed.
 //
-// Two operations change both: `restore` puts contents into the first lane, of a round that begins with them;
-// what changes parameters (update.hpp) commits their arrays with their step. Each holds all locks, and stores
-// the RoundState first; that names the generation that the lane will have
-// (RoundState::needs). Until the lane's commit, which is the commit of both, the RoundState before it counts. If
-// the process dies in between, `settle` takes the generation back, before the lane may reach that number.
+// Two operations change both records: `restore` starts a new round with contents in the first lane; a change of
+// parameters (update.hpp) commits the arrays and the step together. Each holds all locks and stores the
+// RoundState first, with the generation that the lane will have (RoundState::needs). The lane's commit then
+// commits both; until then the previous RoundState counts. If the process dies in between, `settle` takes the
+// RoundState's generation back, before the lane can reach the needed generation.
 //
-// Members' copies are written between `begin` and the commit only, over the ones that are not current. If the
-// operation dies there, its copies would become valid when the lane reaches their generation: `recover`, which
-// is the next to commit in the lane, clears them first.
+// Members' copies are written only between `begin` and the commit, over the copies that are not current. If the
+// operation dies there, its copies would become valid when the lane reaches their generation. `recover` is the
+// next to commit in the lane, and clears them first.
 //
 // Data outside these records is written so that it means nothing before the commit:
 //   * new rows go to slots >= MemberState::rows, new index entries point to such slots;
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
 //   * a new shape is written to the one of two that is not current;
-//   * a grown reservation that no record has yet is reserved again by the process that needs it.
-//     (Only the undo log's is committed beforehand, by itself: `recover` reads only what LaneState records as
-//     reserved.)
-// The first apply of a round finds a member of an older one: it starts with no rows, and writes over those,
-// which are void.
-// One kind of data is changed in place: rows that are added to; and rows of the current round that `restore` writes
-// the rows of its own over, whose index it builds in the region that is not current. (Arrays of parameters are, too: their log
-// is in saved_arrays.hpp, their argument in update.hpp.) For these rows there is an undo log:
-// `begin` stamps the lane's journal with the generation that the operation would become, `publish` stores how many
-// old rows are completely saved (by `restore` with their numbers, in a record of its own), and only then are these
-// rows changed.
+//   * a reservation that has grown but is not recorded yet is reserved again by the process that needs it.
+//     (Only the undo log's reservation is committed beforehand, in a commit of its own: `recover` reads only
+//     what LaneState records as reserved.)
+// The first apply of a round may find rows of an older round in a member. They are void: the apply starts with
+// no rows, and writes over them. Some rows are changed in place: rows to which an apply adds, and rows of the
+// current round over which `restore` writes its own. (`restore` builds its index in the region that is not
+// current. Arrays of parameters are changed in place, too: saved_arrays.hpp has their log, update.hpp their
+// argument.) An undo log protects these rows: `begin` stamps the lane's journal with the generation that the
+// operation would commit; `publish` stores how many undo records are complete (`restore` saves row numbers,
+// too, in records of their own); only then does the operation change the rows of these records.
 //
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows of members of the current
-//              round are committed ones. If it is equal, they are after the first journal.records undo records
-//              are put back.
+//              round are committed ones. If it is equal, they are once the first journal.records undo records
+//              have been put back.
 //
-// `recover` runs first under every newly acquired lock of a lane if such an operation is found (`interrupted`),
-// so the order is the same everywhere: acquire, recover, operate. Each instant of death:
-//   in begin, before the stamp      the stamp is that of an older operation: nothing to undo, rightly.
+// A process that acquires a lane's lock looks for such an operation (`interrupted`), and runs `recover` first
+// if it finds one. So the order is the same everywhere: acquire, recover, operate. Each instant of death:
+//   in begin, before the stamp      the stamp belongs to an older operation: there is nothing to undo.
 //   after the stamp                 the records counted belong to this operation: `records` was set to 0
 //                                   before the stamp, and is raised only after a record is complete.
 //   while changing a row            its record is published: the whole row is put back.
@@ -59,11 +58,11 @@
 //   after the commit                journal.generation == generation: nothing to undo.
 //   in recover                      putting rows back, or clearing copies, a second time gives the same; the
 //                                   stamp still marks them until recover's own commit ends it.
-// A record with all lanes' locks is committed likewise, and nothing is changed in place for it.
+// A RoundState is committed in the same way, and nothing is changed in place for it.
 // Index entries left behind by an undone operation point to slots >= rows, or later to a slot that belongs to
-// another row; a lookup compares the row number in the slot, so they only occupy entries. Which members they
-// are of is not recorded: LaneState::leftovers counts all of them, and every index counts those that came since
-// it was built as its own.
+// another row; a lookup compares the row number in the slot, so they only occupy entries. No record says whose
+// index they are in: LaneState::leftovers counts the lane's, and every index counts all that were left since it
+// was built as its own.
 //
 // Memory order. Three kinds of readers see these stores, and each needs something else.
 //
@@ -75,12 +74,12 @@
 // stores visible in another order does so for other processors, and only until the kernel has released the
 // dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `recover`;
 // `publish`, which runs once for every few rows, needs no fence on any machine. For the same reason an index
-// entry's tag is stored after its slot number. (Rows that are streamed into the undo log: table.hpp.)
+// entry's tag is stored after its slot number. (Rows that are streamed into the undo log: undo.hpp.)
 //
-// Readers without the lock need fences. They are `snapshot`, and inspection, which reads rows through the
-// descriptor and checks afterwards whether an operation ran.
+// Two readers without the lock need fences: `snapshot`; and inspection, which reads rows through the descriptor
+// and checks afterwards whether an operation ran.
 //   record, then generation   The generation is stored with release and loaded with acquire: a reader that
-//                 sees it sees the whole copy that it stands for, and the members' copies of that operation.
+//                 sees a generation sees its whole copy, and the members' copies of that operation.
 //   generation, then the next record   A copy is overwritten once the generation has moved on; a reader that
 //                 loads one of the new words must find the new generation when it loads it again. A store
 //                 with release does not order later stores, and one session may commit twice (a recovery and
@@ -155,8 +154,8 @@ class Committed {
         store(generation_, record.generation);
     }
 
-    // That of the record which `snapshot` returns, if no other one is committed meanwhile: a restore that is between
-    // its two commits, for as long as its process is stopped there, has not moved it on.
+    // The generation of the record that `snapshot` would return. A restore between its two commits has not
+    // moved it on yet, even if its process stays stopped there.
     uint64_t generation() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);

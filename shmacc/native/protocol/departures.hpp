@@ -1,29 +1,31 @@
-// Processes that are gone, or have failed: what of that ends a wait.
+// Processes that have died or failed, and the waits that end because of them.
 //
-// A wait for gradients that asks for it ends with the news: processes that had applied, and that have died or failed since.
-// They are collected, and marked as told, with all lanes' locks: so each ends one wait, the first one after it that asks,
-// whatever has happened in between. A wait for the step that asks for it ends while there are only former chiefs:
-// processes that have taken, and are dead or failed; and nobody alive has taken, or waits in the queue to take. Nothing is
-// marked: it is so for all waits, until somebody takes again. A process that has left in order is none of either.
+// A wait for gradients may ask to end with such news: a process that had applied has died or failed. The
+// waiting process collects the news and marks it as told, with all lanes' locks. So each departure ends one
+// wait, the first that asks after it, whatever has happened in between. A wait for the step may ask to end
+// while only former chiefs are left: every process that has taken is dead or failed, and no living process
+// waits in the queue to take. Nothing is marked: all such waits end, until a process takes again. A process
+// that has left in order ends neither kind of wait.
 //
-// Where it is recorded: of a process that is attached and has failed, in its own entry (presence.hpp). Of one that is
-// gone, too, until a sweep frees that entry; the sweep first makes a record in a table of its own, if the process had
-// applied, or had taken:
+// Where it is recorded. The entry of an attached process records its failure (presence.hpp). A process that is
+// gone leaves its entry behind, until a sweep frees it. If the process had applied or taken, the sweep first
+// makes a record in the table of the departed:
 //
-//   sweep   free -> being written -> kDead, kFailed if it is news; with kTold, if it had only taken
-//   tell    kDead, kFailed -> kTold with it, if it had taken; else free
+//   sweep   free -> being written -> kDead or kFailed; with kTold if it is no news: the process had only taken
+//   tell    kDead or kFailed -> the same with kTold, if the process had taken; else free
 //
-// A sweep looks for a record of the process that another one left, which may have died: so one death is one record, also if
-// two lanes sweep at a time, since nobody frees a record meanwhile. Where records give way (below) there may be two: readers
-// know them by their identity. A record is written under its identity before it has a fate, so a half-written one is
-// nobody's news: the entry is still there, and the next sweep writes it again.
+// A sweep first looks for a record that another sweep, which may have died, made of the same process. So one
+// death makes one record, even if two lanes sweep at the same time: nobody frees a record meanwhile. Where
+// records give way (below) there may be two: readers recognise them by their identity. A record gets its
+// identity before its fate, so a half-written record is no news: the participant's entry is still there, and
+// the next sweep writes the record again.
 //
-// The table has kMaxDeparted entries; if all are in use, the oldest gives way. It costs nothing but 64 bytes a process
-// (and, of one that has failed, 1 KiB for the reason), and is read by those alone who ask. If there is no memory for
-// another page of it, the oldest one gives way as well: a sweep does not fail.
+// The table has kMaxDeparted entries. If all are in use, or there is no memory for another page of the table,
+// the oldest record gives way: a sweep does not fail. A record costs only its 64 bytes (and 1 KiB for the
+// reason, if the process failed), and only waits that ask for departures read it.
 //
-// Each instant of death: in a sweep, as above; while telling, before the token: it is news to the next wait; after it: the
-// wait that it ends is that of the process that died here.
+// Each instant of death: in a sweep, as above. While telling, before the token is stored: the next wait gets
+// the news. After that: the wait that the news ends is the dead process's own.
 #pragma once
 
 #include <vector>
@@ -36,7 +38,7 @@ namespace shmacc {
 struct Departure {
     uint64_t token;
     uint32_t pid;
-    bool is_here;  // an entry of the participants; else a record
+    bool is_here;  // `entry` is a participant's; false: a record's
     uint32_t entry;
     std::string reason;
 };
@@ -148,7 +150,7 @@ class Departures {
     bool ends(uint32_t i) { return load_relaxed(presence_.table()[i].ending) != kNotEnding; }
     bool died(uint32_t i, uint64_t token) { return is_here(token) && !ends(i) && !presence_.alive(i, token); }
 
-    // The process's own entry; else a free or the oldest one, marked with its identity, without a fate.
+    // Returns the process's record; else a free or the oldest entry, now marked with its identity and no fate.
     // kMaxDeparted: there is none.
     uint32_t entry_for(uint64_t token) {
         const uint64_t identity = identity_of(token);

@@ -17,7 +17,7 @@ class Member;
 
 class Lane {
   public:
-    // states: its stretch of the States region.
+    // states: the lane's part of the States region.
     Lane(std::shared_ptr<SegmentFile> file, const Config& config, const MemberSpecs& specs, uint32_t number,
          unsigned char* states)
         : number_(number), alone_(config.lanes == 1), parameters_(config.kind == kParameters), specs_(specs),
@@ -41,7 +41,7 @@ class Lane {
     Mapping& mapping() { return mapping_; }
     const MemberSpecs& specs() const { return specs_; }
     const uint64_t (&hash_key() const)[4] { return hash_key_; }
-    // Members, and the set of contributors.
+    // The number of members, and one for the set of contributors.
     uint32_t tables() const { return static_cast<uint32_t>(specs_.size()); }
     MemberStates& states(uint32_t member) { return members_[member]; }
     const MemberState& current(uint32_t member, const LaneState& state) const {
@@ -84,13 +84,14 @@ class Lane {
         store_relaxed(header_.journal.records, records);
         compiler_barrier();
     }
-    // members: those that the operation changes, after `begin`.
+    // members: all that the operation has changed. Needs `begin` before.
     inline void commit(LaneState& state, std::vector<Member>& members);
     void commit(LaneState& state) { committed_.commit(state); }
     // Puts back the changes of an operation that did not commit. deaths: 1 if its process died, 0 if it failed.
     inline void recover(LaneState& state, uint64_t deaths);
 
-    // Reserves room for an undo of this size. Commits that by itself, since `recover` checks against it.
+    // Reserves room for an undo log of this size, in a commit of its own: `recover` checks the log against the
+    // committed size.
     void reserve_undo(LaneState& state, uint64_t log_bytes, uint64_t row_bytes) {
         const uint64_t log = state.reserved[kUndoLog], rows = state.reserved[kUndoRows];
         ensure_reserved(state, kUndoLog, log_bytes);
@@ -109,7 +110,7 @@ class Lane {
         mapping_.grow(region, state.reserved[region], grown);
         state.reserved[region] = grown;
     }
-    // The lane has nothing of this round yet.
+    // Starts this round in the lane, which has nothing of it yet.
     void begin_round(LaneState& state, uint64_t round) {
         bool small = false;
         for (uint32_t region : {kUndoLog, kUndoRows})
@@ -125,8 +126,9 @@ class Lane {
         state.round = round;
         state.count = state.weight = 0;
     }
-    // Of a restore, which saves all that is there: the memory for that goes with the commit. before: as committed; what
-    // reserve_undo has reserved since is committed, too, and is there until then, if it is to be put back.
+    // For a restore, which saves all old contents in the undo log: its commit gives the log's memory back.
+    // before: the committed state. It also gets what reserve_undo has committed since, so that `give_back`
+    // frees that, too.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);
@@ -138,27 +140,25 @@ class Lane {
             if (now.reserved[region] < before.reserved[region]) mapping_.punch(region, now.reserved[region]);
     }
 
-    // Sizes grow by a sixteenth, or 64 KiB, small ones double: memory stays near what the rows need.
+    // Sizes grow by a sixteenth, at least by 64 KiB; small ones double. So memory stays near what the rows need.
     static uint64_t with_room(uint64_t bytes) {
         return page_up(bytes + std::max<uint64_t>(bytes / 16, std::min<uint64_t>(bytes, 65536)));
     }
-    // A round leaves its memory to the next one. Memory that it has not needed is given back, but not at once:
-    // reserving it again costs the next large round several times its apply, so memory that is given back and
-    // reserved with every other round would be most of their cost. It is given back when kSmallRounds rounds in
-    // a row have left much of it unused; so large rounds cost that at most once in so many rounds, and a member
-    // holds
+    // A round leaves its memory to the next one. Memory that a round does not need is given back, but not at once:
+    // to reserve it again costs a large round several times its apply. It is given back when kSmallRounds rounds
+    // in a row have left much of it unused. So large rounds pay that cost at most once in kSmallRounds rounds. Let
+    // `most` be the bytes that a region needed in the largest of this round and the kSmallRounds rounds before it:
     //
-    //   in each region at most 5/4 of the bytes, and kSpare, that the largest of this round and the kSmallRounds
-    //   rounds before it needed there (the index: twice).
+    //   a member holds at most 5/4 of `most` and kSpare in that region (in the index: twice that).
     //
-    // Rounds without gradients count. This is decided when the first gradient of a later round comes, or by a
-    // take or a new step that finds a member idle for so many rounds (RoundSession::trim).
+    // Rounds without gradients count. The decision is made when the first gradient of a later round comes, or by a
+    // take or a new step that finds a member idle for kSmallRounds rounds (RoundSession::trim).
     static constexpr uint64_t kSpare = 1 << 17;  // a segment stays within 1 MiB of its need
     static constexpr uint64_t kSmallRounds = 8;
     static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }
 
   private:
-    // Holes may have been made above what is recorded.
+    // Other processes may have made holes above the recorded sizes.
     void limit(const LaneState& state) {
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             mapping_.limit(region, state.reserved[region]);
@@ -181,7 +181,7 @@ class Lane {
 // A member of a lane as an operation changes it, with the lane's lock.
 class Member {
   public:
-    // The member as committed at `lane_state`, which must outlive it.
+    // The member as committed at the generation of `lane_state`, which must outlive this object.
     Member(Lane& lane, uint32_t number, LaneState& lane_state)
         : lane_(&lane), lane_state_(&lane_state), number_(number),
           copy_(current_copy(lane.states(number), lane_state.generation)),
@@ -208,7 +208,7 @@ class Member {
         state.reserved[region] = grown;
     }
     void empty(uint32_t region) { lane_->mapping().punch(number_of(region), 0); }
-    // Of two.
+    // which: 0 or 1; each member has two shapes.
     Shape& shape(uint64_t which) {
         const uint64_t at = number_ * uint64_t{2} + which;
         return lane_->mapping().array<Shape>(kShapes, at + 1, lane_state_->reserved[kShapes])[at];
@@ -219,7 +219,8 @@ class Member {
     }
     LaneState& lane_state() const { return *lane_state_; }
 
-    // The member has nothing of this round yet. Whether it has given memory back (Lane::kSmallRounds).
+    // Starts this round in the member, which has nothing of it yet. Returns whether the member gives memory back
+    // (Lane::kSmallRounds).
     inline bool begin_round(uint64_t round);
     // As above, for a member that must give its memory back at once.
     inline bool begin_idle_round(uint64_t round);
@@ -232,7 +233,7 @@ class Member {
     void give_back() { give_back(before, state); }
     void roll_back() { give_back(state, before); }
 
-    // Over the copy that is not current.
+    // Writes the new state over the copy that is not current.
     void write(uint64_t generation) {
         state.generation = generation;
         state.checksum = checksum_of(state);
@@ -269,7 +270,7 @@ class Member {
     MemberState before;  // as committed
 };
 
-// Whether less memory is recorded as reserved now.
+// Returns whether the state records less reserved memory now.
 inline bool Member::shrink(uint64_t rows, uint64_t row_bytes, uint64_t rounds) {
     uint64_t needed[kMemberRegions] = {};
     needed[kSlots] = rows * sizeof(Slot);
@@ -306,7 +307,7 @@ inline bool Member::begin_idle_round(uint64_t round) {
 }
 
 inline void Lane::commit(LaneState& state, std::vector<Member>& members) {
-    store_barrier();  // before the copies, as before the record (commit.hpp)
+    store_barrier();  // before the copies, for the reason of Committed::commit (commit.hpp)
     for (Member& member : members) member.write(state.generation + 1);
     committed_.commit(state);
     for (Member& member : members) member.give_back();

@@ -15,13 +15,13 @@
 //                 record locks on its bytes (presence.hpp)
 //   Waiters       one entry for each waiting take
 //   States        for each lane its LaneHeader (two LaneStates, the journal), then two MemberStates a member
-//   Departed      processes that are gone, and of which others are still to be told (departures.hpp)
-//   Reasons       why processes failed: of each participant, each of the departed, and each event (Reason)
+//   Departed      processes that died or failed and are gone, for the waits that ask for them (departures.hpp)
+//   Reasons       why processes failed: one Reason for each participant, departed process and event
 //
 // For each lane:
-//   UndoLog       which rows the apply that runs now changes in place, and their contributions before it
+//   UndoLog       which rows the running apply changes in place, and their contributions before it
 //   UndoRows      these rows as they were before it, one after the other
-//   Shapes        the shapes of rounds that differ from the declared ones, two a member
+//   Shapes        two shapes for each member, for rounds whose shape is not the declared one
 // and for each member of the lane, and the set of contributors, which is one more sparse member (its rows are
 // the contributors, and have no width):
 //   Index0/1      the hash from row number to slot; one is current, a grown one is built in the other
@@ -29,18 +29,20 @@
 //   Rows0         the rows' sums, one slot after the other; for a dense member one of two buffers
 //   Rows1         a dense member's other buffer
 //
-// Shared arrays and parameters have one lane, in which nothing is accumulated. Array m is the front of member m's
-// Rows0; of parameters its optimizer's slots are in Index0 and Index1 (ArrayRegion), and the undo log is of the
-// update that runs (SavedArray). A table of parameters has the regions of a sparse member, as one uses them, but:
-//   Slots         {id, stamp} of each place that was ever given to an id; stamp_of_given, stamp_of_free
-//   Rows0         at each place the row, and after it what the optimizer keeps of it
-//   Rows1         at each place the step of the round that last changed the row; or, of a free one, the next free one
+// Shared arrays and parameters have one lane, in which nothing is accumulated. Array m is the front of member
+// m's Rows0. For parameters, Index0 and Index1 contain the array's optimizer slots (kArrayRegions), and the
+// undo log belongs to the running update (SavedArray). A table of parameters uses its regions as a sparse
+// member does, except:
+//   Slots         {id, stamp} of each slot that was ever given to an id (stamp_of_given, stamp_of_free)
+//   Rows0         for each slot the row, then the optimizer's numbers for it
+//   Rows1         for each slot the step of the round that last changed the row; for a free slot the next free one
 //
 // Everything is little-endian native words; the version is part of the magic check, so a segment of another
 // layout is refused, never misread.
 //
-// The file is longer than others on purpose: what two processes must agree on stands here, and Python has it from here
-// (module.cpp). Were it in several, a change of the layout would be as easily made in one of them.
+// This file is longer than others on purpose: it contains all that two processes must agree on, and Python
+// reads it from here (module.cpp). If the layout stood in several files, a change could easily miss one of
+// them.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +59,7 @@ constexpr uint32_t kMaxRank = 64;  // NumPy's own limit
 constexpr uint32_t kUnknownRank = 0xffffffffu;
 constexpr uint32_t kMaxName = 200;
 
-// A region of the file, by its number. After the fixed ones come each lane's, and in them each member's.
+// The numbers of the file's regions. After the fixed regions come those of each lane: its own, then its members'.
 enum Region : uint32_t {
     kHeaderRegion,
     kDirectoryRegion,
@@ -70,15 +72,15 @@ enum Region : uint32_t {
 };
 enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
 enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMemberRegions };
-// Of an array of parameters: what it contains, and its optimizer's slots.
+// The regions of an array of parameters: its contents, then its optimizer's slots.
 constexpr uint32_t kArrayRegions[] = {kRows0, kIndex0, kIndex1};
 constexpr uint32_t kMaxSlots = 2;
 
-// Of a table: rows with what the optimizer keeps, last steps or links, ids with their stamps.
+// The regions of a table: rows with the optimizer's numbers; last steps or free links; ids with their stamps.
 constexpr uint32_t kTableRegions[] = {kRows0, kRows1, kSlots};
 static_assert(std::size(kTableRegions) == std::size(kArrayRegions));
 
-// Of a view of one table (segment_view.hpp): the fixed regions, those of its lane, those of its member.
+// A view of one table (segment_view.hpp) has the fixed regions, those of one lane, and those of one member.
 constexpr uint32_t kViewedRegions = kFixedRegions + kLaneRegions + kMemberRegions;
 
 // Names of the numbers of the enumerations here. Python gets these tables (module.cpp) and has no others.
@@ -141,7 +143,7 @@ constexpr Named kSumNames[] = {{kFloat32, "float32"},
                                {kInt64, "int64"},
                                {kUint64, "uint64"}};
 
-// What updates make of an array of parameters (rows/optimizers.hpp).
+// How updates change an array of parameters (rows/optimizers.hpp).
 enum OptimizerKind : uint32_t {
     kNoOptimizer,
     kSgd,
@@ -157,7 +159,8 @@ constexpr Named kOptimizerNames[] = {
     {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
 };
 static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
-// An option is a bit that is added to an optimizer's kind. Version 2.0.0 refuses parameters with one, or with AdamW.
+// An option is a bit that is added to an optimizer's kind. Version 2.0.0 refuses parameters with one, or with
+// AdamW.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
 
@@ -176,7 +179,7 @@ struct OptimizerSpec {
     double weight_decay() const { return has(kWeightDecay) ? numbers[4] : 0; }
 };
 
-// What a row of a table has before anything changes it (rows/initial.hpp).
+// How the initial contents of a table's rows are made (rows/initial.hpp).
 enum InitialKind : uint64_t { kConstant = 1, kUniform = 2, kNormal = 3 };
 constexpr Named kInitialNames[] = {{kConstant, "Constant"}, {kUniform, "Uniform"}, {kNormal, "Normal"}};
 // Properties of a table; never changed. numbers: the fields of the class in init.py, in order, without the seed.
@@ -188,10 +191,10 @@ struct TableSpec {
 };
 
 constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
-// Calls act(T{}), T being the C++ type of those sums, which are named (unpack_directory).
+// Calls act(T{}), where T is the C++ type of these sums. unpack_directory has checked that `sum` is a Sum.
 template <class Act>
 auto with_sum_type(uint32_t sum, Act act) {
-    switch (static_cast<Sum>(sum)) {  // without a default: g++ asks for a type of each
+    switch (static_cast<Sum>(sum)) {  // no default, so that g++ warns of a missing case
         case kFloat32: return act(float{});
         case kFloat64: return act(double{});
         case kInt64: return act(int64_t{});
@@ -234,13 +237,13 @@ struct Config {
     uint32_t kind;
     uint32_t members;
     uint32_t lanes;
-    uint32_t reduction;  // of members that have none of their own
+    uint32_t reduction;  // for members without their own
     uint32_t is_private;
     uint32_t mode;
     uint32_t name_length;
     int64_t capacity;  // gradients that may be pending
     uint64_t token;  // identifies this segment among all that had the name
-    uint64_t hash_key[4];  // random; of the index's hash, see index.hpp
+    uint64_t hash_key[4];  // random; for the index's hash, see index.hpp
     int64_t created_ns;  // timestamp_ns, like all times here but `keep_off_ns`
     uint64_t directory_bytes;
     uint64_t directory_checksum;
@@ -252,7 +255,7 @@ constexpr int64_t kUnbounded = INT64_MAX;
 
 inline std::string name_of(const Config& config) { return std::string(config.name, config.name_length); }
 
-// Members, and the set of contributors.
+// The number of members, and one for the set of contributors.
 constexpr uint32_t tables_of(const Config& config) { return config.members + 1; }
 constexpr uint32_t regions_of_lane(const Config& config) {
     return kLaneRegions + tables_of(config) * kMemberRegions;
@@ -267,8 +270,9 @@ static_assert(kRegionSpan * (kFixedRegions + kMaxLanes * (kLaneRegions + (kMaxMe
                   static_cast<uint64_t>(kNameByte),
               "the locks' bytes lie past the end of every file");
 
-// The process that has the round open (Take::open_round). The round is over if that process is dead, or has given it
-// up (Participant::given_up): then the step is open again as it was, and the record stays until the next commit.
+// The process that has the round open (Take::open_round). The round is over if that process is dead, or has
+// given the round up (Participant::given_up). Then the step is open again as it was, and this record stays
+// until the next commit.
 struct RoundHolder {
     uint64_t serial;  // 0: no round is open
     uint64_t participant;
@@ -276,15 +280,15 @@ struct RoundHolder {
     int64_t since_ns;
 };
 
-// Whether an update of parameters by this round has begun (operations/update.hpp): then the round stays as it is,
-// held or not, until its update is in.
+// Whether an update of parameters by this round has begun (operations/update.hpp). From then on the round keeps
+// exactly its gradients until the update is in, whether a process holds the round or not.
 enum FinalPhase : uint64_t { kNotFinal, kUpdateBegun, kUpdateIn };
 struct FinalRound {
     uint64_t phase;
-    uint64_t serial;  // of the round's block that got there
-    uint64_t pid;  // of its process
+    uint64_t serial;  // RoundHolder::serial of the block that reached this phase
+    uint64_t pid;  // of the block's process
     int64_t since_ns;  // when the update began
-    uint64_t parameters;  // Config::token of theirs. Stays with later rounds, also while there is no update; 0: none yet
+    uint64_t parameters;  // Config::token of the updated parameters, kept for all later rounds; 0: none yet
 };
 
 // State of the round in all lanes. The process that holds all their locks changes it. Kept twice; see commit.hpp.
@@ -299,7 +303,7 @@ struct RoundState {
     uint64_t opened;  // rounds that were opened, ever
     uint64_t spread;  // in this round contributors may be in other lanes than their own
     uint64_t needs;  // the record is valid from this generation of the first lane on
-    uint64_t dropped;  // by all lanes, up to the last take
+    uint64_t dropped;  // gradients dropped by all lanes up to the last take
     uint64_t restores;  // how often everything was replaced, ever; see Header::finished
     RoundHolder holder;
     FinalRound final;
@@ -311,14 +315,14 @@ struct LaneState {
     uint64_t generation;
     uint64_t round;  // the next two fields belong to it
     int64_t count;  // gradients
-    int64_t weight;  // of all of them
+    int64_t weight;  // sum of the gradients' weights
     uint64_t applied;  // gradients accepted, ever
     uint64_t dropped;  // gradients refused as stale or because of a seal, ever
-    uint64_t applied_bytes;  // of the values of accepted gradients, as sums are kept, ever
+    uint64_t applied_bytes;  // accepted gradients' values, in bytes of the sums' type, ever
     uint64_t recoveries;  // operations interrupted by a death and undone, ever
     uint64_t leftovers;  // index entries that undone operations may have left behind, ever
     uint64_t small_rounds;  // how many rounds in a row have left much reserved memory unused
-    uint64_t needed[kLaneRegions];  // of the reserved bytes, in this round
+    uint64_t needed[kLaneRegions];  // most bytes that this round needed
     uint64_t reserved[kLaneRegions];
     uint64_t checksum;
 };
@@ -329,18 +333,18 @@ struct MemberState {
     uint64_t round;  // the next four fields belong to it
     int64_t count;  // gradients that had this member; parameters: updates of it
     union {
-        int64_t weight;  // of these
-        int64_t removed;  // table: rows, ever
+        int64_t weight;  // sum of these gradients' weights
+        int64_t removed;  // table: rows removed, ever
     };
     uint64_t rows;  // sparse: slots in use; dense: 0; table: slots that were ever given to an id
     uint64_t row_elements;  // numbers in a row (dense: in the array; table: with the optimizer's)
     union {
         uint64_t shape;  // which of the two in Shapes is the round's; kDeclaredShape: the declared one
-        uint64_t free_slot;  // table: 1 more than the first free one; 0: none is free
+        uint64_t free_slot;  // table: the first free slot plus 1; 0: none is free
     };
     union {
         uint64_t buffer;  // dense: which Rows region holds the sum
-        uint64_t in_table;  // table: rows
+        uint64_t in_table;  // table: rows that it contains
     };
     uint64_t index;  // which Index region is current
     uint64_t index_buckets;
@@ -399,13 +403,13 @@ constexpr Named kEventNames[] = {
 static_assert(std::size(kEventNames) == kEventKinds, "every kind of event has a name");
 struct Event {
     alignas(64) uint64_t serial;  // 0: none, or being written
-    uint64_t token;  // of the process
+    uint64_t token;  // the process's
     int64_t at_ns;
     int64_t step;
     int64_t contributor;  // of the process's last gradient; -1: none
     uint32_t kind;
     uint32_t pid;
-    uint32_t pid_namespace;  // that of the pid; the kernel's numbers of these have 32 bits
+    uint32_t pid_namespace;  // the pid's; the kernel numbers namespaces with 32 bits
 };
 constexpr uint32_t kEvents = 64;
 
@@ -418,8 +422,8 @@ struct Header {
     alignas(64) RoundState state[2];
     alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free
-    uint32_t departed_top;  // likewise
-    alignas(64) uint64_t next_event;  // serial of the last one
+    uint32_t departed_top;  // departed entries from here on are free
+    alignas(64) uint64_t next_event;  // serial of the last event
     Event events[kEvents];
 };
 
@@ -468,18 +472,18 @@ constexpr Named kActivityNames[] = {
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
 
-// The lowest bits of a token: what became of the process. The others identify it, in this stay: no two have the same.
-// kTold: it is no more news.
+// The lowest bits of a token say what became of the process. The other bits identify one stay of one process,
+// and are never used twice. kTold is added when the fate is no news any more.
 enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits = 7 };
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// A contributor's slot has the process that applied with it, instead of contributions. Greater than kNobodys.
+// Identifies a process in a contributor's slot, in place of contributions: the one that applied. Exceeds kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
-constexpr int64_t kNobodys = 1;  // `restore` put it there
+constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 
-// Written by its process alone, but for `token` and `told`; read by others for display, and to learn what became of
-// the process.
+// Only its own process writes an entry, except `token` and `told`. Others read it for display, and to learn what
+// became of the process.
 struct Participant {
     alignas(64) uint64_t token;  // 0: free
     uint64_t pid_namespace;  // inode of /proc/self/ns/pid
@@ -495,7 +499,7 @@ struct Participant {
     uint64_t dropped;
     uint64_t taken;
     uint64_t told;  // how many of its failures were told; see Presence
-    uint64_t given_up;  // the serial of its last round that it gave up; see RoundHolder
+    uint64_t given_up;  // serial of the last round that it gave up; see RoundHolder
     uint32_t failures;
     uint32_t took;  // 1: it has taken, or opened a round
     uint32_t ending;  // Ending
@@ -507,10 +511,10 @@ enum Ending : uint32_t { kNotEnding, kEndsInOrder, kEndsFailed };
 
 // A process that is gone; see departures.hpp.
 struct Departed {
-    alignas(64) uint64_t token;  // 0: free; kDead or kFailed, and kTold; none of these: it is being written
+    alignas(64) uint64_t token;  // 0: free; fate: kDead or kFailed, perhaps with kTold; 0: being written
     uint64_t pid_namespace;
     int64_t at_ns;  // when it was found to be gone
-    int64_t applied_step;  // as the participant had it
+    int64_t applied_step;  // as in Participant
     uint64_t applied;
     uint32_t pid;
     uint32_t took;
@@ -518,9 +522,9 @@ struct Departed {
 static_assert(sizeof(Departed) == 64, "entries must not share a cache line");
 constexpr uint32_t kMaxDeparted = 1024;
 
-// Why a process failed. Written and read through the descriptor: no page is reserved for it before.
+// Why a process failed. Written and read through the descriptor, since no page is reserved for it beforehand.
 struct Reason {
-    uint64_t of;  // the participant's identity, or the event's serial; of others: the reason is not known
+    uint64_t of;  // the participant's identity, or the event's serial; any other number: the reason is not known
     uint64_t length;
     char text[1008];  // UTF-8
 };
@@ -564,12 +568,12 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 constexpr uint64_t kMaxRows = 0xfffffff0u;  // slots are 32-bit numbers
 
-// Consecutive slots of a member; followed by their contributions as they were (int64 each), or with kUndoNumbers by
-// the numbers of their rows.
+// Consecutive slots of a member. Their old contributions follow (int64 each), or with kUndoNumbers their old row
+// numbers.
 struct UndoRecord {
     uint32_t first_slot;
     uint16_t slots;
-    uint16_t member;  // and kUndoNumbers
+    uint16_t member;  // with kUndoNumbers added, if row numbers follow
 };
 constexpr uint16_t kUndoNumbers = 1 << 15;
 static_assert(kMaxMembers < kUndoNumbers);
@@ -577,16 +581,17 @@ constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at 
 constexpr uint64_t kUndoAlign = 16;  // of each member's first saved row
 constexpr uint64_t undo_aligned(uint64_t bytes) { return (bytes + kUndoAlign - 1) / kUndoAlign * kUndoAlign; }
 
-// In the undo log of parameters, for each array that the update changes (table: its ids, then its rows); followed by the numbers of its entries
-// (int64 each) if they are listed. An entry is a row, or a piece of an array that is changed as a whole. In UndoRows
-// are the entries as they were, each with what its slots had, each part from a multiple of kUndoAlign on.
+// The undo log of parameters has one of these for each array that the update changes (table: one for ids, then
+// one for rows). The numbers of its entries follow (int64 each) if they are listed. An entry is a row, or a
+// piece of an array that is changed as a whole. UndoRows contains the old entries, each with its part of the
+// optimizer's slots; each part starts at a multiple of kUndoAlign.
 struct SavedArray {
     uint64_t member;
     uint64_t entries;
-    uint64_t listed;  // 1; 0: they are all, in order
+    uint64_t listed;  // 1: entry numbers follow; 0: all entries from the first on, in order
     struct {
-        uint64_t entry_bytes;  // 0: the update does not change it
-        uint64_t bytes;  // of all
+        uint64_t entry_bytes;  // 0: the update does not change this region
+        uint64_t bytes;  // of all entries in the region, saved or not
     } regions[std::size(kArrayRegions)];
 };
 

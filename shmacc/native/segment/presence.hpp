@@ -1,4 +1,4 @@
-// The processes that are attached, the proof which of them live, and what became of those that are gone.
+// The processes that are attached, the proof that they live, and what became of processes that are gone.
 //
 // A process takes record locks on two bytes at its first operation, and holds them until it leaves or ends.
 // The first free presence_byte(i) that it finds *is* the allocation of entry i. If the entry contains no
@@ -8,41 +8,42 @@
 // A dead process leaves its token behind, and its entry is not given to another process until a sweep, under
 // the segment's lock, has removed it from the queue. A newcomer that looks at such an entry holds the first
 // byte for a moment, but never the second: so even a newcomer that is stopped there does not make a dead
-// waiter look alive. A newcomer that found entries of the dead sweeps once it has an entry, or if there is
-// none, before it searches again: so however many children of fork come and die, entries are free as soon as
-// a process needs one.
+// waiter look alive. A newcomer that found entries of dead processes sweeps once it has an entry; if none was
+// free, it sweeps before it searches again. So an entry is free when a process needs one, however many forked
+// children come and die.
 //
 // `top` bounds the entries that are ever looked at. It rises before a token is written, and falls in a sweep,
 // entry by entry, while the sweeper holds the entry's presence byte and there is no token: a process that has
 // the entry, or is about to take it, holds that byte, so `top` never falls below an entry in use, nor below a
 // dead one's.
 //
-// Leaving takes no lock of the segment. So while a sweep judges a token its process may leave, and the entry
-// may belong to another one by the time that it is freed: it is freed only if it still contains the token
-// that was judged, and no token is ever used twice, not even by the same process.
+// Leaving takes no lock of the segment. So while a sweep judges a token, its process may leave, and another
+// process may get the entry. The sweep therefore frees the entry only if it still contains the token that was
+// judged; no token is ever used twice, not even by the same process.
 //
 // Record locks do not distinguish threads, and a sweep runs without the GIL. Another thread may claim the
 // process's entry meanwhile: hence the order in which `claim` publishes it, and `placed` in `sweep`.
 //
-// What becomes of a process. It leaves in order, or failed, or it dies. In order, its entry is free; an entry of the
-// others, in which the token says kFailed, or kHere of a process that does not live, is freed by a sweep, which makes a
-// record of it elsewhere if others are still to be told (departures.hpp). So the table has no entries but those of the
-// attached, and of the gone that nobody has met yet.
+// What becomes of a process. It leaves in order, or leaves as failed, or dies. A process that leaves in order
+// frees its entry. The others leave an entry behind whose token says kFailed, or kHere although the process is
+// dead. A sweep frees such an entry; first it makes a record elsewhere if others are still to be told
+// (departures.hpp). So the table has entries only of attached processes, and of gone ones that no sweep has
+// found yet.
 //
-// A process that has failed may go on: it has another handle, or a thread in an operation. Then its entry stays kHere,
-// and `failures` counts. Another process that has told somebody writes into `told` how many are no news any more, together
-// with half of the token: for if the process leaves at that moment, the entry may be another one's, to which that number
-// means nothing.
+// A process that has failed may go on, with another handle or a thread in an operation. Then its token stays
+// kHere, and `failures` counts its failures. A process that tells of them stores in `told` how many were told,
+// together with half of the token: if the failed process leaves at that moment, the entry may become another
+// process's, for which that number must mean nothing.
 //
-// `applied_ns` and `took` are set before the commit that they announce: a process that dies in between is told of as
-// one that had applied, which it was about to have. Each instant of death:
+// `applied_ns` and `took` are set before the commit that they announce: a process that dies in between is
+// reported as if it had applied (or taken), as it was about to. Each instant of death:
 //   in claim, before the token      the entry is free.
-//   in fail, before `failures`      it dies as one that has not failed.
-//   in leave, before the token      likewise; or it dies, and the reason is that of its failure.
-//   in leave, after it              it has left; the kernel drops the bytes.
-//   in sweep, before the token      the next sweep finds what this one did. Takes in the queue may be removed already, and
-//                                   the record be there, which is then written once more.
-//   in sweep, after it              done; only the event may be missing, which is for people.
+//   in fail, before `failures`      the process counts as dead, not as failed.
+//   in leave, before the token      the process counts as dead; if it had failed, the reason is that of its failure.
+//   in leave, after the token       the process has left; the kernel drops the locks on its bytes.
+//   in sweep, before the token      the next sweep does the same again. It may find the process's takes removed from the
+//                                   queue, and the record made; it writes the record once more.
+//   in sweep, after the token       done; only the event may be missing, which is for people.
 #pragma once
 
 #include <unistd.h>
@@ -134,7 +135,7 @@ class Presence {
     static constexpr uint32_t kNobody = UINT32_MAX;
     enum class Claim { kDone, kDoneBesideDead, kFull };
 
-    // Takes a free entry. Needs no lock but the bytes' own.
+    // Takes a free entry. Needs no lock of the segment, only those on the entry's bytes.
     Claim claim(const ProcessIdentity& process) {
         bool met_dead = false;
         for (uint32_t i = 0; i < kMaxParticipants; ++i) {
@@ -157,7 +158,7 @@ class Presence {
             entry.told = entry.given_up = 0;
             entry.failures = entry.took = entry.ending = 0;
             token_ = with_fate(fresh_bits() | 16, kHere);  // so that applier_of is not kNobodys
-            index_ = i;  // before the token is there to be judged
+            index_ = i;  // before a sweep can see the token
             store(entry.token, token_);
             claimed_ = true;
             return met_dead ? Claim::kDoneBesideDead : Claim::kDone;
@@ -165,7 +166,7 @@ class Presence {
         return Claim::kFull;
     }
 
-    // The process, which is attached, has failed, and does not leave for that.
+    // This attached process has failed, but stays attached.
     void fail() {
         Participant& entry = own();
         if (has_applied(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
@@ -197,8 +198,9 @@ class Presence {
     Participant& own() { return table_[index_]; }
     Table<Participant>& table() { return table_; }
 
-    // Whether the process that had entry i under this token lives. (A process's own locks do not show.) The
-    // token was stored with release after the lock was taken: a reader that sees the token finds the lock.
+    // Whether the process that had entry i under this token lives. (F_GETLK does not show a process its own
+    // locks.) The token was stored with release after the lock was taken: a reader that sees the token finds
+    // the lock.
     bool alive(uint32_t i, uint64_t token) {
         if (!is_here(token)) return false;
         if (i == index_) return token == token_;
@@ -212,14 +214,14 @@ class Presence {
     }
     static bool anybody_else(int fd) { return others_hold(fd, kPresenceBytes, 2 * kMaxParticipants); }
 
-    // With all lanes' locks: that this process has failed is no news any more.
+    // Needs all lanes' locks. Marks the failures of this participant as told.
     void tell(uint32_t i, uint64_t token) {
         store(table_[i].told, token >> 32 << 32 | load(table_[i].failures));
     }
 
-    // Under a lane's lock: frees the entries of those that are gone. Of each, first judge(entry, token), and if that was
-    // true and this call has freed it, died(what the entry was). In two lanes two may do so at a time: each frees the
-    // tokens that it has judged.
+    // Needs a lane's lock. Frees the entries of processes that are gone. For each, calls judge(i, token) first;
+    // if that returned true and this call freed the entry, calls died(copy of the entry). Sweeps in two lanes
+    // may run at the same time: each frees only tokens that it has judged.
     template <class Judge, class Died>
     void sweep(Judge judge, Died died) {
         const bool placed = claimed();
@@ -233,7 +235,7 @@ class Presence {
                 died(entry);
             return true;
         });
-        // A process that has an entry claims no other one: so none of its threads tries for the same byte.
+        // A process that has an entry claims no other one: so no other thread of it locks the same byte now.
         if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;
@@ -251,8 +253,8 @@ class Presence {
 
     int fd_;
     Table<Participant> table_;
-    std::atomic<uint32_t> index_{kNobody};  // while it claims, and from then on
-    std::atomic<bool> claimed_{false};  // from the end of the claim on
+    std::atomic<uint32_t> index_{kNobody};  // set during the claim
+    std::atomic<bool> claimed_{false};  // set at the end of the claim
     uint64_t token_ = 0;  // written before index_
 };
 
