@@ -15,7 +15,8 @@ struct ApplyRequest {
     MemberGradient* const* members;
     size_t member_count;
     std::vector<int64_t> contributors;  // ascending
-    bool partial;  // a contributor that is in the round already is an error; else there is nothing to add
+    // A contributor that is in the round already: for a partial an error; a single gradient is not added again.
+    bool partial;
     int64_t deadline;
 };
 
@@ -29,14 +30,14 @@ class Apply : public Operation {
         HeadGrace grace;
         Refused refused;
         bool given_back = false;
-        bool waited = false;  // for something else than the lock: it still does while it looks whether that has come
+        bool waited = false;  // for more than the lock: while it checks again, inspection still shows that wait
         for (bool everywhere = contributors_everywhere(request);;) {
             if (!waited) activity.now(kWaitsForLock);
             ApplySession session(segment_, contributor_of(request), everywhere,
                                  lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded(refused);
             if (!waited) activity.now(kApplies);
-            // Read before the queue: a take that leaves it needs no lock, and wakes once only.
+            // Read before the queue is read: a take may leave the queue without a lock, and wakes only once.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             const bool open = round_is_open(session.round);
             const bool closed = open || is_final(session.round);
@@ -104,9 +105,9 @@ class Apply : public Operation {
         return true;
     }
 
-    // For Load: everything that is there is replaced by the request's members, of a round at this step, once
-    // `commit_replaced` is called. If a round is open, this ends it; an accumulator that is finished goes on.
-    // session: with all lanes' locks. If this throws, nothing is changed; later `session.roll_back` undoes it.
+    // For Load: replaces all gradients by the request's, in a round at this step; `commit_replaced` commits that. This
+    // ends an open round, and a finished accumulator goes on. session: has all lanes' locks. If this throws, nothing
+    // has changed; afterwards `session.roll_back` undoes it.
     void replace(ApplySession& session, const ApplyRequest& request, int64_t step) {
         RoundState& round = session.round;
         round.discarded += static_cast<uint64_t>(session.pending().count);
@@ -127,15 +128,15 @@ class Apply : public Operation {
     }
 
   private:
-    // The last attempt that would have taken memory which is kept for others.
+    // The last attempt that was refused because it needed memory that is kept free for others.
     struct Refused {
         uint64_t needed = 0;  // bytes; 0: there was none
         uint64_t round = 0;
         int64_t pending = 0;
         uint32_t lane = 0;
 
-        // Whether another attempt would end in the same way: to find the gradient's rows again takes long, under the
-        // lock, and a process that waits looks twenty times a second.
+        // Whether another attempt would be refused, too. An attempt looks up the gradient's rows under the lock, which
+        // takes long, and a waiting process asks twenty times a second.
         bool still(const ApplySession& session, int64_t now_pending, const SegmentFile& file) const {
             return needed != 0 && pending != 0 && pending == now_pending && round == session.round.round &&
                    lane == session.lane_number() && !file.has_room(needed);
@@ -163,7 +164,7 @@ class Apply : public Operation {
             "not added, nothing was changed");
     }
 
-    // closed: whether a round is open, or final: its step takes no more.
+    // closed: whether a round is open or final, so that its step takes no more gradients.
     bool is_refused(const RoundState& round, bool closed, int64_t local_step) const {
         return local_step < round.step || round.sealed || (closed && local_step == round.step) ||
                segment_.finished(round);
@@ -190,8 +191,8 @@ class Apply : public Operation {
         activity.entry().dropped += static_cast<uint64_t>(gradients);
     }
 
-    // A contributor is looked for, and put, in its own lane; those of a partial in all lanes, and then this round's
-    // everywhere (RoundState::spread).
+    // A gradient's contributor is looked up, and stored, in its own lane. A partial's contributors are looked up in all
+    // lanes, and after a partial all contributors of this round are (RoundState::spread).
     bool contributors_everywhere(const ApplyRequest& request) const {
         return request.partial && !request.contributors.empty() && segment_.lanes().size() > 1;
     }
@@ -199,8 +200,8 @@ class Apply : public Operation {
         if (request.partial || request.contributors.empty()) return std::nullopt;
         return request.contributors.front();
     }
-    // Whether another lane may have what this gradient must be compared with: its contributor; or the shape of the
-    // round, if it is the lane's first gradient of a shape that is not the declared one.
+    // Whether this gradient must be compared with other lanes: for its contributor; or for the round's shape, if the
+    // gradient is the lane's first and its shape is not the declared one.
     bool must_look_everywhere(ApplySession& session, const ApplyRequest& request) const {
         if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
         for (size_t i = 0; i < request.member_count; ++i) {
@@ -233,7 +234,7 @@ class Apply : public Operation {
         return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // Puts the whole gradient in; if this throws, nothing of it.
+    // Adds the whole gradient; if this throws, nothing has changed.
     void put(ApplySession& session, const ApplyRequest& request) {
         LaneState& state = session.state;
         session.begin_round();
@@ -248,15 +249,15 @@ class Apply : public Operation {
             throw;
         }
     }
-    // False: it would take memory that is kept for others. Then nothing at all has changed. All growth is in `prepare`
-    // and Lane::reserve_undo, before Lane::begin: no row has been added to, no index entry made, and `roll_back` gives
-    // back what the attempt has reserved before it came to the region that was refused, none of which is recorded. What
-    // is recorded is room for the undo, if that was all there was to grow: the next attempt needs it as well. A death
-    // on the way leaves pages that nothing records, as that of any apply which grows.
+    // False: the gradient needs memory that is kept free for others, and nothing has changed. All growth is in
+    // `prepare` and Lane::reserve_undo, before Lane::begin: no row has been added to, and no index entry made.
+    // `roll_back` gives back the regions that grew before the refused one, none of which is recorded. Only room for
+    // the undo may be recorded, if nothing else had to grow; the next attempt needs it as well. A death on the way
+    // leaves pages that nothing records, as in any apply that grows.
     //
-    // If gradients are pending, the apply waits as one does at the capacity: the next round has their memory. If none
-    // are, lanes and members may have memory of rounds that are over, which they would keep for a while
-    // (Lane::kSmallRounds); they give it back, and only a gradient that does not fit then (last) is an error.
+    // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If none
+    // are, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give it back, and only
+    // a gradient that does not fit then (last) is an error.
     bool put_in_if_room(ApplySession& session, const ApplyRequest& request, ActivityScope& activity,
                         bool last, Refused& refused) {
         activity.now(kApplies);
@@ -273,7 +274,7 @@ class Apply : public Operation {
         session.commit();
         return true;
     }
-    // Needs no lock. False: the round is not empty any more, or not open.
+    // Takes the locks itself. False: the round is not empty any more, or takes no gradients.
     bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {
         activity.now(kWaitsForLock);
         RoundSession session(segment_, lock_deadline(deadline), interruption_);
@@ -283,13 +284,14 @@ class Apply : public Operation {
         session.give_memory_back();
         return true;
     }
-    // From here on this round's contributors are looked for in all lanes. (The gradient itself may not get in.)
+    // From here on this round's contributors are looked up in all lanes. (A death before the gradient's commit leaves
+    // that as it is.)
     void spread_contributors(ApplySession& session) {
         if (session.round.spread == session.round.round) return;
         session.round.spread = session.round.round;
         segment_.round().commit(session.round);
     }
-    // Before the commit: of a process that dies in between others are told (presence.hpp).
+    // Call it before the commit: if the process dies in between, others are told (presence.hpp).
     void note_applied(const ApplySession& session, const ApplyRequest& request) {
         Participant& entry = segment_.presence().own();
         store_relaxed(entry.applied_ns, timestamp_ns());
@@ -367,7 +369,7 @@ class Apply : public Operation {
             }
         }
     }
-    // The session's commit is done. Of two lanes that commit at a time, one at least sees the other's count.
+    // Call it after the session's commit. If two lanes commit at the same time, at least one sees the other's count.
     void wake_head_if_reached(ApplySession& session, uint32_t head) {
         if (head == WaitQueue::kNobody) return;  // no take can join while the lane's lock is held
         full_barrier();

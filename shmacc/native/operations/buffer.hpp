@@ -15,7 +15,7 @@ class Buffer {
 
     // Room for the sum.
     void prepare() { member_.ensure_reserved(kRows0 + other(), member_.row_bytes(), false); }
-    // Adds a gradient, between begin and commit; first: of this member's in the round.
+    // Adds a gradient, between begin and commit. first: the round has none for this member yet.
     void add(const T* values, bool first) {
         const uint64_t count = state_.row_elements;
         T* to = member_.array<T>(kRows0 + other(), count);

@@ -1,7 +1,7 @@
 // Reading a table of parameters without a lock: id_table.hpp has the argument.
 //
-// Rows and headers are read as plain memory while others may write them: what is read is used only if the stamp has
-// stayed. A number is not torn: it is copied in one piece, being aligned.
+// Rows and headers are read as plain memory while others may write them. What was read is used only if the stamp is
+// unchanged afterwards. Numbers are aligned, so each is copied in one piece and never torn.
 #pragma once
 
 #include "operations/id_table.hpp"
@@ -12,7 +12,7 @@ namespace shmacc {
 
 class IdReader {
   public:
-    // regions: what this process has mapped in earlier reads of the table.
+    // regions: the regions that this process mapped in earlier reads of the table.
     IdReader(OpenSegment& segment, uint32_t member, ReadRegions regions)
         : segment_(segment), lane_(*segment.lanes()[0]), member_(member), spec_((*segment.specs())[member]),
           shape_(record_of(spec_)), hash_(lane_.hash_key()), regions_(std::move(regions)) {
@@ -23,8 +23,8 @@ class IdReader {
     const MemberState& state() const { return state_; }
     const RecordShape& shape() const { return shape_; }
 
-    // For each id, in any order: found(i, at) if it is in the table, where `at` is its slot, until that stays the same;
-    // then absent(i) for those that are not.
+    // Calls found(i, at) for each id that is in the table, in any order, where `at` is its slot; again if the slot has
+    // changed meanwhile. Calls absent(i) for each id that is not in the table.
     template <class Found, class Absent>
     void each(const int64_t* ids, uint64_t count, Found found, Absent absent) {
         std::vector<uint64_t> missing, left;
@@ -48,7 +48,7 @@ class IdReader {
         }
     }
 
-    // What stands in the rows' records from number `from` on, `width` numbers of each.
+    // Copies `width` numbers of each id's record, from number `from` on. An id that is absent has initial contents.
     template <class T>
     void copy(const int64_t* ids, uint64_t count, uint64_t from, uint64_t width, T* to) {
         const auto absent = [&](uint64_t i) {
@@ -73,7 +73,7 @@ class IdReader {
     void contains(const int64_t* ids, uint64_t count, uint8_t* to) {
         each(ids, count, [&](uint64_t i, uint64_t) { to[i] = 1; }, [&](uint64_t i) { to[i] = 0; });
     }
-    // -1: it is not in the table.
+    // Writes the last step of each id; -1: it is not in the table.
     void last_steps(const int64_t* ids, uint64_t count, int64_t* to) {
         each(
             ids, count, [&](uint64_t i, uint64_t slot) { to[i] = load_relaxed(steps_[slot]); },
@@ -99,7 +99,8 @@ class IdReader {
     static constexpr int kAttempts = 1000000;
     static constexpr uint32_t kBlock = 4096;
 
-    // item(i): the id; number(i): what it is called. missing: has no slot; left: its slot changed.
+    // item(i): the i-th id; number(i): its position in the call of `each`. missing, left: get the positions of ids that
+    // have no slot, or whose slot changed meanwhile.
     template <class Item, class Number, class Found>
     void look_up(uint64_t count, Item item, Number number, Found found, std::vector<uint64_t>& missing,
                  std::vector<uint64_t>& left) {
@@ -143,13 +144,13 @@ class IdReader {
         uint64_t stride_, bytes_;
     };
 
-    // Loads the committed state, and maps what it has.
+    // Loads the committed state, and maps the table's regions.
     void look() {
         for (int attempt = 0;; ++attempt) {
             const uint64_t generation = lane_.committed().snapshot().generation;
             MemberStates& states = lane_.states(member_);
             state_ = load_words(states.copies[current_copy(states, generation)]);
-            // A copy that is being overwritten has another checksum; one of a later generation is read once that is.
+            // A copy that is being overwritten fails its checksum. One of a later generation is read together with it.
             if (state_.generation <= generation && state_.checksum == checksum_of(state_)) {
                 known_.generation = generation;
                 break;

@@ -1,51 +1,53 @@
 // A table of parameters: rows whose ids nobody knows beforehand, changed under the lock, read without it.
 //
-// A table uses the regions of a sparse member as an accumulator does (layout.hpp), with the same index. But rows come and
-// go one by one, so a slot says by its stamp whether it is in use: the generation of the lane that gave it to its id, or
-// that freed it.
+// A table uses the regions of an accumulator's sparse member (layout.hpp), with the same index. But its rows come and
+// go one by one, so each slot has a stamp that says whether it is in use: the lane's generation when the slot was
+// given to its id, or when it was freed.
 //
-//   Invariant: at the committed generation g, the rows of the table are the slots below MemberState::rows whose stamp
-//              is of a slot given at g or before. No two of them have the same id, and the index leads to each.
-//              The others form one list: from MemberState::free_slot on, each has the next one in place of its step.
+//   Invariant: at the committed generation g, the table's rows are the slots below MemberState::rows whose stamp says
+//              that they were given at g or before. No two of them have the same id, and the index leads to each.
+//              The other slots below it form one list, which starts at MemberState::free_slot: each has the next
+//              one's number in place of its step.
 //
-// An update changes, between `begin` and its commit, which is of generation G = g + 1:
-//   1  saves what it is going to change of ids, stamps and steps of slots below `rows`; counts it as saved
+// An update, between `begin` and its commit, which makes generation G = g + 1:
+//   1  saves the ids, stamps and steps that it is going to change in slots below `rows`, and counts them as saved
 //   2  writes the steps, and stamps the slots that it gives to new ids as given at G
 //   3  writes their rows' first contents; then, row by row, saves and changes rows (rows/optimizers.hpp)
 //   4  writes their ids
 //   5  stamps the slots of removed ids as free from G on, and links them
 //   6  adds entries to the index; or builds a new one, in the region that is not current, with stamp G
-// Slots that it gives away were free at g: one that it frees itself is linked, and given away by a later update.
+// It gives away only slots that were free at g. It links the slots that it frees, for a later update to give away.
 //
-// Each instant of death: the log has what slots below `rows` were, and Lane::recover puts it back (saved_arrays.hpp)
-// before it commits G itself. Rows of free slots need not be put back: nobody reads them. Slots from `rows` on may
-// keep a stamp of G; `rows` excludes them, until an update gives them away, with a stamp of its own. Index entries
-// that are left lead to slots that are free, or another id's: both are compared (Lane::leftovers counts them). A new
-// index that is left is no current one, and has a stamp that no later one gets.
+// At each instant of death the log has the old content of slots below `rows`, and Lane::recover puts it back
+// (saved_arrays.hpp) before it commits G itself. Rows of free slots need not be put back: nobody reads them. Slots
+// from `rows` on may keep a stamp of G. `rows` excludes them until an update gives them away, with its own stamp.
+// Index entries left behind lead to slots that are free or have another id; a lookup compares stamp and id, so it
+// finds neither (LaneState::leftovers counts such entries). A new index left behind is not current, and no later
+// index gets its stamp.
 //
-// Readers take no lock, and never wait. Their argument. A reader loads the committed state, of a generation g; looks
-// an id up in the index of that state, and takes a slot below `rows` that has the id and a stamp of a slot given at g
-// or before; copies; and checks that id and stamp are still the same. Then what it has is the id's row:
+// Readers take no lock, and never wait. A reader loads the committed state, of a generation g; looks an id up in the
+// index of that state, and takes a slot below `rows` that has the id and whose stamp says that it was given at g or
+// before; copies the row; and checks that id and stamp are unchanged. Then it has the id's row, because:
 //
-//   * The stamp of a slot in use changes only by step 5, and back only by undoing that. Between the two the slot is
-//     not given away: that is done to slots which are free by a commit, and a commit is not undone. A generation is
-//     not used twice. So a stamp that is the same before and after means that the slot was the id's all the time, even if
-//     the reader slept over the removal of its id, another id in its slot, and the first id there again. (The id
-//     alone would be the same then.)
-//   * The next owner of the slot writes its numbers after a barrier (Lane::begin's) that comes after the stamp of the
-//     slot's freeing. A reader that has copied one of these numbers and passed a load_barrier sees that stamp, or a later one.
+//   * The stamp of a slot in use changes only in step 5, and changes back only if that is undone. In between the slot
+//     is not given away: only slots that a commit has freed are, and a commit is not undone. No generation is used
+//     twice. So an unchanged stamp means that the slot was the id's all the time. An unchanged id would not: while
+//     the reader slept, its id may have been removed, another id have got the slot, and then the first one again.
+//   * The next owner of the slot writes its numbers after a barrier (Lane::begin's), and the slot was stamped as free
+//     before that barrier. A reader that has copied one of these numbers and passed a load_barrier sees that stamp or
+//     a later one.
 //   * A stamp above g is of an update that had not committed when the reader began: the id is being added, so it
-//     may be found or not. A stamp of g or before is not left by a dead update: its slots have been put back, or lie
+//     may be found or not. No stamp of g or before is left by a dead update: its slots have been put back, or lie
 //     from `rows` on, which was loaded together with g.
 //
-// A reader that finds no such slot, or another stamp afterwards, has met a change of this very id, or looked in
-// an index that is no more. So it loads the state again, and looks once more, unless the index is still the same (its
-// stamp, not its place: an index is built in the place of the one before the last, which a reader that slept
-// may be reading). An id that is in the table at g is in the index of g, and entries are neither removed nor moved:
-// so one that was there when the reader began, and is not removed, is never missed.
+// If a reader finds no such slot, or another stamp afterwards, this very id has changed, or the index is not current
+// any more. So the reader loads the state again and searches once more, unless the index is still the same. (It
+// compares the index's stamp, not its place: a new index is built in the place of the one before the last, which a
+// reader that slept may be reading.) An id that is in the table at g is in the index of g, and entries are neither
+// removed nor moved. So an id that was there when the reader began, and is not removed, is never missed.
 //
-// Nothing is given back to the system: a reader may be in any region at any time, and a hole would be filled by its
-// look, or kill it if /dev/shm is full.
+// No memory is given back to the system: a reader may be in any region at any time. By reading it would fill a hole,
+// or be killed if /dev/shm is full.
 #pragma once
 
 #include "protocol/lane.hpp"
@@ -54,10 +56,10 @@
 
 namespace shmacc {
 
-// What stands in a table's Rows0 for each slot: the row, then what the optimizer keeps.
+// The record of each slot in a table's Rows0: the row, then the optimizer's slots for it.
 struct RecordShape {
-    uint64_t width;  // of the row
-    uint64_t slot_width;
+    uint64_t width;  // numbers in the row
+    uint64_t slot_width;  // numbers in each optimizer's slot
     SlotShape slots;
 
     uint64_t numbers() const { return width + slots.count * slot_width; }
@@ -77,7 +79,7 @@ void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id
                     static_cast<T>(initial_of_slot(spec.optimizer, k)));
 }
 
-// The slots that are in use at a committed generation: for those with the lock, at the current one.
+// The slots in use at a committed generation. With the lock, this is the current generation.
 struct SlotsInUse {
     const Slot* table;
     uint64_t rows;
@@ -98,7 +100,7 @@ struct Ids {
     uint64_t count;
 };
 
-// A table as one operation changes it, with the lane's lock.
+// Changes a table, or reads all of it, under the lane's lock: one object for each operation.
 class IdTable {
   public:
     explicit IdTable(Member& member)
@@ -113,7 +115,7 @@ class IdTable {
     // After prepare: the slots of the changed ids, in their order.
     const std::vector<int64_t>& slots() const { return slots_; }
     uint64_t committed_rows() const { return committed_rows_; }
-    // How many index entries are left if the operation does not commit.
+    // How many index entries the operation leaves behind if it does not commit.
     uint64_t new_entries() const { return rebuilds_ ? 0 : fresh_.size(); }
     int64_t* steps() { return member_.array<int64_t>(kRows1, end_); }
     template <class T>
@@ -121,9 +123,8 @@ class IdTable {
         return member_.array<T>(kRows0, end_ * shape_.numbers());
     }
 
-    // Finds slots for all, and reserves room for those that are new. Nothing is changed yet, and nothing throws after this
-    // in a sound segment.
-    // replaces: all other ids are removed.
+    // Finds a slot for each id, and reserves room for new ids. Nothing is changed yet, and nothing throws after this
+    // in a sound segment. replaces: removes all ids that are not changed.
     void prepare(const Ids& changed, const Ids& removed, bool replaces) {
         const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
         const int64_t* const links = member_.array<int64_t>(kRows1, committed_rows_);
@@ -174,7 +175,8 @@ class IdTable {
         reserve();
     }
 
-    // What is saved of slots that are given away or freed; of steps; of rows. And the slots' numbers.
+    // What is saved: ids, stamps and steps of slots that are given away or freed (`marked`), then steps and rows of
+    // slots whose ids are changed (`touched`).
     SavedArray saved_marks() const {
         SavedArray saved{member_.number(), marked_.size(), 1, {}};
         saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
@@ -245,7 +247,7 @@ class IdTable {
         state_.index_filled += fresh_.size();
     }
 
-    // All ids, ascending, with their slots. With the lock, nothing else being done.
+    // All ids, ascending, with their slots. Not together with `prepare`.
     std::vector<std::pair<int64_t, uint64_t>> all() {
         const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
         const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
@@ -300,7 +302,8 @@ class IdTable {
         rebuilds_ = !fresh_.empty() &&
                     Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
         if (rebuilds_) {
-            // Room for as many rows again: growing little by little, each is put into a new index twice, not five times.
+            // Room for as many rows again: a table that grows little by little then moves each row to a new index
+            // twice, not five times.
             const uint64_t least = Index::buckets_for(state_.in_table + fresh_.size());
             buckets_ = least + least / 2;
             member_.ensure_reserved(other_index(), buckets_ * sizeof(Bucket), false);

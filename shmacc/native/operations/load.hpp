@@ -1,9 +1,9 @@
-// Loads: what segments contain is replaced, that of several as one.
+// Loads replace the contents of one segment, or of several together.
 //
-// A load has the locks of all its segments from the first change to the last: those of parameters first, as an update
-// has them, then those of accumulators, each in order of token. So two loads do not mix, and do not wait for each other
+// A load holds the locks of all its segments from the first change to the last: the parameters' locks first, as in an
+// update, then the accumulators', each in order of token. So two loads do not mix, and do not wait for each other
 // for ever. All that can fail comes before the first commit: the gradients are put in under each lane's journal, and
-// the parameters' journals are written. What fails there is undone. No signal handler runs while a lock is held, and
+// the parameters' journals are written. A failure there is undone. No signal handler runs while a lock is held, and
 // nothing throws after the first commit. So only a death can end a load half way, and the commits are in this order:
 //
 //   1  RoundState of all parameters: marked as being loaded (RoundState::sealed), with the process that loads
@@ -13,11 +13,11 @@
 //
 // A single segment has one commit, 2 or 3, and no mark. Each instant of death:
 //   before 1            nothing has changed. Gradients put in are undone by the lanes' next owners.
-//   between 1 and 4     marked parameters take no update and are not saved. Loading once more makes all of it whole.
-//                       Without the mark, parameters of an older step would take the update of a round that is not
-//                       of theirs, since steps may be skipped.
-//   in 4                all of it is in; what is still marked is loaded again.
-// Rounds of accumulators can be consumed meanwhile by blocks that update nothing.
+//   between 1 and 4     marked parameters take no update and are not saved. Loading once more makes everything whole.
+//                       Without the mark, parameters of an older step could take the update of a round that does not
+//                       belong to them, since steps may be skipped.
+//   in 4                everything is in; parameters that are still marked must be loaded again.
+// After such a death blocks that update nothing can still consume rounds of the accumulators.
 #pragma once
 
 #include <deque>
@@ -36,7 +36,7 @@ class Load {
         std::vector<ArrayChange> changes;
         std::vector<int64_t> updates;
     };
-    // All that an accumulator has at `step`; its members are sorted.
+    // All gradients of an accumulator at `step`; the request's members are sorted.
     struct Gradients {
         OpenSegment* segment;
         int64_t step;
@@ -66,7 +66,7 @@ class Load {
         return one.segment->config().token < other.segment->config().token;
     }
 
-    // The segment whose lock could not be had at once; null: it is done.
+    // Loads, if all locks are free. Returns the segment whose lock is not; null: it is done.
     OpenSegment* replace_if_free(std::deque<ActivityScope>& activities) {
         Uninterrupted uninterrupted;
         std::deque<ArraysSession> parameters;

@@ -1,5 +1,4 @@
-// A gradient on its way in: a MemberGradient for each member that it has. All in the caller, before the lock, but `prepare`
-// and `add`.
+// A gradient on its way in: a MemberGradient for each member that it has. Only `prepare` and `add` run under the lock.
 #pragma once
 
 #include "operations/buffer.hpp"
@@ -9,7 +8,7 @@ namespace shmacc {
 
 class MemberGradient {
   public:
-    // count, weight: of the gradients in it that have this member.
+    // count, weight: number and weight of the gradients that have this member (a partial sums several).
     MemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight)
         : member_(member), dims_(std::move(dims)), count_(count), weight_(weight) {}
     virtual ~MemberGradient() = default;

@@ -1,5 +1,5 @@
-// Rows of several tables or arrays, read out as one: what a round has of a sparse member in its lanes, or what hosts
-// have sent of it. Equal rows are added up in the order of their sources.
+// Merges the rows of several tables or arrays: a sparse member's tables in the lanes of a round, or its rows as several
+// hosts have sent them. Equal rows are added up in the order of their sources.
 #pragma once
 
 #include "rows/reduction.hpp"
@@ -8,11 +8,11 @@
 
 namespace shmacc {
 
-// Rows in any order, each once. Those of a segment may change while they are read, if it is damaged: what is done with
-// them must stay in bounds.
+// Rows in any order, each once. In a damaged segment rows may change while they are read, so every access must stay in
+// bounds.
 template <class T>
 struct RowSource {
-    const int64_t* keys;  // of row i: keys[i * stride]
+    const int64_t* keys;  // row i has keys[i * stride]
     const int64_t* contributions;
     uint64_t stride;
     const T* rows;
@@ -88,12 +88,12 @@ class Merge {
 
     const std::vector<RowSource<T>> sources_;
     const uint64_t width_;
-    std::vector<uint64_t> starts_;  // of each source, among all rows
-    std::vector<uint32_t> source_of_;  // of each row
+    std::vector<uint64_t> starts_;  // where each source begins among all rows
+    std::vector<uint32_t> source_of_;  // for each row, the number of its source
     uint64_t total_ = 0;
     std::vector<int64_t> keys_;  // ascending, each once
     std::vector<uint32_t> order_;  // empty: the rows are ascending as they are
-    std::vector<uint8_t> repeats_;  // whether a row in that order is the one before it; empty: none is
+    std::vector<uint8_t> repeats_;  // whether a row equals the one before it in order_; empty: none does
 };
 
 template <class T>
@@ -120,7 +120,7 @@ bool Merge<T>::read(RowTargets<T>& to, const Reduce& reduce) {
     });
 }
 
-// The sum of arrays, reduced: what a round has of a dense member. False: a result does not fit.
+// Adds up a dense member's arrays and reduces their sum. False: a result does not fit.
 template <class T>
 bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
     constexpr uint64_t kPiece = 1024;  // numbers that stay in the first-level cache

@@ -20,7 +20,7 @@ struct Attached {
     std::vector<int64_t> pids;  // ascending
     uint32_t more;  // how many more there are at most
 };
-// Asks the kernel about kAsked of them, since the cost of a question grows with their number.
+// Asks the kernel about kAsked processes only, since a question costs more the more processes there are.
 inline Attached some_attached(Presence& presence) {
     constexpr uint32_t kAsked = 16;
     Attached attached{};
@@ -69,7 +69,7 @@ class ActivityScope {
     OpenSegment& segment_;
     Participant& entry_;
     const Origin origin_;
-    bool waited_ = false;  // for others, which may take hours: only since its end the process is idle
+    bool waited_ = false;  // for others, maybe for hours: the process counts as idle only since the wait's end
 };
 
 // What a wait does when the processes that it waits for are gone.
@@ -91,7 +91,7 @@ class Operation {
                         " pending; restore(state()) goes on with it, if_exists=\"replace\" begins a new one",
                     {{"accumulated", now.count}, {"step", now.round.step}});
     }
-    // Whether an update by this round has begun: nothing more gets in, held or not (update.hpp).
+    // Whether an update by this round has begun: then it takes no more gradients, held or not (update.hpp).
     static bool is_final(const RoundState& round) { return round.final.phase != kNotFinal; }
     bool is_closed(const RoundState& round) { return is_final(round) || round_is_open(round); }
     [[noreturn]] static void refuse_in_update(const RoundState& round, const std::string& what) {
@@ -101,7 +101,7 @@ class Operation {
                         "), so that round ends only when the update is in, or is skipped: open the round, "
                         "which gives the same gradients, and call Parameters.update or Parameters.skip");
     }
-    // The end of an operation, after its commit, that may let others go on.
+    // Ends an operation, after its commit, that others may have waited for.
     template <class Session>
     void let_others_go_on(Session& session) {
         session.release();
@@ -112,7 +112,7 @@ class Operation {
         session.commit();
         let_others_go_on(session);
     }
-    // Before a wait for this round's end. True: it was offered to this very thread, and given up.
+    // Call it before a wait for this round's end. True: the round was offered to this very thread, and is given up.
     bool give_up_offered(const RoundHolder& holder) {
         switch (segment_.own_round().to_this_thread(holder)) {
             case OwnRound::State::kOthers:
@@ -147,8 +147,8 @@ class Operation {
         return Error(failure, what + ": " + in_words(departures), {}, std::move(lists),
                      {{"reasons", std::move(reasons)}});
     }
-    // dropped_before: by the first look of the wait. A wait that never got the lock has not looked: the process that
-    // kept the lock kept all others from dropping anything.
+    // dropped_before: gradients dropped before the wait first looked; none: it never got the lock. Then nothing was
+    // dropped during the wait, since the process that kept the lock kept all others from dropping anything.
     [[noreturn]] void deadline_exceeded(const std::string& what, const Totals& now,
                                         std::optional<uint64_t> dropped_before, Error::Fields fields = {}) {
         const auto since_take = static_cast<int64_t>(now.dropped - now.round.dropped);

@@ -1,7 +1,7 @@
-// Pieces of hosts' rounds, reduced as one round of theirs would be: what a shard does (shmacc.ray).
+// Reduces pieces of several hosts' rounds as if they were one round: what a shard does (shmacc.ray).
 //
-// They come from other processes, and are checked before anything is read: a wrong piece is an error, and never a wrong
-// place in memory. They are read where they are, and what they add up to is written once.
+// Pieces come from other processes, and are checked before use: a wrong piece is an error, and never a read outside its
+// memory. Pieces are read in place, and their sums are written once.
 #pragma once
 
 #include "operations/merge.hpp"
@@ -18,8 +18,8 @@ struct Piece {
     uint64_t rows;
     const unsigned char* values;
     uint64_t bytes;
-    int64_t count;  // of the host's gradients
-    int64_t weight;  // of the host's gradients
+    int64_t count;  // number of the host's gradients
+    int64_t weight;  // their weight
 };
 
 // Reads a piece, member after member. The piece must outlive the reader.
@@ -119,13 +119,13 @@ class PieceReader {
 
     const MemberSpecs& specs_;
     const Piece piece_;
-    std::vector<MemberLine> table_;  // a copy: what is checked must not change, and others may have the memory
+    std::vector<MemberLine> table_;  // a copy: others may have the memory, and change it after the check
     uint64_t line_ = 0, row_ = 0, byte_ = 0;
 };
 
 class ReducedPieces {
   public:
-    // count, weight: of the whole round, also of gradients that have nothing here.
+    // count, weight: the whole round's, including gradients that have nothing in the pieces.
     ReducedPieces(const MemberSpecs& specs, int64_t count, int64_t weight)
         : specs_(specs), count_(count), weight_(weight) {}
 
@@ -162,7 +162,7 @@ class ReducedPieces {
             sum.weight > weight_)
             throw Error(Failure::kInvalidArgument, "Pieces of more gradients than the round has")
                 .of_member(specs_[static_cast<size_t>(line.number)].name);
-        sum.length = line.length;  // a dense one's
+        sum.length = line.length;  // used for a dense member only
     }
     // Reduces one member. False: a result does not fit.
     template <class T>

@@ -1,5 +1,5 @@
-// What a take hands out, reduced into the caller's memory: a round before it is consumed. What several lanes have of a
-// member is added up in their order.
+// The copy of a round that a take hands out: reduced into the caller's memory before the round is consumed. A member's
+// sums in several lanes are added up in the order of the lanes.
 #pragma once
 
 #include <optional>
@@ -13,11 +13,11 @@
 
 namespace shmacc {
 
-// What a round has of a member, without values.
+// A member's part of a round, without values.
 struct MemberInRound {
     uint32_t number;
-    int64_t count;  // gradients that had it
-    int64_t weight;  // of these
+    int64_t count;  // gradients that had the member
+    int64_t weight;  // their weight
     Dims dims;
 };
 
@@ -27,23 +27,23 @@ struct TakenMember : MemberInRound {
 };
 
 struct Taken {
-    uint64_t serial;  // of the round that it opened; 0: it opened none
-    uint64_t half_updated;  // Config::token of parameters with an update by that round that is not in yet; or 0
+    uint64_t serial;  // the serial of the round that the take opened; 0: it opened none
+    uint64_t half_updated;  // Config::token of the parameters whose update by that round is begun but not in; or 0
     int64_t count;
     int64_t weight;
     int64_t step;
     std::vector<TakenMember> members;
-    std::vector<Columns> shards;  // if it was asked to divide: what members have is here
+    std::vector<Columns> shards;  // of a divided round: its members' numbers and values, in place of TakenMember's
     uint64_t contributor_count;
     Output contributors;
 };
 
 struct TakeRequest {
     int64_t num_required;
-    int64_t at_least;  // is enough at the deadline
+    int64_t at_least;  // this many are enough at the deadline
     int64_t deadline;
-    bool partial;  // sums, which are not divided
-    const Division* division;  // null: what members have is not divided among shards
+    bool partial;  // hands out sums that are not reduced
+    const Division* division;  // how members are divided among shards; null: they are not
     bool advance_step;
     bool seal;
     bool hold;  // opens the round instead of consuming it
@@ -51,14 +51,14 @@ struct TakeRequest {
     pthread_t loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
 };
 
-// The tables that a sparse member has in its lanes.
+// A sparse member's tables, one in each lane.
 template <class T>
 class Tables {
   public:
     explicit Tables(std::vector<Member>& in_lanes) : in_lanes_(in_lanes) {
         std::vector<RowSource<T>> sources;
         for (Member& member : in_lanes) {
-            // The sizes are proved before anything is allocated that the segment only claims to hold.
+            // Sizes are proved before memory is allocated for what the segment only claims to hold.
             const uint64_t count = member.state.rows;
             const Slot* slots = member.array<Slot>(kSlots, count);
             const T* rows = member.array<T>(kRows0, count * member.state.row_elements);
@@ -111,7 +111,7 @@ class RoundCopy {
         read_rows(set, taken.contributors, none, ones, 0, not_reduced());
     }
 
-    // Every change of a round increments one of these, or is a new step (set_step).
+    // Every change of a round increments its number or `applied`, or changes the step (set_step).
     bool is_of(const RoundSession& session, bool heads) const {
         return nothing_ == heads && round_ == session.state.round && applied_ == session.applied() &&
                taken.step == session.state.step;
@@ -159,7 +159,7 @@ class RoundCopy {
             out.values = Output(out.rows * first.row_bytes());
             return read_rows(tables, out.indices, out.values, out.contributions, width, reduce);
         }
-        std::vector<const T*> arrays;  // proved before anything is allocated
+        std::vector<const T*> arrays;  // their sizes are proved before memory is allocated
         for (Member& member : in_lanes) arrays.push_back(Buffer<T>(member).sums());
         if (columns) return divide(*columns, line, arrays, *request.division, spec.components, width, reduce);
         out.values = Output(width * sizeof(T));
@@ -174,7 +174,7 @@ class RoundCopy {
                          is_streamed(values.get(), tables.rows() * row_bytes, row_bytes));
         return tables.read(to, reduce);
     }
-    // A dense member, each shard's run into its columns.
+    // Reduces a dense member, each shard's run into the shard's columns.
     template <class T>
     static bool divide(ColumnsWriter& columns, MemberLine line, std::vector<const T*> arrays,
                        const Division& division, uint32_t components, uint64_t numbers, const Reduce& reduce) {
@@ -201,7 +201,7 @@ class RoundCopy {
             if (specs[number].kind == kSparse) {
                 std::vector<uint64_t> rows(division.shards);
                 for (Member& member : in_lanes) {
-                    // The sizes are proved before anything is allocated that the segment only claims to hold.
+                    // Sizes are proved before memory is allocated for what the segment only claims to hold.
                     const Slot* const slots = member.array<Slot>(kSlots, member.state.rows);
                     if (member.row_bytes() != row_bytes) data_loss("its lanes' shapes disagree");
                     member.array<unsigned char>(kRows0, member.state.rows * row_bytes);

@@ -1,4 +1,4 @@
-// The global step: set, moved on, waited for; and the seal.
+// Sets the global step, moves it on, waits for it; and removes the seal.
 #pragma once
 
 #include "operations/operation.hpp"
@@ -10,7 +10,7 @@ class Step : public Operation {
   public:
     using Operation::Operation;
 
-    // The old step.
+    // Returns the old step.
     int64_t set_step(int64_t step) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
@@ -23,14 +23,14 @@ class Step : public Operation {
         return old;
     }
 
-    // The number of dropped gradients of older steps.
+    // Moves the step on, if `step` is higher. Returns how many pending gradients were dropped.
     int64_t advance_step(int64_t step) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
         if (step <= session.state.step) return 0;
         if (session.state.final.phase == kUpdateBegun)
             refuse_in_update(session.state, "The step cannot move on");
-        // A round that is in the parameters was taken: none of its gradients is dropped.
+        // If its update is in the parameters, the round counts as taken: none of its gradients is dropped.
         const bool taken = session.state.final.phase == kUpdateIn;
         const int64_t count = session.count(), dropped = taken ? 0 : count;
         session.next_round();
@@ -47,7 +47,7 @@ class Step : public Operation {
     bool belong_to(uint64_t parameters) {
         if (segment_.round().snapshot().final.parameters == parameters) return true;
         RoundSession session(segment_, monotonic_ns() + kLockPatience, interruption_);
-        if (!session.held()) return true;  // a stopped process has a lock: the first update will see to it
+        if (!session.held()) return true;  // a stopped process has a lock: the first update checks it again
         RoundState& state = session.state;
         const bool unused = state.takes == 0 && session.count() == 0 && !is_closed(state);
         if (state.final.parameters && !unused) return state.final.parameters == parameters;
@@ -67,13 +67,13 @@ class Step : public Operation {
         commit(session);
     }
 
-    // Waits until the step is past `after`. The step.
+    // Waits until the step is past `after`, and returns it.
     int64_t wait_step(int64_t after, int64_t deadline, OnDeath on_death) {
         const auto is_past = [after](const RoundState& now) { return now.step > after; };
         return wait(is_past, ", not past " + std::to_string(after), deadline, on_death).step;
     }
-    // Waits until the step, or how often everything was replaced, is not that of `last`. These; none: the accumulator
-    // is finished.
+    // Waits until the step, or the number of restores, differs from `last`. Returns both; none: the accumulator is
+    // finished.
     using At = std::pair<int64_t, uint64_t>;
     std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, OnDeath on_death) {
         const auto is_new = [&](const RoundState& now) {

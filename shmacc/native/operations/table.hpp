@@ -17,7 +17,7 @@ class Rows {
   public:
     explicit Rows(Member& member) : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
 
-    // The slots that a gradient's rows have.
+    // The slots of a gradient's rows.
     struct Found {
         std::unique_ptr<Run[]> runs;
         uint32_t count = 0;
@@ -153,7 +153,7 @@ class Rows {
         if (!fits) Gradient<T>::sum_overflows();
     }
 
-    // An overwritten number may be anything; a sound one stays below the number of gradients.
+    // In a damaged segment the number may be anything, so it wraps around. A sound one cannot overflow.
     static void add_contributions(Slot& slot, int64_t more) {
         slot.contributions = static_cast<int64_t>(static_cast<uint64_t>(slot.contributions) +
                                                   static_cast<uint64_t>(more));
@@ -179,7 +179,7 @@ class Rows {
             rebuild_index(rows);
     }
 
-    // Builds in the region that is not current; it becomes current with the commit.
+    // Builds the index in the region that is not current; the commit makes it current.
     void rebuild_index(uint64_t rows) {
         const uint32_t other = state_.index ? kIndex0 : kIndex1;
         const uint64_t buckets = Index::buckets_for(rows);

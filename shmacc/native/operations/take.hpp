@@ -11,24 +11,24 @@ class Take : public Operation {
   public:
     using Operation::Operation;
 
-    // Waits until it is the head and num_required gradients are there, or at_least at the deadline; hands out all that
-    // are.
+    // Waits until this take is the head and num_required gradients are pending (at_least, at the deadline); hands out
+    // all pending gradients.
     //
-    // The copy of a large round takes milliseconds, and a signal that comes meanwhile must still find a take
-    // that has consumed nothing. So signals are looked at between copy and commit: without the lock, since
-    // handlers are Python's, but with its entry in the queue, so that nobody else takes the round and no gradient
-    // joins it meanwhile (the head's number is reached: applies wait). It may change all the same: by
-    // advance_step, an apply out of patience, a death that costs the entry, the handler itself. Then the copy is
-    // made again; after kLooks looks, without another one. A process that dies between copy and commit took nothing.
+    // Copying a large round takes milliseconds, and a signal that comes meanwhile must find a take that has consumed
+    // nothing. So signals are handled between copy and commit: without the lock, since handlers run Python, but with
+    // the take's entry in the queue. So nobody else takes the round, and no gradient joins it (the head's number is
+    // reached, so applies wait). The round may change all the same: by advance_step, an apply that runs out of
+    // patience, a death that costs the entry, or the handler itself. Then it is copied again; after kLooks looks for
+    // signals, without another look. A process that dies between copy and commit has taken nothing.
     //
-    // What it took is in `taken` when it throws, too, for nobody else has it from the commit on.
+    // After the commit `taken` has the round even if this throws, since nobody else has it any more.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock);
         QueueEntry entry(segment_);
         Cancellable cancellable(interruption_, entry);
         UntilFinished interruption(*this, cancellable, request);
         std::optional<RoundCopy> copy;
-        std::optional<uint64_t> dropped_before;  // by the first look at the state
+        std::optional<uint64_t> dropped_before;  // gradients that had been dropped at the first look at the state
         for (int looks = 0;;) {
             uint32_t seen = 0;
             bool look = false;
@@ -93,8 +93,8 @@ class Take : public Operation {
         }
     }
 
-    // Ends a round that `take` has opened: it takes effect. False: it was ended already, by a new step, or given up.
-    // updated: by this process, which knows that its update is in.
+    // Consumes the round that `take` has opened. False: a new step has ended it already, or it was given up.
+    // updated: this process knows that the round's update is in.
     bool consume_round(uint64_t serial, bool updated) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, kForever, interruption_);
@@ -135,7 +135,7 @@ class Take : public Operation {
     using Operation::commit;
     using Operation::deadline_exceeded;
 
-    // In a wait for the lock, too: a stopped process may have it.
+    // Ends a wait when the accumulator is finished; also a wait for the lock, which a stopped process may have.
     class UntilFinished : public Interruption {
       public:
         UntilFinished(Take& take, Interruption& inner, const TakeRequest& request)
@@ -170,9 +170,9 @@ class Take : public Operation {
         if (now.count < request.num_required) return "";
         return ", but other takes were before it in the queue, or the lock was held all the time";
     }
-    // Processes that the round may lack: they have died or failed since the last take, or the one before it, after which
-    // they would have gone on to this round. A person is to read it; it tells nobody's wait (departures.hpp). The kernel
-    // is asked about deaths only after a wait in the queue, which asks it too.
+    // For a message: the processes whose gradients the round may lack. They have died or failed since the last take, or
+    // since the one before, after which they would have gone on to this round. This does not mark a departure as told
+    // (departures.hpp). The kernel is asked about deaths only after a wait in the queue, which asks it, too.
     std::string missed(RoundSession& session, bool has_waited) {
         if (has_waited) segment_.wait_queue().sweep();
         std::vector<Events::Gone> lost = segment_.events().gone_since(session.state.step - 1);
@@ -181,7 +181,8 @@ class Take : public Operation {
         lost.erase(lost.begin(), lost.begin() + more);
         return "; gone: " + in_words(lost) + (more ? "; and " + std::to_string(more) + " earlier" : "");
     }
-    // Processes that had applied, and have died or failed: the wait of one take ends with that (departures.hpp).
+    // Throws if processes that had applied have died or failed. Each departure ends the wait of one take
+    // (departures.hpp).
     void raise_departures(RoundSession& session) {
         segment_.wait_queue().sweep();
         const std::vector<Departure> news = segment_.departures().news();
@@ -215,9 +216,9 @@ class Take : public Operation {
             interruption_.check();
             entry.check_cancelled();
             if (past(request.deadline)) return;
-            // Not woken: is this the head all the same, or is there a dead take in front of it? That is not
-            // worth asking as long as this take could not be served: the apply that changes that removes the
-            // dead, and wakes the head.
+            // Not woken. This take may be the head all the same, or have a dead take in front of it. There is no need
+            // to ask while this take could not be served: the apply that makes it possible removes the dead, and wakes
+            // the head.
             const Totals now = totals(segment_);
             if ((now.count >= request.num_required || is_final(now.round)) && !round_is_open(now.round)) {
                 const uint32_t head = queue.head();
@@ -230,12 +231,12 @@ class Take : public Operation {
         }
     }
 
-    // The copy of so few bytes delays a signal by about 0.1 ms only.
+    // Copying up to this many bytes delays a signal by about 0.1 ms only.
     static constexpr uint64_t kQuickCopy = 1 << 20;
     static constexpr int kLooks = 2;
     static constexpr std::size_t kNamed = 3;  // in a message
 
-    // A final round that nobody holds hands out no sums any more, and is consumed when its update is in.
+    // A final round that nobody holds gives no partials. A take consumes it only if its update is in.
     static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {
         if (!request.advance_step) refuse_in_update(round, "No partial can be taken");
         if (first && !request.hold && round.final.phase == kUpdateBegun)
@@ -246,9 +247,9 @@ class Take : public Operation {
             throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
     }
 
-    // The round is handed out, and stays until `consume_round`: no gradient joins it, no take is served. Nothing but
-    // RoundState changes, so each instant of death leaves the round closed or open; an open one whose process is
-    // proved dead counts as closed (round_is_open), and holds all that it held.
+    // Hands out the round, which stays until `consume_round`: no gradient joins it, no take is served. Nothing but
+    // RoundState changes, so a death at any instant leaves the round open or not. An open round whose process is
+    // proved dead does not count as open (round_is_open), and has all its gradients.
     void open_round(RoundSession& session, const TakeRequest& request, RoundCopy& copy) {
         RoundState& state = session.state;
         check_step_can_advance(state);
@@ -264,10 +265,10 @@ class Take : public Operation {
     // Call it before the commit: a process that dies in between also counts as a chief.
     void note_taking() { store(segment_.presence().own().took, uint32_t{1}); }
 
-    // The take takes effect: the round is the one that was copied.
+    // Consumes and commits. The round must be the one that was copied.
     void consume(RoundSession& session, const TakeRequest& request, const RoundCopy& copy) {
         if (request.advance_step) check_step_can_advance(session.state);
-        if (copy.nothing()) {  // it is another take's
+        if (copy.nothing()) {  // the round is another take's
             session.state.takes += 1;
             if (request.seal) session.state.sealed = 1;
         } else {

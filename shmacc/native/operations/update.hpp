@@ -1,37 +1,40 @@
-// Updates of parameters: atomic, and once a round, whichever process dies at whichever instant.
+// Updates of parameters: each is atomic and happens once a round, whichever process dies at whichever instant.
 //
 // Two segments take part: the accumulator whose round is open, and the parameters. Each has its own commits. An
-// update takes four steps, in this order, under the parameters' lock but for the last one:
+// update takes four steps, in this order. The first three are made under the parameters' lock:
 //
 //   1  RoundState of the accumulator: final, the update has begun. The round keeps exactly these gradients from here
 //      on: an exception, a close and the holder's death leave it sealed, and the next round hands them out again.
-//   2  the journal's stamp (Lane::begin), which is no commit: entries are copied, counted, then changed
+//   2  the parameters' journal gets its stamp (Lane::begin). This is no commit. Then entries are copied, counted as
+//      saved, and changed
 //   3  RoundState of the parameters, with the new step, then the lane's state: one commit (RoundState::needs)
 //   4  RoundState of the accumulator: the update is in. The round may be consumed.
 //
-//   Invariant: the parameters are of `step`: of the rounds before it. If their journal is stamped, they are so after
-//              what it counts as saved is put back, which the next owner of their lock does (Lane::recover).
+//   Invariant: the parameters are those of `step`, with the updates of the rounds before it. If their journal is
+//              stamped, this holds once the entries that it counts as saved are put back, which the next owner of
+//              their lock does (Lane::recover).
 //   Invariant: a gradient that counts was computed from parameters that no update had begun to change since the
 //              round was opened: a round whose update has begun takes no more gradients.
 //
 // Each instant of death:
 //   before 1            nothing has happened: the round is open again as it was.
 //   between 1 and 2     the round is final. The next chief that opens it makes its update.
-//   between 2 and 3     the same; but first the old entries are put back, by the first that comes: the next update, a
-//                       snapshot, a restore, a process that attaches. Readers without the lock, the workers, may
-//                       see half of it until then, and what they compute is of a step that is sealed. The next
-//                       chief may compute new contents from the arrays in its block: so they are whole when its
-//                       block begins, if it has them attached by then (Handle::recover_parameters).
-//   between 3 and 4     the update is in, though the round says that it has begun. The next chief asks for its
-//                       update; the parameters' step shows that it is in, so it only gets to 4.
+//   between 2 and 3     as between 1 and 2. But first the old entries are put back by whoever comes first: the next
+//                       update, a snapshot, a restore, or a process that attaches. Until then workers, which read
+//                       without the lock, may see half an update; the gradients that they compute from it are of a
+//                       sealed step. The next chief may compute new contents from the arrays in its block, so the
+//                       arrays are whole when the block begins, if the chief has attached them by then
+//                       (Handle::recover_parameters).
+//   between 3 and 4     the update is in, though the round says only that it has begun. The next chief asks for the
+//                       update. The parameters' step shows that it is in, so only 4 is left to do.
 //   after 4             the round is consumed, by its block's end, by the next chief, or by advance_step.
-// In 3 the states of the arrays and the first record mean nothing before the lane's commit (commit.hpp).
+// Within 3, the arrays' states and the RoundState mean nothing before the lane's commit (commit.hpp).
 //
-// tools/model/update.pml searches all of that with two chiefs, and finds what is wrong without finality, without
-// putting back, without the parameters' step, without the refusal of ends.
+// tools/model/update.pml checks all of this with two chiefs. It finds a fault if one of these is left out: finality,
+// putting back, the parameters' step, the refusal of ends.
 //
-// The lock of the accumulator is taken while that of the parameters is held, never the other way round. No
-// signal handler runs meanwhile, since it might use either: if a lane of the accumulator is busy, both are let go.
+// The accumulator's lock is taken while the parameters' lock is held, never the other way round. No signal handler
+// runs meanwhile, since it might use either segment. If a lane of the accumulator is busy, both locks are released.
 #pragma once
 
 #include <list>
@@ -43,23 +46,23 @@
 
 namespace shmacc {
 
-// What an update, or a restore, makes of an array.
+// How an update or a restore changes an array.
 struct ArrayChange {
     uint32_t array;
     uint32_t region;  // in kArrayRegions
-    std::optional<double> rate;  // the values are gradients, and this is the learning rate; none: new contents
-    const int64_t* rows;  // null: all of it; of a table ids
-    uint64_t count;  // of rows
+    std::optional<double> rate;  // the learning rate, if the values are gradients; none: they are new contents
+    const int64_t* rows;  // the rows to change, or a table's ids; null: the whole array
+    uint64_t count;  // how many rows
     uint64_t row_bytes;
-    uint64_t bytes;  // of the region
+    uint64_t bytes;  // the region's size
     const void* values;
     // For a table only.
-    Ids removed;  // after that
-    bool replaces;  // all others are removed
-    const int64_t* steps;  // of its rows: that of the round that changed each last; null: of this one
+    Ids removed;  // ids to remove after the change
+    bool replaces;  // removes all ids that are not in `rows`
+    const int64_t* steps;  // for each row, the step of the round that changed it last; null: this round's
 };
 
-// The parameters with their lock, as they were committed.
+// Holds the parameters' lock, and their state as it was committed.
 class ArraysSession {
   public:
     ArraysSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
@@ -75,7 +78,7 @@ class ArraysSession {
         }
     }
 
-    // Gives back what tables have reserved for what they do not get.
+    // Without a commit: gives back the memory that tables have reserved for new rows.
     ~ArraysSession() {
         if (!committed_)
             for (Member& array : arrays_) array.roll_back();
@@ -154,7 +157,7 @@ class ArraysSession {
         }
         if (saving.streamed) end_of_stream();
     }
-    // updates: of each array that was changed, in the order of the changes; empty: as `change` counted them.
+    // updates: how often each changed array was updated, in the order of the changes; empty: as `change` counted.
     void commit(int64_t step, const std::vector<int64_t>& updates = {}) {
         for (size_t i = 0; i < updates.size(); ++i) arrays_[i].state.count = updates[i];
         round.step = step;
@@ -206,7 +209,7 @@ class ArraysSession {
     static uint64_t last_dimension(const MemberSpec& spec) {
         return spec.round->empty() ? 1 : static_cast<uint64_t>(spec.round->back());
     }
-    // How an array is divided into entries: bytes in one, and how many.
+    // An entry's size in bytes, and the number of entries.
     static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, uint64_t group_bytes) {
         if (change.rows) return {change.row_bytes, change.count};
         const uint64_t piece = group_bytes * std::max<uint64_t>(1, kPieceBytes / group_bytes);
@@ -325,7 +328,7 @@ class UpdatedRound {
     UpdatedRound(OpenSegment& segment, uint64_t serial, const OpenSegment& parameters)
         : segment_(segment), serial_(serial), parameters_(parameters.config()) {}
 
-    // The round is final. is_in: its update was made before. False: a lane was busy for longer than a moment.
+    // Makes the round final. is_in: its update is in already. False: a lane stayed busy.
     bool begin(bool is_in) {
         Uninterrupted uninterrupted;
         HeldLocks locks(segment_);
@@ -349,8 +352,9 @@ class UpdatedRound {
         commit(state, is_in ? kUpdateIn : kUpdateBegun);
         return true;
     }
-    // If a lane is busy until the deadline, the round says that its update has begun, as after a death between 3 and 4;
-    // this process knows that it is in (HeldRounds), so the block ends all the same.
+    // Notes in the round that its update is in. If a lane is busy until the deadline, the round goes on saying that
+    // its update has begun, as after a death between 3 and 4. But this process knows that the update is in
+    // (HeldRounds), so the block ends all the same.
     void end(int64_t deadline, Interruption& interruption) {
         is_in_ = true;
         HeldLocks locks(segment_);
@@ -382,8 +386,8 @@ class UpdatedRound {
 };
 
 struct UpdateRequest {
-    int64_t step;  // of the round
-    std::vector<ArrayChange> changes;  // those of an array follow each other
+    int64_t step;  // the round's
+    std::vector<ArrayChange> changes;  // changes of the same array are adjacent
     int64_t deadline;
 };
 
@@ -437,11 +441,11 @@ class Update : public Operation {
     };
     struct TableCopy {
         uint32_t table;
-        bool whole;  // with what the optimizer keeps, after each row
+        bool whole;  // each row is followed by the optimizer's numbers for it
         uint64_t rows = 0;
         std::optional<Output> ids = {}, steps = {}, records = {};
     };
-    // Copies arrays and tables; returns the step that they are of. updates: of each array.
+    // Copies arrays and tables, and returns their step. updates: gets each array's number of updates.
     int64_t read(const std::vector<ArrayCopy>& copies, std::vector<TableCopy>& tables,
                  std::vector<int64_t>& updates, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
