@@ -11,7 +11,7 @@ from shmacc._layout import layout
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._records import AttachedProcess, DepartedProcess
 
-_FOUND = 1.0  # seconds; the process that replaces a dead one may be the one that finds the death
+_FOUND = 1.0  # seconds; a death may be found only by the process that replaces the dead one
 
 
 def last_loss(
@@ -24,8 +24,8 @@ def last_loss(
     Args:
         seen: What a look has found.
         did: Whether a process in the table took (or applied).
-        had_done: Whether a departed process did. If none is on record, every death and failure
-            among the events counts.
+        had_done: Whether a departed process took (or applied). If none is on record, every death
+            and failure among the events counts.
     """
     dead = [each.last_seen for each in seen.processes if not each.alive and did(each)]
     departed = {each.pid: each.at for each in seen.departed if had_done(each)}

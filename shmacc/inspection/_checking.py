@@ -1,4 +1,4 @@
-"""Verifies every invariant that can be verified from outside: of segments, and of shared memory.
+"""Checks segments and shared memory: every invariant that can be verified from outside.
 
 It changes nothing and takes no lock. So it may see a process in the middle of something: making a
 segment, removing one, an operation. It therefore looks again at what is wrong, after pauses that
@@ -37,7 +37,8 @@ def check(name: str) -> tuple[Finding, ...]:
         name: As for `resolve`.
 
     Raises:
-        NotFoundError: There is no segment of that name, nor one that was removed under its users.
+        NotFoundError: No segment has that name, and no process uses one that `rm` or RemoveIPC
+            removed.
     """
     segment_name = resolve(name)
     system_name = segment_name.system_name
@@ -60,7 +61,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
 
     Args:
         pattern: A glob that the shared_name or the file's name must match.
-        namespace: Only those under it; None: all.
+        namespace: Only segments in this namespace; None: in all.
     """
 
     def meant(name: SegmentName) -> bool:
@@ -79,7 +80,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
 def _settled(
     segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> list[Finding]:
-    """Return the findings about segments and their semaphores that last.
+    """Return the lasting findings about segments and their semaphores.
 
     Args:
         segments: The segments.
@@ -143,7 +144,7 @@ def _wrong(findings: dict[str, list[Finding]]) -> Iterator[_Identity]:
 
 
 def _identity(owner: str, finding: Finding) -> _Identity:
-    """Return a key that a finding does not share with one about a newer file of that name."""
+    """Return a key of a finding that changes when another file gets the name (by its inode)."""
     try:
         inode = os.stat(f"{names.SHM_DIRECTORY}/{finding.subject}", follow_symlinks=False).st_ino
     except OSError:

@@ -36,7 +36,7 @@ from shmacc.inspection._processes import Look
 from shmacc.inspection._records import SegmentState
 
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_CAP_FOWNER = 3  # linux/capability.h; a root in a container may be without it
+_CAP_FOWNER = 3  # linux/capability.h; root in a container may lack it
 
 
 def leftovers(
@@ -48,12 +48,12 @@ def leftovers(
 ) -> tuple[Leftover, ...]:
     """List segments and semaphores that no process seems to use.
 
-    It includes segments that could not be judged, as not removable, but not their semaphores.
+    Segments that could not be judged are listed as not removable; their semaphores are not listed.
 
     Args:
         pattern: A glob that the shared_name or the file's name must match.
-        older_than: Only those that were last used longer ago, in seconds.
-        namespace: Only those under it; None: all.
+        older_than: Only files that have been unused for at least this many seconds.
+        namespace: Only segments in this namespace; None: in all.
         private: Only private accumulators' segments.
     """
     # Semaphores first: if another cleaner removes a segment now, it removes the semaphore as well.
@@ -124,11 +124,11 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
             with open_view(name) as view:
                 return removal.unlink_viewed(name, view, if_unused=True) or ()
         return _clean_semaphore(name, semaphore[1])
-    # The second is shmacc's NotFoundError, too; no version since 1.0 makes what is unfinished.
+    # shmacc's NotFoundError is a FileNotFoundError. No version since 1.0 makes unfinished files.
     except (FileNotFoundError, UnfinishedError):
         return ()
     except OSError as error:
-        if error.errno not in _REFUSALS:  # shmacc's own errors have none
+        if error.errno not in _REFUSALS:  # shmacc's own errors have no errno
             raise
         raise PermissionDeniedError(f"{leftover.file_name}: {error.strerror}") from error
 
@@ -193,7 +193,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
                 f"{segment_name.system_name}: to cancel is to write, which this user may not"
             )
         return waiting
-    # Without an accumulator around it, which would need NumPy (see the package).
+    # Attach a bare handle: an accumulator would need NumPy (see the package).
     with contextlib.closing(handles.attach(segment_name, owners="any")) as handle:
         _check_is_taken_from(name, handle.config())
         waiting = int(handle.state()["waiting"])
@@ -223,7 +223,7 @@ def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
     if not _semaphore_is_orphaned(name, token):
         return ()
     file_name = names.semaphore_file(name.system_name, token)
-    # Here alone: it has no wheels for the newest Pythons, and nothing else needs it.
+    # Imported only here: posix_ipc has no wheels for the newest Pythons, and nothing else needs it.
     import posix_ipc
 
     try:

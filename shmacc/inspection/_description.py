@@ -1,6 +1,6 @@
 """Describes a segment in full, except its rows.
 
-Apart from `_listing`, since a list needs less and is to be there sooner.
+Separate from `_listing`: a list needs fewer imports, and must start sooner.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class LaneState:
     Attributes:
         number: The lane, from 0.
         held: Whether a process holds the lock.
-        pid: The holder here; 0: none, or it has no pid here.
+        pid: The holder's pid in this pid namespace; 0: no holder, or it has none here.
     """
 
     number: int
@@ -48,14 +48,14 @@ class Event(HasPid):
 
     Attributes:
         serial: Its number: events are counted from 1.
-        kind: "died" (and its place was given to others), "failed", "cancelled", "sealed", or
-            "recovered" (what a process had left half done when it died was undone).
+        kind: "died" (its entry was freed), "failed", "cancelled", "sealed", or "recovered" (an
+            operation that a death had interrupted was undone).
         at: Seconds since the epoch.
-        pid: The process that did, or to which it happened, as its own pid namespace knows it.
+        pid: The process concerned, by its pid in its own pid namespace.
         pid_is_here: Whether that is this pid namespace.
         step: The global step then.
-        contributor: Of a process that died: of its last gradient; None: it named none.
-        reason: Of a process that failed: the exception, its type and text; else empty.
+        contributor: The contributor of a dead process's last gradient; None: it named none.
+        reason: Type and text of the exception that a process failed with; else empty.
     """
 
     serial: int
@@ -74,25 +74,26 @@ class Description:
 
     Attributes:
         summary: As from `list_segments`.
-        token: Identifies this segment among those that had the name; in the semaphore's name.
+        token: Tells this segment from others that had its name; part of the semaphore's name.
         generation: How many commits there were.
         round_shape: Shape of this round's values (sparse: without the leading dimension); None:
             there are none yet, or it has several members.
         stats: The counters.
-        processes: Those attached, living or dead.
+        processes: The attached processes, living or dead.
         line: Waiting takes in order.
         lock: The lock.
         round_holder: The living process that has a round open; None: no round is open.
-        final_round: What makes the round final; None: it is not.
+        final_round: The update that makes the round final; None: the round is not final.
         suspected: A standstill that is not proved: the process that others wait for is alive.
-        departed: Processes that died or failed, as long as that is on record.
-        update: Of parameters: an update that runs, or waits to be put back; None: there is none.
-        regions: The layout; of all lanes and members together.
-        members: What it accumulates, and what the round has of it.
+        departed: Processes that died or failed, while they are on record.
+        update: An update of parameters that runs, or was interrupted and must be undone; None:
+            none.
+        regions: The file's regions, added up over all lanes and members.
+        members: Its members, and what the open round has accumulated for each.
         lanes: The locks of its lanes.
         contributors: How many named contributors are in the round.
         events: What happened lately, the last 64, oldest first.
-        index_load: Filled part of the index, 0 to 1; None without one.
+        index_load: How full the index is, 0 to 1; None: there is no index.
     """
 
     summary: Summary
@@ -121,7 +122,7 @@ def describe(name: str, look: Look | None = None) -> Description:
 
     Args:
         name: The segment.
-        look: The look that this is a part of; None: one of its own.
+        look: A look to share with other calls; None: a new one.
 
     Raises:
         NotFoundError: There is none of that name.
@@ -189,7 +190,7 @@ def _final_round(seen: Observation) -> FinalRound | None:
 
 
 def _update(seen: Observation) -> ArraysUpdate | None:
-    """Return the update that is not committed. What runs is known by the processes' activities."""
+    """Return the uncommitted update. The processes' activities tell whose it is."""
     if layout.KIND_NAMES.get(seen.config["kind"]) != "parameters" or not seen.lock.in_operation:
         return None
     updating = [each for each in seen.processes if each.activity == "updates"]

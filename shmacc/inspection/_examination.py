@@ -41,12 +41,12 @@ class ValueSummary:
     """A summary of the round's sums; nothing is taken.
 
     Attributes:
-        numbers: How many there are.
-        norm: Euclidean norm of the finite ones.
-        largest: Largest magnitude of a finite one.
+        numbers: How many numbers the sums have.
+        norm: Euclidean norm of the finite numbers.
+        largest: Largest magnitude of a finite number.
         nan: How many are NaN.
         infinite: How many are infinite.
-        still: False if gradients kept arriving while they were read.
+        still: False if gradients kept arriving while the sums were read.
     """
 
     numbers: int
@@ -60,12 +60,12 @@ class ValueSummary:
 def most_touched(
     name: str, how_many: int, member: str | None = None
 ) -> tuple[tuple[RowCount, ...], bool]:
-    """Return the rows that most gradients touched, and whether they were stable meanwhile.
+    """Return the rows that most gradients touched, and whether they stayed unchanged meanwhile.
 
     Args:
         name: The segment.
-        how_many: At most so many.
-        member: Of a group, which one; None: the first sparse one.
+        how_many: The largest number of rows to return.
+        member: A member of a group; None: its first sparse one.
 
     Raises:
         NotFoundError: There is no segment of that name.
@@ -83,7 +83,7 @@ def most_touched(
                 slots, still = look_still(table, partial(_committed_slots, table))
                 found.append(slots)
                 all_still &= still
-    # A row that several lanes have is touched by all of their gradients.
+    # Several lanes may have the same row: add up their counts.
     rows, where = np.unique(np.concatenate([rows for rows, _ in found]), return_inverse=True)
     counts = np.zeros(rows.size, np.int64)
     np.add.at(counts, where, np.concatenate([counts for _, counts in found]))
@@ -159,7 +159,7 @@ def _tally(view: _core.SegmentView, state: TableState, dtype: dtypes.DType) -> _
     undo = read_undo(view, state)
     changed = np.zeros(rows, np.bool_)
     changed[undo.slots] = True
-    # Rows that an uncommitted apply has changed are counted as they were saved, and only so.
+    # A row that an uncommitted apply has changed counts once, as it was saved.
     _add_rows(tally, view, layout.REGIONS["rows 0"], width, ~changed, dtype)
     saved = np.ones(undo.slots.size, np.bool_)
     _add_rows(tally, view, layout.REGIONS["undo rows"], width, saved, dtype, undo.start)
@@ -175,7 +175,7 @@ def _add_rows(
     dtype: dtypes.DType,
     start: int = 0,
 ) -> None:
-    """Add the wanted ones of a region's rows from `start` on, each of so many bytes."""
+    """Add a region's wanted rows; the first begins at `start`, each has `width` bytes."""
     if not width:
         return
     step = max(1, _PIECE // width)

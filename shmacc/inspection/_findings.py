@@ -1,4 +1,4 @@
-"""The typed records of what a check, or a search for leftovers, has found."""
+"""Records of what `check` and `leftovers` find."""
 
 import enum
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class Finding:
     """Something that a check found.
 
     Attributes:
-        subject: The file or part of it.
+        subject: The file, or the part of a file, that the finding is about.
         severity: How serious it is.
-        kind: What is wrong, in one word for programs: the same for the same cause.
+        kind: The cause, in one word for programs.
         problem: What is wrong.
         remedy: What to do, in words.
-        command: The whole command that does it, for this one thing; None where no command does.
+        command: The whole shell command that does it, for this subject alone; None: there is none.
     """
 
     subject: str
@@ -61,11 +61,11 @@ class Leftover:
     """A file that no living process uses, or that could not be judged.
 
     Attributes:
-        name: The segment that it is, or that it belonged to.
+        name: The segment itself, or the segment that the semaphore belonged to.
         file_name: Its name in /dev/shm.
         removable: Whether it is proved unused, and this user may remove it. If not, `why` gives the
             obstacle.
-        why: What it is.
+        why: Why it is listed.
         age: Seconds since it was made.
         idle: Seconds since it was last used, as far as is known.
         private: Whether it is a private accumulator's, which no process will use again.

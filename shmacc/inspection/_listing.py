@@ -26,11 +26,11 @@ from shmacc.inspection._records import Region, SegmentState, Summary
 from shmacc.inspection._remedies import pids
 from shmacc.inspection._standstill import stalls
 
-_SLOT_REGIONS = ("index 0", "index 1")  # of parameters, which have no index
+_SLOT_REGIONS = ("index 0", "index 1")  # parameters have no index: their slots are there
 
 
 def resolve(name: str) -> SegmentName:
-    """Return the segment of a shared_name or a system name, whether it exists or not.
+    """Return the segment that a shared_name or a system name means, whether it exists or not.
 
     A name that begins like a system name is one, whatever exists. Otherwise the same name could
     mean one segment today and another tomorrow, and `remove` would remove the wrong one. So an
@@ -67,7 +67,7 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
 
     Args:
         pattern: A glob that the shared_name or the system name must match.
-        namespace: Only those under it; None: all.
+        namespace: Only segments in this namespace; None: in all.
     """
     found, look = [], Look()
     for name in list_names(pattern, namespace=namespace):
@@ -81,7 +81,7 @@ def list_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[Seg
 
     Args:
         pattern: A glob, as in `list_segments`.
-        namespace: Only those under it; None: all.
+        namespace: Only segments in this namespace; None: in all.
     """
     found = map(names.parse_segment_file, sorted(os.listdir(names.SHM_DIRECTORY)))
     return tuple(
@@ -105,7 +105,7 @@ def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | N
 
 
 def _intact(name: SegmentName) -> SegmentName:
-    """Return the name with the shared_name that the segment contains, if its file's is cut."""
+    """Return the name; read the shared_name from the segment if the file's name is cut."""
     if not name.is_cut:
         return name
     with contextlib.suppress(ShmaccError), open_view(name) as view:
@@ -114,9 +114,9 @@ def _intact(name: SegmentName) -> SegmentName:
 
 
 def _named(name: SegmentName, shared_name: str) -> SegmentName:
-    """Return the name with the shared_name that the segment contains, if that leads to this file.
+    """Return the name with the shared_name in the segment, if that leads to this file.
 
-    The file may have been renamed, copied or linked: then it goes by what its file's name says.
+    A file that was renamed, copied or linked goes by its own name instead.
     """
     own = names.name_under(name.namespace, shared_name)
     return own if own.system_name == name.system_name else name
@@ -127,7 +127,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
 
     Args:
         name: The segment.
-        look: The look that this is a part of; None: one of its own.
+        look: A look to share with other calls; None: a new one.
 
     Raises:
         NotFoundError: There is none.
@@ -139,8 +139,8 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
-        # Not orphaned: no version since 1.0 makes such a file, so it is another program's, whose
-        # processes may have it open or mapped without a lock on it.
+        # Not orphaned: no version since 1.0 makes such a file. So it is another program's, whose
+        # processes may use it without a lock.
         state = SegmentState.STARTING if error.held else SegmentState.DAMAGED
         return _bare_summary(name, state, f"{_problem(error)}; shmacc makes no such files")
     except DataLossError as error:
@@ -150,7 +150,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
 
 
 def _who_has_it_open(name: SegmentName, look: Look) -> str:
-    """Name the processes that have a file open, which itself cannot tell."""
+    """Name the processes that have a file open; a damaged file cannot tell."""
     users = look.openers(name.path)
     if not users:
         return ""
@@ -248,12 +248,12 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
     for number, member in enumerate(seen.config["members"]):
         for state in tables_of(seen, number):
             for region, at in layout.REGIONS.items():
-                if number == 0 or at >= layout.REGIONS["index 0"]:  # lanes' regions once a lane
+                if number == 0 or at >= layout.REGIONS["index 0"]:  # the lane's own: once
                     reserved[region] += state["reserved"][at]
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
             used["slots"] += (
                 state["rows"] * layout.SLOT_BYTES
-            )  # a table of parameters has none there
+            )  # 0 for a table of parameters, see by_id
             buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
             used[f"rows {buffer}"] += bytes_of(seen.config, member, state)
             rows = rows_by_id(state)

@@ -22,7 +22,7 @@ def loop_notes(subject: str, seen: Description) -> Iterator[Finding]:
 
 
 def _failures(subject: str, seen: Description) -> Iterator[Finding]:
-    """Yield the failures of the last hour; those of the same exception as one."""
+    """Yield a note for each different exception of the last hour."""
     now = time.time()
     by_reason: dict[str, list[str]] = {}
     for event in seen.events:
@@ -68,7 +68,7 @@ def _update(subject: str, seen: Description) -> Iterator[Finding]:
 
 
 def _load(subject: str, seen: Description) -> Iterator[Finding]:
-    """Parameters have no applies that could be refused: their seal is that of a load."""
+    """Nobody applies to parameters: if they are sealed, a load was not finished."""
     if seen.summary.kind == "parameters" and seen.stats.sealed and seen.round_holder is None:
         yield wrong(
             subject,

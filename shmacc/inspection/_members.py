@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tables_of(seen: Observation, member: int) -> list[Table]:
-    """Return what each lane has of a member; the one after the last is the contributors."""
+    """Return each lane's table of a member; the number after the last is the contributors'."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
@@ -51,7 +51,7 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
 
 
 def rows_by_id(state: Table) -> int | None:
-    """Return how many rows a table of parameters has; None: it is none."""
+    """Return how many rows a table of parameters has; None: it is another table."""
     return None if state["by_id"] is None else state["by_id"]["rows"]
 
 
@@ -60,7 +60,7 @@ def _of_table(member: MemberConfig, states: list[Table]) -> dict[str, Any]:
     by_id = states[0]["by_id"]
     if by_id is None or member["table"] is None:
         return {}
-    from shmacc import init  # late: most segments have none
+    from shmacc import init  # late: most segments have no table
 
     number, numbers, seed, max_rows = member["table"]
     return {
@@ -74,18 +74,18 @@ def _of_table(member: MemberConfig, states: list[Table]) -> dict[str, Any]:
 def _optimizer_of(config: Config, member: MemberConfig) -> "Optimizer | None":
     if layout.KIND_NAMES.get(config["kind"]) != "parameters":
         return None
-    from shmacc import optim  # late: most segments have none
+    from shmacc import optim  # late: most segments have no optimizer
 
     return optim.of_config(member["optimizer"])
 
 
 def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[SlotDescription, ...]:
-    """Return what the optimizer of parameters keeps beside the contents.
+    """Return the slots that the optimizer of parameters keeps beside the contents.
 
     Args:
-        config: Of the segment.
+        config: The segment's configuration.
         member: The array or table.
-        rows: Of a table; None: it is none.
+        rows: How many rows a table has; None: an array.
     """
     optimizer, shape = _optimizer_of(config, member), member["declared"] or []
     item_bytes = dtype_names.ITEM_BYTES[member["dtype"]] * (1 if rows is None else rows)
@@ -96,7 +96,7 @@ def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[Sl
 
 
 def _integer(seen: Observation, number: int, dtype: str) -> int | None:
-    """Return what a shared array without dimensions is, if it is an integer: read at once."""
+    """Return the value of a shared array that is a single integer, in one read; None: it is not."""
     if seen.config["kind"] not in layout.ARRAYS or "int" not in dtype:
         return None
     size = int(dtype.partition("int")[2]) // 8
@@ -105,7 +105,7 @@ def _integer(seen: Observation, number: int, dtype: str) -> int | None:
 
 
 def bytes_of(config: Config, member: MemberConfig, state: Table) -> int:
-    """Return the bytes of the sums that a lane has of a member, or of a shared array."""
+    """Return the bytes of a member's sums in a lane, or of a shared array's or table's contents."""
     if config["kind"] in layout.ARRAYS:
         rows = rows_by_id(state)
         numbers = math.prod(member["declared"] or ()) * (1 if rows is None else rows)

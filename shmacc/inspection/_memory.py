@@ -20,8 +20,8 @@ class Space:
     """Shared memory of this machine (or container), in bytes.
 
     Attributes:
-        total: All of it.
-        free: What is left.
+        total: All bytes.
+        free: Free bytes.
         inodes_total: How many files there may be; 0: any number.
         inodes_free: How many more there may be.
     """
@@ -99,7 +99,7 @@ def _filesystem_at(path: str) -> str:
         for line in mounts:
             _, at, kind, *_ = line.split(" ")
             inside = path == at or path.startswith(at.rstrip("/") + "/")
-            if inside and len(at) >= longest:  # the last one of a place hides those before
+            if inside and len(at) >= longest:  # a later mount hides earlier ones
                 found, longest = kind, len(at)
     return found
 

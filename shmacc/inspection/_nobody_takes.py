@@ -23,7 +23,7 @@ from shmacc.inspection._processes import HALTED
 from shmacc.inspection._records import AttachedProcess, DepartedProcess, Stall, StallKind
 from shmacc.inspection._remedies import goes_on, pids
 
-AT_THE_START = 8.0  # seconds; what stands still is named within 10
+AT_THE_START = 8.0  # seconds; a standstill must be named within 10
 _AFTER_TAKES = 5.0
 LONG_IDLE = 30.0
 _UNTIL_A_TAKE = {
@@ -80,7 +80,7 @@ def nobody_takes(seen: Observation) -> Stall | None:
 def idle_taker(seen: Observation) -> Stall | None:
     """Return a suspicion: others have waited for long for a process that is alive and in no call.
 
-    They wait for its take, or for the end of its round. It may compute, so it may not hang.
+    They wait for its take, or for the end of its round. It may be computing: nothing is proved.
     """
     alive = [each for each in seen.processes if each.alive]
     waiting = [each for each in alive if waits_for_a_take(each)]
@@ -123,7 +123,7 @@ def suspicion(
     Args:
         kind: Which one.
         problem: Who waits, and for which idle processes.
-        idle: These.
+        idle: The idle processes.
         since: Since when they have been idle.
         remedy: What to do.
     """
@@ -190,7 +190,7 @@ def _why(seen: Observation) -> str:
 
 
 def _mend_first(seen: Observation) -> str:
-    """Say whether the processes that took have failed: a new one may fail in the same way."""
+    """Ask for a repair first if the last taker failed: a new one may fail in the same way."""
     took = [each for each in seen.departed if each.took and not each.is_attached]
     return "mend what it failed with, then " if took and not took[-1].died else ""
 

@@ -3,11 +3,11 @@
 What is read is not of one instant, since no lock is taken. `steady` tells whether there was no
 commit meanwhile: then the state, the queue and the processes belong together.
 
-Pids. A process has a pid in its own pid namespace and in those around it. An entry of the table has
-the first. The kernel gives the one in the namespace of the process that asks, for the holder of a
-record lock: so each living process has its pid here from the lock that proves its life, and the
-holder of the segment's lock is the living process of the same pid. A process that has no pid here
-(one of a container beside this one, or outside of this one) is shown with its own, and marked.
+Pids. A process has a pid in its own pid namespace and in those around it. Its entry in the table
+has the first. For the holder of a record lock, the kernel names the pid in the namespace of the
+process that asks. So the lock that proves a process's life also tells its pid here, and the holder
+of the segment's lock is the living process of the same pid. A process that has no pid here (it is
+in another container, or outside this one) is shown with its own, and marked.
 """
 
 import time
@@ -36,12 +36,12 @@ class Observation:
     Attributes:
         view: The segment.
         config: Its configuration.
-        state: Its committed state, with the counts of the living.
-        tables: What each lane has of each member, and of contributors.
+        state: Its committed state; `attached` and `waiting` count living processes only.
+        tables: For each lane a table of each member, and one of contributors.
         steady: Whether there was no commit meanwhile.
-        processes: Those attached, living or dead.
-        departed: Those that died or failed.
-        deaths: The pids, as they are shown, of those that were found dead in this step or the last.
+        processes: The attached processes, living or dead.
+        departed: Processes that died or failed.
+        deaths: Pid labels of processes that were found dead in this step or the one before.
         line: Waiting takes in order.
         lock: The lock.
         name_holder_condition: The condition of the process that holds the name lock.
@@ -67,7 +67,7 @@ class Observation:
 
     @classmethod
     def at(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "Observation":
-        """Look at a segment of which there is a view."""
+        """Look at a segment through a view."""
         config, generation = view.config(), view.state()["generation"]
         participants = view.participants()
         attached = tuple(_process(entry, look) for entry in participants)
@@ -115,9 +115,9 @@ class Observation:
 def _process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
-    # A process of this pid namespace has its own pid here. For a living one of another one, the
-    # kernel has just given the pid here. (For one of this namespace it might give that of another
-    # process, which reads the file with a lock.) A dead one's pid may be another process's by now.
+    # A process of this pid namespace has its own pid here. If it is of another one and lives, the
+    # kernel has just told its pid here. (Within this namespace the kernel might name another
+    # process, which reads the file under a lock.) A dead process's pid may be another's by now.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0

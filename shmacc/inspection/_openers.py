@@ -1,4 +1,4 @@
-"""Which processes have a file open, as /proc shows it: for files that cannot tell themselves."""
+"""Finds in /proc which processes have a file open. A damaged or unlinked file needs this."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ def open_files(below: str) -> Iterator[tuple[int, str, str]]:
     """Yield what visible processes have open: each one's pid, the link in /proc, and its target.
 
     Args:
-        below: How the target's path begins.
+        below: The prefix of the target's path.
     """
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # it ended, or is another user's
@@ -26,7 +26,7 @@ def users_of_files(below: str) -> dict[tuple[int, int], set[int]]:
     found: dict[tuple[int, int], set[int]] = {}
     for pid, link, _ in open_files(below):
         with contextlib.suppress(OSError):  # it was closed meanwhile
-            status = os.stat(link)  # which opens nothing
+            status = os.stat(link)  # does not open the file
             found.setdefault((status.st_dev, status.st_ino), set()).add(pid)
     for users in found.values():
         users.discard(os.getpid())

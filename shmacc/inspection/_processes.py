@@ -1,4 +1,4 @@
-"""Reads about the processes of segments in ``/proc``.
+"""Reads from ``/proc`` about the processes that use segments.
 
 The results explain; they prove nothing. Only the record lock that a process holds proves that it
 lives (presence.hpp).
@@ -25,7 +25,7 @@ CONDITIONS = {
 }
 _CONDITION_FIELD = 0  # counted after the command's name in parentheses
 _START_FIELD = 19
-_TICK = 1.0  # seconds; times since boot are exact to a fraction of one
+_TICK = 1.0  # seconds; times since boot are less exact than the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Look:
     """
 
     def __init__(self) -> None:
-        """Nothing has been read yet.
+        """Begin a look; /proc is read when it is needed.
 
         Raises:
             FailedPreconditionError: There is no /proc.
@@ -68,7 +68,7 @@ class Look:
     def is_own(self, namespace: int, moment: float) -> bool:
         """Whether a pid namespace is this one.
 
-        The kernel gives the number of a namespace that is gone to another one.
+        The kernel reuses the number of a namespace that is gone.
 
         Args:
             namespace: Its number.

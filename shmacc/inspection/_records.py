@@ -1,4 +1,4 @@
-"""The records of what a look at a segment shows. `_description` has the record of all of it."""
+"""Records of the parts that a look at a segment shows. `_description` has the whole."""
 
 import enum
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class StallKind(enum.StrEnum):
         LOCK_HELD_LONG: The lock is held for long, by a process whose condition cannot be seen.
         NAME_HOLDER_STOPPED: The process that is opening or removing the name is stopped.
         ROUND_HOLDER_STOPPED: The process that has a round open is stopped.
-        TAKER_STOPPED: The first waiting take's number is reached, and its process is stopped.
-        TAKER_OVERDUE: The same, but the process is not seen to be stopped.
+        TAKER_STOPPED: The first waiting take has enough gradients, and its process is stopped.
+        TAKER_OVERDUE: It has enough, and does not take; whether it is stopped cannot be seen.
         APPLIERS_STOPPED: All processes that could send what a take waits for are stopped.
         QUORUM_OUT_OF_REACH: No process can send what a take waits for.
         NOBODY_TAKES: Everybody waits for a take, and no process can take.
@@ -64,9 +64,9 @@ class Stall:
 
     Attributes:
         kind: Which cause it is.
-        problem: The same in words.
+        problem: The cause in words.
         remedy: What to do, in words.
-        command: The whole command that does it; None where no command does.
+        command: The whole shell command that does it; None: there is none.
     """
 
     kind: StallKind
@@ -76,14 +76,14 @@ class Stall:
 
 
 def pid_label(pid: int | None, *, is_here: bool) -> str:
-    """Return a pid as messages have it: with a star if it belongs to another pid namespace."""
+    """Return a pid as messages show it: with a star if it belongs to another pid namespace."""
     if pid is None:
         return "?"
     return str(pid) if is_here else f"{pid}*"
 
 
 class HasPid:
-    """What has a pid, of this pid namespace or of another one."""
+    """A record with a pid, of this pid namespace or of another one."""
 
     __slots__ = ()
     pid: int | None
@@ -97,7 +97,7 @@ class HasPid:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One segment, summarised. None: it could not be read, or this kind of segment has none.
+    """A summary of a segment. None: it could not be read, or such segments have no such value.
 
     Attributes:
         name: The parts of its name.
@@ -107,8 +107,8 @@ class Summary:
             "parameters" (which have a step).
         dtype: TensorFlow's name of the dtype; None: it has several members.
         shape: The declared shape; None: unknown rank, or it has several members.
-        reduction_type: MEAN, SUM or CMEAN; of a group, that of members without their own.
-        members: How many tensors it accumulates.
+        reduction_type: MEAN, SUM or CMEAN; for a group: that of members without their own.
+        members: How many members it has: tensors, shared arrays or tables.
         lanes: How many applies go on at a time.
         capacity: How many gradients may be pending; None: any number.
         kept_free: Bytes of /dev/shm that it leaves to others when it grows.
@@ -116,18 +116,19 @@ class Summary:
         finished: Whether the run is over: nothing is accepted or taken any more.
         global_step: The accumulator's step.
         num_accumulated: Gradients waiting to be taken.
-        rows: Distinct rows that they touch; of parameters: rows in their tables, if there are any.
-        bytes_used: Bytes that the round's content needs.
+        rows: Distinct rows that those gradients touch; for parameters: rows in their tables.
+        bytes_used: Bytes in use, in all regions of the file.
         bytes_reserved: Bytes of memory that the segment occupies.
         attached_alive: Living processes attached.
-        attached_dead: Dead ones whose entries have not been swept yet.
+        attached_dead: Dead processes whose entries have not been swept yet.
         waiting_for: For each waiting take, in order, the number it requires.
         owner: The owner's user name, or uid.
         owner_uid: The owner's uid.
         mode: Permission bits.
         created: Seconds since the epoch.
-        last_used: When a process last attached or began an operation, likewise; None: unknown.
-        stalls: Why it stands still; empty if it is not known to.
+        last_used: When a process last attached or began an operation (epoch seconds); None:
+            unknown.
+        stalls: The causes for which it stands still; empty: none is known.
     """
 
     name: SegmentName
@@ -172,18 +173,18 @@ class AttachedProcess(HasPid):
         entry: Its place in the table.
         pid: Its pid in this pid namespace, if it has one here; else in its own.
         pid_is_here: Whether it is the pid in this pid namespace.
-        alive: By proof: it holds its presence lock.
-        condition: "running", "sleeping", "stopped", ...; empty where `command` is.
+        alive: Whether it holds its presence lock, which proves that it lives.
+        condition: "running", "sleeping", "stopped", ...; empty if it is dead or not visible.
         command: Its command line, if it lives and is visible; else empty.
         activity: What it does: applies, takes, waits for the lock, waits in the queue, waits for
             the head of the queue, waits for the end of the round, waits for room, waits for the
             step, updates, idle.
-        started: When the process was started, in seconds since the epoch, like the times below;
-            None if it is not visible.
+        started: When the process was started (epoch seconds, like the times below); None: unknown,
+            since it is of another pid namespace.
         attached_at: When it attached.
         last_seen: When it last entered an operation, or came back from a wait.
         last_applied: When its last gradient was accepted; None: never.
-        last_applied_step: The global step at which that was; None: never.
+        last_applied_step: The global step when it was accepted; None: never.
         applied: Gradients accepted from it.
         dropped: Gradients from it that were refused.
         taken: Gradients that it took.
@@ -217,7 +218,7 @@ class DepartedProcess(HasPid):
         pid_is_here: Whether that is this pid namespace.
         died: Whether it has died; else it has failed.
         reason: The exception that it failed with, its type and text; empty: not known, or it died.
-        is_attached: Whether it has failed and goes on.
+        is_attached: Whether it is still attached: it has failed, but goes on.
         applied: Gradients accepted from it.
         took: Whether it had taken, or opened a round.
         at: When it was found to be gone, in seconds since the epoch; None: not swept yet.
@@ -248,7 +249,7 @@ class WaitingTake(HasPid):
         pid: Its process, as in AttachedProcess; None if unknown.
         pid_is_here: Whether it is the pid in this pid namespace.
         num_required: The number of gradients it waits for.
-        since: Seconds since the epoch.
+        since: When it began to wait, in seconds since the epoch.
         alive: Whether its process lives, by proof.
         overdue: Whether applies have given up waiting for it.
     """
@@ -265,12 +266,12 @@ class WaitingTake(HasPid):
 
 @dataclass(frozen=True, slots=True)
 class FinalRound:
-    """A round that is final, since the update that it is for has begun.
+    """A round that is final because its update has begun.
 
     Attributes:
-        is_in: Whether the update is in the parameters; else it has begun.
-        pid: The process that began it, or found it in, as its own pid namespace knows it.
-        since: Seconds since the epoch.
+        is_in: Whether the update is in the parameters; else it has only begun.
+        pid: The process that began the update or found it in, by its pid in its own namespace.
+        since: When it did so, in seconds since the epoch.
         held: Whether a living process has the round open.
     """
 
@@ -308,11 +309,10 @@ class LockState(HasPid):
 
     Attributes:
         held: Whether another process owns the lock.
-        pid: Which, as in AttachedProcess; None if unknown.
+        pid: The owner's pid, as in AttachedProcess; None if unknown.
         pid_is_here: Whether it is the pid in this pid namespace.
         condition: The holder's, as in AttachedProcess.
-        since: When that process entered its operation, which may have had to wait for the lock
-            first; None if no process holds it or the holder is not known.
+        since: When the owner entered its operation, perhaps to wait for the lock; None: none known.
         queue: The semaphore's value; None if it does not exist or is not this user's to read.
         in_operation: Whether an operation runs, or was interrupted and is not yet undone.
         name_pid: The process that is opening or removing the name, if it has a pid in this pid
@@ -337,7 +337,7 @@ class Region:
         name: What is in it.
         offset: Where it begins in the file, in bytes.
         reserved: Bytes of memory that it occupies.
-        used: Bytes of them that are in use.
+        used: Bytes in use.
     """
 
     name: str
@@ -361,25 +361,25 @@ class SlotDescription:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """A member, and what the open round has of it.
+    """A member, and what the open round has accumulated for it.
 
     Attributes:
-        name: Its name; empty: it is no group's.
-        kind: "sparse" or "dense"; or "table", of parameters, whose rows have ids.
+        name: Its name; empty: the segment is no group.
+        kind: "sparse", "dense", or "table" (parameters whose rows have ids).
         dtype: TensorFlow's name of the dtype.
-        shape: The declared shape, of a table that of a row; None: unknown rank.
+        shape: The declared shape (for a table: a row's); None: unknown rank.
         reduction_type: MEAN, SUM or CMEAN.
-        count: Gradients that had it.
-        weight: Their weights, added up.
-        rows: Rows that they touch, in all lanes (dense: 0); of a table the rows in it.
-        bytes_used: Bytes of their sums, in all lanes; of a shared array or table: of its contents.
-        value: Of a shared array that is a single integer, as counters are: that integer.
-        optimizer: Of an array of parameters: its optimizer with its numbers; None: it has none.
-        slots: What the optimizer keeps.
+        count: Gradients that had this member.
+        weight: Their total weight.
+        rows: Rows that they touch, in all lanes (dense: 0); for a table: its rows.
+        bytes_used: Bytes of their sums, in all lanes; for a shared array or table: of its contents.
+        value: The value of a shared array that is a single integer (a counter); None: it is none.
+        optimizer: The optimizer of an array of parameters, with its hyperparameters; None: none.
+        slots: The optimizer's slots.
         max_rows: How many rows a table may have; None: any number, or it is no table.
-        rows_added: Rows that a table ever got; None: it is no table.
-        rows_removed: Rows that were ever removed from it; None: it is no table.
-        initial: What a table's rows have at first; None: it is no table.
+        rows_added: How many rows were ever added to a table; None: it is no table.
+        rows_removed: How many rows were ever removed from it; None: it is no table.
+        initial: How a table's new rows are initialised; None: it is no table.
     """
 
     name: str

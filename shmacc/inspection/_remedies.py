@@ -1,4 +1,4 @@
-"""Words for findings, and what to do about them: in words, and as a command for a shell."""
+"""Wording for findings and remedies, and shell commands."""
 
 import shlex
 from collections.abc import Iterable

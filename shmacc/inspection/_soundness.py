@@ -1,4 +1,4 @@
-"""What `check` finds about one segment: its file, its records, and the processes that use it."""
+"""Checks one segment: its file, its records, and the processes that use it."""
 
 import os
 import stat
@@ -32,11 +32,11 @@ _BETWEEN_COMPARISONS = 0.003  # seconds
 
 
 def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
-    """Yield what is to be found about a segment.
+    """Yield the findings about a segment.
 
     Args:
         name: The segment.
-        look: The look that this is a part of.
+        look: A look to share with other calls.
 
     Raises:
         NotFoundError: There is none.
@@ -55,8 +55,8 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
             yield wrong(subject, "damaged", summary.detail, _removal(name))
         case SegmentState.ORPHANED:
             inside = list(_inside(name, look))
-            is_attaching = look.openers(name.path)  # or closes it at this moment
-            if not is_attaching and not any(map(_is_another_name, inside)):  # which has a remedy
+            is_attaching = look.openers(name.path)  # or is closing it
+            if not is_attaching and not any(map(_is_another_name, inside)):  # has the remedy
                 yield wrong(
                     subject,
                     "orphaned",
@@ -74,7 +74,7 @@ def _is_another_name(finding: Finding) -> bool:
 
 
 def _removal(name: SegmentName) -> str:
-    """Return how to remove it, in words: what destroys data is never the command of a finding."""
+    """Return how to remove it, in words: a finding's command never destroys data."""
     try:
         status = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
 def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
     causes = " ".join(stall.problem for stall in seen.summary.stalls).replace(",", "").split()
     dead = [each.pid_label for each in seen.processes if not each.alive]
-    dead = [label for label in dead if label not in causes]  # which are no notes
+    dead = [label for label in dead if label not in causes]  # stalls name these already
     if dead:
         yield note(
             name.system_name,

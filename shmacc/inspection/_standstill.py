@@ -183,8 +183,9 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
 def _idle_appliers(seen: Observation) -> Stall | None:
     """Return a suspicion: a take has waited for long for processes that are in no call.
 
-    They may compute, as in `idle_taker`. It names those that have not applied in this round, and of
-    these those that ever have: a parent that only keeps the segment open never will.
+    They may be computing, as in `idle_taker`. Named are processes that have not applied in this
+    round, preferably those that applied before: a parent that only keeps the segment open never
+    will.
     """
     head = next((take for take in seen.line if take.alive), None)
     if head is None or seen.state["finished"] or seen.round_holder is not None:
@@ -226,7 +227,7 @@ def _problem(seen: Observation, head: WaitingTake) -> str:
 
 
 def _lacks_memory(seen: Observation, alive: list[AttachedProcess]) -> bool:
-    """Whether processes wait for memory that others have: without a capacity, nothing else."""
+    """Whether processes wait for memory: without a capacity, no other room runs out."""
     return seen.config["capacity"] is None and any(
         each.activity == "waits for room" for each in alive
     )
@@ -253,7 +254,7 @@ def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
 
 
 def _who_is_gone(seen: Observation) -> str:
-    """Say which processes have failed, and with what, and which died lately; but for takers."""
+    """Say which processes failed, and with what, and which died lately; takers are left out."""
     failed = [each for each in seen.departed if each.applied > 0 and not each.died]
     takers = {each.pid_label for each in seen.departed if each.took and not each.applied}
     takers |= {each.pid_label for each in seen.processes if each.took and not each.applied}

@@ -1,8 +1,8 @@
 """Notes accumulators whose rounds cannot update any parameters.
 
-The parameters that an accumulator belongs to are gone, or they are past the step of its round. It
-knows them once a round has updated them. Before that, it is taken to belong to those that a process
-has attached beside it. That is a guess, so this is only a note.
+The parameters that an accumulator belongs to are gone, or they are past the step of its round. An
+accumulator knows its parameters once a round has updated them. Until then, parameters that one of
+its processes has attached are taken for its own. That is a guess, so this is only a note.
 """
 
 import contextlib

@@ -18,8 +18,8 @@ def problems(view: _core.SegmentView, before: TableState) -> list[str] | None:
     """Return the problems of a sparse table; None if a round ended meanwhile.
 
     Gradients may arrive meanwhile. Within a round a row keeps its slot and its number, and its
-    entry in the index its position, until the index is rebuilt; so the rows that were there before
-    can be compared with an index that is read later.
+    entry in the index keeps its position until the index is rebuilt; so the rows that were there
+    before can be compared with an index that is read later.
     """
     rows, counts = read_slots(view, before["rows"])
     least, most = counts.min(initial=1), counts.max(initial=1)
@@ -66,7 +66,7 @@ def problems_by_id(
 
 
 def read_slots(view: _core.SegmentView, count: int) -> tuple[IndexArray, IndexArray]:
-    """Return the rows in the first slots, and beside them their contributions, or stamps."""
+    """Return the rows in the first `count` slots, and the contributions or stamp of each."""
     if count * layout.SLOT_BYTES > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
     rows, others = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -99,6 +99,6 @@ def _problems_of_rows(view: _core.SegmentView, rows: IndexArray) -> Iterator[str
 
 
 def _found(view: _core.SegmentView, state: TableState, slots: int) -> npt.NDArray[np.bool_]:
-    """Return of each slot whether a search of the index finds its row there."""
+    """Return for each slot whether a search of the index finds its row there."""
     of_index = state["index"], state["index_buckets"], state["index_stamp"]
     return np.frombuffer(view.found(slots, *of_index), np.bool_)

@@ -26,10 +26,10 @@ class Undo:
     """Saved rows of one member, in the order in which they were saved.
 
     Attributes:
-        slots: Of each row.
-        contributions: Of each row, as committed.
+        slots: The slot of each row.
+        contributions: The committed contributions of each row.
         overwritten: Slots of rows whose numbers were saved.
-        numbers: These numbers.
+        numbers: The saved numbers.
         start: Where the member's saved rows begin in the undo rows, in bytes.
     """
 

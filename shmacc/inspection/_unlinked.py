@@ -28,10 +28,10 @@ class UnlinkedUse:
     Attributes:
         name: The segment's former name.
         pid: The process.
-        inode: Of the segment's file: the same for all its users.
+        inode: The inode of the segment's file, which is the same for all its users.
         bytes_reserved: Bytes of memory that the segment occupies.
-        under_users: Whether its name was removed by other means than this library's, which mark it
-            as removed before: by `rm`, say; False where this user may not look.
+        under_users: Whether its name was removed by other means (`rm`, say) than this library,
+            which first marks a segment as removed; False where this user may not look.
     """
 
     name: SegmentName
@@ -71,14 +71,14 @@ def _some_memory_has_no_name() -> bool:
                 named[status.st_ino] = status.st_blocks * 512
     space = os.statvfs(names.SHM_DIRECTORY)
     used = (space.f_blocks - space.f_bfree) * space.f_frsize
-    return space.f_blocks == 0 or used > sum(named.values())  # no blocks: as many as it likes
+    return space.f_blocks == 0 or used > sum(named.values())  # 0 blocks: no limit
 
 
 def unlinked_memory(uses: Iterable[UnlinkedUse]) -> int:
     """Return the bytes of memory that these processes keep from being freed.
 
     Args:
-        uses: Of `unlinked_uses`; a segment that several processes use counts once.
+        uses: From `unlinked_uses`; a segment that several processes use counts once.
     """
     return sum({use.inode: use.bytes_reserved for use in uses}.values())
 
@@ -86,7 +86,7 @@ def unlinked_memory(uses: Iterable[UnlinkedUse]) -> int:
 def goes_at_logout(uid: int, look: Look) -> bool:
     """Whether systemd will remove this user's segments when the user's last session ends.
 
-    Its folders alone prove nothing: a container's image has them, but no logind runs there.
+    systemd's folders alone prove nothing: a container's image has them, but no logind runs there.
     """
     if uid < _FIRST_ORDINARY_UID or not os.path.isdir(_LOGIND_USERS) or not look.sees(_LOGIND):
         return False
@@ -103,14 +103,14 @@ def goes_at_logout(uid: int, look: Look) -> bool:
 
 
 def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
-    """Yield the uses; the /dev/shm of another container is another device."""
+    """Yield the uses on this device: another container's /dev/shm is another one."""
     marked: dict[int, bool] = {}
     for pid, link, target in open_files(f"{names.SHM_DIRECTORY}/{names.PREFIX}"):
         if not target.endswith(_DELETED):
             continue
         name = names.parse_segment_file(os.path.basename(target.removesuffix(_DELETED)))
         with contextlib.suppress(OSError):  # it was closed meanwhile
-            status = os.stat(link)  # which opens nothing
+            status = os.stat(link)  # does not open the file
             if name is not None and status.st_dev == device:
                 if status.st_ino not in marked:
                     marked[status.st_ino] = _is_marked(link)
@@ -121,7 +121,7 @@ def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
 
 
 def _is_marked(link: str) -> bool:
-    """Whether a segment that a process has open is marked as removed, or cannot be asked."""
+    """Whether a segment that a process has open is marked as removed, or cannot be read."""
     with contextlib.suppress(ShmaccError):
         view = _core.view(link)[2]
         if view is not None:
