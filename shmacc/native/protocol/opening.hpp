@@ -10,26 +10,30 @@
 // **Attaching.** Open, check, open the semaphore, claim a presence (presence.hpp), and then check again,
 // holding the name lock: is the segment still not marked as unlinked, and does the name still lead to it? If
 // not, release everything and start over. A forked child has its parent's segment open, but no presence of
-// its own: its first operation claims one and checks again likewise, and is an error if the segment was
-// removed meanwhile as unused.
+// its own: its first operation claims one and makes the second check, too. The operation fails if the segment
+// was removed as unused meanwhile.
 //
-// **Removing** happens under the name lock only. `unlink` marks the segment, removes the name if it leads to
-// this very segment, and then the semaphore; processes that have it open go on using it. The cleaner, a
-// constructor that replaces, and a creator that could not attach, remove the names likewise, but only if there
-// is no presence, and without the mark: no process may go on using it. So either they see the presence of a process that attaches, or that
-// process sees that the name does not lead there any more; a mark is never taken back, and a name is never
-// removed that leads elsewhere by now. A process that attaches, or makes a segment under the name, and
-// finds the mark finishes the removal that a dead process began.
+// **Removing** happens under the name lock only. `unlink` marks the segment, removes the name if it leads to this
+// very segment, and then removes the semaphore; processes that have the segment open go on using it. The
+// cleaner, a constructor that replaces, and a creator that could not attach remove the names in the same way,
+// but only if no process has a presence, and without the mark: no process may go on using the segment. So
+// either they see the presence of a process that attaches, or that process sees that the name no longer leads
+// to the segment. A mark is never taken back, and a name that leads elsewhere by now is never removed. A
+// process may find the mark when it attaches, or makes a segment under the name: it then finishes the removal
+// that a dead process began.
 //
 // The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
-// it is not the lock that applies take, which a stopped process may hold for long. Between its lock and its
-// unlock no Python code runs and the GIL is kept: so a process's own threads, finalizers and signal handlers,
-// which its record locks do not exclude, cannot come between either.
+// it is not the lock that applies take, which a stopped process may hold for long. While a thread holds the name
+// lock, it runs no Python code and keeps the GIL. So the process's other threads, its finalizers and its signal
+// handlers cannot come in between, although record locks do not exclude them.
 //
-// Each instant of death: before the first linkat nothing is there; between the two there is a semaphore
-// without a segment; after the second there is a complete segment that no process has attached; between mark
-// and removal of the name, the next process that attaches finishes the removal; between the removals of name
-// and semaphore, or between making a lost semaphore and the second check, a semaphore is left, as above.
+// Each instant of death:
+//   before the first linkat         there is nothing.
+//   between the two linkats         there is a semaphore without a segment.
+//   after the second linkat         there is a complete segment that no process has attached.
+//   between mark and unlink         the next process that attaches finishes the removal.
+//   between the two unlinks         a semaphore is left, as above; also if the process had made a lost semaphore
+//                                   and dies before its second check.
 //
 // Rejected: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
 // segment); unlinking by name alone (the name may lead to a new segment by now); sem_open (semaphore.hpp).
@@ -107,7 +111,7 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
     return opened;
 }
 
-// Removes a file that is still empty and on which no living process holds a lock; returns whether it did.
+// Removes a file that is still empty and on which no living process holds a lock; returns whether it removed one.
 // This version makes no such files.
 inline bool remove_unfinished(const std::string& path) {
     const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
@@ -120,11 +124,12 @@ inline bool remove_unfinished(const std::string& path) {
     return removed;
 }
 
-// How many bytes each region of an array has.
+// The bytes of an array in each of kArrayRegions.
 using ArrayBytes = std::array<uint64_t, std::size(kArrayRegions)>;
 
-// A new segment under these names, open as it was made; null if the segment's name is taken. arrays: how much of each
-// member's regions is recorded as reserved, in the order of kArrayRegions; `fill(file, config)` does that, before anything has a name.
+// Makes a segment under these names, and returns it open; null if the segment's name is taken. arrays: the
+// bytes that the segment records as reserved, for each member. fill(file, config) reserves and fills them
+// before anything has a name.
 template <class Fill>
 std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
                                             Config config, const MemberSpecs& members,
@@ -136,14 +141,14 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     std::memcpy(config.magic, kMagic, sizeof kMagic);
     config.version = kVersion;
     config.checksum = checksum_of(config);
-    struct alignas(64) Line {  // as what is made here is aligned
+    struct alignas(64) Line {  // the alignment of the states
         unsigned char bytes[64];
     };
     std::vector<Header> header(1);  // all zero, like the states below
     std::vector<Line> states((bytes_of_states(config) + sizeof(Line) - 1) / sizeof(Line));
     Header* head = header.data();
     head->config = config;
-    head->state[0].round = 1;  // members and lanes have the contents of round 0: none
+    head->state[0].round = 1;  // the zeroed lanes and members belong to round 0, and so are empty
     head->state[0].checksum = checksum_of(head->state[0]);
     for (uint32_t i = 0; i < config.lanes; ++i) {
         auto* lane = reinterpret_cast<LaneHeader*>(states.data()->bytes + i * bytes_of_lane(config));
@@ -176,7 +181,7 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
 
     const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.lanes, config.mode,
                                                        file->status().st_uid);
-    if (!being_made) system_failure("Making a semaphore", EEXIST);  // of a random name
+    if (!being_made) system_failure("Making a semaphore", EEXIST);  // cannot happen: its name is random
     bool named = false;
     try {
         named = NamedSemaphore::link_to(fd, path);
@@ -190,8 +195,8 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
 
 enum class Entered { kYes, kGivenUp, kElsewhere };
 
-// The second check of a process that attaches, with the name lock held. kGivenUp: the removal that another
-// process began is finished now.
+// The second check of a process that attaches; needs the name lock. kGivenUp: this call has finished the
+// removal that another process began.
 inline Entered look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
     SegmentFile& file = segment.file();
     if (load(segment.header().unlinked)) {
@@ -220,7 +225,8 @@ inline void mark_given_up(SegmentFile& file) {
         system_failure("Removing it", errno);
     store_barrier();  // before the unlink: without the name, the mark is seen (OpenSegment::check_file)
 }
-// Returns what it removed: between the two names a cleaner may take the semaphore for one whose segment is gone.
+// Returns the names that it removed. They may lack the semaphore's: once the segment has no name, a cleaner may
+// remove the semaphore first.
 inline std::vector<std::string> remove_names(SegmentFile& file, const std::string& path,
                                              const std::string& semaphore_path) {
     std::vector<std::string> removed;
@@ -230,7 +236,7 @@ inline std::vector<std::string> remove_names(SegmentFile& file, const std::strin
         else if (errno != ENOENT)
             system_failure("Removing it", errno);
     }
-    // Another user's stays behind, for root to clean.
+    // A semaphore of another user stays behind, for root to clean.
     if (unlink(semaphore_path.c_str()) == 0)
         removed.push_back(semaphore_path);
     else if (errno == ENOMEM)

@@ -1,9 +1,9 @@
-// Locks held, with the state recovered: what an operation works on.
+// The locks that an operation holds, and the recovered state on which it works.
 //
-// An apply holds the lock of one lane (ApplySession), so that as many go on at a time as there are lanes. What
-// is of all lanes is changed, and the round read, with all locks held (RoundSession), which are acquired in
-// order of lane; but a wait for one of them that may be long happens with none held, since signal handlers run
-// in it, which may use the accumulator.
+// An apply holds the lock of one lane (ApplySession), so as many applies as there are lanes can run at a time.
+// An operation that changes what all lanes share, or reads the whole round, holds all locks (RoundSession).
+// They are acquired in order of lane; but a process waits long for one of them only while it holds none, since
+// signal handlers run in that wait and may use the accumulator.
 #pragma once
 
 #include "protocol/open_segment.hpp"
@@ -13,7 +13,7 @@ namespace shmacc {
 
 inline bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
 
-// The locks of some lanes that follow each other.
+// The locks of one lane or several consecutive ones.
 class HeldLocks {
   public:
     explicit HeldLocks(OpenSegment& segment) : segment_(segment) {}
@@ -21,7 +21,7 @@ class HeldLocks {
     HeldLocks(const HeldLocks&) = delete;
     HeldLocks& operator=(const HeldLocks&) = delete;
 
-    // Acquires all lanes' locks. False: not before the deadline.
+    // Acquires all lanes' locks. False: the deadline passed.
     bool acquire_all(int64_t deadline, Interruption& interruption) {
         const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
         for (;;) {
@@ -49,7 +49,7 @@ class HeldLocks {
     void release() { release(true); }
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
-    // After an error: of a file that may have been truncated.
+    // Releases after an error: the file may have been truncated.
     void give_up() { release(segment_.file().state().intact); }
 
   private:
@@ -84,7 +84,7 @@ inline bool round_is_open(Presence& presence, const RoundState& round) {
            load(presence.table()[at].given_up) < holder.serial;
 }
 
-// How many gradients a lane has in this round, and their weight.
+// The number of gradients that a lane has in this round, and their weight.
 inline int64_t count_of(const LaneState& lane, const RoundState& round) {
     return lane.round == round.round ? lane.count : 0;
 }
@@ -92,13 +92,13 @@ inline int64_t weight_of(const LaneState& lane, const RoundState& round) {
     return lane.round == round.round ? lane.weight : 0;
 }
 
-// Adds counts or weights of two lanes. Only in a damaged segment they do not fit; the reduction finds that.
+// Adds counts or weights of two lanes. The sum overflows only in a damaged segment; the reduction detects that.
 inline int64_t added(int64_t one, int64_t other) {
     return __builtin_add_overflow(one, other, &one) ? INT64_MAX : one;
 }
 inline uint64_t added(uint64_t one, uint64_t other) { return one + other; }
 
-// Without a lock: numbers as they were at some instant during the call.
+// Numbers of all lanes, read without a lock, as they were at some instant during the call.
 struct Totals {
     RoundState round;
     int64_t count;
@@ -136,8 +136,8 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
 // Changes one lane, under its lock.
 class ApplySession {
   public:
-    // contributor: the gradient's, if it has one; it goes to the contributor's lane. everywhere: take all lanes'
-    // locks.
+    // contributor: the gradient's, if it has one; the gradient goes to the contributor's lane. everywhere: take
+    // all lanes' locks.
     ApplySession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
                  Interruption& interruption)
         : segment_(segment), locks_(segment), everywhere_(everywhere) {
@@ -158,13 +158,13 @@ class ApplySession {
     uint32_t lane_number() const { return lane_; }
     Lane& lane() { return *segment_.lanes()[lane_]; }
 
-    // What all lanes have of the round. Without their locks other lanes may change meanwhile.
+    // The round's gradients in all lanes. Other lanes may change meanwhile, unless their locks are held.
     struct Pending {
         int64_t count;  // gradients
-        bool weight_fits;  // the weight of all lanes, with `more` in this one, is known to fit 64 bits
+        bool weight_fits;  // the weight of all lanes, with `more` added here, surely fits 64 bits
     };
-    // A lane may use its share of the 64 bits (1/32 at 32 lanes). More needs every lane's lock: so the holder of one
-    // lock knows that other lanes stay within their shares. A gradient's count is at most its weight.
+    // A lane may use its share of the 64 bits (1/32 at 32 lanes). More needs every lane's lock: so the holder
+    // of one lock knows that other lanes stay within their shares. A gradient's count is at most its weight.
     Pending pending(int64_t more = 0) const {
         const uint64_t lanes = segment_.lanes().size();
         const int64_t share = everywhere_ || lanes == 1 ? INT64_MAX : INT64_MAX / kMaxLanes;
@@ -179,7 +179,7 @@ class ApplySession {
         }
         return {count, fits};
     }
-    // A member to change. One that has nothing of this round yet starts it.
+    // Returns a member to change. Starts the round in it, if it has nothing of this round yet.
     Member& member(uint32_t number) {
         Member& made = members_.emplace_back(lane(), number, state);
         if (made.state.round == round.round) return made;
@@ -191,11 +191,11 @@ class ApplySession {
     }
     // Whether the operation starts a new round. The old one stays current until the commit.
     bool replaces_round() const { return round.round != committed_round_; }
-    // Whether this member has something of that one.
+    // Whether the operation replaces contents that this member has of the old round.
     bool replaces(const Member& member) const {
         return replaces_round() && member.before.round == committed_round_;
     }
-    // Makes room for this many members, so that they do not move.
+    // Makes room for this many members, so that references to them stay valid.
     void expect(size_t members) { members_.reserve(members); }
     std::vector<Member>& members() { return members_; }
     void begin_round() {
@@ -206,7 +206,7 @@ class ApplySession {
         lane().commit(state, members_);
         lane().give_back(before, state);
     }
-    // Undoes the changes in place of an operation that fails.
+    // Undoes the changes that a failed operation made in place.
     void roll_back() {
         LaneState committed = lane().committed().current();
         if (lane().interrupted(committed)) lane().recover(committed, 0);
@@ -280,7 +280,7 @@ class RoundSession {
     int64_t weight() const {
         return sum_of([this](const LaneState& lane) { return weight_of(lane, state); });
     }
-    // Ever.
+    // Gradients accepted and refused, ever.
     uint64_t applied() const {
         return sum_of([](const LaneState& lane) { return lane.applied; });
     }
@@ -288,7 +288,7 @@ class RoundSession {
         return sum_of([](const LaneState& lane) { return lane.dropped; });
     }
 
-    // What the lanes have of a member in this round, in order of lane.
+    // The member in each lane that has gradients of it in this round, in order of lane.
     std::vector<Member> in_lanes(uint32_t number) {
         std::vector<Member> in_lanes;
         in_lanes.reserve(lanes_.size());
@@ -308,8 +308,8 @@ class RoundSession {
     }
     void commit() { segment_.round().commit(state); }
     void release() { locks_.release(); }
-    // Nothing is pending: gives back the memory that the last round has left to the next one in each lane and member,
-    // as `trim` does with that of idle ones, and with its argument: each lane's commit stands for itself.
+    // Call only while no gradients are pending. Gives back the memory that the last round left to the next one, in
+    // every lane and member. Each lane commits by itself, as in `trim`.
     void give_memory_back() {
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Lane& lane = *segment_.lanes()[i];
@@ -332,7 +332,8 @@ class RoundSession {
     RoundState state;  // to be changed, then committed
 
   private:
-    // Gives back the memory of lanes and members that had nothing in kSmallRounds rounds.
+    // Gives back the memory of lanes and members that had no gradients for kSmallRounds rounds. Each lane
+    // commits by itself: its contents stay the same.
     void trim() {
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Lane& lane = *segment_.lanes()[i];

@@ -1,15 +1,17 @@
-// Calls that one thread makes for another. A coroutine's calls are made in threads of their own, for the thread of
-// its event loop, which goes on meanwhile and may end the wait.
+// Calls that one thread makes for another. A worker thread makes a coroutine's call for the thread of the event
+// loop, which goes on meanwhile and may end the wait.
 //
-// Caller: `leave`, then a wake-up of this process's waits (Handle::end_wait). A wait looks at `has_left` after it has
-// joined the queue or loaded its futex word, and before it sleeps: so it sees the store, or is woken.
+// Caller: to end a wait, the loop's thread calls `leave`, then wakes this process's waits (Handle::end_wait). A
+// wait looks at `has_left` after it has joined the queue or loaded its futex word, and before it sleeps: so it
+// sees the store, or is woken.
 //
-// OwnRound: such a call opens a round, and the loop's thread takes it over when it comes to its coroutine. Until then
-// the round is only offered: the loop's thread does not know of it. If it called something meanwhile that waits for the
-// round's end, it would wait for itself. So it gives the round up instead (Operation::give_up_offered), as if the
-// gradients had not come yet, and the coroutine's wait begins again. Once the loop has the round, such a call is an
-// error. Other threads just wait. A thread that opens a round for itself has it at once; an apply of it that would wait
-// for the round's end is an error, too. (A take of another handle waits in the queue: it may have a timeout.)
+// OwnRound: a worker thread's call opens a round, and the loop's thread takes the round over when the loop
+// resumes the coroutine. Until then the round is only offered: the loop's thread does not know of it. If the
+// loop's thread meanwhile makes a call that waits for the round's end, it would wait for itself. So the call
+// gives the round up instead (Operation::give_up_offered), as if the gradients had not come yet, and the
+// coroutine's wait begins again. Once the loop's thread has the round, such a call is an error. Other threads
+// just wait. A thread that opens a round for itself has it at once; if it applies and would wait for the
+// round's end, that is an error, too. (A take by another handle waits in the queue: it may have a timeout.)
 #pragma once
 
 #include <pthread.h>
@@ -31,13 +33,14 @@ class Caller {
     std::atomic<bool> left_{false};
 };
 
-// The last round of a segment that a call of this process has opened. A segment has one round open at a time; an older
-// one has ended, and `hold` returns false.
+// The last round that this process has opened in a segment. A segment has one open round at a time: an older round
+// has ended, and `hold` returns false for it.
 class OwnRound {
   public:
     enum class State { kOthers, kOffered, kHeld, kThreads };
 
-    // Needs all lanes' locks. loop: the event loop's thread that the round is offered to; none: this thread has it.
+    // Needs all lanes' locks. loop: the event loop's thread, to which the round is offered; none: this thread
+    // has it.
     void opened(const RoundHolder& holder, pthread_t loop) {
         token_ = holder.token;
         thread_ = loop == pthread_t{} ? pthread_self() : loop;
@@ -50,7 +53,7 @@ class OwnRound {
         held_ = serial;
         return true;
     }
-    // Whose the open round is, seen by this thread, which would wait for its end.
+    // Who has the open round, as seen by this thread, which is about to wait for the round's end.
     State to_this_thread(const RoundHolder& holder) const {
         if (serial_ != holder.serial || token_ != holder.token || thread_ != pthread_self())
             return State::kOthers;
@@ -64,7 +67,7 @@ class OwnRound {
     std::atomic<uint64_t> token_{0};  // a forked child has another one
     std::atomic<pthread_t> thread_{};
     std::atomic<bool> offered_{false};
-    std::atomic<uint64_t> held_{0};  // a serial, too: another round may be offered while one is taken over
+    std::atomic<uint64_t> held_{0};  // not a flag: another round may be offered while this serial's is taken over
 };
 
 }  // namespace shmacc

@@ -581,10 +581,10 @@ constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at 
 constexpr uint64_t kUndoAlign = 16;  // of each member's first saved row
 constexpr uint64_t undo_aligned(uint64_t bytes) { return (bytes + kUndoAlign - 1) / kUndoAlign * kUndoAlign; }
 
-// The undo log of parameters has one of these for each array that the update changes (table: one for ids, then
-// one for rows). The numbers of its entries follow (int64 each) if they are listed. An entry is a row, or a
-// piece of an array that is changed as a whole. UndoRows contains the old entries, each with its part of the
-// optimizer's slots; each part starts at a multiple of kUndoAlign.
+// The undo log of parameters has one of these for each array that the update changes (table: one for links and
+// ids, one for steps, one for rows). The numbers of its entries follow (int64 each) if they are listed. An
+// entry is a row, or a piece of an array that is changed as a whole. UndoRows contains the old entries, each
+// with its part of the optimizer's slots; each part starts at a multiple of kUndoAlign.
 struct SavedArray {
     uint64_t member;
     uint64_t entries;

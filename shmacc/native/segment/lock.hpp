@@ -1,5 +1,5 @@
-// A lane's lock: the process that holds it may write what is the lane's, and the one that holds all lanes'
-// locks what is of all.
+// A lane's lock: its holder may write the lane's data; a process that holds all lanes' locks may write what
+// they share.
 //
 // The kernel decides: the owner is the process that holds the POSIX record lock on one byte of the segment's
 // own file. The kernel drops the lock when the process ends, however it ends, and at no other time; pids play
@@ -9,7 +9,7 @@
 // release instead of spinning on the record lock, and its value proves nothing. To acquire, a process gets a
 // token from the semaphore, or waits for one slice of time without getting one, and then tries the record
 // lock; if it gets that, it owns the segment, with a token or without. A token taken without getting the
-// record lock is dropped. To release, the owner drops the record lock, then makes sure that there is a token.
+// record lock is thrown away. To release, the owner drops the record lock, then makes sure that there is a token.
 //
 //   Invariant: a process that writes to committed state holds the record lock.
 //   Progress:  if no process holds the record lock, then either there is a token, or every waiter's slice
@@ -20,23 +20,23 @@
 //                                                 finds the value 0 and posts.
 //   holding the record lock                       the kernel drops it; as above. The next owner undoes what
 //                                                 was half written (commit.hpp).
-//   after the record lock, before the post        as the first.
-// Two releasers may both see 0 and both post: the value is 2 then, and the surplus token is taken by the
-// next process that comes and fails to get the record lock.
+//   after the record lock, before the post        as in the first case.
+// Two releasers may both see 0 and both post: the value is 2 then. The next process that takes a token but
+// fails to get the record lock uses up the surplus one.
 //
-// Memory order. On every machine an owner sees all stores of the last owner: dropping a record lock and
-// setting one both change the kernel's list of the file's locks under a spinlock, whose release follows the
-// stores of the one and whose acquire precedes the loads of the other. The same holds if the kernel drops the
-// lock of a killed process, which it does after every thread of the process has executed its last instruction
-// and given up the open files in the kernel. Between the threads of one process the mutex orders them. The
+// Memory order. On every machine an owner sees all stores of the last owner: dropping a record lock and setting
+// one both change the kernel's list of the file's locks under a spinlock, whose release follows the stores of
+// the last owner and whose acquire precedes the loads of the next. The same holds if the kernel drops the lock
+// of a killed process, which it does after every thread of the process has executed its last instruction and
+// given up the open files in the kernel. Between the threads of one process the mutex orders them. The
 // semaphore and the words of fairness are hints and need no order.
 //
-// Fairness. Critical sections usually last microseconds, sleeping and waking tens of them, so a process
-// without a token spins briefly before it sleeps. But then a process that applies in a loop would always be
-// faster than one that must wake up first. A process that was passed over for a millisecond therefore asks
-// (Fairness::asked), and the next release keeps others off for as long as a sleeper takes to wake. That
-// decides which process goes first, never which one owns, and it expires by itself, whichever process dies
-// and whatever the words contain.
+// Fairness. A critical section usually lasts microseconds; to sleep and wake takes tens of microseconds. So a
+// process without a token spins briefly before it sleeps. But then a process that applies in a loop would
+// always be faster than one that must wake up first. A process that was passed over for a millisecond therefore
+// asks (Fairness::asked), and the next release keeps others off for as long as a sleeper takes to wake. This
+// decides only which process goes first, never which one owns the lock. It expires by itself, whichever process
+// dies and whatever the words contain.
 //
 // Rejected: a robust process-shared mutex (it trusts the bytes of the segment, and thread ids across pid
 // namespaces); open-file-description locks (a forked child shares them, and so keeps the lock of a dead
@@ -61,9 +61,10 @@
 
 namespace shmacc {
 
-// False: another process holds it; or the descriptor is not the segment's any more, which its users see by
-// SegmentFile::state. A lack of memory for a lock (ENOLCK) does not mean that a process holds it: that is
-// an error. But letting go does not fail: a process that gave up would keep others out for as long as the process lives.
+// False: another process holds the lock; or the descriptor is not the segment's any more, which callers see
+// from SegmentFile::state. If the kernel lacks memory for a lock (ENOLCK), locking throws, since that does not
+// mean that another process holds it. Unlocking tries until it succeeds: a process that gave up would keep
+// others out for as long as it lives.
 inline bool set_record_lock(int fd, int64_t byte, short type) {
     struct flock lock{};
     lock.l_type = type;
@@ -88,7 +89,7 @@ inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr
     lock.l_whence = SEEK_SET;
     lock.l_start = first;
     lock.l_len = count;
-    while (fcntl(fd, F_GETLK, &lock) != 0)  // nobody is taken for alive, or for dead, because of that
+    while (fcntl(fd, F_GETLK, &lock) != 0)  // a failed call proves neither that a process lives nor that it is dead
         if (errno != EINTR) system_failure("Asking who holds a lock", errno == ENOMEM ? ENOLCK : errno);
     if (lock.l_type == F_UNLCK) return false;
     if (pid) *pid = std::max(0, static_cast<int>(lock.l_pid));
@@ -99,7 +100,7 @@ class Lock {
   public:
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
-    // byte: the lock's in the kernel's list of the file's record locks.
+    // byte: the byte of the file whose record lock is this lock.
     Lock(const SegmentFile& file, int64_t byte, sem_t* queue, Fairness& fairness)
         : file_(file), fd_(file.fd()), byte_(byte), queue_(queue), fairness_(fairness) {}
 
@@ -113,7 +114,7 @@ class Lock {
         const bool ours = how == Acquired::kAtOnce || file_.state().open;
         if (ours && token_at_once() && record_lock()) return how;
         const int64_t since = monotonic_ns();
-        // The first slices are short, so that a token that died with its owner is missed soon.
+        // The first slices are short: if the token died with its owner, one of them ends soon.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // until a token, the end of a slice, or a signal
             const auto [open, intact, named] = file_.state();
@@ -122,8 +123,8 @@ class Lock {
                 return Acquired::kAfterWaiting;
             }
             if (intact && monotonic_ns() - since >= kMillisecond) store(fairness_.asked, uint64_t{1});
-            // A signal handler may use the accumulator that its thread waits for: the thread itself must not
-            // hold the mutex then.
+            // `check` below may run a signal handler that uses this accumulator: this thread must not hold the
+            // mutex then.
             threads_.unlock();
             file_.check_open();
             if (!intact) data_loss("its file was truncated");
@@ -133,7 +134,7 @@ class Lock {
         }
     }
 
-    // If that takes no wait.
+    // Acquires the lock only if that takes no wait.
     bool try_acquire() {
         if (!threads_.try_lock()) return false;
         if (load(fairness_.keep_off_ns) == 0 && sem_trywait(queue_) == 0 && record_lock()) return true;
@@ -141,7 +142,7 @@ class Lock {
         return false;
     }
 
-    // intact: whether the file is as long as it was made; its pages are gone otherwise.
+    // intact: whether the file still has its full length. If not, its pages are gone and must not be touched.
     void release(bool intact = true) {
         if (intact && load(fairness_.asked)) {
             store(fairness_.asked, uint64_t{0});
@@ -153,7 +154,7 @@ class Lock {
         threads_.unlock();
     }
 
-    // In a forked child: the parent's threads are not here to unlock anything.
+    // In a forked child: the parent's threads, which may have locked the mutex, do not exist.
     void after_fork_in_child() { new (&threads_) std::timed_mutex; }
 
     int queue_value() const {
@@ -163,7 +164,7 @@ class Lock {
     }
 
   private:
-    // False: the deadline passed. Holds nothing while it asks for interruptions.
+    // False: the deadline passed. Holds no lock while it checks for interruptions.
     bool queue_with_threads(int64_t deadline, Interruption& interruption) {
         while (!threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) {
             if (past(deadline)) return false;
@@ -196,7 +197,7 @@ class Lock {
         for (const int64_t since = monotonic_ns();;) {
             for (int i = 0; i < 16; ++i) relax();
             const int64_t now = monotonic_ns();
-            // An overwritten time keeps no process off.
+            // A time too far ahead was overwritten by accident: it must keep no process off.
             const int64_t keep_off = load(fairness_.keep_off_ns);
             const bool kept_off = keep_off > now && keep_off - now <= kComing;
             if (!kept_off && queue_value() > 0 && sem_trywait(queue_) == 0) {
@@ -212,8 +213,8 @@ class Lock {
 #endif
     }
 
-    static constexpr int64_t kLook = 20000;  // nanoseconds: a small apply or two
-    static constexpr int64_t kComing = 100000;  // nanoseconds: a wake-up in a virtual machine
+    static constexpr int64_t kLook = 20000;  // nanoseconds: as long as one or two small applies take
+    static constexpr int64_t kComing = 100000;  // nanoseconds: as long as a wake-up in a virtual machine takes
 
     const SegmentFile& file_;
     const int fd_;
