@@ -1,8 +1,8 @@
-"""JAX's pytrees in and out of groups, parameters and shared arrays.
+"""Converts JAX's pytrees for groups, parameters and shared arrays, and back.
 
-A group has members by name, and JAX has trees: parameters, gradients and the states of optimizers
-are nested dicts, lists, tuples and dataclasses of arrays. A `TreeSpec` is made of one tree and
-translates between the two. Groups and `Parameters` stay what they are, with all their methods.
+A group has members by name. JAX has trees: its parameters, gradients and optimizer states are
+nested dicts, lists, tuples and dataclasses of arrays. A `TreeSpec` is made from one tree and
+translates between names and leaves. Groups and `Parameters` keep all their methods.
 
 Import it as ``import shmacc.jax``: ``import shmacc`` alone imports no JAX. JAX runs threads of its
 own, so start processes by spawn or a forkserver, not by fork.
@@ -27,16 +27,16 @@ from shmacc.errors import InvalidArgumentError, ShmaccError
 __all__ = ["TreeSpec"]
 
 _ONLY_LEAF = "."  # the name of a tree that is one array, whose key path is empty
-_ALIGNMENT = 64  # bytes; that of buffers which JAX uses as they are, on a CPU
+_ALIGNMENT = 64  # bytes; JAX on a CPU uses buffers of this alignment without a copy
 
 
 class TreeSpec:
     """The structure of a pytree, and the names, shapes and dtypes of its leaves.
 
-    A leaf is named by its key path, with slashes between keys: ``"layer/bias"``, or of a list
-    ``"layers/0/bias"``; a tree that is a single array has the name ``"."``.
+    The name of a leaf is its key path, with slashes between keys: ``"layer/bias"``, or in a list
+    ``"layers/0/bias"``. In a tree that is a single array, the leaf's name is ``"."``.
 
-    Processes that make it of equal trees have equal names, so each makes its own.
+    Equal trees give equal names, so each process makes its own spec.
     """
 
     def __init__(
@@ -50,14 +50,16 @@ class TreeSpec:
 
         Args:
             tree: A pytree of arrays, or of ``jax.ShapeDtypeStruct`` as ``jax.eval_shape`` returns
-                it; their values do not matter. A leaf has the dtype that JAX gives it.
-            sparse: Told the name of a leaf, says whether its gradients come as rows: ``(indices,
-                values)``, or an object with ``.indices`` and ``.values``. None: no leaf's do.
-            reduction_type: Of all members: "MEAN", "SUM" or "CMEAN"; None: the group's.
+                it; the values do not matter. A leaf has the dtype that JAX gives it.
+            sparse: A function from the name of a leaf to whether its gradients come as rows:
+                ``(indices, values)``, or an object with ``.indices`` and ``.values``. None: no
+                gradients do.
+            reduction_type: The reduction of all members: "MEAN", "SUM" or "CMEAN"; None: the
+                group's.
 
         Raises:
-            InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse one
-                has no rows, a name is longer than 200 characters, the tree has no leaf, or
+            InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse
+                leaf has no rows, a name is longer than 200 characters, the tree has no leaf, or
                 ``sparse`` is no function.
         """
         if sparse is not None and not callable(sparse):
@@ -86,7 +88,7 @@ class TreeSpec:
 
     @property
     def members(self) -> dict[str, TensorSpec]:
-        """The leaves by name, as `AccumulatorGroup` takes them; `Parameters` of zeros, too."""
+        """The leaves' specs by name, for `AccumulatorGroup`, or for `Parameters` of zeros."""
         return dict(self._members)
 
     def flatten(self, tree: Any) -> dict[str, Any]:
@@ -95,12 +97,12 @@ class TreeSpec:
         Waits until JAX has computed them. On a CPU nothing is copied.
 
         Args:
-            tree: Of the same structure. Where a leaf is None, the gradient has none for that
-                member. Where the gradients of a leaf are rows, the tree has ``(indices, values)``.
+            tree: A tree of this structure. None in place of a leaf leaves that member out. Where
+                the gradients of a leaf are rows, the tree has ``(indices, values)``.
 
         Raises:
-            InvalidArgumentError: It has another structure; or it has no values, as it is traced,
-                inside ``jax.jit`` or another transformation, or was donated to one.
+            InvalidArgumentError: The tree has another structure; or a leaf has no values, because
+                it is traced by ``jax.jit`` or another transformation, or was donated to one.
         """
         try:
             leaves = self._treedef.flatten_up_to(tree)
@@ -117,30 +119,30 @@ class TreeSpec:
         }
 
     def unflatten(self, named: GroupTaken | Mapping[str, Any]) -> Any:
-        """Return the tree of what a group's take handed out, or of parameters.
+        """Return arrays by name as a tree: the result of a group's take, or parameters.
 
-        Every leaf is a new JAX array of the spec's dtype on the default device: a copy, which has
-        been made when this returns. JAX takes for granted that an array never changes, and computes
-        with it later than it is asked to; on a CPU ``jnp.asarray`` of a shared array may *be* the
-        shared memory, and would change when another process writes.
+        Every leaf is a new JAX array of the spec's dtype on the default device: a copy, which is
+        complete when this returns. JAX takes for granted that an array never changes, and may
+        compute with it after the call that asked for the computation. On a CPU ``jnp.asarray`` of a
+        shared array may *be* the shared memory, and would change when another process writes.
 
         Args:
-            named: What ``take``, ``round`` or ``snapshot`` of a group returned, or `Parameters`,
-                or any mapping from name to array. A member that no gradient of the round had
-                becomes zeros; so do the rows of a sparse one that none had. To update only the
-                rows that there are, use ``named[name].indices`` and ``.values`` instead.
+            named: The result of a group's ``take``, ``round`` or ``snapshot``; or `Parameters`; or
+                any mapping from name to array. A member that no gradient of the round had becomes
+                zeros; so do the rows of a sparse member that no gradient had. To update only the
+                rows that gradients had, use ``named[name].indices`` and ``.values`` instead.
 
         Raises:
-            InvalidArgumentError: An array does not have the shape of its leaf, or has numbers that
-                the leaf's dtype has not, or is missing; or the call is inside of ``jax.jit``.
+            InvalidArgumentError: An array is missing, does not have the shape of its leaf, or has
+                numbers that the leaf's dtype cannot represent; or ``jax.jit`` traces the call.
         """
         if not isinstance(named, GroupTaken):
             missing = [name for name in self._members if name not in named]
             if missing:
                 raise InvalidArgumentError(f"There is no array of leaf {missing[0]!r}")
         leaves = [_on_device(name, spec, named.get(name)) for name, spec in self._members.items()]
-        # Inside of jax.jit an array that is made is a constant of the trace: each later call of the
-        # traced function would have the values of the first one, whatever others have written.
+        # Under jax.jit, a new array becomes a constant of the trace: each later call of the traced
+        # function would see the values of the first call, whatever others have written since.
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise InvalidArgumentError(
                 "unflatten was called inside of jax.jit or another tracing function, which would "
@@ -149,18 +151,18 @@ class TreeSpec:
         return jax.tree_util.tree_unflatten(self._treedef, leaves)
 
     def store(self, tree: Any, arrays: SharedArrays) -> None:
-        """Write a tree's leaves into shared arrays: what a chief does in the block of a round.
+        """Write a tree's leaves into shared arrays, as a chief does in the block of a round.
 
-        Waits until JAX has computed them, and has written them when it returns.
+        Waits until JAX has computed the leaves; they are written when this returns.
 
         Args:
-            tree: As for `flatten`. An array is left as it is where the tree has None.
-            arrays: Made of a tree of this structure, and writable.
+            tree: As for `flatten`. Where the tree has None, the array stays as it is.
+            arrays: Writable arrays made from a tree of this structure.
 
         Raises:
-            InvalidArgumentError: The tree has another structure, or a leaf another shape, or
-                numbers that its array cannot have. Nothing was written.
-            KeyError: There is no array of a leaf's name. Nothing was written.
+            InvalidArgumentError: The tree has another structure, or a leaf has another shape, or
+                numbers that its array cannot represent. Nothing was written.
+            KeyError: No array has the name of a leaf. Nothing was written.
             ValueError: The arrays are read-only.
         """
         pairs = []
@@ -237,7 +239,7 @@ def _on_device(name: str, spec: TensorSpec, found: Any) -> jax.Array:
 
 
 def _empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a new array, aligned such that JAX on a CPU need not copy it once more."""
+    """Return a new array, aligned so that JAX on a CPU uses it without another copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

@@ -1,13 +1,14 @@
 """TensorFlow's eight raw ops, eager: argument names as in ``tf.raw_ops``.
 
-They are the methods of the accumulators, with the same shapes, dtypes, results and errors:
+They call the methods of the accumulators: shapes, dtypes, results and errors are the same. Their
+arguments:
 
 * ``dtype``, ``shape``, ``shared_name`` (empty: none), ``reduction_type`` and ``name`` of an
-  accumulator, as for `shmacc.ConditionalAccumulator`; the ``name`` of other ops is ignored.
-* ``handle``: the result of an accumulator op, an ``accumulator_ref``, an accumulator, or a
+  accumulator op are as for `shmacc.ConditionalAccumulator`. Other ops ignore ``name``.
+* ``handle`` is the result of an accumulator op, an ``accumulator_ref``, an accumulator, or a
   shared_name.
-* ``local_step``, ``num_required`` and ``new_global_step``: integers.
-* ``dtype`` of a take: the accumulator's own, else InvalidArgumentError.
+* ``local_step``, ``num_required`` and ``new_global_step`` are integers.
+* ``dtype`` of a take must be the accumulator's own (else InvalidArgumentError).
 """
 
 import contextlib
@@ -57,7 +58,7 @@ def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> A
     if isinstance(handle, str):
         with any_kind.attach(handle) as accumulator:
             return _take_grad(accumulator, kind, num_required, dtype)
-    # No ``with`` block around the take: a signal handler could raise while the block is left, and
+    # No ``with`` block around the take: a signal handler could raise at the end of the block, and
     # the result would be lost.
     accumulator = _resolved(handle, kind)
     _check_dtype(accumulator, dtype)
@@ -98,12 +99,12 @@ def SparseAccumulatorApplyGradient(
     """Add a sparse gradient; return False if it was dropped as stale.
 
     Args:
-        handle: Of a sparse accumulator.
+        handle: A handle on a sparse accumulator.
         local_step: The step that the gradient was computed at.
         gradient_indices: Integers, shape ``(n,)``: which rows.
         gradient_values: Shape ``(n, ...)``: the rows.
         gradient_shape: The whole tensor's shape; -1: unknown.
-        has_known_shape: Whether ``gradient_shape`` counts.
+        has_known_shape: Whether ``gradient_shape`` is used.
         name: Ignored.
     """
     with _accumulator(handle, sparse.SparseConditionalAccumulator) as accumulator:
@@ -160,7 +161,7 @@ def AccumulatorTakeGradient(
 
 
 def AccumulatorNumAccumulated(handle: Any, name: str | None = None) -> int:
-    """How many gradients wait to be taken, in an accumulator of either kind."""
+    """Return how many gradients wait to be taken, in an accumulator of either kind."""
     with _accumulator(handle) as accumulator:
         return int(accumulator.num_accumulated(name))
 

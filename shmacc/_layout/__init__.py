@@ -1,1 +1,1 @@
-"""What a segment is called, and what stands in it."""
+"""The names of segments, and their layout."""

@@ -1,13 +1,13 @@
-"""What stands in a segment, as far as Python knows it: numbers, their names, and sizes.
+"""The layout of segments, as far as Python needs it: numbers, their names, and sizes.
 
-All of it comes from the extension, which has it from layout.hpp. The tests' ``segment_layout.py``
-repeats it, on purpose, as a second opinion.
+All values come from the extension, which has them from layout.hpp. The tests' ``segment_layout.py``
+repeats them on purpose, as an independent check.
 """
 
 from shmacc import _core
 
 LAYOUT_VERSION = _core.VERSION
-"""The version of the layout of segments: processes can share a segment if theirs are equal."""
+"""The layout version of segments: processes can share a segment if their versions are equal."""
 MAX_RANK = _core.MAX_RANK
 MAX_MEMBERS = _core.MAX_MEMBERS
 MAX_LANES = _core.MAX_LANES
@@ -21,17 +21,18 @@ REDUCTION_NAMES = {number: name for name, number in REDUCTIONS.items()}
 OPTIMIZERS = _core.OPTIMIZERS
 OPTIMIZER_OPTIONS = _core.OPTIMIZER_OPTIONS
 INITIALS = _core.INITIALS
-"""What rows of tables have at first: the classes of init.py."""
+"""The kinds of initial rows of tables, by the names of the classes of init.py."""
 MAX_ROWS = _core.MAX_ROWS
 ACTIVITY_NAMES = {number: name for name, number in _core.ACTIVITIES.items()}
 SUMS = _core.SUMS
-"""The types that sums are kept in, by NumPy's name."""
+"""The types of sums, by NumPy's names."""
 SUM_BYTES = {SUMS[name]: size for name, size in _core.SUM_BYTES.items()}
-"""The size of a sum, by the type's number."""
+"""The size of a sum, by the number of its type."""
 
 REGIONS = _core.REGIONS
-"""Regions as a view of one table counts them: those that all tables have in common, those of its
-lane, those of its member. They are the first of the file if it is the first table."""
+"""The numbers of regions in a view of one table. A view counts the regions that all tables share,
+then those of the table's lane, then those of its member. For the first table these are also the
+first regions of the file."""
 EVENT_NAMES = {number: name for name, number in _core.EVENTS.items()}
 REGION_SPAN = _core.REGION_SPAN
 """Region ``number`` begins at byte ``number * REGION_SPAN`` of the file."""
@@ -41,12 +42,12 @@ ENTRY_BYTES = {
     "waiters": _core.WAITER_BYTES,
     "departed": _core.DEPARTED_BYTES,
 }
-"""The size of a table's entry, by region; the tables are reserved in whole pages."""
+"""The size of an entry, by the region of its table; tables are reserved in whole pages."""
 PAGE_BYTES = _core.PAGE_BYTES
 BUCKET_BYTES = _core.BUCKET_BYTES
 BUCKET_ENTRIES = _core.BUCKET_ENTRIES
 SLOT_BYTES = _core.SLOT_BYTES
 STEP_BYTES = 8
-"""Of a row's last step, in a table of parameters."""
+"""The size of a row's last step, in a table of parameters."""
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
-"""The size of the semaphore's file; to open a shorter one is to die of a bus error."""
+"""The size of a semaphore's file. A process that opens a shorter one dies of a bus error."""

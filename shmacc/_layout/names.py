@@ -8,9 +8,9 @@
                                        never meets an old semaphore
 =====================================  ===================================================
 
-A colon is not allowed in either part, so the names parse unambiguously. The system's limit is 255
-bytes; where namespace and name together would not fit, a hash replaces the tail (the segment
-contains the whole name).
+Neither NAMESPACE nor NAME may have a colon, so the names parse unambiguously. The system's limit is
+255 bytes. If namespace and name together would not fit, a hash replaces the tail; the segment
+contains the whole name.
 """
 
 import os
@@ -41,8 +41,8 @@ class SegmentName:
 
     Attributes:
         system_name: The file's name, which starts with ``shmacc.``.
-        namespace: The value of ``SHMACC_NAMESPACE`` it was made under; None without one.
-        shared_name: The accumulator's name (of a very long one: its head and a hash).
+        namespace: The value of ``SHMACC_NAMESPACE`` when the segment was made; None without one.
+        shared_name: The accumulator's name (for a very long name: its head and a hash).
     """
 
     system_name: str
@@ -78,7 +78,7 @@ def current_namespace() -> str | None:
 
 
 def shown(given: object) -> str:
-    """Return what was given instead of a name, for a message: the beginning, if it is long."""
+    """Return text for a message that shows an invalid name; a long name is cut."""
     text = repr(given)
     if len(text) <= _LONGEST_SHOWN:
         return text
@@ -100,7 +100,7 @@ def segment_name(shared_name: object) -> SegmentName:
 
 
 def name_under(namespace: str | None, shared_name: str) -> SegmentName:
-    """Return the segment's name for an accumulator's name, under that namespace; both are valid."""
+    """Return the segment's name for an accumulator's name in a namespace; neither is checked."""
     stem = f"{namespace}:{shared_name}" if namespace else shared_name
     if len(stem) > _LONGEST_STEM:
         import hashlib  # rarely needed, and slow to import

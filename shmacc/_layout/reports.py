@@ -1,8 +1,9 @@
-"""What the extension reports of a segment: the keys and types of its dicts (description.hpp).
+"""The dicts by which the extension reports on a segment: their keys and types (description.hpp).
 
-A handle is a process that has the segment attached; a view looks at it from outside. A table is
-what a lane has of a member, or of the contributors, which are the member after the last. Times are
-nanoseconds since the epoch; kinds, dtypes, reductions, activities and sorts of sums are numbers.
+A handle belongs to a process that has the segment attached; a view looks at it from outside. A
+table is a lane's part of a member; the set of contributors counts as the member after the last one.
+Times are nanoseconds since the epoch. Kinds, dtypes, reductions, activities and types of sums are
+given as numbers.
 """
 
 from typing import TypedDict
@@ -18,8 +19,8 @@ class MemberConfig(TypedDict):
     components: int
     reduction: int
     declared: list[int] | None  # -1: an unknown dimension; None: an unknown rank
-    optimizer: tuple[int, list[float]]  # its kind, and its numbers
-    # Of a table: its first contents (kind, numbers, seed) and max_rows (None: without a limit).
+    optimizer: tuple[int, list[float]]  # kind, numbers
+    # A table's initial contents (kind, numbers, seed) and its max_rows (None: without a limit).
     table: tuple[int, list[float], int, int | None] | None
 
 
@@ -42,7 +43,7 @@ class Config(TypedDict):
 
 
 class TableConfig(Config):
-    """A configuration as a view reports it; `reduction` is that of the viewed member."""
+    """A configuration as a view reports it; `reduction` is the viewed member's."""
 
     member: str
     member_kind: int
@@ -61,9 +62,9 @@ class RoundHolder(TypedDict):
 
 
 class Update(TypedDict):
-    """The update of parameters that a final round is for."""
+    """The update of parameters that has made a round final."""
 
-    is_in: bool  # else it has begun
+    is_in: bool  # whether it is in the parameters; else it has begun
     pid: int
     since_ns: int
 
@@ -75,18 +76,18 @@ class Totals(TypedDict):
     step: int
     sealed: bool
     finished: bool
-    kept_free: int  # bytes of /dev/shm that it leaves to others when it grows
+    kept_free: int  # bytes of /dev/shm that the segment leaves to others when it grows
     count: int
     weight: int
     all_rows: int
-    counters: dict[str, int]  # by their names in Stats
+    counters: dict[str, int]  # by the names of Stats
     round: RoundHolder | None
-    belongs_to: int  # the token of the parameters that its rounds are for; 0: not known yet
+    belongs_to: int  # the token of the parameters that the rounds update; 0: not known yet
     update: Update | None
 
 
 class State(Totals):
-    """The totals, with what is known of the living processes."""
+    """The totals, with counts of the living processes."""
 
     round_pid: int  # 0: no living process has a round open
     waiting: int
@@ -94,12 +95,12 @@ class State(Totals):
 
 
 class TableById(TypedDict):
-    """The state of a table of parameters: rows by ids."""
+    """The state of a table of parameters, which has rows by id."""
 
-    slots: int  # how many were ever given to an id
+    slots: int  # slots that were ever given to an id
     rows: int
-    removed: int  # ever
-    generation: int  # of its lane
+    removed: int  # rows removed since the table was made
+    generation: int  # the generation of its lane
 
 
 class Table(TypedDict):
@@ -116,23 +117,23 @@ class Table(TypedDict):
     index_buckets: int
     index_stamp: int
     index_filled: int
-    reserved: list[int]  # bytes of each region
+    reserved: list[int]  # bytes, by region
     by_id: TableById | None
 
 
 class TableState(Totals, Table):
-    """A view's state: of the segment, and of the viewed table."""
+    """The state that a view reports, of the segment and of the viewed table."""
 
     leftovers: int
     in_operation: bool
     undo_records: int
-    row_bytes: list[int]  # of each member
+    row_bytes: list[int]  # by member
     round_shape: list[int] | None
     all_reserved: int
 
 
 class ObservedState(TableState, State):
-    """A view's, with the living processes as an inspecting process sees them."""
+    """A view's state, with the living processes as an inspecting process sees them."""
 
 
 class Participant(TypedDict):
@@ -142,7 +143,7 @@ class Participant(TypedDict):
     token: int
     alive: bool
     pid: int  # in its own pid namespace
-    pid_here: int  # 0: it has none
+    pid_here: int  # in the observer's pid namespace; 0: the process has none there
     pid_namespace: int
     start_ticks: int
     attached_ns: int
@@ -154,21 +155,21 @@ class Participant(TypedDict):
     applied: int
     dropped: int
     taken: int
-    took: bool  # it has taken, or opened a round
+    took: bool  # whether it has ever taken, or opened a round
 
 
 class Departure(TypedDict):
-    """A process that had applied or taken and is gone, or one that is attached and has failed."""
+    """A process that had applied or taken and is gone, or that is attached and has failed."""
 
     pid: int  # in its own pid namespace
     pid_namespace: int
     attached: bool
     died: bool  # else it has failed
     reason: str  # why it has failed; "": not known
-    news: bool  # a wait that asks for it will be told
+    news: bool  # whether the next wait with on_death="raise" will report it
     applied: int
     took: bool
-    at_ns: int | None  # when it was found to be gone
+    at_ns: int | None  # when another process found it gone
 
 
 class Waiter(TypedDict):
@@ -193,4 +194,4 @@ class Event(TypedDict):
     at_ns: int
     step: int
     contributor: int
-    reason: str  # of a process that has failed; else ""
+    reason: str  # why a process failed; else ""

@@ -1,1 +1,1 @@
-"""How a process gets a segment, and leaves it."""
+"""How a process opens a segment, and how it leaves it."""

@@ -1,12 +1,13 @@
-"""Finds the exception that ends a child of multiprocessing, or of a package made from it.
+"""Finds the exception that ends a child of multiprocessing, or of a package derived from it.
 
-Those packages are multiprocess (for pathos) and billiard (for celery).
+The derived packages are multiprocess (for pathos) and billiard (for celery).
 
 Up to Python 3.12 multiprocessing calls its finalizers while that exception is being handled. Since
-3.13 it calls them as functions of ``atexit``, when the exception is forgotten: so what the child
-runs is wrapped there before it begins, to keep the exception. For that shmacc must have been
-imported by then, before a fork or by what a child of the other start methods unpickles; a child
-whose own function imports it ends without a reason.
+3.13 it calls them as functions of ``atexit``, when Python has forgotten the exception. So since
+3.13 this module wraps the child's function before it starts, and keeps the exception. For that
+shmacc must be imported in time: before a fork, or while a child of the other start methods
+unpickles its function. If the child's function itself imports shmacc, no reason of the child's end
+is known.
 """
 
 import os
@@ -21,7 +22,7 @@ _kept: BaseException | None = None
 
 
 def loaded(module: str) -> list[Any]:
-    """Return the module of that name of each such package that is imported."""
+    """Return the module of that name from each of these packages that is imported."""
     found = []
     for package in _PACKAGES:
         one = sys.modules.get(f"{package}.{module}")
@@ -31,17 +32,17 @@ def loaded(module: str) -> list[Any]:
 
 
 def ending() -> BaseException | None:
-    """Return the exception that ends this child, if multiprocessing's finalizers ask."""
+    """Return the exception that ends this child; for use in multiprocessing's finalizers."""
     return sys.exc_info()[1] or _kept
 
 
 def kept() -> BaseException | None:
-    """Return the exception that has ended what this child ran, if it was wrapped."""
+    """Return the exception that ended this child's function; None if it was not wrapped."""
     return _kept
 
 
 def _run(run: Callable[[], object]) -> None:
-    global _kept  # noqa: PLW0603  it is the process's, which ends by one
+    global _kept  # noqa: PLW0603  one exception ends the process
     try:
         run()
     except BaseException as error:
@@ -72,7 +73,7 @@ def is_unpickling() -> bool:
 def _wrap_what_is_unpickled() -> None:
     if not is_unpickling():
         return
-    _wrap_when_it_begins()  # but for processes of SpawnProcess, which call no such functions:
+    _wrap_when_it_begins()  # except for a SpawnProcess, which calls no registered functions:
     for context in loaded("context"):
         context.SpawnProcess._after_fork = staticmethod(_wrap)  # noqa: SLF001
 

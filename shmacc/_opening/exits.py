@@ -1,18 +1,18 @@
-"""Closing: by the user, else when an object is collected, or at the end of a process.
+"""Closes handles: when the user closes an object, when it is collected, or when the process ends.
 
 An object that its user opened and never closed warns when it is collected, as files do.
 
-A process that closes its handles or ends in order is not dead to those who ask who is gone; one
-that is ended by an exception has failed, and they are told with what. Python runs ``atexit``
-functions, and so finalizers, at the end of an ordinary process: there the exception is the last one
-that was printed, if it went through the program's outermost frame. A child of multiprocessing ends
-by ``os._exit``: but it calls multiprocessing's own finalizers first, which know the exception
-(children.py). There it leaves the segment at once, since it may have its parent's handles as well.
-A worker of billiard's Pool, as celery has them, runs no finalizers, but it calls the pool's
-``on_process_exit``.
+If a process closes its handles or ends in order, waits with ``on_death="raise"`` do not report it.
+If an exception ends the process, it has failed, and these waits report the exception. An ordinary
+process runs ``atexit`` functions, and so finalizers, at its end: there the exception is the last
+one that Python printed, if it left the program's outermost frame. A child of multiprocessing ends
+by ``os._exit``, but first calls multiprocessing's own finalizers, which know the exception
+(children.py). They close the handle and leave the segment at once, since handles of its parent may
+still keep the child attached. A worker of billiard's Pool (celery uses these) runs no finalizers,
+but it calls the pool's ``on_process_exit``.
 
-What goes unseen is a ``SystemExit`` with a status that leaves a program, but no ``with`` block of
-an accumulator: Python forgets it before any function of ours runs.
+One failure goes unseen: a ``SystemExit`` with a nonzero status that leaves the program, but no
+``with`` block of an accumulator. Python forgets it before any function of this module runs.
 """
 
 import os
@@ -30,12 +30,12 @@ from shmacc._opening import children
 class Owner:
     """An object whose handle is closed with it, or when the process ends in order.
 
-    An object that a user has opened, by a constructor or ``attach``, and that is collected unclosed
-    is a ``ResourceWarning``. These are not, since they have no user who could have closed them:
-    one that lives until the end of the process, where all are closed in order; a forked child's
-    copy of its parent's; one that was made by unpickling, because a function that multiprocessing
-    gives an object to cannot know whether it is that of the parent (fork) or a new one; and one
-    whose constructor fails or is interrupted.
+    If a user has opened an object, by a constructor or ``attach``, and it is collected unclosed,
+    that is a ``ResourceWarning``. Four sorts of objects do not warn, since no user could have
+    closed them: an object that lives until the end of the process, where all are closed in order;
+    a forked child's copy of its parent's object; an unpickled object, because a function that
+    multiprocessing passes an object to cannot know whether it is the parent's (fork) or a new one;
+    and an object whose constructor fails or is interrupted.
     """
 
     __slots__ = ("_opener",)
@@ -46,7 +46,7 @@ class Owner:
     _opener: int | None  # the process whose user is to close it; absent or None: none
 
     def _opened_by_user(self) -> None:
-        """Warn from now on if it is collected unclosed; the last step of opening."""
+        """Warn from now on if this is collected unclosed. The last step of opening."""
         self._opener = os.getpid()
 
     def __del__(  # the functions are parameters since a dying interpreter clears modules
@@ -63,8 +63,8 @@ class Owner:
                 self._finalizer()  # now: a traceback or a log of the warning may keep this object
 
     def _close(self, error: BaseException | None = None) -> None:
-        """Close; of an accumulator with the exception for which the process leaves it."""
-        # Not by the finalizer: after an interruption it is still alive.
+        """Close; `error` is the exception for which the process leaves an accumulator."""
+        # Does not call the finalizer: it must still be alive if this is interrupted.
         self._opener = None
         _finish(self._handle, [], error)
         known = self._finalizer.detach()
@@ -76,8 +76,8 @@ def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any
     """Close the handle when its owner is collected, or the process ends in order."""
     at_exit = _leave_at_exit(handle)
     if children.is_unpickling():
-        # Once the child has unpickled what it was sent, multiprocessing forgets its finalizers, and
-        # calls what is registered as follows.
+        # Once the child has unpickled its process object, multiprocessing forgets its finalizers.
+        # Then it calls the functions that are registered here, which register a finalizer again.
         for util in children.loaded("util"):
             util.register_after_fork(handle, _leave_at_exit)
     return weakref.finalize(owner, _finish, handle, at_exit)
@@ -89,9 +89,9 @@ def used_in_child(handle: _core.Handle) -> None:
 
 
 def _leave_at_exit(handle: _core.Handle) -> list[Any]:
-    # It does not keep the handle: an interruption after this may leave nothing else that knows it.
-    # There is no comprehension or lambda here that uses a local variable: when CPython 3.11 has no
-    # memory for such a variable, it leaks the function's arguments, and the segment stays open.
+    # A weak reference: after an interruption nothing else may refer to the handle, and it must be
+    # freed. No comprehension or lambda here uses a local variable: if CPython 3.11 has no memory
+    # for such a variable, it leaks the function's arguments, and the segment stays open.
     known = (weakref.ref(handle),)
     _BilliardsExit.of_this_worker(handle)
     makers, made = [], []
@@ -103,7 +103,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
 
 
 class _BilliardsExit:
-    """What a worker of billiard's Pool calls before it ends by ``os._exit``."""
+    """The function that a worker of billiard's Pool calls before it ends by ``os._exit``."""
 
     _RECYCLED = 155  # its exit status after ``maxtasksperchild`` tasks
 
@@ -113,7 +113,7 @@ class _BilliardsExit:
 
     @classmethod
     def of_this_worker(cls, handle: _core.Handle) -> None:
-        """Leave that handle's segment at the end, if this process is such a worker."""
+        """Leave this handle's segment when the worker ends, if this process is such a worker."""
         pools = sys.modules.get("billiard.pool")
         if pools is None:
             return
@@ -125,7 +125,7 @@ class _BilliardsExit:
         worker.on_exit.handles.add(handle)
 
     def __call__(self, pid: int, status: int) -> None:
-        """Call what the pool's maker asked for, then leave all."""
+        """Call the function that the pool was given, then leave all segments."""
         try:
             if self._before is not None:
                 self._before(pid, status)
@@ -162,19 +162,19 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
 
 
 def _daemons_are_left() -> bool:
-    # At exit, with daemon threads still at work: closing would wake them with an error, and CPython
-    # may crash on its traceback by then. The kernel is about to release everything anyway.
+    # If daemon threads still run at exit, closing would wake them with an error, and CPython may
+    # crash on its traceback so late. The kernel is about to release everything anyway.
     main = threading.main_thread()
     return any(thread is not main for thread in threading.enumerate())
 
 
 def _uncaught() -> BaseException | None:
-    """Return the exception that has ended the main thread, after its end; None: it has returned."""
+    """Return the exception that ended the main thread, after its end; None: it returned."""
     ended_child = children.kept()
     if ended_child is not None:
         return ended_child
     error: BaseException | None = getattr(sys, "last_exc", getattr(sys, "last_value", None))
     if error is None or error.__traceback__ is None or hasattr(sys, "ps1"):
-        return None  # at an interactive prompt each one was printed, and ended nothing
-    # Others may have printed one, too: a framework that goes on, or a callback's.
+        return None  # an interactive prompt prints each exception and goes on
+    # An exception may be printed without an end, too: by a framework that goes on, or a callback.
     return error if error.__traceback__.tb_frame.f_back is None else None

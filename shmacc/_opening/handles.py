@@ -1,8 +1,8 @@
-"""Handles on segments: what is under a name is opened, or made.
+"""Opens or makes the segment under a name, and returns a handle on it.
 
-The extension does each step atomically (opening.hpp has the protocol); this module decides on the
-next one: when there is nothing under a name, another kind of file, or a segment that is being
-removed at this moment; and it words the errors. Removing is removal.py's.
+The extension does each step atomically (opening.hpp has the protocol). This module decides on the
+next step if there is nothing under the name, another kind of file, or a segment that is being
+removed at this moment; and it words the errors. removal.py removes names.
 """
 
 import os
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shmacc._opening.options import Options, Owners  # likewise
 
 Contents = Callable[[], list[list[tuple[int, Any]]]]
-"""Returns new shared arrays as the extension takes them: for each its bytes and contents (None:
-zeros; fewer bytes: repeated), then those of its optimizer's slots."""
+"""Returns new shared arrays as the extension takes them: for each array its size in bytes and its
+contents (None: zeros; fewer bytes are repeated), then the same for its optimizer's slots."""
 
 _NOUNS = {
     "sparse": "an accumulator (shmacc.SparseConditionalAccumulator)",
@@ -47,21 +47,21 @@ def open_or_create(
     """Return a handle on the segment of that name, which is made if there is none.
 
     With ``if_exists="attach"`` an existing segment is attached. "error" and "replace" return a
-    handle on a new segment only: its name is taken by one atomic step (opening.hpp), so of two
-    processes that ask for it at once, one gets it, and the other one finds it taken.
+    handle on a new segment only. One atomic step gives it its name (opening.hpp): if two processes
+    ask for the name at once, one gets it, and the other one finds it taken.
 
     Args:
         name: The name.
-        spec: Of a new segment.
-        options: Whose segments may be attached, what to do with an existing one, and whether a new
-            one's name is removed with its handle.
-        contents: Of new shared arrays.
+        spec: The spec of a new segment.
+        options: Whose segments may be attached, what to do with an existing segment, and whether a
+            new segment's name is removed with its handle.
+        contents: Returns the contents of new shared arrays.
 
     Raises:
-        AlreadyExistsError: It exists, and `if_exists` is "error".
-        FailedPreconditionError: It is in use, and `if_exists` is "replace".
+        AlreadyExistsError: The segment exists, and `if_exists` is "error".
+        FailedPreconditionError: The segment is in use, and `if_exists` is "replace".
         DataLossError: The file under the name is no segment of this version.
-        PermissionDeniedError: It is another user's.
+        PermissionDeniedError: The segment is another user's.
         ResourceExhaustedError: Shared memory is full, or descriptors have run out.
     """
     while True:
@@ -85,13 +85,13 @@ def attach(name: SegmentName, owners: "Owners", timeout: float | None = None) ->
     Args:
         name: The name.
         owners: Whose segments may be attached.
-        timeout: For how many seconds to wait until there is one; None: not at all.
+        timeout: How many seconds to wait until there is a segment; None: do not wait.
 
     Raises:
-        NotFoundError: There is none, and no timeout.
-        DeadlineExceededError: There was none until the end of the timeout.
+        NotFoundError: There is no segment, and no timeout.
+        DeadlineExceededError: There was no segment until the end of the timeout.
         DataLossError: The file under the name is no segment of this version.
-        PermissionDeniedError: It is another user's.
+        PermissionDeniedError: The segment is another user's.
         ResourceExhaustedError: Descriptors or entries of the table of processes have run out.
     """
     handle = _attach(name, owners)
@@ -118,10 +118,10 @@ def disagreement(
 
     Args:
         name: The segment.
-        exists: What there is, as the beginning of a sentence: "The accumulator 'x' exists".
-        what: In what it differs.
-        existing: What it has.
-        asked: What was asked for.
+        exists: The beginning of the message: "The accumulator 'x' exists".
+        what: The property that differs.
+        existing: The existing value.
+        asked: The value that was asked for.
     """
     return InvalidArgumentError(
         f"{exists} with {what} {existing}, but {asked} was asked for. If the existing one is left "
@@ -137,9 +137,9 @@ def wrong_kind(
 
     Args:
         name: The segment.
-        existing: Its kind.
-        asked: That of the class.
-        constructed: Whether by its constructor, which can replace it; `attach` cannot.
+        existing: The segment's kind.
+        asked: The kind that the class opens.
+        constructed: Whether a constructor opens it, which can replace it; `attach` cannot.
     """
     what = f"{name.shared_name!r} is the name of {_NOUNS[existing]}"
     if constructed:
@@ -171,7 +171,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         if found == "nothing":
             return None
         if handle is None:
-            # Its creator is proved dead, if it ever had one, so any process may remove it.
+            # The file is proved to have no living creator, so any process may remove it.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 return None
             raise removal.refusal(name, found, version)

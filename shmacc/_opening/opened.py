@@ -1,8 +1,8 @@
-"""Objects that have a segment open: created, attached by name or unpickled; closed, removed.
+"""Objects that have a segment open: how they are created, attached, unpickled, closed, removed.
 
-Every way of opening goes through `_adopt`: from there on the segment is closed whatever fails. An
-object may have something of its own beside the segment, which pickles with it: an accumulator its
-label, shared arrays the right to write.
+Every way of opening goes through `_adopt`: if anything fails from there on, the segment is closed.
+A subclass may keep one more value in the object, its `own`, which pickles with it: accumulators
+their label, shared arrays whether they are writable.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Opened(exits.Owner):
 
     _KIND: ClassVar[str]
     _COPY: ClassVar[str]
-    """How to get a copy of what is in the segment."""
+    """How to get a copy of the segment's contents, for a message."""
 
     def _open(
         self,
@@ -51,7 +51,7 @@ class Opened(exits.Owner):
         own: Any,
         contents: Contents = list,
     ) -> None:
-        """Create the segment or attach to it; what constructors have in common."""
+        """Create the segment or attach to it: the common part of all constructors."""
         private = not shared_name and not isinstance(shared_name, bytes)
         asked = Spec(
             kind=self._KIND,
@@ -69,7 +69,7 @@ class Opened(exits.Owner):
 
     @classmethod
     def _attach(cls, shared_name: object, owners: object, timeout: object, own: Any = None) -> Self:
-        """Attach to the segment of that name; what `attach` of all classes has in common."""
+        """Attach to the segment of that name: the common part of all `attach` methods."""
         segment_name, whose = names.segment_name(shared_name), checked_owners(owners)
         handle = handles.attach(segment_name, whose, arguments.attach_timeout(timeout))
         return of_handle(cls, handle, segment_name, whose, own)
@@ -97,7 +97,7 @@ class Opened(exits.Owner):
             raise
 
     def _log_what_is_there(self, config: Config) -> None:
-        """Tell of a segment that is no fresh one: an earlier run may have left it."""
+        """Log that a segment has been used before: an earlier run may have left it."""
         if not _logger.isEnabledFor(logging.INFO):
             return
         step, gradients = self._handle.step, self._handle.count
@@ -113,15 +113,15 @@ class Opened(exits.Owner):
             )
 
     def _examine(self, config: Config, own: Any, asked: Spec | None) -> None:
-        """Check what the segment is, and keep it.
+        """Check the segment's configuration, and keep what the object needs of it.
 
         Args:
             config: The segment's configuration.
-            own: What the object has of its own; None: what it has by default.
-            asked: What the segment was asked to be; None: of this class.
+            own: The value that the object keeps beside the segment; None: the default.
+            asked: The spec that a constructor asked for; None: any segment of this class will do.
 
         Raises:
-            InvalidArgumentError: It is something else.
+            InvalidArgumentError: The segment is not as it was asked for.
             DataLossError: The configuration has unknown values, or ones that do not fit the file.
         """
         raise NotImplementedError
@@ -169,8 +169,8 @@ class Opened(exits.Owner):
         """Remove the segment and its semaphore from the system. Idempotent.
 
         Processes that have it open go on using it until they close it, as with an unlinked file;
-        the next one that opens the name makes a new segment. After `close` it is the same, if the
-        name still leads to this very segment.
+        the next process that opens the name makes a new segment. This works after `close`, too, if
+        the name still leads to this very segment.
 
         Raises:
             PermissionDeniedError: The segment is another user's.
@@ -185,7 +185,7 @@ def of_handle(
     owners: Owners,
     own: Any = None,
 ) -> _Opened:
-    """Return the object of this class whose user has attached this handle.
+    """Return an object of this class for a handle that its user has just attached.
 
     Raises:
         InvalidArgumentError: The segment is none of this class.

@@ -1,4 +1,4 @@
-"""What a constructor may be asked for beside a segment's contents, checked."""
+"""The keyword arguments that all constructors of segments share, checked."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from shmacc._layout import layout
 from shmacc.errors import InvalidArgumentError
 
 Owners = Literal["mine", "any"] | Iterable[int]
-"""Whose segments may be attached: this user's and root's, all users', or those of these uids."""
+"""The owners whose segments may be attached: this user and root; all users; or these uids."""
 
 IfExists = Literal["attach", "error", "replace"]
-"""What a constructor does with a segment that has its name already."""
+"""What a constructor does if a segment of its name exists already."""
 
 _LARGEST_UID = 2**32 - 2
 _OWNERS_BITS = 0o600
@@ -26,7 +26,7 @@ class Options:
     Shared arrays have neither lanes nor a capacity.
 
     Raises:
-        InvalidArgumentError: One of them is none of its possible values.
+        InvalidArgumentError: A keyword has none of its possible values.
     """
 
     mode: int | None
@@ -37,7 +37,7 @@ class Options:
     capacity: int | None = None
 
     def __post_init__(self) -> None:
-        """Check what was given, and keep it as it was meant."""
+        """Check the keywords, and keep them in their normal form."""
         checked = {
             "mode": _mode_bits(self.mode),
             "owners": checked_owners(self.owners),
@@ -51,10 +51,10 @@ class Options:
 
 
 def checked_owners(owners: object) -> Owners:
-    """Return the argument as it is kept and pickled.
+    """Return `owners` in the form that is kept and pickled.
 
     Raises:
-        InvalidArgumentError: Neither "mine" nor "any" nor uids.
+        InvalidArgumentError: It is neither "mine" nor "any" nor an iterable of uids.
     """
     if isinstance(owners, str):
         if owners == "mine":

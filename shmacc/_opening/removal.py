@@ -1,7 +1,7 @@
-"""What a segment's name leads to, and how the name is removed.
+"""Looks up segments by name, and removes their names.
 
-No file of a segment is opened from Python: closing it would drop the record locks that this process
-relies on.
+Python never opens a segment's file itself: closing the file would drop the record locks that this
+process relies on.
 """
 
 import contextlib
@@ -23,28 +23,28 @@ from shmacc.errors import (
 )
 
 _PAUSE = 0.001  # between two looks for a name, in seconds
-_PASSAGE = 2.0  # for this long a process may be on its way in or out (name_lock.hpp)
+_PASSAGE = 2.0  # seconds that a process may take to attach or detach (name_lock.hpp)
 
-_READERS = {1: "shmacc 1.0"}  # of older layout versions
+_READERS = {1: "shmacc 1.0"}  # releases that read older layout versions
 
 
 class UnfinishedError(DataLossError):
     """The file under the name is empty or unfinished; this version makes no such files.
 
     Attributes:
-        held: Whether a living process holds a record lock on it.
+        held: Whether a living process holds a record lock on the file.
     """
 
     held: bool = False
 
 
 def view(name: SegmentName) -> _core.SegmentView:
-    """Return a view of the segment, for which the right to read is enough.
+    """Return a view of the segment; the right to read is enough.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: There is no file under the name.
         UnfinishedError: The file is empty or unfinished.
-        DataLossError: It is no segment, or of another version.
+        DataLossError: The file is no segment, or one of another version.
         PermissionDeniedError: This user may not read it.
     """
     try:
@@ -61,9 +61,10 @@ def unlink(name: SegmentName, token: int, handle: _core.Handle) -> None:
     """Remove the segment's name and semaphore; processes that have it open go on using it.
 
     Args:
-        name: The name.
-        token: The segment's.
-        handle: A handle on it. If it is closed, the names are removed if they are this segment's.
+        name: The segment's name.
+        token: The segment's token.
+        handle: A handle on the segment. If it is closed, the name is removed only if it still
+            leads to the segment with this token.
 
     Raises:
         PermissionDeniedError: The segment is another user's.
@@ -97,15 +98,16 @@ def _unlink_closed(name: SegmentName, token: int) -> None:
 def unlink_viewed(
     name: SegmentName, viewed: _core.SegmentView, *, if_unused: bool
 ) -> tuple[str, ...] | None:
-    """Remove the segment's name and semaphore; return the names of the files that it removed.
+    """Remove the segment's name and semaphore; return the names of the removed files.
 
-    None: nothing was removed, since the segment is in use or the name does not lead to it.
+    Returns None if nothing was removed, because the segment is in use or the name does not lead to
+    it.
 
     Args:
-        name: The name.
+        name: The segment's name.
         viewed: A view of the segment.
-        if_unused: Only if the name leads to it and no living process has it attached, this one
-            included.
+        if_unused: Whether to remove it only if the name leads to it and no living process has it
+            attached, not even this one.
 
     Raises:
         PermissionDeniedError: The segment is another user's.
@@ -142,7 +144,7 @@ def may_remove(name: SegmentName) -> None:
 
     Raises:
         PermissionDeniedError: The segment is another user's.
-        ResourceExhaustedError: The system has no memory left to say.
+        ResourceExhaustedError: The system has no memory for the check.
     """
     try:
         found = os.stat(name.path, follow_symlinks=False)
@@ -166,7 +168,7 @@ def may_remove(name: SegmentName) -> None:
 
 
 def is_taken(name: SegmentName) -> bool:
-    """Whether the name leads to anything; what a dead process has left half removed is removed."""
+    """Return whether the name is taken. First finish a removal that a dead process began."""
     try:
         with contextlib.closing(view(name)) as viewed:
             if viewed.unlinked:
@@ -184,16 +186,17 @@ def is_taken(name: SegmentName) -> bool:
 
 
 def remove_unused(name: SegmentName) -> None:
-    """Remove what the name leads to, unless a living process has it attached.
+    """Remove the segment under a name, unless a living process has it attached.
 
-    The extension looks for such processes under the name lock, so a process that attaches in this
-    moment either has the segment or finds that the name does not lead there any more. A segment
-    that is marked as removed has lost its name already, but for a remover that died.
+    The extension looks for such processes under the name lock. So a process that attaches at this
+    moment either counts as attached, or finds that the name does not lead to the segment any more.
+    A segment that is marked as removed still has its name only if the remover died, so its name is
+    removed in any case.
 
     Raises:
         FailedPreconditionError: A living process has it attached.
-        DataLossError: It is no segment of this version.
-        PermissionDeniedError: It is another user's.
+        DataLossError: The file is no segment of this version.
+        PermissionDeniedError: The segment is another user's.
     """
     deadline = time.monotonic() + _PASSAGE
     while True:
@@ -210,7 +213,7 @@ def remove_unused(name: SegmentName) -> None:
             if removed is not None or viewed.unlinked:
                 return
             pids = users(viewed)
-        # Without pids, another process has removed it, or one is on its way in or out.
+        # Without pids, another process has removed it, or is attaching or detaching now.
         if pids or time.monotonic() > deadline:
             raise in_use(name, pids)
         time.sleep(_PAUSE)

@@ -1,1 +1,1 @@
-"""What the public API hands out and takes in."""
+"""The values that the public API returns and accepts."""

@@ -1,8 +1,8 @@
-"""The accumulators' dtypes, without NumPy: TensorFlow's names and ``DataType`` numbers, sizes."""
+"""The accumulators' dtypes, without NumPy: TensorFlow's names, ``DataType`` numbers, and sizes."""
 
 from shmacc.errors import DataLossError
 
-# By name: TensorFlow's number, and the bytes of an element.
+# From name to TensorFlow's number and the bytes of an element.
 _DTYPES = {
     "float32": (1, 4),
     "float64": (2, 8),
@@ -26,14 +26,14 @@ _DTYPES = {
 }
 NUMBERS = {name: number for name, (number, _) in _DTYPES.items()}
 BOOL = 10
-"""Shared arrays have it, accumulators do not."""
+"""The number of bool, a dtype of shared arrays but not of accumulators."""
 NAMES = {number: name for name, number in NUMBERS.items()} | {BOOL: "bool"}
 ITEM_BYTES = dict(_DTYPES.values()) | {BOOL: 1}
-"""By number: how many bytes an element of an array has."""
+"""How many bytes an element of an array has, by the dtype's number."""
 
 
 def unknown(number: int) -> DataLossError:
-    """Return the error of a segment with another number."""
+    """Return the error for a segment with a dtype's number that is not known."""
     return DataLossError(
         f"A member has a dtype of number {number}, which this version of shmacc does not have; a "
         "newer one has made it, and reads it"

@@ -19,25 +19,25 @@ class Stats:
         taken: Gradients handed out by takes.
         takes: Takes that returned a result (a partial of nothing included).
         num_accumulated: Gradients waiting to be taken.
-        rows: Distinct rows that they touch (sparse; dense: 0).
+        rows: Distinct rows that the pending gradients touch (sparse; dense: 0).
         global_step: The accumulator's step.
-        sealed: Whether applies at `global_step` are refused: since a round is open, or its update
-            has begun, or by ``take_partial(seal=True)``. (The last refuses those of a later step,
-            too, which otherwise wait.)
+        sealed: Whether applies at `global_step` are refused: because a round is open, or its update
+            has begun, or after ``take_partial(seal=True)``. (That seal also refuses applies of a
+            later step, which otherwise wait.)
         finished: Whether the accumulator is finished: nothing is accepted or taken any more.
-        waiting: Takes that wait in the queue, of living processes.
+        waiting: Takes of living processes that wait in the queue.
         attached: Living processes that have the segment open.
-        recoveries: Operations interrupted by a death, and undone.
-        applied_bytes: Bytes of the values of accepted gradients, in the type that sums are kept in.
+        recoveries: Operations that a death interrupted, and that were undone.
+        applied_bytes: Bytes of the accepted gradients' values, in the type of the sums.
         round_pid: The process that has a round open, as its own pid namespace knows it; None: no
             round is open.
-        round_since: When it was opened, in seconds since the epoch; None: no round is open.
-        update: "begun" if an update of parameters by this round has begun, so that the round stays
-            as it is, held or not; "in" once the update is in the parameters; None:
+        round_since: When the round was opened, in seconds since the epoch; None: no round is open.
+        update: "begun" if an update of parameters by the current round has begun, so that the round
+            takes no more gradients, open or not; "in" once the update is in the parameters; None:
             neither.
-        update_pid: The process that began it, or that found it in, as its own pid namespace knows
-            it.
-        update_since: When it began, in seconds since the epoch.
+        update_pid: The process that began the update, or found it in the parameters, as its own pid
+            namespace knows it.
+        update_since: When the update began, in seconds since the epoch.
     """
 
     applied: int

@@ -44,7 +44,8 @@ class SparseGradient(NamedTuple):
     Attributes:
         indices: int64, shape ``(n,)``, ascending, each row once.
         values: The accumulator's dtype, shape ``(n, ...)``.
-        shape: int64: the declared first dimension (-1 if unknown), then those of ``values``.
+        shape: int64: the declared first dimension (-1 if unknown), then the row dimensions of
+            ``values``.
     """
 
     indices: IndexArray
@@ -60,13 +61,14 @@ class SparseTaken:
         indices: int64, shape ``(n,)``, ascending, each row once.
         values: Shape ``(n, ...)``: reduced; in a partial, sums (float32 for the half types, 64
             bits for integers).
-        shape: int64: the declared first dimension (-1 if unknown), then those of ``values``.
-        row_counts: int64, shape ``(n,)``: the weights of the gradients that touched each row, added
-            up (without weights: how many they were).
-        count: How many gradients were reduced; of a member, those that had it.
+        shape: int64: the declared first dimension (-1 if unknown), then the row dimensions of
+            ``values``.
+        row_counts: int64, shape ``(n,)``: for each row, the sum of the weights of the gradients
+            that touched it (without weights: their number).
+        count: How many gradients were reduced; for a member: how many of them had it.
         step: The global step that this take closed (a partial: the step it belongs to).
-        weight: The weights of these gradients, added up; without weights it equals ``count``.
-        contributors: int64, ascending: who took part in the round, of those that said so.
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the round's gradients that named one.
     """
 
     indices: IndexArray
@@ -82,7 +84,7 @@ class SparseTaken:
         _complete(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
-        """Refuse to be an array: these are some rows of one."""
+        """Refuse the conversion: this holds only some rows of an array."""
         raise TypeError(
             f"{type(self).__name__} has rows of a tensor: its rows are .values, their numbers "
             ".indices; to_scipy().toarray() and to_torch().to_dense() make all of the tensor"
@@ -101,7 +103,7 @@ class SparseTaken:
     def to_jax(self) -> "BCOO":
         """Return a ``jax.experimental.sparse.BCOO`` whose elements are rows.
 
-        What has 64 bits gets 32 unless JAX was told otherwise (``jax_enable_x64``).
+        Numbers of 64 bits become 32 bits wide unless ``jax_enable_x64`` is set.
 
         Raises:
             FailedPreconditionError: The number of rows of the whole tensor was not declared.
@@ -117,8 +119,8 @@ class SparseTaken:
         SciPy has no float16 and no bfloat16: these become float32.
 
         Raises:
-            FailedPreconditionError: The number of rows of the whole tensor was not declared, or a
-                row is no vector.
+            FailedPreconditionError: The number of rows of the whole tensor was not declared, or
+                its rows are no vectors.
         """
         from shmacc._records.conversions import scipy  # loads a package
 
@@ -132,10 +134,10 @@ class DenseTaken:
     Attributes:
         value: The round's shape: reduced; in a partial, sums (float32 for the half types, 64 bits
             for integers).
-        count: How many gradients were reduced; of a member, those that had it.
+        count: How many gradients were reduced; for a member: how many of them had it.
         step: The global step that this take closed (a partial: the step it belongs to).
-        weight: The weights of these gradients, added up; without weights it equals ``count``.
-        contributors: int64, ascending: who took part in the round, of those that said so.
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the round's gradients that named one.
     """
 
     value: ValueArray
@@ -219,15 +221,15 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
         return len(self._members)
 
     def to_torch(self) -> "dict[str, torch.Tensor]":
-        """Return tensors by member; errors as for one."""
+        """Return tensors by member; errors as for a single member."""
         return {name: member.to_torch() for name, member in self._members.items()}
 
     def to_jax(self) -> "dict[str, jax.Array | BCOO]":
-        """Return JAX arrays by member; errors as for one."""
+        """Return JAX arrays by member; errors as for a single member."""
         return {name: member.to_jax() for name, member in self._members.items()}
 
     def to_scipy(self) -> "dict[str, ValueArray | scipy.sparse.csr_array]":
-        """Return ``scipy.sparse`` and NumPy arrays by member; errors as for one."""
+        """Return SciPy's sparse and NumPy's arrays by member; errors as for a single member."""
         return {name: member.to_scipy() for name, member in self._members.items()}
 
     def __repr__(self) -> str:
@@ -240,14 +242,15 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
 class GroupTaken(_Members[Any]):
     """The result of a take from a group: a mapping from member to its part of the round.
 
-    That is a `SparseTaken` or a `DenseTaken`, as the member is. (To type checkers it is Any: which
-    one a name leads to is not known to them.) A member that no gradient had is absent.
+    The part of a sparse member is a `SparseTaken`, that of a dense member a `DenseTaken`. (For type
+    checkers it is Any, since they cannot know a member's kind by its name.) A member that no
+    gradient had is absent.
 
     Attributes:
         count: How many gradients were reduced.
         step: The global step that this take closed.
-        weight: The weights of these gradients, added up; without weights it equals ``count``.
-        contributors: int64, ascending: who took part in the round, of those that said so.
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the round's gradients that named one.
     """
 
     __slots__ = ()
@@ -256,13 +259,13 @@ class GroupTaken(_Members[Any]):
 class GroupPartial(_Members[Any]):
     """Sums of a group, not divided, to be applied to another one: a mapping from member to partial.
 
-    That is a `SparsePartial` or a `DensePartial`.
+    A member's partial is a `SparsePartial` or a `DensePartial`.
 
     Attributes:
-        count: How many gradients they are of.
-        step: The step they belong to.
-        weight: The weights of these gradients, added up; without weights it equals ``count``.
-        contributors: int64, ascending: who took part, of those that said so.
+        count: How many gradients were added up.
+        step: The step that these gradients belong to.
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the gradients that named one.
     """
 
     __slots__ = ()

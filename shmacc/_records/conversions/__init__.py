@@ -1,1 +1,1 @@
-"""What was taken, as other packages' arrays: a module for each, loaded when first asked for."""
+"""Results of takes as other packages' arrays: one module a package, loaded when first used."""

@@ -10,7 +10,7 @@ from shmacc.errors import OutOfRangeError
 
 
 def array(values: ValueArray) -> jax.Array:
-    """Return a JAX array, of 32 bits for 64 unless JAX was told otherwise, as ever with JAX.
+    """Return a JAX array; as usual with JAX, 64 bits become 32 unless ``jax_enable_x64`` is set.
 
     Raises:
         OutOfRangeError: An integer does not fit 32 bits.
@@ -25,7 +25,7 @@ def array(values: ValueArray) -> jax.Array:
                 f"An integer does not fit {kept.name}, which JAX makes of {values.dtype.name}: "
                 "set jax_enable_x64"
             )
-    with np.errstate(all="ignore"):  # whatever 32 bits make of 64
+    with np.errstate(all="ignore"):  # floats may overflow in 32 bits
         values = values.astype(kept, copy=False)
     return jax.numpy.asarray(values)
 

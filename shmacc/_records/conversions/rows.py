@@ -1,4 +1,4 @@
-"""How many rows the tensor has of which some were taken."""
+"""The number of rows of the whole tensor, of which a take returns some."""
 
 from shmacc._records.array_types import IndexArray
 from shmacc.errors import FailedPreconditionError
@@ -8,7 +8,7 @@ def number_of_rows(whole: IndexArray) -> int:
     """Return the first dimension of the whole tensor's shape.
 
     Raises:
-        FailedPreconditionError: It is not known.
+        FailedPreconditionError: The first dimension is not known.
     """
     rows = int(whole[0])
     if rows < 0:

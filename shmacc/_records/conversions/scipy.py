@@ -9,7 +9,7 @@ from shmacc.errors import FailedPreconditionError
 
 
 def sparse(indices: IndexArray, values: ValueArray, whole: IndexArray) -> scipy_sparse.csr_array:
-    """Return a CSR array on the memory of the values; SciPy has no half types: float32.
+    """Return a CSR array on the memory of the values; half types, which SciPy lacks, are widened.
 
     Raises:
         FailedPreconditionError: The rows are no vectors, or their number is not known.

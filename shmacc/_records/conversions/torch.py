@@ -10,7 +10,7 @@ from shmacc._records.conversions.rows import number_of_rows
 
 def tensor(array: ValueArray) -> torch.Tensor:
     """Return a tensor that *is* the array's memory, writable or not."""
-    if array.dtype.name == "bfloat16":  # torch knows it of no array
+    if array.dtype.name == "bfloat16":  # torch converts no array of this dtype
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     if array.dtype.names is not None:  # quantised
         array = array.view(array.dtype[0])
