@@ -1,4 +1,4 @@
-// Rows and arrays of several sources, for each type of sums.
+// Compiles merge.hpp for each type of sums.
 #include "operations/merge.hpp"
 
 namespace shmacc {

@@ -1,4 +1,4 @@
-// The table of a sparse member, for each type of sums.
+// Compiles table.hpp for each type of sums.
 #include "operations/table.hpp"
 
 #include "protocol/saved_arrays.hpp"

@@ -1,8 +1,8 @@
-// What a round has of many members in a few columns, one member's part after the other: as hosts and shards send it to
-// each other. An array costs a message more than the bytes of a small one.
+// Columns of a round: a few arrays with all its members, one after the other, which hosts and shards send each other.
+// In a message a small array costs more than its bytes, so there are few arrays.
 //
-// A column of row numbers and one of their counts have the rows of all sparse members; one of bytes has the values of all
-// members, each member's from a multiple of kPartAlignment; and a table says which members there are.
+// One column has the row numbers of all sparse members, and one their counts. One of bytes has the values of all
+// members, each member's from a multiple of kPartAlignment on. A table lists the members.
 #pragma once
 
 #include <queue>
@@ -19,12 +19,12 @@ inline uint64_t part_up(uint64_t bytes) {
     return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
-// A member that is there, in the table, in ascending order of number.
+// A line of the table: one member. Lines are in ascending order of number.
 struct MemberLine {
     int64_t number;
-    int64_t count;  // of its gradients
-    int64_t weight;  // of these
-    int64_t length;  // rows, or elements of a dense one
+    int64_t count;  // gradients that had the member
+    int64_t weight;  // their weight
+    int64_t length;  // rows, or a dense member's elements
 };
 
 struct Columns {
@@ -36,7 +36,7 @@ struct Columns {
 // How members are divided among shards: rows by `shard_of`, a dense member into a run of elements for each.
 struct Division {
     uint32_t shards;
-    std::vector<int64_t> ends;  // of dense member m's run for shard s: ends[m * shards + s]
+    std::vector<int64_t> ends;  // dense member m's run for shard s ends at ends[m * shards + s]
 
     // Where a shard's run of a member begins and ends. elements: how many the member has.
     std::pair<uint64_t, uint64_t> run(uint32_t member, uint32_t shard, uint64_t elements) const {
@@ -56,8 +56,8 @@ struct ColumnsRoom {
     void add_part(uint64_t of_bytes) { bytes = part_up(bytes) + of_bytes; }
 };
 
-// Writes columns, those of one shard or of several, member after member. They have room for more rows than there may
-// turn out to be (some are equal): memory that is not touched costs nothing.
+// Writes the columns of one shard or of several, member after member. There may be room for more rows than there are,
+// since equal rows are added up: memory that is not touched costs nothing.
 class ColumnsWriter {
   public:
     explicit ColumnsWriter(const std::vector<ColumnsRoom>& rooms) : rooms_(rooms), columns_(rooms.size()) {
@@ -70,7 +70,8 @@ class ColumnsWriter {
         }
     }
 
-    // Has `read` put the rows of a sparse member into RowTargets. line: without the length. False: as `read`.
+    // Calls `read` to write a sparse member's rows into RowTargets, and returns its result. line: its length is set
+    // here.
     template <class T, class Read>
     bool write_rows(MemberLine line, uint64_t width, Read read) {
         std::vector<RowTarget<T>> targets;
@@ -96,8 +97,8 @@ class ColumnsWriter {
         }
         return fits;
     }
-    // Memory for a run of a dense member's elements, as many as line.length. The rows that were written before may
-    // be others than those that room was made for, if they have changed meanwhile.
+    // Returns memory for a run of a dense member: line.length elements. The room is checked: the rows written before
+    // may have changed since room was made for them.
     template <class T>
     T* elements(uint32_t shard, const MemberLine& line, uint32_t components) {
         Columns& own = columns_[shard];
@@ -118,7 +119,7 @@ class ColumnsWriter {
         if (line.length == 0) return;
         to.table.push_back(line);
         const uint64_t begin = part_up(to.bytes);
-        if (begin > to.bytes) std::memset(bytes_of(to) + to.bytes, 0, begin - to.bytes);  // others get it
+        if (begin > to.bytes) std::memset(bytes_of(to) + to.bytes, 0, begin - to.bytes);  // sent, too
         to.bytes = begin + bytes;
     }
 
@@ -134,7 +135,7 @@ struct RowColumn {
     const int64_t* lengths;
     uint64_t members;
 
-    // Whether the members' rows are all that there are.
+    // Whether the lengths add up to the number of rows.
     bool fits() const {
         uint64_t left = count;
         for (uint64_t i = 0; i < members; ++i) {
@@ -145,8 +146,8 @@ struct RowColumn {
     }
 };
 
-// Merges columns of which each member's rows ascend: `rows` and `counts` get all rows of a member in ascending order,
-// positions[i] where among its member's rows each row of the i-th column is.
+// Merges columns in which each member's rows ascend. `rows` and `merged_counts` get all rows of each member in
+// ascending order. positions[i] gets, for each row of the i-th column, its place among its member's merged rows.
 inline void merge_columns(const std::vector<RowColumn>& columns, const std::vector<const int64_t*>& counts,
                           int64_t* rows, int64_t* merged_counts, const std::vector<int64_t*>& positions) {
     struct Next {
@@ -180,11 +181,11 @@ struct Whole {
     unsigned char* memory;
     uint64_t size;
     uint64_t row_bytes;
-    uint64_t length;  // of the part
-    int64_t first;  // the part's place, if it is a run; -1: each row has its own
+    uint64_t length;  // the part's
+    int64_t first;  // where the part begins, if it is a run; -1: each row has a position of its own
 };
 
-// Puts a shard's values into their arrays. positions: where rows go that have positions of their own.
+// Puts a shard's values into their arrays. positions: where each row goes, for the parts that are no runs.
 inline void put_values(const std::vector<Whole>& wholes, const int64_t* positions, uint64_t count,
                        const unsigned char* values, uint64_t bytes) {
     uint64_t all = 0, at = 0, end = 0;

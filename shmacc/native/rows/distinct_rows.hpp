@@ -1,9 +1,9 @@
-// The different rows among some, in ascending order, and where each of them is.
+// Finds the distinct rows of a list, in ascending order, and where each of them occurs.
 //
-// Ids of a batch come in any order and repeat. Where they lie close together (one in 128 numbers or more, on average), a
-// bit for each number between the least and the greatest says which there are, and the bits before it are its
-// place: four passes over the rows in order, and one over the bits, which stay in the second-level cache. Others are
-// sorted by their digits, which takes three times as long.
+// A batch's ids come in any order and repeat. If they lie close together (at least one in 128 numbers, on average), a
+// bitmap from the least to the greatest marks those that occur; a row's place is the number of marks before its own.
+// This takes four passes over the rows in order, and one over the bitmap, which stays in the second-level cache. Other
+// rows are sorted by their digits, which takes three times as long.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,11 @@ namespace shmacc {
 
 struct DistinctRows {
     std::vector<int64_t> rows;  // ascending, each once
-    std::vector<uint32_t> order;  // where each of `rows` is among those given; empty if some repeat
-    std::vector<uint32_t> positions;  // where each of those given is in `rows`; empty if none repeats
+    std::vector<uint32_t> order;  // where each of `rows` is in the list; empty if some repeat
+    std::vector<uint32_t> positions;  // where each row of the list is in `rows`; empty if none repeats
 };
 
-// Whether each of 64 numbers is there, and how many lesser ones are in the words before.
+// A word of the bitmap: the marks of 64 numbers, and how many marks are in the words before it.
 struct NumbersWord {
     uint64_t bits;
     uint64_t before;
@@ -36,7 +36,7 @@ SHMACC_TWO_WIDTHS static uint64_t count_bits(NumbersWord* words, uint64_t count)
     }
     return before;
 }
-// Each number becomes its place among those that are there.
+// Replaces each number by its place among the marked ones.
 SHMACC_TWO_WIDTHS static void numbers_to_places(const NumbersWord* words, uint32_t* numbers, uint32_t count) {
     for (uint32_t i = 0; i < count; ++i) {
         const NumbersWord& word = words[numbers[i] / 64];
@@ -45,7 +45,7 @@ SHMACC_TWO_WIDTHS static void numbers_to_places(const NumbersWord* words, uint32
     }
 }
 
-// All lie between `least` and `least + span`.
+// All rows lie between `least` and `least + span`.
 inline DistinctRows distinct_by_bits(const int64_t* rows, uint32_t count, int64_t least, uint64_t span) {
     std::vector<NumbersWord> words(span / 64 + 1);
     std::vector<uint32_t> places(count);

@@ -65,7 +65,7 @@ class Gradient {
 
   private:
     static constexpr uint32_t kAhead = 16;
-    static constexpr uint64_t kNearBytes = 256 << 10;  // stay in the second-level cache, fetched or not
+    static constexpr uint64_t kNearBytes = 256 << 10;  // sums this small stay in the second-level cache
 
     uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
 
@@ -96,8 +96,8 @@ class Gradient {
         const uint64_t width = kWidth ? kWidth : width_;
         const bool near = distinct * width * sizeof(T) <= kNearBytes;
         const uint32_t fetching = near || count_ < kAhead ? 0 : count_ - kAhead;
-        // Adding to -0.0 leaves any number as it is; and to begin narrow rows with that is faster than to ask of
-        // each whether it has begun.
+        // Narrow sums begin as -0.0, which leaves any number as it is when it is added. This is faster than to ask of
+        // each sum whether it has begun.
         constexpr bool kNarrow = kWidth * sizeof(T) > 0 && kWidth * sizeof(T) <= 16;
         if (kNarrow) std::fill_n(merged_.get(), distinct * width, static_cast<T>(-0.0));
         std::vector<bool> begun(kNarrow ? 0 : distinct);

@@ -4,8 +4,8 @@
 // slot numbers: a lookup touches one line of the index and, on a matching tag, the slot it points to, whose row
 // number decides. Entries are filled from the front and never freed one by one, so the first free one ends a
 // search. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the
-// stamp. (An accumulator's slots are in use up to a number of rows. A table of parameters, operations/id_table.hpp,
-// says of each slot whether it is.)
+// stamp. (An accumulator uses its first slots. In a table of parameters each slot says whether it is in use:
+// operations/id_table.hpp.)
 //
 // 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
 // moves each row about four times in its life.
@@ -54,7 +54,7 @@ namespace shmacc {
 
 constexpr uint32_t kAbsent = UINT32_MAX;
 
-// Keys that follow each other in a gradient and have consecutive slots; or, with kAbsent, none.
+// Successive keys of a gradient that have consecutive slots; or, with kAbsent, no slots.
 struct Run {
     uint32_t slot;
     uint32_t length;
@@ -115,7 +115,7 @@ class Index {
         return static_cast<uint32_t>(list.end - list.begin);
     }
     // Calls found(i, slot) for each key, in order; the slot is kAbsent if `known` has none for it. Keys in any order.
-    // known: as FirstRows.
+    // known: has the functions of FirstRows.
     template <class Known, class Found>
     void find_each(const int64_t* keys, uint32_t count, const Known& known, Found found) const {
         for (uint32_t base = 0; base < count; base += kBlock)
@@ -277,7 +277,8 @@ class Index {
         }
         is_full();
     }
-    // A sound one is never (`crowded`). Were it only that the row is absent, a search for each row would walk all around.
+    // A sound index is never full (`crowded`). If this only meant that the row is absent, each search would walk past
+    // all buckets.
     [[noreturn]] static void is_full() { data_loss("its index is full"); }
 
     // Bit i: tags[i] equals `tag`.

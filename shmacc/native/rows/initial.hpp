@@ -1,9 +1,9 @@
-// What a row of a table has before anything changes it: a function of the table's seed and the row's id alone.
+// The initial contents of a table's row: a function of the table's seed and the row's id alone.
 //
-// So it is the same whoever comes first, and on every machine. Random numbers are those of Philox4x32-10 (Salmon and
-// others, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by the seed and counted by the id. The
-// formulas stand in the docstrings of shmacc/init.py. All of it is arithmetic that IEEE 754 determines to the last
-// bit: no fused operation (CMakeLists.txt), and of the C library no function but exact ones.
+// So they are the same whichever process comes first, on every machine. Random numbers are those of Philox4x32-10
+// (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by the seed and counted by the
+// id. The formulas stand in the docstrings of shmacc/init.py. IEEE 754 determines the results to the last bit: there
+// is no fused operation (CMakeLists.txt), and only exact functions of the C library are used.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@
 
 namespace shmacc {
 
-// Philox4x32-10 of kLanes counters, {block, 0, the id's halves}, which have successive blocks.
+// Philox4x32-10 of kLanes counters at a time: {block, 0, the id's lower half, its upper half}, with successive blocks.
 class RandomWords {
   public:
     static constexpr uint32_t kLanes = 4, kWords = 4 * kLanes;
 
     RandomWords(uint64_t seed, int64_t id) : seed_(seed), id_(static_cast<uint64_t>(id)) {}
 
-    // Words first_block * 4 and after.
+    // Gets kWords words, from number first_block * 4 on.
     void get(uint32_t first_block, uint32_t (&words)[kWords]) const {
         uint32_t c[4][kLanes];
         for (uint32_t i = 0; i < kLanes; ++i) {
@@ -68,8 +68,8 @@ double polynomial(const double (&coefficients)[kCount], double x) {
     return sum;
 }
 
-// The standard normal distribution's quantile (Wichura, algorithm AS 241, PPND16), of a probability that is no smaller
-// than 2**-33, and no further from 1.
+// The standard normal distribution's quantile (Wichura, algorithm AS 241, PPND16) of a probability from 2**-33 to
+// 1 - 2**-33.
 inline double normal_quantile(double probability) {
     static constexpr double kNear[] = {2.50908092873012267e+3, 3.34305755835881281e+4, 6.72657709270087009e+4,
                                        4.59219539315498715e+4, 1.37316937655094611e+4, 1.97159095030655144e+3,
@@ -95,7 +95,7 @@ inline double normal_quantile(double probability) {
     return q < 0 ? -far : far;
 }
 
-// Fills the first row of an id: `width` numbers.
+// Writes the initial row of an id: `width` numbers.
 template <class T>
 void initial_row(const TableSpec& table, int64_t id, T* row, uint64_t width) {
     const double first = table.numbers[0], second = table.numbers[1];

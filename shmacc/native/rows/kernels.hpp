@@ -1,8 +1,8 @@
 // The loops over numbers and row numbers.
 //
-// For rows that miss the caches memory determines the time, whatever the instructions. For gradients that
-// stay in the caches twice the vector width saves a third of an apply, so the long loops exist twice, and the
-// loader picks one. Wider vectors and fused operations are not used: the result is the same to the bit.
+// For rows that miss the caches, memory determines the time, whatever the instructions. For gradients that stay in
+// the caches, vectors of twice the width save a third of an apply, so the long loops exist twice, and the loader
+// picks one. There are no wider vectors and no fused operations, so both give the same result to the bit.
 #pragma once
 
 #ifdef __SSE2__
@@ -68,7 +68,8 @@ SHMACC_TWO_WIDTHS static bool stand_at(const Slot* slots, const int64_t* keys, u
     return differing == 0;
 }
 
-// a + b. The top bit of `wrong` is set if it wrapped around (integers): by the signs, or by the carry out of it.
+// Returns a + b. If an integer sum wraps around, as its sign or (unsigned) its carry shows, the top bit of `wrong` is
+// set.
 template <class T>
 T add_one(T a, T b, uint64_t& wrong) {
     if constexpr (std::is_integral_v<T>) {
@@ -130,7 +131,7 @@ void with_width(uint64_t width, Loop loop) {
     }
 }
 
-// Fetches a row that is going to be changed; of a long one the start, the hardware follows.
+// Prefetches a row that is going to be changed. Of a long row only the start: the hardware fetches the rest.
 template <class T>
 void prefetch_row(const T* row, uint64_t width) {
     const auto* at = reinterpret_cast<const char*>(row);
@@ -149,7 +150,7 @@ SHMACC_INLINE void stream(unsigned char* to, const void* from, uint64_t bytes) {
         const auto* blocks = static_cast<const __m128i*>(from);
         auto* out = reinterpret_cast<__m128i*>(to);
         const uint64_t count = bytes / 16, by_lines = count / 4 * 4;
-        // A cache line an iteration: shorter ones take a third longer where their code lies badly.
+        // One cache line per iteration: shorter iterations take a third longer if their code is badly aligned.
         for (uint64_t i = 0; i < by_lines; i += 4) {
             const __m128i a = _mm_loadu_si128(blocks + i), b = _mm_loadu_si128(blocks + i + 1),
                           c = _mm_loadu_si128(blocks + i + 2), d = _mm_loadu_si128(blocks + i + 3);

@@ -1,4 +1,4 @@
-// The optimizers, for each type of an array's numbers.
+// Compiles the optimizers for each type of an array's numbers.
 #include "rows/optimizers.hpp"
 
 namespace shmacc {

@@ -1,12 +1,12 @@
-// What an update makes of the rows that a round touched: one loop, and a rule for each optimizer.
+// Changes the rows that a round touched, in an update: one loop, and a rule for each optimizer.
 //
 // The formulas, in the order of their operations, stand in the docstrings of shmacc/optim.py; results are the same
 // to the bit for every width of vectors (no contraction to fused operations: CMakeLists.txt). Coefficients are
 // computed in double and rounded to the type of the array.
 //
 // Rows that are going to be changed are copied first, some at a time, with their slots, and counted as copied; only
-// then are they changed (operations/update.hpp says why). Time goes to the cache misses of rows, so rows are fetched
-// some turns ahead; the copies, which nobody reads but after a death, are streamed past the caches if they are many.
+// then are they changed (operations/update.hpp says why). Most of the time is spent on cache misses, so rows are
+// prefetched. The copies are read only after a death, so they are streamed past the caches if they are many.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,8 @@
 
 namespace shmacc {
 
-// Rules. kSlots: how many numbers of state an element has, or (kRowwise) its group. Called with one number each of
-// contents, slots, gradient; or with a group's.
+// Rules. kSlots: how many numbers of state each element has, or each group of elements (kRowwise). A rule is called
+// with one element's content, slots and gradient; or with a group's.
 
 struct NewContents {
     static constexpr uint32_t kSlots = 0;
@@ -152,21 +152,21 @@ struct Ftrl {
 // A rule with weight decay.
 template <class Rule, class T>
 struct Decayed : Rule {
-    T l2;  // times an element, added to its gradient; or 0, and
-    T kept;  // times an element, before the rule: decoupled; or 1
+    T l2;  // l2 * element is added to its gradient; 0 if the decay is decoupled
+    T kept;  // the element is multiplied by this before the rule; 1 unless the decay is decoupled
 };
 template <class Rule>
 constexpr bool kDecays = false;
 template <class Rule, class T>
 constexpr bool kDecays<Decayed<Rule, T>> = true;
 
-// Calls act(rule). updates: of the array, with this one. of_rows: whether the gradient is sparse.
+// Calls act(rule). updates: how often the array was updated, this time included. of_rows: the gradient is sparse.
 template <class T, class Act>
 auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, bool of_rows, Act act) {
     const auto number = [&](size_t i) { return static_cast<T>(optimizer.numbers[i]); };
     const double* const numbers = optimizer.numbers;
     const T learning_rate = static_cast<T>(rate);
-    switch (static_cast<OptimizerKind>(optimizer.base())) {  // without a default: g++ asks for a rule of each
+    switch (static_cast<OptimizerKind>(optimizer.base())) {  // no default, so g++ warns of a missing one
         case kSgd:
             if (numbers[1] == 0) return act(Sgd<T>{learning_rate});
             if (numbers[2] == 0) return act(Momentum<T, false>{learning_rate, number(1)});
@@ -216,7 +216,7 @@ SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict
     }
 }
 
-// Decayed gradients are made some numbers at a time, so that a row may have any width.
+// Computes decayed gradients in pieces, so that a row may have any width.
 template <class Rule, class T>
 SHMACC_INLINE void apply_rule(const Decayed<Rule, T>& rule, T* p, T* s0, T* s1, const T* g, uint64_t count,
                               uint64_t group) {
@@ -249,7 +249,7 @@ SHMACC_INLINE Entry<T> entry_of(const TouchedArray<T>& array, uint64_t i, uint64
             entry};
 }
 
-// kWidth: of an entry, or 0 for any.
+// kWidth: an entry's width, or 0 for any.
 template <uint64_t kWidth, class Rule, class T>
 SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>& given, Saving& saving) {
     constexpr uint64_t kAhead = 16, kTogetherBytes = 4096;
@@ -259,7 +259,8 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
     const uint64_t group = Rule::kRowwise ? array.group : 1;
     const uint64_t slot_width = Rule::kRowwise ? width / group : width;
     const bool streamed = saving.streamed;
-    // Saved together, then changed: stores past the caches in between cost up to four times as much.
+    // Several entries are saved, then changed: between the changes, stores past the caches cost up to four times as
+    // much.
     const uint64_t together =
         array.rows ? std::clamp<uint64_t>(kTogetherBytes / sizeof(T) / std::max<uint64_t>(width, 1), 1, 8) : 1;
     unsigned char* to = saving.to;
@@ -323,7 +324,7 @@ void update_array(const Rule& rule, const TouchedArray<T>& array, Saving& saving
 #endif
         return update_entries_plain<width.value>(rule, array, saving);
     };
-    if constexpr (!kDecays<Rule>) {  // else any width will do: it compiles for seconds
+    if constexpr (!kDecays<Rule>) {  // with decay the loop for any width will do: each compiles for seconds
         if (array.rows && array.width == 64) return run(std::integral_constant<uint64_t, 64>());
         if (array.rows && array.width == 16) return run(std::integral_constant<uint64_t, 16>());
     }

@@ -19,8 +19,8 @@
 
 namespace shmacc {
 
-// Of this process. A forked child has copies of the pieces; if another thread held the lock at the fork, it keeps
-// and finds nothing.
+// The pieces that this process keeps. A forked child has copies of them; if another thread held the lock at the fork,
+// the child keeps and finds nothing.
 class KeptMemory {
   public:
     static constexpr uint64_t kLarge = 32 << 20;  // what malloc does not keep (DEFAULT_MMAP_THRESHOLD_MAX)
@@ -29,7 +29,7 @@ class KeptMemory {
         static KeptMemory* const kept = new KeptMemory;  // results may be dropped while the process exits
         return *kept;
     }
-    // A piece of that size, or up to twice as large, the one that was kept last; null: none is there.
+    // Takes out the last kept piece that has this size, or up to twice the size; null: there is none.
     void* find(uint64_t bytes) {
         const std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return nullptr;
@@ -40,8 +40,8 @@ class KeptMemory {
         }
         return nullptr;
     }
-    // Keeps a piece, and frees the one that was kept first if there is no room. If it must not be kept, nor must those
-    // that were kept before (a limit may be new).
+    // Keeps a piece; frees the oldest one if there is no room. If the piece must not be kept, frees it and all others
+    // (a limit may be new).
     void keep(void* piece) {
         const std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return std::free(piece);
@@ -54,7 +54,7 @@ class KeptMemory {
         next_ = (next_ + 1) % kPieces;
     }
 
-    // Whether there was anything to free.
+    // Returns whether there was anything to free.
     bool free_all() {
         const std::unique_lock lock(mutex_, std::try_to_lock);
         return lock && free_pieces();
@@ -93,7 +93,7 @@ class KeptMemory {
     size_t next_ = 0;
 };
 
-// Memory that is handed out.
+// Memory for one result.
 class Output {
   public:
     explicit Output(uint64_t bytes) : bytes_(bytes) {
@@ -128,7 +128,7 @@ class Output {
         void operator()(void* memory) const { drop(memory); }
     };
 
-    // From the start of a cache line if it is large, to be written by lines (reduction.hpp).
+    // Large memory begins with a cache line, since it is written in whole lines (reduction.hpp).
     static void* allocate(uint64_t size) {
         constexpr uint64_t kLine = 64;
         return size >= KeptMemory::kLarge ? std::aligned_alloc(kLine, (size + kLine - 1) / kLine * kLine)

@@ -1,4 +1,4 @@
-// What a take makes of sums: divided, and checked against the range of the accumulator's dtype.
+// How a take reduces sums: divides them, and checks them against the range of the accumulator's dtype.
 #pragma once
 
 #include "rows/kernels.hpp"
@@ -9,13 +9,13 @@ namespace shmacc {
 // How a take reduces, and the range that results must fit.
 struct Reduce {
     bool divide;
-    int64_t divisor;  // 0: a row's contributions
+    int64_t divisor;  // 0: each row's own number of contributions
     int64_t lowest;  // integers: the dtype's range
     uint64_t highest;
 };
 
-// How to reduce a member's sums; decided here alone. weight: of the round's gradients that have the member;
-// round_weight: of all.
+// Returns how to reduce a member's sums; nothing else decides this. weight: that of the round's gradients that have
+// the member; round_weight: that of all its gradients.
 inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_weight) {
     Reduce reduce{true, 0, spec.lowest, spec.highest};
     switch (static_cast<Reduction>(spec.reduction)) {
@@ -25,7 +25,7 @@ inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_we
     }
     return reduce;
 }
-// The sums as they are: a partial's.
+// For a partial: sums stay as they are.
 inline Reduce not_reduced() { return {false, 0, INT64_MIN, UINT64_MAX}; }
 
 template <class T>
@@ -77,7 +77,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     return fits;
 }
 
-// A row of a result, as above, with the width as a constant or 0. kStreamed: past the caches (is_streamed).
+// Reduces a row as above. kWidth: its width, or 0 for any. kStreamed: it is written past the caches (is_streamed).
 template <uint64_t kWidth, bool kStreamed, class T>
 bool reduce_row(T* out, const T* sums, uint64_t width, int64_t contributions, const Reduce& reduce) {
     if constexpr (!kStreamed) return reduce_into(out, sums, kWidth ? kWidth : width, contributions, reduce);

@@ -1,4 +1,4 @@
-// Ascending order of rows: as gradients are added, and results handed out.
+// Sorts row numbers: gradients are added, and results handed out, in ascending order of row.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace shmacc {
 
-// A key that is to be sorted, and where it is.
+// A key to sort, and its position.
 template <class Key>
 struct KeyAt {
     Key key;
@@ -57,7 +57,7 @@ std::vector<uint32_t> order_by_digits(const int64_t* keys, uint32_t count) {
 }
 
 // Indices into `keys` in ascending order of key; equal keys stay in their order. Radix sort of 11-bit digits;
-// digits in which no keys differ are skipped. Most rows' numbers need half the memory.
+// digits in which no keys differ are skipped. Keys below 2**32 are sorted in half the memory.
 inline std::vector<uint32_t> ascending_order(const int64_t* keys, uint32_t count) {
     uint64_t bits = 0;
     for (uint32_t i = 0; i < count; ++i) bits |= static_cast<uint64_t>(keys[i]);

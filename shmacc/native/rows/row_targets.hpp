@@ -1,6 +1,6 @@
-// Where the rows of a result go as they are read in ascending order: to one place, or each to its shard's.
+// Where a result's rows go as they are read in ascending order: all to one place, or each to its shard's memory.
 //
-// Memory is best read in the order in which gradients brought the rows; to write to several places by turns costs little.
+// Rows are best read in the order in which gradients brought them; writing to several places in turn costs little.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class OneTarget {
     OneTarget(const RowTarget<T>& to, uint64_t width) : to_(to), width_(width) {}
     // Row numbers may be put here before the first `add`.
     int64_t* scratch(uint64_t) { return to_.rows; }
-    // Of the i-th row, with its count: where its values are to go.
+    // Writes the i-th row's number and count; returns where its values are to go.
     T* add(uint64_t i, int64_t row, int64_t count) {
         to_.rows[i] = row;
         to_.counts[i] = count;
@@ -45,7 +45,7 @@ class OneTarget {
     const uint64_t width_;
 };
 
-// Each row goes to its shard's.
+// Each row goes to its shard's memory.
 template <class T>
 class ShardTargets {
   public:
@@ -78,7 +78,7 @@ class RowTargets {
     RowTargets(std::vector<RowTarget<T>> by_shard, bool streamed)
         : by_shard_(std::move(by_shard)), streamed_(streamed) {}
 
-    // Has `read` put rows of that width here; it gets the width as a constant, or 0 for any, whether values are
+    // Calls `read` to write rows of that width. It gets the width as a constant (or 0 for any), whether values are
     // streamed, and the targets.
     template <class Read>
     bool fill(uint64_t width, uint64_t rows, Read read) {

@@ -1,4 +1,4 @@
-// What an update has to say to the optimizers: the part of an array that it changes, and where that is saved before.
+// What an update passes to the optimizers: the part of an array to change, and where to save it first.
 //
 // The optimizers are a unit of their own (optimizers.cpp), since each is compiled for several types and widths.
 #pragma once
@@ -12,14 +12,14 @@ template <class T>
 struct TouchedArray {
     T* contents;
     T* slots[2];
-    const T* gradient;  // of the entries, one after the other; or their new contents
+    const T* gradient;  // the entries' gradients, one after the other; or their new contents
     const int64_t* rows;  // which entries; null: all, in order
-    uint64_t count;  // of entries
-    uint64_t width;  // numbers in an entry; the last one may be shorter if they are all
+    uint64_t count;  // how many entries
+    uint64_t width;  // numbers in an entry; without `rows` the last entry may be shorter
     uint64_t total;  // numbers in the array
     uint64_t group;  // this many numbers of the contents share one number of a slot
     uint64_t stride;  // numbers from the contents of one entry to those of the next one
-    uint64_t slot_stride;  // the same for slots
+    uint64_t slot_stride;  // numbers from the slot of one entry to that of the next one
     uint64_t new_from;  // entries from here on are new: they are not saved
 };
 
@@ -41,15 +41,15 @@ SHMACC_INLINE unsigned char* save_numbers(unsigned char* to, const T* from, uint
     return to + undo_aligned(bytes);
 }
 
-// The slots of an array with this optimizer: how many, and how many numbers share one of a slot, if the last
-// dimension is `last`. rowwise: whether a slot lacks that dimension, also if it is 1.
+// The optimizer's slots for an array whose last dimension is `last`. group: how many numbers of the array share one
+// number of a slot. rowwise: slots lack the last dimension, also if it is 1.
 struct SlotShape {
     uint32_t count;
     uint64_t group;
     bool rowwise;
 };
 SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last);
-// The initial value of the slot of that number.
+// The initial value of an optimizer's slot.
 double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
 
 // Changes the entries as the optimizer does. updates: how often the array was updated, this time included.

@@ -1,5 +1,5 @@
-// A gradient that counts several times: its values times its weight. Complex ones as pairs: a product of complex
-// numbers would make a NaN of an infinite part.
+// Multiplies a gradient's values by its weight, if it counts several times. Complex values are multiplied as pairs: a
+// complex product would turn an infinite part into a NaN.
 #pragma once
 
 #include <cstdint>
