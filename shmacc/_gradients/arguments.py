@@ -13,22 +13,22 @@ from shmacc._layout import layout
 from shmacc.errors import InvalidArgumentError
 
 Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
-"""What the extension must know of an apply: count, weight, contributors (one, or a partial's, or
+"""Arguments of every apply for the extension: count, weight, contributors (one, or a partial's, or
 None), timeout in seconds."""
 
 OnDeath = Literal["wait", "raise"]
-"""What a take does when a process that has applied dies: nothing, or WorkerDiedError."""
+"""Whether a wait goes on or raises an error when a process that it depends on dies."""
 
 Shape = tuple[int | None, ...] | None
-"""A declared shape: None for an unknown rank, None as a dimension for an unknown one."""
+"""A declared shape: None for an unknown rank, None as a dimension for an unknown dimension."""
 
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
-_MOST_ELEMENTS = 2**36  # of a row, or of a dense gradient (round.hpp)
+_MOST_ELEMENTS = 2**36  # in a row, or in a dense gradient (round.hpp)
 ONCE = 1
-"""The default weight. Known by identity, since ``True`` and 1.0 equal it."""
+"""The default weight. Compared by identity, since ``True`` and 1.0 are equal to it."""
 MOST_GRADIENTS = 2**48
-"""In a partial, pending, or the weight of one: more than any job adds up one by one."""
+"""The limit of a partial's count, a capacity and a weight: more than any job ever adds up."""
 _LONGEST_NAME = 200
 
 
@@ -76,7 +76,7 @@ def timeout(value: object) -> float | None:
 
 
 def attach_timeout(value: object) -> float | None:
-    """Return for how many seconds to wait for a name; None: not at all; infinity: for ever.
+    """Return how many seconds to wait for a name; None: do not wait; infinity: for ever.
 
     Raises:
         InvalidArgumentError: As for `timeout`.
@@ -118,7 +118,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
         if dim is not None and dim < 0:
             raise InvalidArgumentError(f"Dimension {dim} must be >= 0")
     row = dims[1:] if kind == "sparse" else dims
-    # Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
+    # Dimensions of 0 count as 1: like NumPy, this limits the other dimensions all the same.
     if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
         raise InvalidArgumentError(
             f"A row, or a dense gradient, has at most 2**36 numbers; {describe_shape(row)} has more"
@@ -137,7 +137,7 @@ def partial_count(value: object, what: str = "partial.count") -> int:
     """Return how many gradients a partial counts for.
 
     Raises:
-        InvalidArgumentError: It is no such number.
+        InvalidArgumentError: It is no integer from 0 to 2**48.
     """
     count = int64(value, what)
     if not 0 <= count <= MOST_GRADIENTS:
@@ -148,10 +148,10 @@ def partial_count(value: object, what: str = "partial.count") -> int:
 
 
 def partial_weight(value: object, what: str = "partial.weight") -> int:
-    """Return the weight of a partial's gradients: a sum, which may be more than that of one.
+    """Return the sum of the weights of a partial's gradients, which may exceed a single weight.
 
     Raises:
-        InvalidArgumentError: It is no such number.
+        InvalidArgumentError: It is negative, or no integer of 64 bits.
     """
     weight_of_all = int64(value, what)
     if weight_of_all < 0:
@@ -160,10 +160,10 @@ def partial_weight(value: object, what: str = "partial.weight") -> int:
 
 
 def weight(value: object) -> int:
-    """Return how often a gradient counts.
+    """Return a gradient's weight: how often it counts.
 
     Raises:
-        InvalidArgumentError: It is not 1 to 2**48.
+        InvalidArgumentError: It is no integer from 1 to 2**48.
     """
     count = int64(value, "weight")
     if not 1 <= count <= MOST_GRADIENTS:
@@ -172,7 +172,7 @@ def weight(value: object) -> int:
 
 
 def contributor(value: object) -> int | None:
-    """Return who contributes a gradient; None: nobody is named.
+    """Return the contributor of a gradient; None: it names none.
 
     Raises:
         InvalidArgumentError: It is no integer from 0 to 2**63 - 1.
@@ -186,7 +186,7 @@ def contributor(value: object) -> int | None:
 
 
 def terms(contributed_by: object, times: object, seconds: object) -> Terms:
-    """Return what the extension must know of a gradient.
+    """Return the terms of a single gradient.
 
     Raises:
         InvalidArgumentError: As for `contributor`, `weight` and `timeout`.
@@ -198,7 +198,7 @@ def limit(value: object, what: str, most: int) -> int | None:
     """Return a constructor's lanes or capacity; None: not given.
 
     Raises:
-        InvalidArgumentError: It is not 1 to `most`.
+        InvalidArgumentError: It is no integer from 1 to `most`.
     """
     if value is None:
         return None
@@ -212,7 +212,8 @@ def required(num_required: object, at_least: object = None, fewest: int = 1) -> 
     """Return how many gradients a take waits for, and how many are enough at its deadline.
 
     Raises:
-        InvalidArgumentError: No integers; fewer than `fewest`; `at_least` is not 1 to the number.
+        InvalidArgumentError: One is no integer, `num_required` is below `fewest`, or `at_least` is
+            not 1 to `num_required`.
     """
     number = int64(num_required, "num_required")
     if number < fewest:
@@ -230,10 +231,10 @@ def required(num_required: object, at_least: object = None, fewest: int = 1) -> 
 
 
 def on_death(value: object) -> bool:
-    """Return whether a wait ends with an error when a process that it waits for is gone.
+    """Return whether a wait raises an error when a process that it depends on is gone.
 
     Raises:
-        InvalidArgumentError: Neither "wait" nor "raise".
+        InvalidArgumentError: It is neither "wait" nor "raise".
     """
     if isinstance(value, str) and value in {"wait", "raise"}:
         return value == "raise"
@@ -241,7 +242,7 @@ def on_death(value: object) -> bool:
 
 
 def check_member_name(name: object, whose: str = "A member") -> None:
-    """Refuse what cannot be the name of a group's member, or of a shared array.
+    """Refuse a value that cannot be the name of a group's member, or of a shared array.
 
     Raises:
         InvalidArgumentError: It is no string of 1 to 200 printable characters.
@@ -256,7 +257,7 @@ def reduction(reduction_type: object) -> str:
     """Return a constructor's reduction_type; None is the default, "MEAN".
 
     Raises:
-        InvalidArgumentError: It is none of the three words.
+        InvalidArgumentError: It is not "MEAN", "SUM" or "CMEAN".
     """
     if reduction_type is None:
         return "MEAN"

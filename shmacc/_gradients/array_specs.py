@@ -1,4 +1,4 @@
-"""What shared arrays are: as a constructor is given them, and as a segment has them."""
+"""Specs of shared arrays: those that a constructor is given, and those that a segment has."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from shmacc._records import dtype_names
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
 
-REDUCTION = "SUM"  # every segment has one; nothing is reduced here
+REDUCTION = "SUM"  # a placeholder: every segment has a reduction, but arrays are not reduced
 _BOOL = DType(
     "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
 )
@@ -28,15 +28,15 @@ class Asked:
     """An array that a constructor is given.
 
     Attributes:
-        spec: Its name, dtype and shape.
-        given: Its contents; None: zeros.
+        spec: The array's name, dtype and shape.
+        given: The array's contents; None: zeros.
     """
 
     spec: MemberSpec
     given: ValueArray | None
 
     def contents(self) -> tuple[int, ValueArray | None]:
-        """Return how many bytes it has, and these; None: zeros."""
+        """Return the array's size in bytes and its bytes; None: zeros."""
         dtype = self.spec.dtype.numpy
         if self.given is None:
             shape = (dim or 0 for dim in self.spec.shape or ())
@@ -46,11 +46,11 @@ class Asked:
 
 
 def asked(contents: object, table: Callable[[str, object], MemberSpec | None]) -> tuple[Asked, ...]:
-    """Return what a constructor is given, checked.
+    """Return the arrays that a constructor is given, checked.
 
     Args:
-        contents: What it is given.
-        table: Returns the spec of a member of this name, if it is given as a table.
+        contents: The constructor's argument, a mapping.
+        table: Returns a member's spec from its name and value if the value is a table, else None.
 
     Raises:
         InvalidArgumentError: A bad name, shape or dtype.
@@ -82,7 +82,7 @@ def _one_asked(name: str, value: object) -> Asked:
                 f"The shape of array {name!r} must be known, but is {describe_shape(value.shape)}"
             )
         dtype, shape = value.dtype, value.shape
-    elif isinstance(value, tuple):  # mostly meant as a shape, and numbers of an array to NumPy
+    elif isinstance(value, tuple):  # most callers mean a shape, but NumPy makes an array of it
         raise InvalidArgumentError(
             f"Array {name!r} must be an array or a TensorSpec, but was a tuple: "
             f"TensorSpec({value!r}) is of that shape, np.array({value!r}) has that contents"
@@ -98,7 +98,7 @@ def _one_asked(name: str, value: object) -> Asked:
         )
     if len(shape) > layout.MAX_RANK:
         raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
-    # Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
+    # Dimensions of 0 count as 1: like NumPy, this limits the other dimensions all the same.
     if math.prod(dim or 1 for dim in shape) * dtype.itemsize > layout.REGION_SPAN:
         raise InvalidArgumentError(
             f"An array has at most 2**40 bytes, but array {name!r} of shape "
@@ -117,10 +117,10 @@ def _known(dtype: np.dtype[Any]) -> DType | None:
 
 
 def of_config(config: MemberConfig) -> MemberSpec:
-    """Return an array of a segment with this configuration.
+    """Return the spec of an array or table of a segment from its configuration.
 
     Raises:
-        DataLossError: Its dtype or shape is unknown.
+        DataLossError: Its dtype, kind or shape is unknown.
     """
     number, declared = config["dtype"], config["declared"]
     dtype = _BOOL if number == _BOOL.number else dtypes.stored(number)
@@ -140,7 +140,7 @@ def of_config(config: MemberConfig) -> MemberSpec:
 def differences(
     name: str, has: MemberSpec | None, wants: MemberSpec | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (what, existing, asked)."""
+    """Yield the differences of two arrays as (what, existing, asked)."""
     if has is None or wants is None:
         yield f"array {name!r}", _describe(has), _describe(wants)
         return

@@ -1,9 +1,9 @@
-"""Arrays on their way in: converted to the type of sums without silent loss.
+"""Converts a caller's arrays to the type of sums without silent loss.
 
 Arrays follow NumPy's ``same_kind`` rule; a conversion that would change a value's meaning is
-refused. A plain array of the right type is used as it is. Whatever the caller has told NumPy to do
-about overflow, underflow and NaN (``np.seterr``) concerns the caller's own arithmetic: here these
-are results, as in the extension's sums.
+refused. A plain array of the right type is used as it is. The caller's ``np.seterr`` settings for
+overflow, underflow and NaN do not apply here: these are regular results, as in the extension's
+sums.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from shmacc._records.taken import DensePartial
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
 
 _INT64 = np.dtype(np.int64).num
-# NumPy's `same_kind`: to one's own kind or a wider one (not: signed to unsigned).
+# NumPy's `same_kind` rule: the kinds to which each kind converts (not: signed to unsigned).
 _SAME_KIND = {"b": "buifc", "u": "uifc", "i": "ifc", "f": "fc", "c": "c"}
 
 
 def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
-    """Return a gradient's values, C-contiguous, in the type of its sums (complex: pairs of it).
+    """Return a gradient's values, C-contiguous, in the type of its sums; complex stays complex.
 
     Arrays (and everything that NumPy can view) follow NumPy's ``same_kind`` rule; lists and Python
     numbers are converted by value. A conversion that would change a value's meaning is refused: an
@@ -51,7 +51,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
 def converted(value: Any, dtype: DType, what: str) -> ValueArray:
     """Return values, C-contiguous, in the dtype itself; rules and errors as for `values_array`."""
     array, by_value = _view(value, what)
-    # First of all: an array too large for memory is not scanned for an hour either.
+    # Before any scan: an array too large for memory fails here, not after an hour of checks.
     array = _contiguous(array, what)
     if array.dtype.names is not None and array.dtype == dtype.numpy:
         array = array.view(dtype.storage)
@@ -65,10 +65,10 @@ def converted(value: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
-    """Return a partial's sums; they must have the dtype that this accumulator's partials have.
+    """Return a partial's sums; they must have the dtype of this accumulator's partials.
 
     Raises:
-        InvalidArgumentError: They have another one.
+        InvalidArgumentError: They have another dtype.
         ResourceExhaustedError: There is no memory for a contiguous copy.
     """
     array, _ = _view(value, what)
@@ -81,7 +81,7 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def weighted(values: ValueArray, weight: int, dtype: DType, what: str) -> ValueArray:
-    """Return values, in the type of sums, as often as the gradient counts.
+    """Return values times the gradient's weight, in the type of sums.
 
     Raises:
         OutOfRangeError: A product does not fit the type of sums (integers).
@@ -132,8 +132,8 @@ def _made(make: Callable[..., ValueArray], shape: Any, dtype: np.dtype[Any]) -> 
 def row_numbers(value: Any, what: str) -> IndexArray:
     """Return row numbers as `index_array` does, but in memory of their own.
 
-    They are checked now, and used later: what another thread writes into its array meanwhile must
-    not change what was checked.
+    They are checked now and used later: if another thread writes into its array meanwhile, the
+    checked numbers must not change.
     """
     given = index_array(value, what)
     try:
@@ -148,7 +148,7 @@ def index_array(value: Any, what: str) -> IndexArray:
 
     Args:
         value: The indices.
-        what: What they are.
+        what: The name of the indices in a message.
 
     Raises:
         InvalidArgumentError: They are not integers, or do not fit int64.
@@ -174,7 +174,7 @@ def index_array(value: Any, what: str) -> IndexArray:
 
 
 def as_array(value: Any, what: str) -> ValueArray:
-    """Return anything that NumPy can view as an array, with a dtype of its own.
+    """Return a value as an array, if NumPy can view it as one; the dtype is the value's own.
 
     Raises:
         InvalidArgumentError: It is no array.
@@ -210,7 +210,7 @@ def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError
 def _view(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[Any, Any], bool]:
     """Return the value as an array, and whether it came as plain Python numbers.
 
-    to_fill: Whether 0 may stand for a missing number, as for `foreign.instead`.
+    to_fill: whether a message may suggest 0 for missing numbers, as for `foreign.instead`.
     """
     if isinstance(value, np.ndarray) and hasattr(value, "mask"):
         numbers = "the numbers to add, `masked.filled(0)` for instance"
@@ -300,7 +300,7 @@ def _convert(
         converted = array.astype(to)
         if target in "fc" and largest(array.dtype) > largest(to):
             infinite = np.isinf(converted.real) & np.isfinite(array.real)
-            if target == "c":  # each part by itself: the other one may be NaN
+            if target == "c":  # each part alone, since the other one may be NaN
                 infinite |= np.isinf(converted.imag) & np.isfinite(array.imag)
             if bool(infinite.any()):
                 raise InvalidArgumentError(

@@ -1,8 +1,8 @@
 """The 19 dtypes that TensorFlow's op registry advertises for accumulators.
 
-Sums are kept in one of four types: float32 (also for the half types, which are rounded once, at
-the take), float64, int64 and uint64; a complex number is a pair of its parts. Quantised dtypes use
-TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
+Sums are kept in one of four types: float32 (also for the half types, whose sums a take rounds
+once), float64, int64 and uint64. The sum of complex numbers is a pair: real and imaginary part.
+Quantised dtypes use TensorFlow's NumPy structured types, ``np.dtype([("qint8", np.int8)])``.
 """
 
 from dataclasses import dataclass, field
@@ -29,15 +29,15 @@ class DType:
     Attributes:
         name: TensorFlow's name.
         number: TensorFlow's ``DataType`` number, which the segment contains.
-        numpy: The dtype of arrays in and out.
-        storage: The same without a quantised dtype's field.
+        numpy: The NumPy dtype of gradients and results.
+        storage: As `numpy`, but a quantised dtype is the plain integer type of its one field.
         sums: The type of sums; a complex dtype has two sums for each number.
         components: Sums for each number: 2 for complex dtypes, else 1.
         sum_code: The number by which the extension knows the type of sums.
         sums_as_is: Whether results need no conversion from sums.
         plain_type: NumPy's number of the type if gradients need no conversion, else -1.
-        by_extension: Whether the extension converts to the type of sums and back, not NumPy.
-        bounds: Lowest and highest value of an integer dtype; of others, of the 64-bit types.
+        by_extension: Whether the extension, and not NumPy, converts to the type of sums and back.
+        bounds: The lowest and highest value of an integer dtype; for other dtypes `SUM_BOUNDS`.
     """
 
     name: str
@@ -53,7 +53,7 @@ class DType:
     bounds: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Decide once what every apply and take needs."""
+        """Compute the fields that every apply and take needs."""
         object.__setattr__(self, "sum_code", _SUM_CODES[self.sums])
         plain = self.storage == self.partial
         object.__setattr__(self, "sums_as_is", self.numpy == self.partial)
@@ -66,7 +66,7 @@ class DType:
         object.__setattr__(self, "bounds", bounds)
 
     def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert values of the dtype to the type of sums, C-contiguous (complex: as they are)."""
+        """Convert values to the type of sums, C-contiguous; complex ones stay complex."""
         if self.by_extension:
             wide = np.empty(values.shape, self.sums)
             _core.widen(np.require(values, requirements=["C", "A"]), wide)
@@ -74,12 +74,12 @@ class DType:
         return np.require(values.astype(self.partial, copy=False), requirements=["C", "A"])
 
     def narrow(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert results from the type of sums (complex: as they are) to the dtype."""
+        """Convert results from the type of sums to the dtype; complex ones are complex already."""
         if self.by_extension:
             narrow = np.empty(values.shape, self.storage)
             _core.narrow(values, narrow)
             return narrow
-        with np.errstate(all="ignore"):  # a half's infinity is a result, not an accident
+        with np.errstate(all="ignore"):  # an infinity in a half type is a regular result
             return values.astype(self.storage, copy=False).view(self.numpy)
 
     @property
@@ -89,7 +89,8 @@ class DType:
 
 
 _CONVERTED_BY_EXTENSION = (np.dtype("float16"),) if _core.CONVERTS_HALVES else ()
-# By dtype: for a dtype's name NumPy imports a module, which is too late at an interpreter's end.
+# The keys are dtypes, not names: to name a dtype NumPy imports a module, which fails while the
+# interpreter ends.
 _SUM_CODES = {np.dtype(name): code for name, code in layout.SUMS.items()}
 _SUMS = {"e": "float32", "f": "float32", "d": "float64", "F": "float32", "D": "float64"}
 
@@ -107,8 +108,8 @@ def _quantised(name: str, number: int) -> DType:
     return DType(name, number, structured, plain.storage, plain.sums, 1)
 
 
-# NumPy has none of these. They are imported when first needed: `import shmacc` must load nothing
-# heavier than NumPy.
+# The dtypes that NumPy lacks and ml_dtypes has. ml_dtypes is imported when first needed:
+# `import shmacc` must load nothing heavier than NumPy.
 _OF_ML_DTYPES = frozenset({"bfloat16"})
 _KNOWN = {
     name: (_quantised if name.startswith("q") else _plain)(name, number)
@@ -129,10 +130,10 @@ def _named(name: str) -> DType | None:
 
 
 def stored(number: int) -> DType:
-    """Return the dtype of a number in a segment.
+    """Return the dtype for a ``DataType`` number in a segment.
 
     Raises:
-        DataLossError: There is none, or none of accumulators.
+        DataLossError: No dtype of accumulators has this number.
     """
     found = _lookup(number)
     if found is None:
@@ -144,11 +145,11 @@ def resolve(dtype: object) -> DType:
     """Return the dtype that a user means.
 
     Args:
-        dtype: Anything that TensorFlow or NumPy accepts as one: a NumPy dtype or type (JAX's are
-            such), a ``tf.DType``, a ``torch.dtype``, a name, a ``DataType`` number.
+        dtype: Anything that TensorFlow or NumPy accepts as a dtype: a NumPy dtype or type (JAX's
+            are such), a ``tf.DType``, a ``torch.dtype``, a name, a ``DataType`` number.
 
     Raises:
-        InvalidArgumentError: It is none, or none that accumulators work with.
+        InvalidArgumentError: It is no dtype, or none that accumulators work with.
     """
     found = _lookup(dtype)
     if found is None:
@@ -161,7 +162,7 @@ def resolve(dtype: object) -> DType:
 
 
 def is_one(dtype: object) -> bool:
-    """Return whether `resolve` knows it."""
+    """Return whether `resolve` accepts this dtype."""
     return _lookup(dtype) is not None
 
 
@@ -193,13 +194,13 @@ def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
 
 
 def kind_of(dtype: npt.DTypeLike) -> str:
-    """Return NumPy's kind letter; a float's for those of ml_dtypes, which NumPy calls void."""
+    """Return NumPy's kind letter; "f" for dtypes of ml_dtypes, which NumPy calls void."""
     dtype = np.dtype(dtype)
     return "f" if dtype.name in _OF_ML_DTYPES else dtype.kind
 
 
 def largest(dtype: np.dtype[Any]) -> float:
-    """Return the largest finite number of a dtype; for integers and booleans, of their sums."""
+    """Return a dtype's largest finite number; for integers and booleans that of their sums."""
     if dtype.name in _OF_ML_DTYPES:
         import ml_dtypes
 

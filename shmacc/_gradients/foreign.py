@@ -1,7 +1,7 @@
-"""Arrays and sparse matrices of other packages that NumPy cannot view, or views wrongly.
+"""Converts other packages' arrays and sparse matrices that NumPy cannot view, or views wrongly.
 
-Nothing is imported that the program has not imported: an object tells its package by its classes'
-modules. What NumPy views rightly by itself (JAX's arrays, TensorFlow's tensors) is not mentioned
+The modules of an object's classes tell its package, so this imports no package that the program has
+not imported. Objects that NumPy views rightly (JAX's arrays, TensorFlow's tensors) need no code
 here.
 """
 
@@ -16,26 +16,26 @@ from shmacc._records.taken import IndexedSlices
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 LEAVE_OUT = "leave these out, and what belongs to them"
-"""What to do about missing row numbers: 0 in their place would be a row like any other."""
+"""Advice on missing row numbers: 0 cannot replace them, since it is a row like any other."""
 
 
 def instead(numbers: str, *, to_fill: bool) -> str:
-    """Return what to do about missing numbers.
+    """Return the advice on missing numbers, for a message.
 
-    numbers: What to pass, with 0 in their place.
-    to_fill: Whether 0 may stand for a missing number: in values, but not in row numbers.
+    numbers: an expression that puts 0 in their place.
+    to_fill: whether 0 may replace a missing number: true for values, false for row numbers.
     """
     return f"pass {numbers}" if to_fill else LEAVE_OUT
 
 
 def array(value: Any, what: str, *, to_fill: bool) -> ValueArray | None:
-    """Return another package's array, without a copy where its memory allows; None: NumPy's view.
+    """Return another package's array, if possible without a copy; None: NumPy can view it itself.
 
-    to_fill: whether 0 may stand for a number that is missing.
+    to_fill: as for `instead`.
 
     Raises:
-        InvalidArgumentError: It has no numbers that can be read here, or some of them are missing;
-            the message names the way out.
+        InvalidArgumentError: It has no numbers that can be read here, or some are missing; the
+            message says what to pass instead.
     """
     view = _owned(value, _VIEWS)
     return None if view is None else view(value, what, to_fill)
@@ -44,12 +44,12 @@ def array(value: Any, what: str, *, to_fill: bool) -> ValueArray | None:
 def slices(value: Any) -> Any:
     """Return the rows of another package's sparse matrix as IndexedSlices; anything else as it is.
 
-    The rows are those that have stored entries, zeros among them. Of a tensor that
-    ``nn.Embedding(sparse=True)`` left, nothing is copied, whether it is coalesced or not.
+    These are the rows that have stored entries, even if the entries are zeros. A tensor that
+    ``nn.Embedding(sparse=True)`` left is not copied, coalesced or not.
 
     Raises:
         InvalidArgumentError: It has no rows of numbers that can be read here.
-        ResourceExhaustedError: There is no memory for these rows, each of which is whole.
+        ResourceExhaustedError: There is no memory for these rows, which are returned in full.
     """
     split = _owned(value, _SPLITS)
     if split is None:
@@ -102,7 +102,7 @@ def _check_readable(tensor: Any, what: str) -> None:
 def _torch_array(tensor: Any, what: str, to_fill: bool) -> ValueArray | None:
     if not hasattr(tensor, "requires_grad"):  # a dtype, a module
         return None
-    import torch  # the program has done so
+    import torch  # the program has imported it already
 
     _check_readable(tensor, what)
     if type(tensor).__name__ == "MaskedTensor":
@@ -127,7 +127,7 @@ def _torch_array(tensor: Any, what: str, to_fill: bool) -> ValueArray | None:
 def _torch_slices(tensor: Any) -> Any:
     if not hasattr(tensor, "requires_grad"):
         return tensor
-    import torch  # the program has done so
+    import torch  # the program has imported it already
 
     _check_readable(tensor, "A sparse gradient")
     if tensor.layout == torch.strided:
@@ -142,7 +142,7 @@ def _torch_slices(tensor: Any) -> Any:
         tensor = tensor.to_sparse_coo()
     elif not tensor.sparse_dim():
         raise _refused("A sparse gradient", "must be sparse in its rows", "`.to_dense()`")
-    # Works for tensors that are not coalesced, too: the apply adds up repeated rows.
+    # These work for tensors that are not coalesced, too: the apply adds up repeated rows.
     indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
     if tensor.sparse_dim() > 1:
         rows, place = torch.unique(indices[0], return_inverse=True)
@@ -180,7 +180,7 @@ def _polars_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
 
 
 def _polars_nulls(column: Any) -> int:
-    """Return how many there are, also within rows of fixed width."""
+    """Return how many nulls a column has, also within rows of fixed width and structs."""
     nulls, kind = column.null_count(), type(column.dtype).__name__
     if not nulls and kind == "Array":
         nulls = _polars_nulls(column.explode())
@@ -190,7 +190,7 @@ def _polars_nulls(column: Any) -> int:
 
 
 def _pandas_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
-    """Return the columns of pandas' own dtypes. In columns of NumPy's NaN is not null."""
+    """Convert pandas' own dtypes, if there are any. In columns of NumPy dtypes NaN is no null."""
     if not hasattr(value, "isna"):
         return None
     dtypes = list(value.dtypes) if value.ndim > 1 else [value.dtype]
@@ -208,7 +208,7 @@ def _pandas_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
 
 def _pyarrow_array(value: Any, what: str, to_fill: bool) -> None:
     for column in getattr(value, "columns", [value]):
-        if hasattr(column, "null_count"):  # of encoded columns it is not that of their values
+        if hasattr(column, "null_count"):  # encoded columns: not their values' count
             import pyarrow.compute
 
             nulls = pyarrow.compute.count(column, mode="only_null").as_py()

@@ -1,9 +1,8 @@
 """Checks of a gradient against itself and the declared shape, in TensorFlow's order.
 
-These checks depend on the caller's own arguments alone and run before the lock; so a malformed
-gradient raises whether it is stale or not. The checks that depend on the round (rows 8 and 9 of
-TensorFlow's) are left to the apply, when the gradient is known to be fresh: `Rows.conflict` only
-words row 9, and the extension checks row 8.
+These checks depend on the caller's own arguments alone and run before the lock. So a malformed
+gradient raises, stale or not. TensorFlow makes its checks 8 and 9 only of a fresh gradient, so they
+are left to the apply: the extension makes check 8, and `Rows.conflict` has the message of check 9.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from shmacc.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a partial has of a member: `values` and `row_counts` as in `SparsePartial`."""
+    """A member's part of a partial: `values` and `row_counts` as in `SparsePartial`."""
 
     values: ValueArray
     count: int
@@ -33,23 +32,23 @@ class Sums:
     given: tuple[int, ...] | None = None
 
     def rows(self) -> IndexArray:
-        """Return the indices of a sparse member's."""
+        """Return the indices of a sparse member's part."""
         assert self.indices is not None  # noqa: S101
         return self.indices
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A sparse gradient or partial that has passed rows 2 to 7 of TensorFlow's checks.
+    """A sparse gradient or partial that has passed TensorFlow's checks 2 to 7.
 
     Attributes:
         indices: Which rows.
         values: The rows.
-        row_counts: Of a partial: how often each counts.
+        row_counts: For a partial: how often each row counts.
         ascending: Whether the indices are strictly ascending, and none negative.
-        refusal: Why it is of no use, although TensorFlow accepts it; None: it is of use.
-        conflict: Why it does not fit the declared shape, in TensorFlow's words (row 9), which is an
-            error of a fresh gradient; None: it fits.
+        refusal: Why it is an error here, although TensorFlow accepts it; None: it is none.
+        conflict: Why it does not fit the declared shape, in TensorFlow's words (check 9). It is an
+            error if the gradient is fresh. None: it fits.
     """
 
     indices: IndexArray
@@ -63,7 +62,7 @@ class Rows:
         """Return the gradient if nothing is wrong with it.
 
         Raises:
-            InvalidArgumentError: It is of no use, or does not fit the declared shape.
+            InvalidArgumentError: There is a `refusal` or a `conflict`.
         """
         wrong = self.refusal or self.conflict
         if wrong is not None:
@@ -152,10 +151,10 @@ def check_has(value: Any, what: str, *fields: str) -> None:
 
 
 def count_and_weight(partial: Any) -> tuple[int, int]:
-    """Return of how many gradients a partial is, and their weight.
+    """Return how many gradients a partial counts for, and the sum of their weights.
 
     Raises:
-        InvalidArgumentError: They are no such numbers, or disagree.
+        InvalidArgumentError: One is out of range, or they disagree.
     """
     count = arguments.partial_count(partial.count)
     given = getattr(partial, "weight", None)
@@ -197,18 +196,18 @@ def checked_rows(
     *,
     exact: bool,
 ) -> Rows:
-    """Run all checks of a sparse gradient that need no round.
+    """Run all checks of a sparse gradient that do not depend on the round.
 
     Args:
         indices: Which rows.
         values: The rows.
         given: The gradient's own ``grad_shape``.
-        declared: The shape that was declared.
-        row_counts: Of a partial, whose indices do not repeat, since each row has a count.
-        exact: Whether values of more dimensions than declared are refused, too.
+        declared: The accumulator's declared shape.
+        row_counts: For a partial: the count of each row; then indices must not repeat.
+        exact: Whether values of more dimensions than declared are a conflict, too.
 
     Raises:
-        InvalidArgumentError: The first of TensorFlow's rows 2 to 7 that fails.
+        InvalidArgumentError: One of TensorFlow's checks 2 to 7 fails; the message is the first's.
     """
     values = _with_row_shape(indices, values, declared)
     ascending = _check_sparse(indices, values, given, declared)
@@ -220,9 +219,9 @@ def checked_rows(
 
 
 def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) -> ValueArray:
-    """Return the values, with the declared shape of a row if they are ``[]``, which has none.
+    """Return the values; ``[]`` gets the declared shape of a row, so ``([], [])`` is allowed.
 
-    So ``([], [])`` is an empty batch.
+    It is an empty batch.
     """
     if not declared or None in declared[1:] or indices.shape != (0,) or values.shape != (0,):
         return values
@@ -232,7 +231,7 @@ def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) ->
 def _check_sparse(
     indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, declared: Shape
 ) -> bool:
-    """Run rows 2 to 7 of TensorFlow's checks; return whether the indices are as `Rows` has it."""
+    """Run TensorFlow's checks 2 to 7; return whether indices ascend, as in `Rows.ascending`."""
     if indices.ndim != 1:
         raise InvalidArgumentError(
             f"Input indices should be vector but received shape: {describe_shape(indices.shape)}"
@@ -300,7 +299,7 @@ def _check_given_against_declared(given: tuple[int, ...], declared: tuple[int | 
 def _declared_conflict(
     values_shape: tuple[int, ...], declared: Shape, *, exact: bool
 ) -> str | None:
-    """Return row 9's error; None if the values fit the declared shape."""
+    """Return the message of check 9; None if the values fit the declared shape."""
     if not declared:  # TensorFlow's SyncReplicasOptimizer declares a rank of 0, which no rows have
         return None
     if len(values_shape) < len(declared):

@@ -1,7 +1,7 @@
-"""Exceptions of signal handlers: they pass through a call as they are.
+"""Lets exceptions of signal handlers pass through a call unchanged.
 
-Python runs a handler in whatever function is running, ours or one that a conversion calls; so its
-exception looks like one of that function, which would be worded as an error of the argument.
+Python runs a handler in whatever function is running, ours or one that a conversion calls. So the
+handler's exception looks like that function's, and would be reported as an error of the argument.
 """
 
 from collections.abc import Iterator

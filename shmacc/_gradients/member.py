@@ -1,4 +1,4 @@
-"""A member of gradients, partials and saved states, on its way to the extension."""
+"""Checks and converts one member of a gradient, partial or saved state for the extension."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,15 +14,16 @@ from shmacc._records.array_types import ValueArray
 from shmacc.errors import InvalidArgumentError
 
 MemberGradient = tuple[Any, ...]
-"""What the extension takes of a member: its number, count, weight, indices or None, values,
-row_counts or None, whether the indices ascend."""
+"""A member's gradient as the extension takes it: the member's number, count, weight, indices or
+None, values, row_counts or None, whether the indices ascend."""
 
 
 class Member:
-    """One member's checks: from what a user gives to what the extension takes.
+    """Turns a user's values for one member, checked, into arguments of the extension.
 
-    A single accumulator has one member, which gets what the extension does not recognise as plain:
-    the fast path of a single gradient is its own (a group of one costs 1.5 times as much).
+    A single accumulator has one member. It comes here only with gradients that the extension does
+    not recognise as plain, since it has a fast path of its own (a group of one member costs 1.5
+    times as much).
     """
 
     __slots__ = ("_dtype", "_exact", "_number", "_plain_type", "_shape", "_sparse", "_spec")
@@ -34,15 +35,15 @@ class Member:
         self._dtype = spec.dtype
         self._plain_type = spec.dtype.plain_type
         self._shape = spec.shape
-        # A declared shape is what a gradient must have. But to an accumulator whose shape leaves a
-        # dimension open, TensorFlow's own tests apply rows of more; it has no groups.
+        # A gradient must have exactly the declared rank. Exception: TensorFlow's own tests apply
+        # rows of more dimensions to a single accumulator whose shape leaves a dimension open.
         self._exact = bool(spec.name) or None not in (spec.shape or ())
 
     def tensor_spec(self) -> TensorSpec:
         return self._spec.tensor_spec()
 
     def gradient(self, value: Any, weight: int) -> MemberGradient:
-        """Return this member of a group's gradient, checked."""
+        """Return this member's part of a group's gradient, checked."""
         if self._sparse:
             return self._of_rows(value, weight)
         plain = None
@@ -73,20 +74,20 @@ class Member:
         return self._number, 1, weight, indices, values, None, ascending
 
     def dense(self, value: Any, weight: int, what: str) -> ValueArray:
-        """Return a dense gradient, checked; errors call it `what`."""
+        """Return a dense gradient, checked; messages of errors call it `what`."""
         values = arrays.values_array(value, self._dtype, what)
         gradients.check_dense(values.shape, self._shape)
         return arrays.weighted(values, weight, self._dtype, what)
 
     def rows(self, indices: Any, values: Any, given: Any, weight: int, prefix: str = "") -> Rows:
-        """Return a sparse gradient, checked; errors name its arrays with a prefix.
+        """Return a sparse gradient, checked.
 
         Args:
             indices: Which rows.
             values: The rows.
             given: The gradient's own ``grad_shape``.
-            weight: How often it counts.
-            prefix: What the names of its arrays begin with.
+            weight: How often the gradient counts.
+            prefix: Begins the names of the gradient's arrays in messages of errors.
         """
         values = arrays.values_array(values, self._dtype, f"{prefix}values")
         indices = arrays.row_numbers(indices, f"{prefix}indices")
@@ -94,7 +95,7 @@ class Member:
         values = arrays.weighted(values, weight, self._dtype, f"{prefix}values")
         if shape is None or len(shape) > 1 or np.ndim(given):
             return gradients.checked_rows(indices, values, shape, self._shape, exact=self._exact)
-        # TensorFlow takes a number as a shape, too; but who passes one mostly means the step.
+        # TensorFlow accepts a number as a shape, too; but most callers who pass one mean the step.
         meant = f" (the given shape is {given}, a number: a step is passed as local_step={given})"
         try:
             rows = gradients.checked_rows(indices, values, shape, self._shape, exact=self._exact)
@@ -104,7 +105,7 @@ class Member:
         return replace(rows, refusal=rows.refusal and rows.refusal + meant)
 
     def sums(self, partial: Any) -> Sums:
-        """Return a partial of this member, whose sums are not compared with its shape yet."""
+        """Return a partial of this member; its shape is not checked against the declared one."""
         make = gradients.sparse_sums if self._sparse else gradients.dense_sums
         return make(partial, self._dtype)
 

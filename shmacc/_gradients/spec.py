@@ -1,4 +1,4 @@
-"""The properties of an accumulator, as a constructor asks for them or a segment has them."""
+"""The properties of accumulators: those that a constructor asks for, or that a segment has."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class TensorSpec:
 
     Args:
         shape: As for an accumulator: None for an unknown rank, None as a dimension for an unknown
-            one.
+            dimension.
         dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
         reduction_type: "MEAN", "SUM" or "CMEAN"; None: the group's.
 
@@ -39,7 +39,7 @@ class TensorSpec:
             None if reduction_type is None else arguments.reduction(reduction_type)
         )
         self.parameters: tuple[int, str] | None = None
-        """The token and the name of the parameters whose gradients these are, if it is known."""
+        """The token and name of the parameters that the gradients are for; None: not known."""
 
     def __repr__(self) -> str:
         reduction = f", reduction_type={self.reduction_type!r}" if self.reduction_type else ""
@@ -70,7 +70,7 @@ class IndexedSlicesSpec(TensorSpec):
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """What one member accumulates; a single accumulator has one, without a name.
+    """The properties of one member; a single accumulator has one member, without a name.
 
     Attributes:
         name: The member's name.
@@ -78,10 +78,11 @@ class MemberSpec:
         dtype: The dtype of its gradients.
         shape: The declared shape, None for unknown dimensions; None for an unknown rank.
         reduction: "MEAN", "SUM" or "CMEAN".
-        optimizer: Of an array of parameters: its number and its numbers (``Optimizer.config``).
-        parameters: Of one that is asked for: as for `TensorSpec`.
-        table: Of a table of parameters, whose shape is a row's: what its rows have at first
-            (``Initial.config``) and how many there may be.
+        optimizer: For an array of parameters: its optimizer's kind and numbers, as
+            ``Optimizer.config`` returns them.
+        parameters: As for `TensorSpec`; None if the spec is that of an existing segment.
+        table: For a table of parameters (its shape is that of a row): the initial contents of rows
+            (``Initial.config``) and the largest number of rows (None: no limit).
     """
 
     name: str
@@ -98,7 +99,7 @@ class MemberSpec:
         """Return the spec of a member with this configuration, whose names the extension checked.
 
         Raises:
-            DataLossError: Its dtype is unknown, or is not summed up like this.
+            DataLossError: Its dtype is unknown, or its type of sums does not fit the dtype.
         """
         kind = layout.KIND_NAMES[config["kind"]]
         dtype = dtypes.stored(config["dtype"])
@@ -156,10 +157,12 @@ class Spec:
         kind: "sparse", "dense" or "group".
         members: In order; one without a name if it is no group.
         reduction: "MEAN", "SUM" or "CMEAN"; of a group, that of members without their own.
-        lanes: How many applies go on at a time; None: 1, or as many as an existing one has.
-        capacity: How many gradients may be pending; None: any number, or as an existing one has it.
-        mode: Permission bits of segment and semaphore; None: 0600, or what an existing one has.
-        private: Whether it is removed with its creator.
+        lanes: How many applies go on at a time; None: 1, or as an existing accumulator has it.
+        capacity: How many gradients may be pending; None: any number, or as an existing accumulator
+            has it.
+        mode: Permission bits of segment and semaphore; None: 0600, or as an existing accumulator
+            has them.
+        private: Whether the accumulator is removed with its creator.
     """
 
     kind: str
@@ -175,8 +178,8 @@ class Spec:
         """Return the spec of a segment with this configuration.
 
         Args:
-            config: The extension's report of it.
-            mode: The permission bits that its file has.
+            config: The segment's configuration, from the extension.
+            mode: The permission bits of the segment's file.
 
         Raises:
             DataLossError: As for a member's.
@@ -194,7 +197,8 @@ class Spec:
     def disagreements(self, asked: "Spec") -> Iterator[tuple[str, str, str]]:
         """Yield where an existing accumulator differs from the one asked for.
 
-        Each difference is (what, existing, asked). What is not given agrees with anything.
+        Each difference is (what, existing, asked). A property that is None in `asked` agrees with
+        anything.
         """
         if self.kind != asked.kind:
             yield "kind", self.kind, asked.kind
@@ -212,7 +216,7 @@ class Spec:
                 yield what, str(existing), str(wanted)
 
     def _members_that_differ(self, asked: "Spec") -> Iterator[tuple[str, str, str]]:
-        """Members agree by name; their order is no part of it."""
+        """Yield how members of the same name differ, and missing ones; order does not matter."""
         existing = {member.name: member for member in self.members}
         wanted = {member.name: member for member in asked.members}
         for name, member in wanted.items():
