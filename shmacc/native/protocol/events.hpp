@@ -1,9 +1,9 @@
-// What happened in a segment that somebody may ask about later: the last kEvents of it. For people; what ends a wait is
-// elsewhere (departures.hpp, Header::finished).
+// The last kEvents events of a segment, for people who ask later what happened. What ends a wait is elsewhere
+// (departures.hpp, Header::finished).
 //
-// A writer takes the next serial number and writes the entry that it leads to; the serial is stored last, and 0
-// before that, so a reader knows an entry that is being written, or was left half written by a death. If kEvents
-// others write meanwhile, the entry may be a mixture.
+// A writer takes the next serial number, which determines the entry. It stores 0 as the entry's serial first,
+// and the serial last: so a reader recognises an entry that is being written, or that a dead writer left half
+// written. If kEvents other events are written meanwhile, the entry may be a mixture.
 #pragma once
 
 #include <unistd.h>
@@ -18,7 +18,7 @@
 
 namespace shmacc {
 
-// Why something failed, kept without a mapping: if there is no room for it, it is not known.
+// Writes why something failed, through the descriptor. If there is no memory for it, the reason stays unknown.
 inline void write_reason(const SegmentFile& file, uint32_t number, uint64_t of, std::string_view text) {
     Reason reason{};
     reason.of = of;
@@ -39,7 +39,7 @@ class Events {
   public:
     Events(const SegmentFile& file, Header& header) : file_(file), header_(header) {}
 
-    // The event's serial.
+    // Returns the event's serial.
     uint64_t add(EventKind kind, const Participant& process, int64_t step) {
         const uint64_t serial = __atomic_add_fetch(&header_.next_event, 1, __ATOMIC_ACQ_REL);
         Event& event = header_.events[serial % kEvents];
@@ -64,7 +64,7 @@ class Events {
         uint32_t pid;
         std::string reason;
     };
-    // Processes that have died or failed at this step or later, as far as that is still here.
+    // Processes that have died or failed at this step or later, if their events are still kept.
     std::vector<Gone> gone_since(int64_t step) const {
         std::vector<Gone> found;
         const uint64_t last = load(header_.next_event);

@@ -1,11 +1,11 @@
 // A segment as one process has it open.
 //
 // There is one OpenSegment for each process and segment, shared by all handles and threads. It is open while
-// a handle or an operation uses it, and closed with the last of them: the process is no longer attached then.
+// a handle or an operation uses it. The last use closes it; the process is no longer attached then.
 // Uses are counted separately from the pointers to it: in a forked child the pointers on the stacks of the
 // parent's other threads are never destroyed, and operations that those threads had begun are not the
-// child's. Nor are its parent's handles, until it uses them: they keep the segment open, but not the child attached, which
-// leaves with the last of those that it has opened or used.
+// child's. The parent's handles are not the child's either, until the child uses them: they keep the segment open,
+// but do not keep the child attached. The child leaves with the last handle that it has opened or used.
 //
 // How a segment gets its name and loses it: opening.hpp.
 #pragma once
@@ -74,8 +74,8 @@ class OpenSegment {
         Use& operator=(Use&&) = delete;
         ~Use() {
             if (!segment_) return;
-            // An operation that a forked child returns to, out of a signal handler that has forked, is no
-            // longer counted in the child.
+            // A signal handler may fork in the middle of an operation. The child returns into that operation,
+            // but does not count it any more.
             if (count_ == &OpenSegment::operations_ && !origin_.is_here()) return;
             segment_->after_fork();
             --((*segment_).*count_);
@@ -85,9 +85,9 @@ class OpenSegment {
             else if (segment_->users_ == 0)
                 segment_->leave();
         }
-        // False: it is a handle of this forked child's parent, which the child has not used.
+        // False: the handle is the parent's, and this forked child has not used it.
         bool is_here() const { return origin_.is_here(); }
-        // A handle, before it is used: if it is the parent's of this forked child, it is the child's from now on.
+        // Call before a handle is used: in a forked child, the parent's handle becomes the child's.
         void adopt() {
             segment_->after_fork();
             if (origin_.is_here()) return;
@@ -112,7 +112,8 @@ class OpenSegment {
 
     bool is_open() const { return mapping_ != nullptr; }
 
-    // With the GIL, before any other use of an OpenSegment that this process may have from its parent.
+    // In a forked child, resets what is the parent's. Needs the GIL. Call before any other use of an
+    // OpenSegment that may come from the parent.
     void after_fork() {
         if (of_generation_ == fork_generation) return;
         of_generation_ = fork_generation;
@@ -124,13 +125,13 @@ class OpenSegment {
         for (const auto& lane : lanes_) lane->after_fork_in_child();
     }
 
-    // Opens the semaphores in front of the lanes' locks. If they are missing, this process makes them, provided that
-    // they would belong to the segment's owner; otherwise the process does without, and its waits may take up to
-    // Lock::kSlice longer.
+    // Opens the semaphores in front of the lanes' locks. If they are missing, this process makes them, provided
+    // that they would belong to the segment's owner. Otherwise it uses private ones, and its waits may take up
+    // to Lock::kSlice longer.
     void open_semaphore(const std::string& path) {
         const struct stat file = mapping_->file().status();
         const bool may_make = geteuid() == file.st_uid || geteuid() == 0;
-        if (lanes_[0]->lockable()) {  // this process keeps what it has, with or without a name
+        if (lanes_[0]->lockable()) {  // this process keeps its semaphores; the name is for others
             if (may_make && access(path.c_str(), F_OK) != 0 && errno == ENOENT)
                 NamedSemaphore::make(path, config_.lanes, config_.mode, file.st_uid);
             return;
@@ -159,8 +160,8 @@ class OpenSegment {
         for (uint32_t i = 0; i < config_.lanes; ++i) lanes_[i]->use(semaphores_.get(i));
     }
 
-    // Attaches the process, if it is not attached yet. The result is Presence::Claim::kFull if all entries
-    // are taken, by the dead or by the living; entries of the dead are free after a sweep.
+    // Attaches the process, if it is not attached yet. Presence::Claim::kFull: all entries are taken, by living or
+    // dead processes; a sweep frees those of the dead.
     Presence::Claim claim() {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }
@@ -172,8 +173,8 @@ class OpenSegment {
         presence_.leave(mapping_->file().state(), failed_);
         attached_ = failed_ = false;
     }
-    // The last handle that was closed determines how the process leaves. reason: why it has failed; "" if that was
-    // said before; none: it has not.
+    // The last handle that was closed determines how the process leaves. reason: why the process failed; "":
+    // that was recorded before; none: it has not failed.
     void fail(const std::optional<std::string>& reason) {
         failed_ = reason.has_value();
         if (!reason || reason->empty() || !presence_.claimed()) return;
@@ -196,7 +197,7 @@ class OpenSegment {
     void check_file() const {
         const struct stat found = mapping_->file().status();
         if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
-        load_barrier();  // a name that is gone: was the segment marked before? (mark_given_up)
+        load_barrier();  // if the name is gone, a mark made before that is seen (mark_given_up)
         if (found.st_nlink == 0 && !load(header_.unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "
@@ -206,7 +207,7 @@ class OpenSegment {
     }
 
     Header& header() { return header_; }
-    // The values at the opening of the segment, checked then.
+    // The values as read and checked when the segment was opened.
     const Config& config() const { return config_; }
     const std::shared_ptr<const MemberSpecs>& specs() const { return specs_; }
     Committed<RoundState>& round() { return round_; }
@@ -216,10 +217,10 @@ class OpenSegment {
     WaitQueue& wait_queue() { return wait_queue_; }
     Departures& departures() { return departures_; }
     OwnRound& own_round() { return own_round_; }
-    // Whether nothing is accepted or taken any more. finish: one store, of a number that is greater than that of all
-    // restores so far; so a restore, which is one commit, starts it again, and a finish that is slow ends nothing that was
-    // restored meanwhile. It needs no lock, since a stopped process may have one. An operation under a lock that has
-    // just missed the store comes before it.
+    // Whether nothing is accepted or taken any more. `finish` stores a number greater than that of all restores
+    // so far. So a restore, which is one commit, makes the segment usable again, and a slow finish does not end
+    // what was restored meanwhile. `finish` needs no lock, since a stopped process may hold one. An operation
+    // that has just missed the store, under a lock, counts as earlier than the finish.
     bool finished(const RoundState& round) const {
         return !ending_ && load(header_.finished) > round.restores;
     }
@@ -235,8 +236,8 @@ class OpenSegment {
         wait_queue_.wake_all();
         wait_queue_.announce_progress();
     }
-    // As above, at the end of this process. Its own threads, which still work, do not see it: their errors would
-    // come while the interpreter goes.
+    // As `finish`, when this process ends. Its own threads, which may still work, do not see it: they would raise
+    // errors while the interpreter shuts down.
     void finish_for_others() {
         ending_ = true;
         finish();
@@ -252,8 +253,8 @@ class OpenSegment {
         wait_queue_.announce_progress();
         wait_queue_.wake_head();
     }
-    // Needs the lane's lock. Undoes what an uncommitted operation left; returns the current state. A process that
-    // dies before it has written the event leaves its count in LaneState::recoveries.
+    // Needs the lane's lock. Undoes what an uncommitted operation left; returns the current state. If this process
+    // dies before it writes the event, LaneState::recoveries still counts the recovery.
     LaneState recovered(uint32_t lane) {
         LaneState state = lanes_[lane]->current();
         if (lanes_[lane]->interrupted(state)) {
@@ -264,7 +265,7 @@ class OpenSegment {
     }
     // Needs the lane's lock.
     uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
-    // Where this process's applies go first.
+    // The lane that this process's applies try first.
     uint32_t last_lane() {
         const uint32_t last = load_relaxed(last_lane_);
         return last == kNoLane ? presence_.index() % config_.lanes : last;
@@ -275,7 +276,7 @@ class OpenSegment {
   private:
     static constexpr uint32_t kNoLane = UINT32_MAX;
 
-    static constexpr int kSemaphoreAttempts = 8;  // it may be removed again while it is being opened
+    static constexpr int kSemaphoreAttempts = 8;  // another process may remove it while it is being opened
 
     // The kernel drops the remaining record locks with the descriptor.
     void close() {
@@ -306,7 +307,7 @@ class OpenSegment {
     std::atomic<bool> ending_{false};
     uint32_t handles_ = 0;
     uint32_t operations_ = 0;
-    uint32_t users_ = 0;  // of both, those that are this process's
+    uint32_t users_ = 0;  // handles and operations that are this process's own
 };
 
 }  // namespace shmacc

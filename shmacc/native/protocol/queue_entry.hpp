@@ -1,9 +1,9 @@
-// How a thread waits in the queue: a take until it is the head, an apply until the head has taken, and both
-// at most until their slice ends.
+// How a thread waits in the queue. A take waits until it is the head, an apply until the head has taken; both
+// check again when their slice ends.
 //
 // A thread that waits may run Python (a signal handler, a finaliser), which may use the accumulator that the
-// thread waits for. The take further out cannot come before it returns, so nothing that runs in there may
-// wait for that take: `QueueEntry::of_this_thread` recognises it.
+// thread waits for. The waiting take cannot go on before that code returns, so the code must not wait for that
+// take: `QueueEntry::of_this_thread` recognises it.
 //
 // If such code forks, the child has a copy of the take, but the entry is the parent's: the child's take ends
 // with an error, and leaves the entry alone.
@@ -53,7 +53,7 @@ class QueueEntry {
             index_ = WaitQueue::kNobody;
             data_loss("a waiting take's entry in the queue was overwritten");
         }
-        // Both: a cancel may have come between the last check and the ticket.
+        // Checks both: a cancel may have come between the last check and the ticket.
         if (wait_queue_.cancels() != cancels_ || (joined() && wait_queue_.cancelled(index_)))
             throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
     }
@@ -95,7 +95,7 @@ class Cancellable : public Interruption {
 // How long an apply waits for a head whose number is reached already (wait_queue.hpp).
 class HeadGrace {
   public:
-    // count: of the round's gradients.
+    // count: the number of the round's gradients.
     bool must_wait(Waiter& head, int64_t count) {
         if (count < head.num_required || head.num_required <= 0 || head.overdue) return false;
         const uint64_t ticket = load(head.ticket);

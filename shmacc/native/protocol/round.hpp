@@ -10,7 +10,8 @@ namespace shmacc {
 
 constexpr uint64_t kMostElements = uint64_t{1} << 36;
 
-// False: too many for a segment. Dimensions of 0 count as 1: NumPy, too, bounds the others next to them.
+// False: more elements than a segment may have. A dimension of 0 counts as 1, so that the others are bounded,
+// too, as in NumPy.
 inline bool count_elements(const Dims& dims, uint64_t* elements) {
     uint64_t bounded = 1;
     bool empty = false;
@@ -69,7 +70,7 @@ inline void start_round(Member& member, const Dims& dims) {
     }
     state.shape = member.before.shape == 0;  // not the one that readers of the committed state need
     Shape& shape = member.new_shape(state.shape);
-    store_barrier();  // after the commits since which no reader needs the old shape (commit.hpp)
+    store_barrier();  // after the commit that made the old shape unused (commit.hpp)
     for (size_t i = 0; i < dims.size(); ++i) store_relaxed(shape.dims[i], dims[i]);
     store(shape.rank, uint64_t{dims.size()});
 }

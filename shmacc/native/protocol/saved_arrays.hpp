@@ -1,8 +1,8 @@
-// What an update of parameters saves before it changes them, and how it is put back.
+// Puts back what an update of parameters has saved before it changes them.
 //
-// The log is complete before the update's stamp; from then on Journal::records counts the entries that are saved. So
-// whatever of the log is read belongs to the update whose stamp stands in the journal. Putting entries back a second
-// time gives the same.
+// The log is complete before the update's stamp; from then on Journal::records counts the entries that are
+// saved. So recovery reads only what belongs to the update whose stamp is in the journal. Putting entries back
+// a second time gives the same contents.
 #pragma once
 
 #include "protocol/lane.hpp"
@@ -35,7 +35,7 @@ inline void Lane::put_arrays_back(LaneState& state, uint64_t entries) {
             if (array.regions[k].entry_bytes)
                 regions[k] = member.array<unsigned char>(saved_regions[k], array.regions[k].bytes);
         }
-        // Entries that are listed take room in the log, those with bytes in what is saved: so they are bounded.
+        // Listed entries take room in the log, entries with bytes in UndoRows: so the loop below is bounded.
         const bool has_bytes = std::any_of(std::begin(regions), std::end(regions), [](auto at) { return at; });
         if (!array.listed && !has_bytes && array.entries > 0) data_loss("an undo record names no row");
         const uint64_t count = std::min(entries, array.entries);

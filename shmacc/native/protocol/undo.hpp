@@ -1,14 +1,14 @@
-// Where an apply saves rows before it adds to them; put back by Lane::recover.
+// The undo log, in which an apply saves rows before it adds to them. Lane::recover puts them back.
 //
-// They are read again only after a death; so when they are many they are streamed past the caches, which
+// Saved rows are read again only after a death or an error. So many rows are streamed past the caches, which
 // the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
 // overtake, so another processor may see `records` count a record that is not there yet, until this
 // processor's next interrupt or locked instruction: both write streamed stores out (Intel's manual,
 // volume 3, on write combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after
 // an interrupt ended this process and locked instructions in the kernel released its lock; or by this
 // thread itself, which sees its own stores. end_of_stream orders them before everything that a living
-// process does next. Streams of two processors hinder each other, which then add hardly faster than one: where
-// there are several lanes, rows are saved through the caches, which costs a single process 3 to 5 %.
+// process does next. The streams of two processors hinder each other: two then add hardly faster than one. So with
+// several lanes rows are saved through the caches, which costs a single process 3 to 5 %.
 #pragma once
 
 #include "protocol/lane.hpp"
@@ -18,7 +18,7 @@ namespace shmacc {
 
 class Undo {
   public:
-    // bytes: of all rows that it will save; reserved (Lane::reserve_undo).
+    // bytes: of all rows that will be saved; already reserved (Lane::reserve_undo).
     Undo(Lane& lane, const LaneState& state, uint64_t bytes)
         : lane_(lane), log_(first(kUndoLog, state)), rows_(first(kUndoRows, state)),
           streamed_(bytes >= kStreamedFrom && lane.is_the_only_one()) {}
@@ -28,13 +28,13 @@ class Undo {
     Undo(const Undo&) = delete;
     Undo& operator=(const Undo&) = delete;
 
-    // The next rows are this member's. Its first one is aligned.
+    // The next rows are this member's. Aligns the first one.
     void start(uint32_t member) {
         member_ = static_cast<uint16_t>(member);
         rows_ = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(rows_) + kUndoAlign - 1) /
                                                  kUndoAlign * kUndoAlign);
     }
-    // Consecutive rows. From its return on they may be changed. kWidth: of a row, or 0 for any.
+    // Saves consecutive rows, which may be changed once this returns. kWidth: the numbers in a row, or 0 for any.
     template <uint64_t kWidth, class T>
     void save(const Slot* __restrict__ slots, const T* rows, uint32_t slot, uint32_t length, uint64_t width) {
         const UndoRecord record{slot, static_cast<uint16_t>(length), member_};

@@ -12,25 +12,24 @@
 //           the cancelling process died before it woke them.
 //   wake    each waiter sleeps on a futex word of its own entry, and checks again when its slice ends, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang.
-//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close; one that
-//           leaves, a cancel and a close store that, then look for tickets to wake. One of the two must see
-//           the other's store, or a waiter would sleep through a slice that should have ended early: so both
-//           have a full_barrier in between (every processor lets a load pass an earlier store). Everything
-//           else is a word that is stored last and loaded first: a ticket after the fields of its entry, a
-//           futex word after the change that it announces.
+//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close. A take that
+//           leaves, a cancel and a close store their own word, then look for tickets to wake. One of the two
+//           sides must see the other's store, or a waiter would sleep through a slice that should have ended
+//           early: so both sides have a full_barrier in between (every processor lets a load pass an earlier
+//           store). Everything else is a word that is stored last and loaded first: a ticket after the
+//           fields of its entry, a futex word after the change that it announces.
 //   death   a take or an apply that finds an entry in front of it whose process is proved dead sweeps it,
 //           under the lock.
 //
-// Entries from `top` on are free. `top` is raised by `join`, with all lanes' locks, and lowered by `known_head`,
-// with one of them: so no ticket appears meanwhile, and an entry with a ticket is always below it. A reader without
-// the lock may load it just before it changes. If it is lowered, the entries above it are free; if it is
-// raised, the take that joins there checks the round and the cancels once more afterwards, as always after
-// joining (Take::take). Each change is one store; a death before it leaves `top` too high, which costs
-// a longer scan.
+// Entries from `top` on are free. `join` raises `top`, with all lanes' locks; `known_head` lowers it, with one
+// lane's lock. So no ticket appears meanwhile, and an entry with a ticket is always below `top`. A reader
+// without the lock may load `top` just before it changes. If it is lowered, the entries above it are free; if
+// it is raised, the take that joins there checks the round and the cancels once more afterwards, as always
+// after joining (Take::take). Each change is one store; a death before it leaves `top` too high, which costs a
+// longer scan.
 //
-// A take with num_required 0 (a partial of all that is there) never joins, and does not wait for the head's
-// number. But a round whose number is reached is the head's: then there is nothing for others, and such a
-// take gets nothing.
+// A take with num_required 0 takes whatever is there: it never joins, and does not wait until the head's number is
+// reached. But once that number is reached, the round belongs to the head, and such a take gets nothing.
 //
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
@@ -128,13 +127,13 @@ class WaitQueue {
     bool alive(uint32_t i) {
         return presence_.alive(load_relaxed(table_[i].participant), load(table_[i].participant_token));
     }
-    // What a scan has found: the head and its ticket.
+    // What a scan has found: the head and its ticket; without a head, the last ticket that was given.
     struct Known {
         uint32_t head = kNobody;
         uint64_t ticket = UINT64_MAX;
     };
-    // Needs a lane's lock. Returns the living head, and removes dead entries in front of it. known: what this process's
-    // last such call in this lane left.
+    // Needs a lane's lock. Returns the living head, and removes dead entries in front of it. known: the result
+    // of this process's last call in the same lane.
     uint32_t living_head(Known& known) {
         for (;;) {
             uint32_t i = known_head(known);
@@ -168,7 +167,7 @@ class WaitQueue {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i)
             if (load(table_[i].ticket) != 0) wake(i);
     }
-    // The takes of this process.
+    // Wakes the takes of this process.
     void wake_own() {
         full_barrier();
         for (uint32_t i = 0, top = table_.size(); i < top; ++i)
@@ -181,7 +180,7 @@ class WaitQueue {
     uint32_t& progress_word() { return head_.progress; }
     Table<Waiter>& table() { return table_; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
-    // How many takes wait whose process `lives(participant, token)`.
+    // The number of waiting takes for whose process lives(participant, token) returns true.
     template <class Lives>
     uint32_t waiting(Lives lives) {
         uint32_t waiting = 0;
@@ -217,8 +216,9 @@ class WaitQueue {
         }
         return found;
     }
-    // Needs a lane's lock. As `head`, without a scan each time. The last result is valid until the head has left; if
-    // no take waited, until a ticket is given. For tickets only grow, and are given with all lanes' locks.
+    // Needs a lane's lock. As `head`, without a scan each time: tickets only grow, and are given with all
+    // lanes' locks. So the last result is valid until the head leaves or is cancelled; if no take waited, until
+    // a ticket is given.
     uint32_t known_head(Known& known) {
         const uint64_t ticket = known.head == kNobody ? load(head_.next_ticket)
                                                       : load(table_[known.head].ticket);
