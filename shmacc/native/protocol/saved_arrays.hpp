@@ -1,4 +1,4 @@
-// Puts back what an update of parameters has saved before it changes them.
+// Puts back what an interrupted update of parameters had saved before it changed them.
 //
 // The log is complete before the update's stamp; from then on Journal::records counts the entries that are
 // saved. So recovery reads only what belongs to the update whose stamp is in the journal. Putting entries back

@@ -25,11 +25,11 @@ struct MemberSpec {
     uint32_t components;  // numbers in an element: 2 for complex, else 1
     uint32_t reduction;
     std::optional<Dims> declared;  // -1: unknown
-    int64_t lowest;  // integers: what the dtype holds
+    int64_t lowest;  // integers: the dtype's range
     uint64_t highest;
     std::string name;
 
-    // The declared dims of a round's values, sparse: without the leading one; none if some are unknown.
+    // The declared dims of a round's values (sparse: without the leading one); none if some are unknown.
     std::optional<Dims> round;
     OptimizerSpec optimizer = {};  // only for parameters
     TableSpec table = {};  // only for a table; its declared dims are those of a row
@@ -46,7 +46,7 @@ struct MemberSpec {
     int64_t declared_rows() const { return declared && !declared->empty() ? declared->front() : -1; }
 };
 
-// The set of contributors: each is a row.
+// The set of contributors is a sparse member, in which each contributor is a row.
 inline MemberSpec contributors_spec() {
     return {kSparse, 0, kFloat32, 1, kSum, Dims{-1, 0}, INT64_MIN, UINT64_MAX, "", Dims{0}};
 }
@@ -56,8 +56,8 @@ using MemberSpecs = std::vector<MemberSpec>;
 
 constexpr uint32_t kMaxMemberName = 1024;  // bytes; 200 characters are at most 800
 
-// In the region, before the dims, the name in whole words, the numbers of the optimizer, if there is one, and what a table
-// has of its own.
+// A member's entry in the region starts with this. The dims follow, the name in whole words, the optimizer's
+// numbers if there is one, and a table's TableSpec.
 struct DirectoryEntry {
     uint32_t kind, dtype, sum, components, reduction;
     uint32_t declared_rank;
@@ -72,7 +72,7 @@ constexpr uint64_t kMaxDirectory = kMaxMembers *
                                    (sizeof(DirectoryEntry) + kMaxRank * sizeof(int64_t) + kMaxMemberName +
                                     sizeof OptimizerSpec::numbers + sizeof(TableSpec));
 
-// How many words the name has, and the optimizer's numbers.
+// How many words the name and the optimizer's numbers take.
 inline size_t name_words(const DirectoryEntry& entry) { return (size_t{entry.name_length} + 7) / 8; }
 inline size_t number_words(const DirectoryEntry& entry) {
     return entry.optimizer == kNoOptimizer ? 0 : sizeof OptimizerSpec::numbers / 8;
@@ -112,15 +112,16 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
     return words;
 }
 
-// A number of a newer version, where the layout has stayed the same: the checksum says that it is no damage.
+// Refuses a number that only a newer version with the same layout has. The checksum is right, so this is no
+// damage.
 inline void refuse_unknown(uint32_t member, const char* what, uint32_t number, bool known) {
     if (!known)
         data_loss("member " + std::to_string(member) + " has " + what + " of number " + std::to_string(number) +
                   ", which this version of shmacc does not have; a newer one has made it, and reads it");
 }
 
-// Of a table: whether its rows, with what any optimizer keeps of them, have less than a region's bytes, and its limit
-// is one.
+// Whether a row of the table, with any optimizer's numbers, takes less than a region, and its max_rows is in
+// range.
 inline bool has_rows_of_known_size(const MemberSpec& table) {
     if (!table.round || table.table.max_rows < 1 || table.table.max_rows > kMaxRows) return false;
     uint64_t numbers = 1;

@@ -1,26 +1,26 @@
 // The segment's file in a process's memory: one descriptor, one mapping for each region. A Mapping has the fixed
-// regions, or those of one lane, whose lock guards it then.
+// regions, or the regions of one lane; the lane's lock guards it then.
 //
-// Two rules prevent SIGBUS. Memory is touched only after this process has had posix_fallocate reserve it (a
-// full /dev/shm is an error with the state intact), even if another process has recorded it as reserved: the
-// record may be wrong, and a tmpfs page that is not there is allocated at the first touch, or is SIGBUS. And
-// the file's size is checked at every entry (OpenSegment::check_file), since another process might truncate
-// it.
+// Two rules prevent SIGBUS. First, memory is touched only after this process has reserved it with
+// posix_fallocate (if /dev/shm is full, that is an error which leaves the state intact), even if another
+// process has recorded it as reserved. For the record may be wrong, and a missing tmpfs page is allocated at
+// the first touch, or raises SIGBUS. Second, the file's size is checked at every entry
+// (OpenSegment::check_file), since another process might truncate the file.
 //
 //   Invariant: under the lock, [0, proved) of a region is mapped, has been reserved by this process, and is no
 //              more than what the state records as reserved.
 //
 // A hole is made only above the recorded size: by a take that has given memory back, at the start of an index
-// rebuild, after a reservation that failed. `punch` lowers `proved` here, and `limit` does in the other
-// processes, with the next state of the lane or member that they read. If by then the record has risen again, the process that
-// raised it has reserved the pages first.
+// rebuild, after a reservation that failed. `punch` lowers `proved` in this process. `limit` lowers it in the
+// other processes, when they read the next state of the lane or member. If the record has risen again by then,
+// the process that raised it has reserved the pages first.
 //
 // So a process reserves only what is new to it, however large the table is: if the record exceeds what it has
 // proved, it reserves and maps the difference, all at once. The record grows by a sixteenth at a time
-// (round.hpp), hence following another process's growth is as rare as growing.
+// (lane.hpp), so a process follows another's growth as rarely as the record grows.
 //
 // The fields of a region change in a thread without the GIL and without any lock that a fork waits for, so a
-// child may be forked between an mremap and the change of `base`, which leads nowhere then. Therefore
+// child may be forked between an mremap and the change of `base`, which then points nowhere. Therefore
 // `resizing_` names the region from before the system call until all its fields are changed. A child has a
 // prefix of each thread's stores (fork write-protects pages; a thread's later store waits until the fork is
 // over), and has the mapping as it was before or after the whole system call. If it finds resizing_ empty,
@@ -69,9 +69,9 @@ constexpr uint64_t kPiece = 1 << 21;  // a huge page, where tmpfs has them
 
 // Reserves a part of the file. Returns 0, or the error; then only a front part may be reserved.
 //
-// In pieces: kernels before 6.11 abort a call at any signal and undo all its pages, so a timer that fires
-// more often than one large call takes would keep it from ever completing, under the lock. A piece that was
-// interrupted is tried again with signals blocked; events that still interrupt then (SIGSTOP, a debugger, a
+// Why in pieces: kernels before 6.11 abort the call at any signal and undo all its pages. A timer that fires
+// during every large call would keep the call from ever completing, under the lock. A piece that was
+// interrupted is tried again with signals blocked; events that still interrupt it (SIGSTOP, a debugger, a
 // frozen control group) do so once each time. Handlers run between the pieces.
 inline int reserve_pieces(int fd, uint64_t offset, uint64_t bytes) {
     auto reserve = [fd](uint64_t from, uint64_t to) {
@@ -90,15 +90,16 @@ inline int reserve_pieces(int fd, uint64_t offset, uint64_t bytes) {
     return 0;
 }
 
-// Memory reserved before an error stays reserved: this is for memory that is recorded as reserved already,
-// for tables that all processes use without the lock, and for files that are discarded after an error.
+// Reserves a part of the file, or throws. Memory reserved before the error stays reserved, so this is only for
+// memory that is recorded as reserved already, for tables that all processes use without the lock, and for
+// files that are discarded after an error.
 inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
     if (int failed = reserve_pieces(fd, offset, bytes)) system_failure("Reserving", failed, bytes);
 }
 
 class Mapping {
   public:
-    // first: the number of its first region in the file.
+    // first: the number of this mapping's first region in the file.
     Mapping(std::shared_ptr<SegmentFile> file, uint32_t first, uint32_t count)
         : file_(std::move(file)), first_(first), regions_(count), resizing_(count) {}
     Mapping(const Mapping&) = delete;
@@ -110,8 +111,9 @@ class Mapping {
 
     SegmentFile& file() const { return *file_; }
 
-    // The first `bytes` of a region, of which `recorded` bytes are recorded as reserved; they are mapped and
-    // proved reserved. Pointers into it are valid until the next call for the same region with more bytes.
+    // Returns a region whose first `bytes` are mapped and proved reserved. recorded: how many bytes of the
+    // region are recorded as reserved. Pointers into it are valid until the next call for the same region with
+    // more bytes.
     unsigned char* at_least(uint32_t region, uint64_t bytes, uint64_t recorded = 0) {
         if (bytes > regions_[region].proved) follow(region, page_up(std::max(bytes, recorded)));
         return regions_[region].base;
@@ -122,8 +124,8 @@ class Mapping {
         return reinterpret_cast<T*>(at_least(region, count * sizeof(T), recorded));
     }
 
-    // A small table, mapped in full and for good, so that it can be read without the lock; its entries must
-    // be reserved before they are touched.
+    // Maps a small table in full and for good, so that it can be read without the lock; its entries must be
+    // reserved before they are touched.
     unsigned char* map_table(uint32_t region, uint64_t bytes) {
         map(region, bytes);
         return regions_[region].base;
@@ -132,13 +134,14 @@ class Mapping {
         reserve_in_file(file_->fd(), offset_of(region) + from, bytes);
     }
 
-    // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved, and has
-    // the kernel make the pages at once: a third of the cost of a fault for each. If it throws, the pages are
+    // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved. The
+    // kernel makes all pages at once, at a third of the cost of one fault for each. If it throws, the pages are
     // given back: they contain nothing, since no process has recorded them.
     //
-    // Room is checked before, so that others are not deprived for a moment of what is kept for them; and again
-    // afterwards, since lanes and segments that grow at the same time may all have seen the same free memory. Each
-    // counts what the others have reserved by then: so what is kept is free whenever a growth has succeeded.
+    // Room is checked before the growth, so that it does not even briefly take memory that is kept for others.
+    // It is checked again afterwards, since lanes and segments that grow at the same time may all have seen the
+    // same free memory. The second check counts what the others have reserved by then: so after a growth that
+    // succeeded, the kept memory is free.
     void grow(uint32_t region, uint64_t from, uint64_t to) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
@@ -167,7 +170,8 @@ class Mapping {
                   static_cast<off_t>(offset_of(region) + from), static_cast<off_t>(kRegionSpan - from));
     }
 
-    // Under the lock: other processes may have made holes above the size that is recorded.
+    // Under the lock: counts nothing above the recorded size as proved, since other processes may have made
+    // holes there.
     void limit(uint32_t region, uint64_t recorded) {
         regions_[region].proved = std::min(regions_[region].proved, recorded);
     }
@@ -189,8 +193,8 @@ class Mapping {
 
     uint64_t offset_of(uint32_t region) const { return region_offset(first_ + region); }
 
-    // This is recorded as reserved by another process. A wrong record is detected here: by the space that the
-    // whole file occupies, or by reserving it.
+    // Reserves and maps what another process has recorded as reserved. A wrong record is detected here: it
+    // exceeds the space that the whole file occupies, or the reservation fails.
     void follow(uint32_t region, uint64_t bytes) {
         const struct stat found = file_->status();
         if (bytes > kRegionSpan || bytes > static_cast<uint64_t>(found.st_blocks) * 512)
@@ -222,7 +226,7 @@ class Mapping {
     std::shared_ptr<SegmentFile> file_;
     const uint32_t first_;
     std::vector<Mapped> regions_;
-    uint32_t resizing_;  // the number of regions: none
+    uint32_t resizing_;  // a region; regions_.size(): none
 };
 
 }  // namespace shmacc

@@ -3,7 +3,7 @@
 // A forked child has its parent's memory but none of its record locks and threads. The fork itself does
 // nothing about that: no lock is taken around it, and a child that never uses shmacc pays for one addition.
 // Objects that belong to a process record their fork generation, and are reset when they are first used in
-// another one (OpenSegment::after_fork).
+// another generation (OpenSegment::after_fork).
 #pragma once
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ namespace shmacc {
 // fork, while it has a single thread.
 inline uint64_t fork_generation = 0;
 
-// The process in which an object was made: a forked child has copies of the objects of its parent's
+// Remembers in which process an object was made: a forked child has copies of the objects of its parent's
 // operations, and must not clean them up.
 class Origin {
   public:
@@ -74,7 +74,7 @@ inline ProcessIdentity identify() {
 inline uint64_t fresh_bits() {
     uint64_t bits = 0;
     if (getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
-        abort();  // cannot happen: so few bytes are always available once the system has started
+        abort();  // cannot happen: once the system has started, getrandom always has 8 bytes
     return bits;
 }
 

@@ -1,9 +1,9 @@
 // A region of a segment in a process's memory, for readers that take no lock.
 //
-// A Mapping is guarded by a lane's lock. This is guarded by nothing: it is never unmapped while anybody reads it
-// (readers share it), and never moves. So a region that has outgrown it gets another one, of twice the size. Memory is
-// touched only up to what this process has had reserved itself, as mapping.hpp says; a table never gives memory back,
-// so what was reserved stays so.
+// A lane's lock guards a Mapping. No lock guards a ReadRegion: its readers share it, so it is never unmapped
+// while one of them reads, and it never moves. A region that has outgrown its ReadRegion gets another one, of
+// twice the size. Memory is touched only as far as this process has reserved it itself, as mapping.hpp says; a
+// table never gives memory back, so reserved memory stays reserved.
 #pragma once
 
 #include <array>
@@ -30,15 +30,16 @@ class ReadRegion {
     ReadRegion& operator=(const ReadRegion&) = delete;
 
     uint64_t bytes() const { return bytes_; }
-    // The first `bytes`, no more than bytes(), which are recorded as reserved.
+    // Returns the region, whose first `bytes` are proved reserved. They must be recorded as reserved; at most
+    // bytes().
     const unsigned char* proved(const SegmentFile& file, uint64_t bytes) {
         const uint64_t proved = load(proved_);
         if (bytes > proved) {
             if (bytes > static_cast<uint64_t>(file.status().st_blocks) * 512)
                 data_loss("a recorded size is larger than what the segment occupies");
             reserve_in_file(file.fd(), region_offset(number_) + proved, page_up(bytes) - proved);
-            store(proved_,
-                  page_up(bytes));  // of two threads the one that comes last may have less: it is proved again
+            // If two threads race, the smaller size may be stored last: then the rest is only reserved again.
+            store(proved_, page_up(bytes));
         }
         return static_cast<const unsigned char*>(base_);
     }
@@ -50,7 +51,7 @@ class ReadRegion {
     uint64_t proved_ = 0;
 };
 
-// The regions of a member, as far as a process has read them. A reader has a copy of its own.
+// The regions of a member that a process has read so far; the others are null. Each reader has its own copy.
 using ReadRegions = std::array<std::shared_ptr<ReadRegion>, kMemberRegions>;
 
 }  // namespace shmacc

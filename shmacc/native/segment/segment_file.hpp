@@ -2,8 +2,8 @@
 //
 // POSIX record locks belong to a process and a file: closing *any* descriptor of the file drops all of them,
 // and with them the proof that the process is attached (presence.hpp) and that it owns the lock (lock.hpp).
-// So a process has one SegmentFile for each file, shared by all its users; its descriptors are closed with
-// the last of these, and nothing else in this library opens a file under a segment's name.
+// So a process has one SegmentFile for each file, shared by all its users. The last user closes its descriptors,
+// and nothing else in this library opens a file under a segment's name.
 //
 //   Invariant: no descriptor of a file is closed in a process while something of the process relies on a
 //              record lock on that file.
@@ -16,10 +16,10 @@
 //
 // A descriptor may also be closed by other code (a daemonizing process closes all it finds), and its number
 // may then lead to another file. Every fstat compares the file's identity, before anything is locked,
-// reserved or mapped, and a descriptor that is not ours any more is neither used nor closed. Opened again,
-// such a file has a new SegmentFile. The number of the old descriptor may be given to the new one, and lead
-// to the very same file again: so the old SegmentFile first forgets it, and hands over the descriptors that
-// it still has, since closing those would drop the new one's locks.
+// reserved or mapped, and a descriptor that is not ours any more is neither used nor closed. If such a file is
+// opened again, it gets a new SegmentFile. Its new descriptor may have the old one's number, which then leads to
+// the very same file again. So the old SegmentFile first forgets that number, and hands over the descriptors that
+// it still has: closing them would drop the locks of the new SegmentFile.
 #pragma once
 
 #include <fcntl.h>
@@ -64,10 +64,10 @@ class Descriptor {
     int fd_;
 };
 
-// As open(2) does it, with a number above those of the standard streams. A process may have closed these, as daemons do,
-// and still print: what perror() writes goes to descriptor 2, whatever that leads to. So nothing that is kept has such a
-// number, and nothing that can be written to has one for a moment: while it is opened, those that are free lead to
-// what cannot be written to (O_PATH).
+// Opens a file as open(2) does, with a descriptor above the standard streams. A process may have closed these
+// streams, as daemons do, and still print: perror() writes to descriptor 2, wherever that leads. So no
+// descriptor that is kept may be 0, 1 or 2, and no writable one may be so even briefly. While the file is
+// opened, O_PATH descriptors, which cannot be written to, occupy the free ones of these numbers.
 inline Descriptor open_above_streams(const std::string& path, int flags, mode_t mode = 0) {
     Descriptor streams[3];
     for (Descriptor& stream : streams) {
@@ -199,7 +199,7 @@ class SegmentFile {
     // The file at `path`; null if there is none. Does not check its contents.
     static std::shared_ptr<SegmentFile> open(const std::string& path, Access access, const Owners& owners) {
         // An O_PATH descriptor can be closed again: that drops no record locks.
-        // What /proc has of a descriptor leads to its file, which may have no name; a link in /dev/shm leads nowhere.
+        // A link in /proc is followed to the descriptor's file, which may have no name; a link in /dev/shm is not.
         const int follow = path.compare(0, 6, "/proc/") == 0 ? 0 : O_NOFOLLOW;
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | follow));
         if (!look) {
@@ -273,8 +273,8 @@ class SegmentFile {
         return found;
     }
 
-    // The file's length. Set once it has been checked, before the file is used as a segment. Atomic, since a thread
-    // that opens the file once more sets the same length again, while others use it.
+    // The file's length. Set once it has been checked, before the file is used as a segment. Atomic, since a
+    // thread that opens the file once more sets the same length again, while others use it.
     void set_size(uint64_t size) { size_.store(size, std::memory_order_relaxed); }
     uint64_t size() const { return size_.load(std::memory_order_relaxed); }
 
@@ -291,7 +291,7 @@ class SegmentFile {
     // Before anything is locked, reserved or touched.
     void check_open() const { status(); }
 
-    // Whether a name leads to this very file. A process that cannot find out must not act as if it did not.
+    // Whether a name leads to this very file. Throws if it cannot find out: callers act on "does not lead there".
     bool is_at(const std::string& path) const {
         struct stat found{};
         if (lstat(path.c_str(), &found) != 0) {
@@ -313,7 +313,7 @@ class SegmentFile {
         const uint64_t free = free_bytes(space_of_directory());
         return free >= kept && free - kept >= bytes;
     }
-    // Throws unless there is room for the bytes that are needed, of which some are reserved by now.
+    // Throws unless there is room for the needed bytes. reserved: how many of them are reserved already.
     void check_room(uint64_t needed, uint64_t reserved = 0) const {
         if (!has_room(needed - reserved)) no_room_beside_others(needed, kept(), space_of_directory());
     }
@@ -329,7 +329,7 @@ class SegmentFile {
         for (Descriptor* fd : {&readable_, &writable_})
             if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
     }
-    // After this it is not open any more, whichever descriptor numbers are used again.
+    // After this, this SegmentFile is not open any more, whichever descriptor numbers are used again.
     void hand_over(SegmentFile& successor, int look) {
         forget_lost(look);
         successor.readable_ = std::move(readable_);

@@ -1,18 +1,18 @@
 // The named semaphore in front of a segment's lock: made and opened by descriptor.
 //
-// Its name contains the segment's token, so no other process can make it first. It is complete, with owner
-// and mode, before it has the name (O_TMPFILE and linkat, as for the segment). The file under the name is
-// checked before it is opened, without following links: a regular file of the right size, of the segment's
-// owner. Anything else is not mapped: a file that others may truncate is a SIGBUS at its next use. Nor is it
-// opened: it may be a segment's file, by a hard link, and closing that would drop the process's locks on it.
+// Its name contains the segment's token, so no other process can make it first. It is complete, with owner and
+// mode, before it has the name (O_TMPFILE and linkat, as for the segment). The file under the name is checked
+// before it is opened, without following links: it must be a regular file of the right size that belongs to the
+// segment's owner. No other file is mapped: if another user truncates it, its next use raises SIGBUS. Nor is it
+// opened: it may be a hard link to a segment's file, and closing that would drop the process's locks on it.
 //
 // The file contains glibc's sem_t, as sem_open would make it; sem_open itself chooses owner and mode by uid
 // and umask, cannot report whom the file belongs to, and its result would have to be corrected afterwards by
 // name.
 //
-// While a new segment is being made its semaphore already has a name, and the segment none. A flock on the
-// semaphore's file protects it from the cleaner: the kernel releases it with the descriptor, so a cleaner
-// that finds it free, and no segment of that token, may remove the semaphore.
+// While a new segment is being made, its semaphore already has a name, but the segment has none. A flock on the
+// semaphore's file protects it from the cleaner. The kernel releases the flock with the descriptor: so a cleaner
+// that finds neither a flock nor a segment with that token may remove the semaphore.
 #pragma once
 
 #include <semaphore.h>
@@ -27,8 +27,8 @@ class NamedSemaphore {
   public:
     enum class Found { kOpened, kMissing, kAnothers, kNoSemaphore };
 
-    // Makes it and gives it the name. While the returned descriptor is open, a cleaner leaves the semaphore
-    // alone. No descriptor: the name is taken.
+    // Makes `count` semaphores in a file, and gives it the name. While the returned descriptor is open, a cleaner
+    // leaves the file alone. No descriptor: the name is taken.
     static Descriptor make(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         Descriptor fd = open_above_streams(kDirectory, O_TMPFILE | O_RDWR, 0600);
         if (!fd) system_failure("Making a semaphore", errno);
@@ -57,7 +57,8 @@ class NamedSemaphore {
         return true;
     }
 
-    // The file of that name, if it can be a semaphore's; no descriptor, and errno, if not (EINVAL: it cannot).
+    // Opens the file of that name if it can be a semaphore's. Else returns no descriptor and sets errno
+    // (EINVAL: it cannot be one).
     static Descriptor open_file(const std::string& path, int access, struct stat& found) {
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look) return Descriptor();
@@ -71,7 +72,7 @@ class NamedSemaphore {
         return open_above_streams("/proc/self/fd/" + std::to_string(look.get()), access);
     }
 
-    // Gives an open file that has no name this one; false if the name is taken.
+    // Gives this name to an open file that has none; false if the name is taken.
     static bool link_to(int fd, const std::string& path) {
         const std::string open_file = "/proc/self/fd/" + std::to_string(fd);
         if (linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
@@ -103,8 +104,8 @@ class NamedSemaphore {
         return Found::kOpened;
     }
 
-    // Uses one that no other process has: the threads of this process can still sleep on it, and releases by
-    // other processes are noticed when a slice ends (lock.hpp).
+    // Uses semaphores that no other process has. The threads of this process can still sleep on them; they notice
+    // releases by other processes when a slice ends (lock.hpp).
     void use_own(uint32_t count) {
         map(-1, MAP_SHARED | MAP_ANONYMOUS, count);
         for (uint32_t i = 0; i < count; ++i) sem_init(first_ + i, 1, 1);
@@ -113,7 +114,7 @@ class NamedSemaphore {
     sem_t* get(uint32_t i) const { return first_ + i; }
 
   private:
-    // The error tells nothing about the file: descriptors or memory have run out.
+    // Whether descriptors or memory have run out: such an error says nothing about the file.
     static bool is_lack(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
 
     void map(int fd, int flags, uint32_t count) {

@@ -137,17 +137,18 @@ inline int64_t clock_ns(clockid_t clock) {
 }
 inline int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
-// What a segment keeps as the time of something. Nobody sets this clock, so that ages within a boot are right; and no
-// segment outlives a boot, since memory does not. Coarse, since every operation reads it.
+// The clock of all times in a segment. Nobody can set it, so ages within a boot are right; and no segment
+// outlives a boot, since memory does not. It is the coarse clock because every operation reads it.
 inline int64_t timestamp_ns() { return clock_ns(CLOCK_MONOTONIC_COARSE); }
 
-// The time since the epoch of a timestamp, as the wall clock goes now. Version 2.0.0 kept that time itself, which is
-// past 2001 where a timestamp is less than 31 years. What is after now is of an earlier boot, in a /dev/shm on a disk.
+// Converts a timestamp to time since the epoch, by the present wall clock. Version 2.0.0 stored time since the
+// epoch: such a number is past 2001, while a timestamp is less than 31 years. A timestamp in the future comes
+// from an earlier boot, in a /dev/shm on a disk.
 inline int64_t wall_ns_of(int64_t timestamp) {
     constexpr int64_t kIn2001 = 1000000000000000000;
     if (timestamp <= 0 || timestamp >= kIn2001) return timestamp;
     int64_t now, wall;
-    do {  // both at one tick: so the same timestamp is always the same time, until somebody sets the clock
+    do {  // reads both clocks in one tick: so a timestamp always gives the same time, until the clock is set
         now = timestamp_ns();
         wall = clock_ns(CLOCK_REALTIME_COARSE);
     } while (timestamp_ns() != now);
