@@ -19,10 +19,10 @@ A round
        on the hosts that report. Every forwarder opens a round of its own segment, which seals it
        (also if it is empty), ships the sums to the shards, and then reports its batch: the count,
        the contributors, and which shards have a piece of it.
-    3. All living hosts have reported theirs: the owner fixes the batches as the members of the
-       round, and the chief has the shards add up exactly these. The block begins. (If enough are
-       there, hosts that have not even sealed are waited for no longer than `grace`; a grant ends
-       in any case after `expiry`.)
+    3. All living hosts have reported their batches: the owner fixes these as the members of the
+       round, and the chief has the shards add up exactly these. The block begins. (If enough
+       gradients are there, the owner waits no longer than `grace` for hosts that have not even
+       sealed; a grant ends in any case after `expiry`.)
     4. The block ends: the owner moves the step on by one. Every forwarder consumes its segment's
        round, which moves the segment's step on and wakes its workers. Or the block raises: every
        forwarder gives its segment's round up. The gradients are where they were, and so they are
@@ -39,18 +39,18 @@ Why nothing is lost, doubled or stale
     its own fence. Only the owner moves the fence on, at the moment that the members of a round are
     consumed; a forwarder takes the new fence over in the same commit that empties the segment. So
     no gradient is a member of two rounds, and none of an older step, which a segment drops as ever,
-    gets into a later one. The step alone cannot do this, for `set_global_step` may set one that was
-    there before.
+    gets into a later one. The step alone cannot do this, for `set_global_step` may set a step that
+    was there before.
 
-    Invariant 3. A batch belongs to one grant, a grant to one fence, and no two grants have the same
-    number, of whichever owners. Every grant has every host ship what it has, under a new name
-    (host, incarnation, grant), and the chief asks for pieces by these names. So all pieces of a
-    member are where its grant said, none is of another grant's content, and a shard that was only
-    out of reach, and comes back, is asked for nothing.
+    Invariant 3. A batch belongs to one grant, a grant to one fence, and no two grants of any owners
+    have the same number. Every grant has every host ship what it has, under a new name (host,
+    incarnation, grant), and the chief asks for pieces by these names. So all pieces of a member are
+    where its grant said, none is of another grant's content, and a shard that was only out of
+    reach, and comes back, is asked for nothing.
 
-    Invariant 4. Both directions carry whole states, not events: a report all that the owner must
-    know of a host, its answer all that the host must follow. Each has a number, and one that is
-    lower than the last is thrown away. So a message that is lost, doubled or late is repaired by
+    Invariant 4. Both directions carry whole states, not events: a report has all that the owner
+    must know of a host, its answer all that the host must follow. Each has a number, and one that
+    is lower than the last is thrown away. So a message that is lost, doubled or late is repaired by
     the next one, and a host cannot miss a grant that was made while it learnt of a step.
 
 What dies, and what that costs
@@ -58,25 +58,25 @@ What dies, and what that costs
     forwarder  The round that it had open in the segment is open to applies again, with all that it
                had. The next incarnation seals it, ships and reports again; a lower incarnation is
                refused. Between its enrolment and its first report nobody knows what the segment
-               has: a grant waits for it, or is made for it if the others have too few, by its
-               lease. If its batch was a member already, gradients that came in between are
-               dropped with the step, although their applies returned True.
+               has: until its lease ends, a grant waits for that report, and a failed grant is made
+               again although the others have too few. If its batch was a member already, gradients
+               that came in between are dropped with the step, although their applies returned True.
     host       After `lease` without a report its gradients do not count, until it reports again. A
                grant goes on without it, if it has no shard. What is in an open block stays there.
-    shard      With its host's process. A grant with a shard on a lost host ends at once. A chief
+    shard      Dies with its host. A grant with a shard on a lost host ends at once. A chief
                that finds pieces missing says so. In both cases the owner makes another grant in
                the same moment: hosts stay sealed, and ship to shards on hosts that live.
-    chief      The queue forgets it after `chief_lease`. In the block: nothing is consumed. Other
-               than on one host, a chief that was merely stopped for so long has lost its round,
-               too: the end of its block raises.
+    chief      The queue forgets it after `chief_lease`. In the block: nothing is consumed. Unlike
+               on one host, a chief that was only stopped for that long has lost its round, too: the
+               end of its block raises.
     owner      The next one does not know the step, and refuses rounds until `set_global_step`.
-               Whether the last round was consumed only the chief can know. Segments whose step is
-               the one that was set keep their gradients, the others start empty. The owner's
-               `term` is part of all its numbers, so what its predecessor said is thrown away. A
-               chief in its block only says that it is alive (`hear`), and asks for nothing: so it
-               gets no round of the next owner, of which it has not seen the gradients. The term is
-               the time, and the clock of another node may be behind: hosts report the latest term
-               that they know, and the owner goes on in a later one.
+               Only the chief can know whether the last round was consumed. Segments whose step is
+               the one that was set keep their gradients, the others start empty. The owner's `term`
+               is part of all its numbers, so what its predecessor said is thrown away. A chief in
+               its block only says that it is alive (`hear`), and asks for nothing: so the next
+               owner gives it no round whose gradients it has not seen. The term is the time, and
+               the clock of another node may be behind: hosts report the latest term that they know,
+               and the owner goes on in a later one.
 
 Void steps
     A void step moves on by one without a round: its gradients are dropped, and workers, which
@@ -88,16 +88,17 @@ Void steps
     that has moved is at one host only. If the contributor is at two hosts again, processes on both
     live and apply as the same one: that is the chief's error, at every other such step, until one
     of them is ended.
-      Judged over the batches' contributors when a round's members are about to be fixed, so before
-    anybody has seen the round. Cost: eight bytes for each contributor and round; a step for each
-    restart elsewhere within the step of the first one's apply. Rejected: to refuse one host's batch
-    alone, since its other workers would wait for a step that does not come; to keep contributors'
-    gradients apart, which would ship all of them instead of their sums.
+      The owner compares the batches' contributors when it is about to fix a round's members, so
+    before anybody has seen the round. Cost: eight bytes for each contributor and round; one step
+    for each worker that is restarted elsewhere in the step of its first apply. Rejected: refusing
+    one host's batch alone, since its other workers would wait for a step that does not come;
+    keeping contributors' gradients apart, which would ship all of them instead of their sums.
 
     Too few after all. Hosts have sealed for a grant, and refused gradients, and then others were
-    lost, so that too few are left. Those whose gradients were refused wait for the next step, on
-    one host as here; but there the round that they were too late for always comes. To find out
-    whether any was refused would need books at every host, of every grant; a step is cheaper.
+    lost, so that too few are left. Workers whose gradients were refused wait for the next step. On
+    one host they do so too, but there the round that they were too late for always comes. To find
+    out whether any was refused, every host would have to keep books of every grant; a step is
+    cheaper.
 
     Nothing comes, in a doubtful case. After the death of an owner, after a step that was set while
     hosts were sealed or that emptied a segment at its own step, and if a host is lost after a round
@@ -112,9 +113,9 @@ The end
     know of an end, empties it: the segment is of an earlier run.
 
 What True means
-    An apply that returned True is in the mean of its step, unless its host was lost, its forwarder
-    died or did not answer in time while others were enough, or the step was void, or left by
-    `advance_step`.
+    The gradient of an apply that returned True is in the mean of its step, unless its host was
+    lost, its forwarder died or did not answer in time while others were enough, or the step was
+    void, or left by `advance_step`.
 
     A host follows the owner with its next order. Until then its segment is at the step that the
     owner has left, and accepts gradients of it, which are dropped with that step, as on one host an

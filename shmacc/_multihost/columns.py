@@ -1,9 +1,9 @@
 """Sums and results of many members on their way: a few columns, one member's part after the other.
 
-An array costs a message more than the bytes of a small one. So what hosts send to shards, and
-shards to the chief, is one table of the members that it has, one column of all their rows, and one
-of all their values. The extension writes and reads them (shmacc/native/rows/columns.hpp): what
-comes in is checked there, when it is reduced.
+An array costs a message more than the bytes of a small one. So a message from a host to a shard, or
+from a shard to the chief, is one table of its members, one column of all their rows, and one of all
+their values. The extension writes and reads them (shmacc/native/rows/columns.hpp), and checks what
+comes in when it reduces it.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 ALIGNED = 64
-"""Bytes: where a member's part of a column of values may begin (kPartAlignment)."""
+"""A member's part of a column of values begins at a multiple of so many bytes (kPartAlignment)."""
 
 
 def keep_freed_memory() -> None:
     """Have the C library keep what this process frees, up to a limit, for the next round.
 
-    Otherwise each column is new memory of the kernel's: that costs more than to fill it.
+    Otherwise the kernel gives new memory for each column, which costs more than filling it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc's: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD (its greatest value)
@@ -49,8 +49,8 @@ class Rows:
     Attributes:
         table: int64, a line for each member that is there, in order of number: number, count and
             weight of its gradients, and how many rows it has, or elements if it is dense.
-        numbers: int64: of each row its number.
-        counts: int64: of each row its weights, added up.
+        numbers: int64: the number of each row.
+        counts: int64: the total weight of each row's gradients.
     """
 
     table: IndexArray
@@ -71,7 +71,7 @@ class Columns:
 
     Attributes:
         rows: Which members and rows.
-        values: Of each member in turn, each at a multiple of `ALIGNED`.
+        values: The values of each member in turn, each part at a multiple of `ALIGNED`.
     """
 
     rows: Rows
@@ -79,7 +79,7 @@ class Columns:
 
     @classmethod
     def of(cls, given: tuple[IndexArray, IndexArray, IndexArray, Bytes]) -> Self:
-        """Take them from the extension."""
+        """Make the columns from the extension's arrays."""
         *rows, values = given
         return cls(Rows(*rows), values)
 
@@ -115,9 +115,9 @@ class Format:
     """How the values of a group's members, by number, lie in a column.
 
     Attributes:
-        sparse: Whether they have rows.
-        dims: Of sparse ones the dimensions of a row, of dense ones all.
-        dtypes: Of the values.
+        sparse: Whether each member has rows.
+        dims: The dimensions of a row of a sparse member, or of a whole dense one.
+        dtypes: The dtypes of the values.
     """
 
     sparse: npt.NDArray[np.bool_]
@@ -160,7 +160,7 @@ def join(parts: Sequence[Array]) -> Bytes:
     end = 0
     for part in parts:
         begin = aligned(end)
-        column[end:begin] = 0  # others get it
+        column[end:begin] = 0  # others must not see old memory
         end = begin + part.nbytes
         column[begin:end] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
     return column[:end]

@@ -2,7 +2,7 @@
 
 Its driver asks for the next action, does it, and says that it is done. Actions on the segment are
 done one at a time. Shipping may take long, and a new order may come meanwhile: so `shipped` says
-for which grant pieces have arrived, and it counts only if that is still the one.
+for which grant pieces have arrived, and counts only for the current grant.
 """
 
 from enum import Enum, auto
@@ -13,8 +13,8 @@ from shmacc._multihost.messages import Batch, Death, Fence, Order, Report, Timin
 class Do(Enum):
     """What the driver must do; in brackets, the method to call when it is done."""
 
-    SEAL = auto()  # open a round of the segment, unless it is open, and say what it has (`sealed`)
-    SHIP = auto()  # send the pieces of that to the shards, for a grant (`shipped`)
+    SEAL = auto()  # open a round of the segment, unless one is open; tell its content (`sealed`)
+    SHIP = auto()  # send that content to the shards in pieces, for a grant (`shipped`)
     RELEASE = auto()  # give the segment's round up: nothing is consumed (`released`)
     CONSUME = auto()  # consume the segment's round, which moves its step on by one (`moved`)
     RESET = auto()  # empty the segment and set its step, in one commit (`moved`)
@@ -24,7 +24,7 @@ class Do(Enum):
 
 
 Action = tuple[Do, int]
-"""With the grant to ship for, or the step to set; else 0."""
+"""What to do, and the grant to ship for, or the step to set; else 0."""
 
 
 class ForwarderCore:
@@ -41,8 +41,8 @@ class ForwarderCore:
         self._is_finished = False
         self._held = False
         self._sealed_for: int | None = None  # the grant for which the content was looked at
-        self._unshipped: Batch | None = None  # of that grant
-        self._batch: Batch | None = None  # of that grant
+        self._unshipped: Batch | None = None  # sealed for that grant, and not shipped yet
+        self._batch: Batch | None = None  # shipped for that grant
         self._seal_began = float("-inf")
         self._deaths: tuple[Death, ...] = ()  # of this fence
         self._death_number = 0
@@ -85,12 +85,13 @@ class ForwarderCore:
     ) -> None:
         """Note that processes which had applied gradients have died or failed.
 
-        If this forwarder dies before it reports them, no chief is told: a segment says it once.
+        If this forwarder dies before it reports them, no chief is told: a segment tells of a death
+        once.
         """
         self._death_number += 1
         self._deaths += (Death(self._death_number, pids, contributors, reasons),)
 
-    # Actions, and that they have been done
+    # Actions, and notes that they are done
 
     def next_action(self) -> Action | None:
         """Return what is to be done now; None: nothing until the next order."""
@@ -117,7 +118,7 @@ class ForwarderCore:
         """Return how the segment gets to the order's fence and step."""
         if self.fence == order.fence:
             return None if self._step == order.step else (Do.SET_STEP, order.step)
-        # One that is finished, and this group is not, is of an earlier run.
+        # If the segment is finished and the group is not, the segment is of an earlier run.
         is_of_run = order.finished or not self._is_finished
         if self.fence is None or self.fence.term != order.term:
             if order.adopt and self._step == order.step and is_of_run:
@@ -159,7 +160,7 @@ class ForwarderCore:
             self.fence, self._step = self._order.fence, self._order.step
         self._count = 0
         self._is_finished = False
-        self._deaths = ()  # those before the last take are nobody's concern
+        self._deaths = ()  # deaths before the last take concern nobody
         self.released()
 
     def finished(self) -> None:
@@ -192,7 +193,7 @@ class ForwarderCore:
         if _told_at_once(report) != _told_at_once(last):
             return now
         if report.sealed_for != last.sealed_for:
-            # Most pieces arrive before the owner would wonder, and then one report says all.
+            # Pieces usually arrive long before `grace` ends: then one report says all.
             answer = now if self._unshipped is None else self._seal_began + self._timing.grace / 4
             return min(answer, self._reported_at + self._timing.patience(self._pace) / 4)
         slack = 1 if self._order is None else self._order.slack

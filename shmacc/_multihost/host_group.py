@@ -40,11 +40,11 @@ class HostGroup(AccumulatorGroup):
     def reduce(self, pieces: Iterable[Piece], share: Share) -> Columns:
         """Return the reduction of a round's pieces; nothing is added to the group.
 
-        Results are those of one host to the bit where the order of additions does not matter.
+        Results equal those of one host to the bit where the order of additions does not matter.
 
         Args:
-            pieces: This shard's of the round; its group, of `Plan.at_shard`, has their members.
-            share: Of the round: its gradients count, also those that have nothing at this shard.
+            pieces: This shard's pieces of the round. This group has the members of `Plan.at_shard`.
+            share: The shard's share. Its counts include gradients that have nothing at this shard.
 
         Raises:
             OutOfRangeError: An integer result does not fit its dtype.

@@ -19,12 +19,13 @@ class Host:
         incarnation: The latest one of its forwarder.
         heard: When it reported last.
         lost: Whether its lease has ended since.
-        gates: Who keeps new steps from it, since its published arrays are of an earlier one.
-        unfed: The same for a host that has just come, while the publisher lives.
+        gates: Publishers that keep new steps from it, since its arrays are of an earlier step.
+        unfed: Living publishers that have not fed it since it came; they keep new steps from it,
+            too.
         report: The last report of this incarnation, if there was one.
-        fence: What its segment's content was last known to belong to, of whichever incarnation.
+        fence: The fence that its segment's content was last known to belong to, in any incarnation.
         consumed: The grant of its batch that the round before the present fence consumed.
-        deaths: The number of the last death that was heard of, of this incarnation.
+        deaths: The number of the last death that this incarnation has reported.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Hosts seal their segments, ship what they have, and report it for this number."""
+    """A demand that hosts seal their segments, ship what they have, and report it."""
 
     number: int
     since: float
@@ -111,7 +112,8 @@ class Grant:
     def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
         """Return the hosts that have not shipped for it.
 
-        Those that have reported no gradient, or nothing yet, too: one may have been accepted since.
+        That includes hosts that have reported no gradient, or nothing: they may have accepted one
+        since.
         """
         return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
 
@@ -124,7 +126,7 @@ class Grant:
         return enough and nobody_ships and age >= timing.grace
 
     def times(self, timing: Timing) -> list[float]:
-        """Return when that may change by itself."""
+        """Return the times at which `is_over` may change by itself."""
         return [self.since + timing.grace, self.since + timing.expiry]
 
 
@@ -169,7 +171,7 @@ class Hosts:
     def counted(self, fence: Fence) -> tuple[int, int]:
         """Return how many gradients a round could have now, and how many hosts live.
 
-        They are asked for several times for each report, and change once.
+        Each report needs these numbers several times, but changes them once.
         """
         if self._counted is None or self._counted[0] != fence:
             pending = sum(host.pending(fence) for host in self)
@@ -181,7 +183,7 @@ class Hosts:
         return self._hosts.get(name)
 
     def gate(self, name: str, by: str, *, closed: bool) -> bool:
-        """Close a host's gate, or open it if nothing else has closed it; False: it was so."""
+        """Close a host's gate, or open it if nobody else closed it; return whether it changed."""
         closers = self._gates[name]
         before = bool(closers)
         (closers.add if closed else closers.discard)(by)
@@ -213,7 +215,7 @@ class Hosts:
         return tuple(names[shard % len(names)] for shard in range(shards))
 
     def enrol(self, name: str, now: float) -> int:
-        """Return a new incarnation's number: higher than all that were, of earlier terms, too."""
+        """Return a new incarnation's number: higher than all earlier ones, in any term."""
         host = self._known(name, 0, now)
         self._start(host, max(host.incarnation, self._term << NUMBER_BITS) + 1)
         host.heard = now
@@ -234,7 +236,7 @@ class Hosts:
         return host
 
     def silent(self, now: float, timing: Timing) -> list[Host]:
-        """Return the hosts that were not heard of for too long, and are not known as lost."""
+        """Return the hosts that have been silent for too long, and are not marked as lost yet."""
         lease = timing.patience(1.0)  # the least: most hosts need no closer look
         return [
             host
@@ -277,7 +279,7 @@ class Hosts:
 
 
 def two_with_one_contributor(members: Iterable[Member]) -> tuple[int, BatchKey, BatchKey] | None:
-    """Return the lowest contributor that is in two batches, and which they are."""
+    """Return the lowest contributor that is in two batches, and the keys of these batches."""
     seen: dict[int, BatchKey] = {}
     found = []
     for key, batch in members:

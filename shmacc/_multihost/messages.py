@@ -22,7 +22,7 @@ class Timing:
             would be more, each host reports more rarely, by the `Order.pace`.
         lease: A host that has not reported for this long, or for four heartbeats, is lost.
         grace: How long a round that has enough waits for hosts that have not answered the grant.
-        expiry: How long a grant waits for those that have, and still ship.
+        expiry: How long a grant waits for hosts that have answered it, and still ship.
         chief_lease: A chief that has not asked for this long is lost.
     """
 
@@ -35,7 +35,7 @@ class Timing:
     chief_lease: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no time.
+        """Refuse values that are no times.
 
         Raises:
             InvalidArgumentError: A value is not a positive number.
@@ -48,7 +48,7 @@ class Timing:
                 )
 
     def pace(self, hosts: int) -> float:
-        """Return by what factor so many `hosts` must report more rarely than at best."""
+        """Return the factor by which so many `hosts` must report more rarely."""
         return max(1.0, hosts / (self.heartbeats * self.heartbeat))
 
     def patience(self, pace: float) -> float:
@@ -64,7 +64,7 @@ class Fence(NamedTuple):
 
 
 NO_FENCE = Fence(0, 0)
-"""Of no owner."""
+"""A fence of no owner."""
 
 
 class BatchKey(NamedTuple):
@@ -82,9 +82,9 @@ class Batch:
     Attributes:
         count: How many gradients.
         weight: Their total weight.
-        contributors: Those that said so.
+        contributors: The contributors that the gradients named.
         members: From member to the count and weight of the gradients that had it.
-        shards: Which ones have a piece of it.
+        shards: The shards that have a piece of it.
     """
 
     count: int
@@ -98,10 +98,10 @@ class Death(NamedTuple):
     """Processes of a host that had applied gradients, and have died or failed.
 
     Attributes:
-        number: Of this message, in the incarnation of the forwarder.
+        number: This message's number, counted in the forwarder's incarnation.
         pids: The processes, as their own pid namespace knows them.
-        contributors: Those that they have in the host's round.
-        reasons: As of a `WorkerDiedError`.
+        contributors: Their contributors in the host's round.
+        reasons: As in a `WorkerDiedError`.
     """
 
     number: int
@@ -116,16 +116,17 @@ class Report:
 
     Attributes:
         host: Its name.
-        incarnation: Of its forwarder.
-        number: Of this report, in the incarnation.
-        fence: What the segment's content belongs to; None: the forwarder has just started.
+        incarnation: Its forwarder's incarnation.
+        number: This report's number, counted in the incarnation.
+        fence: The fence that the segment's content belongs to; None: the forwarder has just
+            started.
         step: The segment's step.
         count: How many gradients the segment has.
         sealed_for: The grant that the segment is sealed for.
-        batch: That content, once it has been shipped.
-        deaths: All that were noticed since the fence moved on.
-        pace: That of the last order: the owner waits for the next report accordingly.
-        term: That of the last order, of whichever owner.
+        batch: The sealed content, once it has been shipped.
+        deaths: All deaths that were noticed since the fence moved on.
+        pace: The pace of the last order: the owner waits for the next report accordingly.
+        term: The term of the last order, whichever owner gave it.
         finished: Whether the segment is finished: a process of the host may have done so.
     """
 
@@ -149,20 +150,20 @@ class Order:
 
     Attributes:
         term: The owner's.
-        serial: Of this order, in the term: a change gets a higher one.
-        incarnation: The forwarder that it is for.
+        serial: This order's number in the term; each change raises it.
+        incarnation: The incarnation of the forwarder that it is for.
         ready: False: the owner knows no step yet, and nothing is to be done.
         refused: A later incarnation is known; this one must end.
-        fence: What the content must belong to.
+        fence: The fence that the content must belong to.
         step: The step.
         hold: Whether the segment must be sealed.
         finished: Whether the segment must be finished.
         grant: The grant to ship for; None: nothing is to be shipped.
         places: With a grant, the host of each shard.
         consumed: The grant of the host's batch that the round before this fence consumed.
-        adopt: The content, of an earlier forwarder or owner, is that of this fence.
+        adopt: Whether content of an earlier forwarder or owner counts as content of this fence.
         slack: By how much the count must have grown to be worth a report at once.
-        pace: How many times as long as `Timing` says are the times between two reports.
+        pace: The factor by which the times between two reports are longer than `Timing` says.
     """
 
     term: int
@@ -191,7 +192,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A chief's round: what it must have the shards add up, and the host of each shard."""
+    """A chief's round: the batches that shards must add up, and the host of each shard."""
 
     fence: Fence
     step: int
@@ -210,7 +211,7 @@ class Opened:
 
     @property
     def contributors(self) -> npt.NDArray[np.int64]:
-        """Who took part: ascending."""
+        """The contributors that took part, ascending."""
         who = [c for member in self.members for c in member.batch.contributors]
         return np.array(sorted(who), dtype=np.int64)
 
@@ -224,7 +225,7 @@ class Opened:
         return totals
 
     def of_shard(self, shard: int) -> tuple[BatchKey, ...]:
-        """Return the names of the pieces that a shard must have of it."""
+        """Return the names of the pieces that a shard must have for it."""
         return tuple(member.key for member in self.members if shard in member.batch.shards)
 
 
@@ -247,14 +248,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A chief's round has not enough gradients yet.
+    """An answer: the chief's round does not have enough gradients yet.
 
     Attributes:
-        accumulated: How many have been reported.
+        accumulated: How many gradients have been reported.
         step: The step.
-        hosts: Those that are alive.
-        late: Those that a grant waits for: enough is there, and they have not shipped theirs.
-        lost: Those that are lost, and took part in this step or the one before.
+        hosts: The living hosts.
+        late: Hosts that a grant waits for: they have not shipped, though enough gradients are
+            there.
+        lost: Lost hosts that took part in this step or the one before.
     """
 
     accumulated: int
@@ -265,13 +267,13 @@ class Waiting:
 
 
 class Loss(NamedTuple):
-    """A host that was lost; or, if there are pids, processes of its that had applied, and died.
+    """A lost host; or, if there are pids, processes of this host that had applied, and died.
 
     Attributes:
         host: The host.
-        pids: As of a `Death`.
-        contributors: As of a `Death`.
-        reasons: As of a `Death`.
+        pids: As in a `Death`.
+        contributors: As in a `Death`.
+        reasons: As in a `Death`.
     """
 
     host: str
@@ -282,7 +284,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A chief that wanted to be told: these were lost while it waited."""
+    """An answer to a chief that wants to be told: these were lost while it waited."""
 
     losses: tuple[Loss, ...]
 

@@ -60,7 +60,7 @@ class OwnerCore(Rounds):
             return Order(term, self.serial, incarnation)
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
-            self._in_doubt = True  # it is emptied, and workers that applied wait for the next step
+            self._in_doubt = True  # emptied, while workers that applied wait for a step
         sealed = self._grant is not None or self.block is not None
         return Order(
             term=term,
@@ -105,8 +105,8 @@ class OwnerCore(Rounds):
 
         Args:
             by: As for `gate`.
-            hosts: Those that get it; None: all.
-            fed: Those that have it.
+            hosts: The hosts that get the data; None: all.
+            fed: The hosts that have it.
             now: The time.
         """
         if self._hosts.publishes(Publisher(by, hosts, fed, now)):
@@ -130,7 +130,7 @@ class OwnerCore(Rounds):
         return self._timing.pace(self._hosts.counted(self.fence)[1])
 
     def _slack(self) -> int:
-        """Return how much more a host must have for a report at once: O(hosts x log) a round.
+        """Return how many new gradients are worth a report at once: O(hosts x log) reports a round.
 
         Between two rounds nobody waits. Then, if there are many hosts, the next round is taken to
         require as many as the last one: most orders are given at that time.
@@ -153,7 +153,7 @@ class OwnerCore(Rounds):
         return self.answer(ticket)
 
     def hear(self, ticket: str, now: float) -> None:
-        """Keep a ticket alive that is in the queue; an owner that does not know it stays so."""
+        """Keep a queued ticket alive. A ticket that this owner does not know is not queued."""
         if (found := self._queue.find(ticket)) is not None:
             found.heard = now
 
@@ -187,7 +187,7 @@ class OwnerCore(Rounds):
     def leave(self, ticket: str, now: float, *, consume: bool) -> bool:
         """End a chief's wait or block; return whether its round was consumed.
 
-        The answer to a message that comes again is the same.
+        A repeated message gets the same answer.
         """
         if self.block is not None and self._block_ticket == ticket:
             self._end_block(consume=consume)

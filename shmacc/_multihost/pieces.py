@@ -1,4 +1,4 @@
-"""How a host's sums are divided among shards, and what these make of them put together.
+"""How a host's sums are divided among shards, and how the shards' results are joined.
 
 Rows go to the shard that their number hashes to: rows that are used often tend to have low numbers,
 so a division into ranges would send most bytes to the first shard. A dense member is cut into as
@@ -31,7 +31,7 @@ class Plan:
     """Which part of which member is at which shard.
 
     Args:
-        members: The group's, with what is not given filled in (`AccumulatorGroup.members`).
+        members: The group's members, with defaults filled in (`AccumulatorGroup.members`).
         shards: How many there are.
 
     Raises:
@@ -82,15 +82,15 @@ class Plan:
 
 
 class Joining:
-    """Puts a round together, of what each shard has of it, as it comes.
+    """Joins a round from the shards' parts, as they arrive.
 
     First all shards say which rows they have, which is little. Then the place of each row is known,
     and the values of a shard are put there while those of others are on their way.
 
     Args:
-        plan: Which part is where.
+        plan: Which part is at which shard.
         opened: The round.
-        rows: Which members and rows each shard has that has something of it.
+        rows: The members and rows at each shard that has any of the round.
 
     Raises:
         InvalidArgumentError: What shards have does not fit the round.
@@ -117,9 +117,9 @@ class Joining:
         self._wholes = self._make_room(numbers)
 
     def _check_runs(self, dense: list[int]) -> None:
-        """Refuse shards that have less, or more, of these members than the plan has it.
+        """Refuse shards that have less, or more, of these members than the plan says.
 
-        What no shard brings would be whatever the memory had before.
+        Memory that no shard fills would keep its old content.
         """
         found = np.zeros_like(self._plan.ends)
         for shard, own in self._rows.items():
@@ -133,7 +133,7 @@ class Joining:
         """Make the members' memory: small ones in one block, which costs less than many.
 
         Returns:
-            By number: (rows, bytes of one), or (elements, bytes of one).
+            By member number, arrays of shape (rows, bytes of a row) or (elements, bytes of one).
         """
         form = self._plan.results
         lengths = {n: math.prod(form.dims[n]) for n in numbers}

@@ -12,8 +12,8 @@
              --- set_global_step, advance_step        ---> counting, at once
     counting --- in doubt, and nothing comes          ---> counting, at the next step (void)
 
-Every event ends in `tick`, which takes the transitions that are due; so they do not depend on
-which event it was that made them so.
+Every event ends in `tick`, which takes the transitions that are due; so it does not matter which
+event made them due.
 """
 
 import logging
@@ -81,13 +81,13 @@ class Rounds:
         self._last_grant = term << NUMBER_BITS
         self.block: Opened | None = None  # the head of the queue has it
         self._block_ticket = ""
-        self._opening = 0  # the serial that came with it
+        self._opening = 0  # the serial with which the block came
         self._last_required = 0  # by the last chief that got a block
         self.finished = False
         # Whether workers may wait for the next step with nothing in this one: their gradients were
         # refused for a grant that led to no round, or dropped without a new step.
         self._in_doubt = not self.is_ready
-        self._granted = False  # at this fence
+        self._granted = False  # whether there was a grant at this fence
         self._seen: tuple[tuple[int, int], float] | None = None  # see _is_stuck; since when
 
     @property
@@ -101,7 +101,7 @@ class Rounds:
         return frozenset(host.name for host in self._hosts if host.lost)
 
     def hosts(self) -> dict[str, tuple[bool, int]]:
-        """Return of each host whether it lives, and how many of its gradients count."""
+        """Return for each host whether it lives, and how many of its gradients count."""
         return {host.name: (not host.lost, host.pending(self.fence)) for host in self._hosts}
 
     def next_time(self, now: float) -> float:
@@ -154,7 +154,7 @@ class Rounds:
         members = self._hosts.members(grant.number)
         head = self._queue.head
         enough = head is not None and sum(m.batch.count for m in members) >= head.required
-        cut = not self.lost.isdisjoint(grant.places)  # nobody gets a piece to its shards
+        cut = not self.lost.isdisjoint(grant.places)  # no piece can reach its shards
         if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
             return
         self._grant = None
@@ -171,11 +171,11 @@ class Rounds:
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """After a grant that led to no round: have another one, without a release in between.
+        """Make another grant after one that led to no round, without a release in between.
 
-        If there are too few now, those that the seal has refused would never come: a void step. But
-        a host whose forwarder was just started has the segment of the one before, and what is in it
-        is not known yet: the grant waits for its first report.
+        If there are too few gradients now, those that the seal has refused would never come: the
+        step is void. But while a forwarder has just started, nobody knows yet what its segment has:
+        then the grant waits for its first report.
         """
         if self._wants_round():
             if self._is_enough() or any(host.is_coming for host in self._hosts):
@@ -189,7 +189,7 @@ class Rounds:
         head, last = self._queue.head, self._conflict
         self._conflict = conflict
         if head is not None and last is not None and last.contributor == conflict.contributor:
-            # Told once. What the process that is ended now has left is no reason to tell again.
+            # Tell once. Gradients left by a process that is then ended are no reason to tell again.
             head.conflict, self._conflict = self._conflict, None
 
     def _void(self, why: str) -> None:
@@ -224,10 +224,10 @@ class Rounds:
         self._changed()
 
     def _raise_term(self, term: int) -> None:
-        """Go on as a later owner: the clock is behind that of an earlier one, whom hosts follow.
+        """Go on in a later term: this clock is behind that of an earlier owner, whom hosts follow.
 
-        What is open ends. Hosts that know this owner's fence already are to it as those of an
-        earlier owner: they keep their gradients if they are at its step.
+        A round or grant that is open ends. Hosts at this owner's old fence count as an earlier
+        owner's: they keep their gradients if they are at its step.
         """
         self._end_round()
         self.fence = self._set_at = Fence(term, 0)

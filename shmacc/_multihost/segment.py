@@ -54,7 +54,7 @@ class LocalSegment:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether its round is open, so that its content does not change."""
+        """Whether this object's round is open, so that the content does not change."""
         return self._round != 0
 
     def deaths(self) -> WorkerDiedError | None:
@@ -72,7 +72,7 @@ class LocalSegment:
             self._handle.look(taken, None)
         else:
             if self.group.stats().round_pid is not None:
-                # An earlier forwarder that was stopped, and is alive: a new step ends its round.
+                # It is an earlier forwarder's, stopped but alive: a new step ends its round.
                 self._handle.set_step(self.group.global_step)
             self._handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
             self._round = taken.serial

@@ -17,7 +17,7 @@ class ShardCore(Generic[_Piece]):
     """
 
     def __init__(self) -> None:
-        self.fence = Fence(-1, -1)  # that of the pieces
+        self.fence = Fence(-1, -1)  # the pieces' fence
         self._pieces: dict[str, tuple[BatchKey, _Piece]] = {}  # by host
 
     def __len__(self) -> int:

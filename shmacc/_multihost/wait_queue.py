@@ -17,8 +17,8 @@ class Ticket:
         required: How many gradients it waits for.
         heard: When it asked last.
         tell: Whether it wants to know of hosts that are lost, and of workers that have died.
-        lost: Those that were, while it waited.
-        conflict: What it has to be told in place of a round.
+        lost: The losses while it waited.
+        conflict: The conflict to report to it in place of a round.
     """
 
     name: str

@@ -79,7 +79,7 @@ class Chief:
         try:
             self._updates = updates.of_chief(contents, params, chosen, options)
         except InvalidArgumentError as error:
-            if error.what is not None:  # another model, number of replicas, or optimizer had them
+            if error.what is not None:  # they are of another model, number of replicas or optimizer
                 error.add_note(
                     f"This training has two names, {shared_name!r} and {params!r}, that belong "
                     "together: remove both, when no process uses them. ('.left' has an element "
@@ -100,15 +100,15 @@ class Chief:
         except BaseException:
             self._shared.close()
             raise
-        # If a chief died between its update and the commit, what it took is in the parameters. And
-        # one that died in `close` has left parameters without their group: this one is new.
+        # If a chief died between its update and the commit, what it took is in the parameters. If a
+        # chief died in `close`, it left parameters without their group, and this group is new.
         if self._updates.done > self._group.global_step and self._group.stats().update is None:
             self._group.advance_step(self._updates.done)
         self._own = own
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
         placed = own if self._updates.places_buffers else self._parameters
         self._places = on_model.place(placed, self._shared)
-        # A round that `active` has entered, or what it raised; and how it would wait for another.
+        # A round that `active` has entered, or what it raised; and how `active` waits for the next.
         self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
         self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
@@ -154,9 +154,9 @@ class Chief:
     def active(self) -> int:
         """How many replicas have not left: all, at first, whether they have come or not.
 
-        Between two rounds it waits, as long as the last one did, until the next one has gradients
-        or all have left: so `while replicas.active` has no round without gradients at its end. What
-        a round would raise then, the next one raises.
+        Between two rounds this waits until the next round has gradients or all replicas have left,
+        with the last round's timeout: so `while replicas.active` does not end with an empty round.
+        If the wait fails, the next round raises the error.
         """
         if self._ahead is None and self._maker == os.getpid() and self._waits is not None:
             timeout, on_death, thread = self._waits
@@ -188,11 +188,11 @@ class Chief:
         it, parameters may be half updated: then rounds are a FailedPreconditionError until
         `load_state_dict` was called.
 
-        With an optimizer of `shmacc.optim` the end of the block makes the update, of what is in
-        ``.grad`` then. Until then an exception or a death changes
-        nothing, and whenever a chief dies the next round has the same gradients, or the next ones
-        if the update was in: parameters are those of a run without deaths. To let bad gradients
-        pass, the block calls `Update.skip`.
+        With an optimizer of `shmacc.optim` the end of the block makes the update from what is in
+        ``.grad`` then. Until then an exception or a death changes nothing, and whenever a chief
+        dies the next round has the same gradients, or the next ones if the update was in:
+        parameters are those of a run without deaths. To drop bad gradients, the block calls
+        `Update.skip`.
 
         Args:
             timeout: Seconds to wait for the gradients; None: for ever.
@@ -233,7 +233,7 @@ class Chief:
                 update._block.rate = rate  # noqa: SLF001
                 yield update
         finally:
-            if waited is not None:  # else this block is in another one
+            if waited is not None:  # else this block is inside another one
                 self._waits = timeout, on_death, threading.get_ident()
 
     def _enter(
@@ -255,8 +255,8 @@ class Chief:
             if not self._present:
                 raise FailedPreconditionError("All replicas have left")
             with self._group.round(self._required(), timeout=timeout, on_death=on_death) as taken:
-                # Another chief died, while this one waited, between its update and the commit:
-                # these gradients are in it.
+                # While this chief waited, another one died between its update and the commit: these
+                # gradients are in that update.
                 done = taken.step < self._updates.done
                 empty = not (taken.contributors < run.LEAVING).any()
                 if done:
@@ -313,7 +313,7 @@ class Chief:
         skipped: bool,
         removed: Mapping[str, Any] | None = None,
     ) -> None:
-        """Bring the update in, with what the block does not change."""
+        """Make the update, with the values that the block does not change."""
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
         buffers = {name: taken[name].value for name in self._buffers if name in taken}
@@ -338,9 +338,9 @@ class Chief:
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state, the step and who has left.
 
-        Of an optimizer of `shmacc.optim` its state as well, but not that of torch's.
+        It includes the state of optimizers of `shmacc.optim`, but not of torch's.
 
-        As that of a module, it has the parameters themselves: save it before the next round.
+        Like a module's, it has the parameters themselves: save it before the next round.
 
         Raises:
             FailedPreconditionError: The model is not in shared memory any more.
@@ -360,9 +360,9 @@ class Chief:
         this step, without being started again.
 
         Raises:
-            RuntimeError: The state of another model, in torch's words.
-            InvalidArgumentError: That of another number of replicas, or without the state of these
-                optimizers of `shmacc.optim`; or a model's own.
+            RuntimeError: The state is of another model; torch's message.
+            InvalidArgumentError: The state is of another number of replicas, lacks the state of
+                these optimizers of `shmacc.optim`, or is a model's own.
         """
         if not {"step", "left", "model"} <= state.keys():
             raise InvalidArgumentError(
@@ -395,7 +395,7 @@ class Chief:
             if maker == os.getpid():
                 self._give_up()
             if maker == os.getpid() and self._group.running:
-                self._group.finish()  # another chief has no replicas now, either
+                self._group.finish()  # ends the training for another chief, too
                 self._group.unlink()
                 self._shared.unlink()
             if maker == os.getpid():

@@ -32,7 +32,7 @@ def clip_grad_norm_(
         error_if_nonfinite: Whether a norm that is no finite number is a RuntimeError.
 
     Returns:
-        The norm before.
+        The norm before clipping.
     """
     return nn.utils.clip_grad_norm_(_dense(parameters), max_norm, norm_type, error_if_nonfinite)
 
@@ -40,7 +40,7 @@ def clip_grad_norm_(
 def clip_grad_value_(parameters: _Trained, clip_value: float) -> None:
     """Clamp gradients in place to at most `clip_value` from zero.
 
-    As `torch.nn.utils.clip_grad_value_`, also of sparse gradients, which are coalesced first.
+    As `torch.nn.utils.clip_grad_value_`, also for sparse gradients, which are coalesced first.
 
     Args:
         parameters: Parameters (or one) whose ``.grad`` is clipped, as for `clip_grad_norm_`.

@@ -68,7 +68,7 @@ def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def tables(model: nn.Module) -> dict[str, TableEmbedding]:
-    """Return the embeddings whose rows are a table's, by its name; one that is tied once."""
+    """Return the embeddings whose rows are a table's, by the table's name; a tied one once."""
     return {
         plain(f"{path}.rows" if path else "rows"): module
         for path, module in model.named_modules()
@@ -87,10 +87,10 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def load(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load a state, of a model that may be compiled, into one that may be.
+    """Load a state into a model; the state's model and this one may be compiled.
 
     Raises:
-        RuntimeError: The state of another model, in torch's words.
+        RuntimeError: The state is of another model; torch's message.
     """
     own = {plain(name): name for name in model.state_dict()}
     model.load_state_dict({own.get(plain(name), name): value for name, value in state.items()})
@@ -125,9 +125,9 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
 
 
 def rows_alone(model: nn.Module) -> set[str]:
-    """Return the parameters that get sparse gradients: all modules that have them are sparse.
+    """Return the parameters that get sparse gradients: only sparse embeddings have them.
 
-    One that is tied to a dense layer's gets the sum of both gradients, which is dense.
+    A parameter that is tied to a dense layer's gets the sum of both gradients, which is dense.
     """
     dense: set[int] = set()
     sparse: set[int] = set()
@@ -190,7 +190,7 @@ def place(own: Mapping[str, torch.Tensor], shared: SharedArrays) -> dict[str, in
 
 
 def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -> None:
-    """Refuse a model that has left shared memory: what it computes is nobody else's.
+    """Refuse a model that has left shared memory: others would not see what it computes.
 
     Raises:
         FailedPreconditionError: A tensor has other memory; or a thread has written to a read-only
@@ -207,10 +207,10 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -
 
 
 def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[str]) -> None:
-    """Refuse a model one of whose parameters is to be trained only since it was shared.
+    """Refuse a model with a parameter that began to require grad after the model was shared.
 
     Raises:
-        FailedPreconditionError: It has no place for its gradients; the message names it.
+        FailedPreconditionError: The group has no member for its gradient; the message names it.
     """
     for name, parameter in all_of_them.items():
         if parameter.requires_grad and name not in trained:
@@ -222,7 +222,7 @@ def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[st
 
 
 def given(trained: "nn.Module | nn.Parameter", taken: Any) -> torch.Tensor:
-    """Return what a round has of a parameter; or of a table: its ids' rows, which have no shape."""
+    """Return a round's gradient of a parameter; or of a table, the gradients of its ids' rows."""
     of_table = isinstance(trained, TableEmbedding)
     gradient: torch.Tensor = tensor(taken.values) if of_table else taken.to_torch()
     return gradient
@@ -231,10 +231,10 @@ def given(trained: "nn.Module | nn.Parameter", taken: Any) -> torch.Tensor:
 def gradients(
     trained: dict[str, nn.Parameter], sparse: frozenset[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what a backward pass has left, as a group takes it.
+    """Yield the gradients that a backward pass has left, as a group takes them.
 
     Raises:
-        InvalidArgumentError: That of a member with sparse gradients is dense.
+        InvalidArgumentError: A member takes sparse gradients, but its gradient is dense.
     """
     for name, parameter in trained.items():
         gradient = parameter.grad

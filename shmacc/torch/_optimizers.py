@@ -19,7 +19,7 @@ class Part(NamedTuple):
     Attributes:
         kind: The name of torch's class.
         parameter: The parameter.
-        optimizer: What computes the same.
+        optimizer: The optimizer of `shmacc.optim` that computes the same.
     """
 
     kind: str
@@ -31,25 +31,25 @@ class OptimizerOfTorch(NamedTuple):
     """What `optimizer_of` returns, for ``optimizer=`` of replicas.
 
     Attributes:
-        parts: Of each parameter.
+        parts: One for each parameter.
     """
 
     parts: tuple[Part, ...]
 
 
 def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
-    """Return optimizers of torch as such whose updates are atomic, whenever the chief dies.
+    """Return optimizers that compute as torch's; a chief's death leaves no update half made.
 
-    They compute as torch's, at torch's numbers; a group of parameters keeps its own::
+    They have torch's hyperparameters; each group of parameters keeps its own::
 
         adam = torch.optim.AdamW(model.parameters(), 1e-3)
         SyncReplicas(model, name, optimizer=optimizer_of(adam), ...)
 
-    Those that are given are not used any more: rounds make the updates.
+    The given optimizers are not used any more: rounds make the updates.
 
     Args:
-        optimizers: SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam, as yet without a step. Several
-            have parameters of their own each, as SparseAdam and Adam.
+        optimizers: SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam, before their first step. If
+            there are several, each has parameters of its own, as SparseAdam beside Adam.
 
     Raises:
         InvalidArgumentError: An optimizer of another class, one with an option that is not honoured
@@ -80,12 +80,12 @@ def by_name(
     """Return the optimizer of each parameter that requires grad, and of each table; None: none.
 
     Args:
-        given: None, one for all, a mapping from patterns of names, or of torch.
+        given: None, one for all, a mapping from patterns of names, or what `optimizer_of` returns.
         model: The model.
 
     Raises:
-        InvalidArgumentError: A parameter or a table has none, or one of torch that does not take
-            its gradients; or an optimizer is for what is no parameter.
+        InvalidArgumentError: A parameter or a table has no optimizer, or one of torch that does not
+            take its gradients; or an optimizer is for something that is no parameter.
     """
     parameters, tables = on_model.parameters(model), on_model.tables(model)
     if tables and (given is None or isinstance(given, OptimizerOfTorch)):
@@ -130,7 +130,7 @@ def _of_torch(
                 "model's"
             )
         found[name] = optimizer
-        # Of sparse gradients torch's momentum moves rows that they do not have.
+        # With sparse gradients, torch's momentum moves rows that the gradients do not have.
         by_rows = kind == "SparseAdam" or (
             kind in {"SGD", "Adagrad"}
             and not getattr(optimizer, "momentum", 0)
@@ -151,7 +151,7 @@ def _of_torch(
 
 
 def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.Optimizer:
-    """Return the optimizer of a group of parameters; takes out what is honoured."""
+    """Return the optimizer of a group of parameters; remove the options that it honours."""
     made = _CONVERTERS[kind](group)
     default = kind([nn.Parameter(torch.zeros(1))]).param_groups[0]
     for option, value in group.items():

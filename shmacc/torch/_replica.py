@@ -41,10 +41,10 @@ class Replica:
         timeout: float | None = None,
         owners: Owners = "mine",
     ) -> None:
-        """Attach, as soon as the chief has created what there is to attach to.
+        """Attach as soon as the chief has created the parameters and the group.
 
         Args:
-            model: Of the same architecture as the chief's; its parameters' contents do not matter.
+            model: A model of the chief's architecture; its parameters' contents do not matter.
             shared_name: The chief's.
             rank: From 0, less than ``total_num_replicas``.
             timeout: Seconds to wait, here for the chief and in `step` for the update; None: for
@@ -71,7 +71,7 @@ class Replica:
             # Gradients of an asynchronous replica are distinct, also from those of one that was
             # killed.
             self._serial = secrets.randbits(run.SERIAL_BITS)
-            self._handed: bool | None = None  # the gradient of this step, and whether it counts
+            self._handed: bool | None = None  # whether this step's gradient counts; None: not sent
             self._follow(self._step_without(run.LEAVING + self._rank))
             self._rows = {name: rows_of(found) for name, found in on_model.tables(model).items()}
             for name, rows in self._rows.items():
@@ -86,7 +86,7 @@ class Replica:
             name for name, spec in members.items() if isinstance(spec, IndexedSlicesSpec)
         )
         self._places = on_model.place(self._parameters, self._shared)
-        # Each with its module, which may give its buffer another value by an assignment.
+        # Each with its module, which may assign another tensor to its buffer.
         self._shared_buffers = [
             (name, model.get_submodule(path.rpartition(".")[0]), on_model.in_memory(shared))
             for path, _ in model.named_buffers()
@@ -102,7 +102,8 @@ class Replica:
         """Return the step of the first round that this contributor is not in.
 
         A synchronous round waits for as many contributors as there are replicas: this replica must
-        not be two of them, as one that leaves after its gradient, or that has left and comes back.
+        not be two of them, by leaving right after its gradient, or by coming back right after it
+        left.
         """
         step = self._group.global_step
         if not self._asynchronous and contributor in self._group.contributors():
@@ -160,7 +161,7 @@ class Replica:
 
     @property
     def global_step(self) -> int:
-        """How many updates the parameters have had that this replica computes with."""
+        """How many updates the parameters that this replica computes with have had."""
         return self._global_step
 
     @property
@@ -182,9 +183,9 @@ class Replica:
             ended.
 
         Raises:
-            DeadlineExceededError: The timeout passed. Of a synchronous replica the gradient may be
-                in the round: another `step` waits on, and hands nothing over. Of an asynchronous
-                one it is not: another `step` tries again.
+            DeadlineExceededError: The timeout passed. A synchronous replica's gradient may be in
+                the round: another `step` waits on, and hands nothing over. An asynchronous
+                replica's gradient is not: another `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
             FailedPreconditionError: The model is not in shared memory any more; or a parameter that
                 did not require grad when the chief shared the model does now.
@@ -203,7 +204,7 @@ class Replica:
             with suppress(FinishedError):
                 self._follow(self._group.wait_step(self._step, timeout=self._timeout))
         counts, self._handed = self._handed, None
-        # One that a checkpoint or the end has dropped was in a round, but is in no update.
+        # A gradient that a checkpoint or the end has dropped was accepted, but is in no update.
         return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
 
     def _hand_over(self, weight: int) -> bool:
@@ -230,8 +231,8 @@ class Replica:
     def leave(self) -> None:
         """Tell the chief to wait for this replica no longer: it has no more data. Idempotent.
 
-        After a gradient that is not in an update yet, this waits for the update. A gradient that
-        comes later, of a replica of this rank, takes it back.
+        After a gradient that is not in an update yet, this waits for the update. A later gradient
+        from a replica of this rank makes the chief wait for it again.
 
         Raises:
             DeadlineExceededError: The timeout passed.

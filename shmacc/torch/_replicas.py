@@ -59,29 +59,29 @@ class SyncReplicas(Chief):
             model: On the CPU.
             shared_name: What replicas attach to; ``shared_name + ".params"`` are the parameters.
             total_num_replicas: How many replicas there are; their ranks are less.
-            replicas_to_aggregate: How many gradients an update needs; None: all replicas'. Of
-                replicas that have left none is expected.
+            replicas_to_aggregate: How many gradients an update needs; None: all replicas'. Replicas
+                that have left are not waited for.
             optimizer: For all parameters that require grad, which are float32 or float64: one of
                 `shmacc.optim`; a mapping from patterns of names to such, as in
                 ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``, of which the first that matches is
                 taken; or `optimizer_of` one of torch. Parameters and slots are `Parameters`,
                 which only rounds change, wholly or not at all, and once, whenever a chief dies.
                 None: the block has one of torch.
-            schedule: From the number of an update to its learning rate, as for `round`: a
-                function of nothing else, so that it goes on after a death. None: the optimizers'
-                own rates.
+            schedule: A function from the number of an update to its learning rate, as for `round`.
+                It must depend on nothing else, so that it goes on after a death. None: the
+                optimizers' own rates.
             initial: What a new training starts from: a state dict, or a model that has been
                 trained. None: from `model`. A training that exists goes on from what it has.
-            mode: Permission bits, as are the next two as for an accumulator.
+            mode: Permission bits; this and the next two are as for an accumulator.
             owners: Whose segments may be attached.
             if_exists: "replace" for a run that is not to go on from what a killed one left.
 
         Raises:
             InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
                 train; two of its parameters have the same memory; what exists is another model's,
-                or has another optimizer; a parameter's dtype has none, or it has no optimizer; a
+                or has another optimizer; a parameter has no optimizer, or its dtype allows none; a
                 schedule without an optimizer.
-            RuntimeError: `initial` is of another model, in torch's words.
+            RuntimeError: `initial` is of another model; torch's message.
             Everything else as for `AccumulatorGroup` and `SharedArrays`.
         """
         total = arguments.int64(total_num_replicas, "total_num_replicas")
@@ -115,8 +115,8 @@ class AsyncReplicas(Chief):
     """Asynchronous training: each round averages the gradients that have come, at least one.
 
     Replicas do not wait for updates, and read parameters while they are updated. A gradient may be
-    of parameters that are some updates old: with ``capacity`` gradients at most, since a replica
-    waits when so many are pending.
+    of parameters that are some updates old. A replica waits when ``capacity`` gradients are
+    pending, which bounds their number.
 
     Everything else as for `SyncReplicas`.
     """

@@ -1,4 +1,4 @@
-"""What an embedding of ids has: rows of this process's own, or those of a training's table."""
+"""The rows of an embedding of ids: this process's own, or those of a training's table."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from shmacc.errors import FailedPreconditionError
 
 
 class Rows:
-    """What an embedding has: rows of this process's own, or those of a training's table.
+    """The rows of an embedding: this process's own, or those of a training's table.
 
     Attributes:
-        spec: What the table is, or would be.
-        table: That of the training that the module is of, or was of as a replica's; None: the rows
-            are its own.
+        spec: The spec of the table, or of one made from these rows.
+        table: The table of the training that the module is in, or was in as a replica's; None: the
+            rows are this process's own.
         shared: Whether the training goes on.
         trained: Whether a replica's forward passes collect gradients.
         pending: Ids, and gradients of their rows, that backward passes have left since the last
@@ -33,14 +33,14 @@ class Rows:
         self.keep(spec, *_none(spec))
 
     def keep(self, spec: TableSpec, ids: IndexArray, rows: ValueArray) -> None:
-        """Have these rows, ids ascending, and no table."""
+        """Use these rows, ids ascending, and no table."""
         self.spec, self.shared = spec, False
         self.table: Table | None = None
         self.pending: list[tuple[IndexArray, torch.Tensor]] | None = None
         self._ids, self._rows = ids, rows
 
     def share(self, table: Any, *, trains: bool) -> None:
-        """Have the rows of a training's `Table`, and collect gradients if this process `trains`."""
+        """Use the rows of a training's `Table`, and collect gradients if this process `trains`."""
         self.keep(self.spec, *_none(self.spec))
         self.table, self.shared, self.pending = table, True, [] if trains else None
 
@@ -119,5 +119,5 @@ def _none(spec: TableSpec) -> tuple[IndexArray, ValueArray]:
 
 
 def spec_of(table: Table) -> TableSpec:
-    """Return what a table is."""
+    """Return the spec of a table."""
     return TableSpec(table.row_shape, table.dtype, initial=table.initial, max_rows=table.max_rows)

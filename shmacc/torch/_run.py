@@ -1,7 +1,7 @@
 """What chief and replicas share beside the model: numbers of the run, and who has left.
 
 They stand in the shared arrays, under names that no parameter can have. The chief alone writes
-them, in rounds. The end is the group's, which is finished then.
+them, in rounds. The training has ended when the group is finished.
 """
 
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ LEAVING = 2**62
 
 MOST_REPLICAS = 2**20
 SERIAL_BITS = 40
-"""Of the number of an asynchronous gradient: times MOST_REPLICAS it stays below LEAVING."""
+"""Bits of an asynchronous gradient's number: times MOST_REPLICAS it stays below LEAVING."""
 
 
 def of_params(shared_name: str) -> str:

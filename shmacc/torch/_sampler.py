@@ -10,7 +10,7 @@ from shmacc.torch._replica import Replica
 
 
 class StepSampler:
-    """The batches of a replica, of which each is a function of the step and the rank.
+    """The batches of a replica; each is a function of the step and the rank.
 
     So a replica that is started again, or follows a checkpoint, computes the batch that its step
     needs, where a loop over a dataset would begin again::
@@ -20,10 +20,10 @@ class StepSampler:
             loss(model(inputs), labels).backward()
             replica.step()
 
-    All replicas' batches together are an epoch's permutation; what does not fill a batch of each is
-    left out of it. A loader's worker processes are asked for batches ahead: these are of the steps
-    that follow. That is right for synchronous replicas that make one step a batch, and are not left
-    behind by others (``replicas_to_aggregate``); for all others ``num_workers`` is 0.
+    All replicas' batches together are an epoch's permutation; samples that do not fill a batch for
+    each replica are left out. A loader's worker processes are asked for batches ahead, which are
+    those of the next steps. That is right for synchronous replicas that make one step a batch, and
+    are not left behind by others (``replicas_to_aggregate``); for all others ``num_workers`` is 0.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class StepSampler:
         """Divide a dataset.
 
         Args:
-            dataset: What has a length.
-            replica: Whose batches, by its ``global_step`` and rank.
+            dataset: Anything that has a length.
+            replica: The replica whose batches these are, by its ``global_step`` and rank.
             batch_size: How many samples a batch has.
-            epochs: After how many times through the dataset to end; None: with the training.
-            shuffle: Whether each epoch has a permutation of its own; or the dataset's order.
-            seed: Of the permutations, the same in all replicas.
+            epochs: How many times to go through the dataset; None: until the training ends.
+            shuffle: Whether each epoch has a permutation of its own; else the dataset's order.
+            seed: The permutations' seed, the same in all replicas.
 
         Raises:
             InvalidArgumentError: The dataset has less than a batch for each replica.
@@ -60,7 +60,7 @@ class StepSampler:
                 f"The dataset must have a batch for each replica ({replica.total_num_replicas} of "
                 f"batch_size {batch_size}), but has {self._size} samples"
             )
-        self._steps = self._size // at_once  # of an epoch
+        self._steps = self._size // at_once  # in an epoch
         self._epochs = None if epochs is None else arguments.int64(epochs, "epochs")
         self._shuffle, self._seed = shuffle, seed
         self._order: tuple[int, list[int]] = -1, []  # the last epoch's
@@ -88,7 +88,7 @@ class StepSampler:
         """Return the numbers of the samples in this replica's batch.
 
         Args:
-            step: Of which step, from 0.
+            step: The step, from 0.
         """
         epoch, number = divmod(step, self._steps)
         if self._order[0] != epoch:

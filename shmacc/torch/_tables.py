@@ -29,7 +29,7 @@ class TableEmbedding(nn.Module):
         vectors = model.user(torch.tensor([[2**40, 7]]))  # (1, 2, 16)
 
     An id gets a row when an update changes it; until then, and after its removal, it has the
-    initial one, which is a function of `initial` and the id. A `Replica` hands over ids and the
+    initial row, which is a function of `initial` and the id. A `Replica` hands over ids and the
     gradients of their rows. `SyncReplicas` and `AsyncReplicas` have the table, under the module's
     name and ``.rows``, and need an optimizer of `shmacc.optim` for it.
 
@@ -41,7 +41,7 @@ class TableEmbedding(nn.Module):
     Attributes:
         embedding_dim: How many numbers a row has.
         mode: How a bag's rows become one; None: there are no bags.
-        padding_idx: What stands for no id; None: nothing.
+        padding_idx: The integer that stands for no id; None: none does.
         grad: In the block of a chief's round the gradients of the rows, one for each id of the
             round, which the block may clip or scale as those of parameters; else None.
     """
@@ -60,7 +60,8 @@ class TableEmbedding(nn.Module):
         Args:
             embedding_dim: How many numbers a row has.
             initial: What a row has before anything changes it; give each table a seed of its own.
-            mode: None: a row for each id. "sum", "mean": of each bag of ids, as `nn.EmbeddingBag`.
+            mode: None: a row for each id. "sum", "mean": one for each bag of ids, as
+                `nn.EmbeddingBag`.
             max_rows: How many rows the table may have: an update that would leave more is a
                 ResourceExhaustedError of the chief's round. None: any number.
             padding_idx: An integer, also a negative one as -1, that stands for no id: its row is
@@ -88,7 +89,7 @@ class TableEmbedding(nn.Module):
         """The table, while this process is a training's chief or replica.
 
         Raises:
-            FailedPreconditionError: It is none.
+            FailedPreconditionError: This process is neither.
         """
         found = self._own.table
         if found is None:
@@ -136,16 +137,16 @@ class TableEmbedding(nn.Module):
         return nn.functional.embedding_bag(at, leaf, offsets, mode=self.mode, padding_idx=padding)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients that backward passes have left; a model's own does not reach them.
+        """Drop the gradients of backward passes; the model's own method does not reach them.
 
         Args:
-            set_to_none: Of parameters, of which there are none.
+            set_to_none: No effect: it is for parameters, and there are none.
         """
         super().zero_grad(set_to_none)
         self._own.clear()
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows, or train them again; a model's own does not reach them.
+        """Freeze the rows, or train them again; the model's own method does not reach them.
 
         Args:
             requires_grad: Whether forward passes of this process's replica are to train them.

@@ -29,7 +29,7 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 
 @dataclass(slots=True)
 class Block:
-    """What becomes of a round's block."""
+    """A round's block: its tables, and what it has asked for."""
 
     tables: Mapping[str, TableEmbedding]
     ids: Mapping[str, IndexArray]
@@ -41,16 +41,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a round's gradients are of.
+    """The update that a round makes: its number, and whose gradients it has.
 
     Attributes:
         step: The number of the update, from 0.
         replicas: The ranks whose gradients were averaged, ascending; of an asynchronous round, a
             rank for each gradient. Empty if all have left while the round waited for them: then no
             parameter has a gradient, and the update does not count.
-        weight: The weights of the gradients, added up: samples, if replicas say how many they had.
-        round_step: The step of the round, which tables keep with a row: that of `step`, and of all
-            rounds that were no updates.
+        weight: The total weight of the gradients: samples, if replicas say how many they had.
+        round_step: The step of the round, which tables keep with a row. It counts `step`'s updates
+            and all rounds that were no updates.
     """
 
     step: int
@@ -77,9 +77,9 @@ class Update:
         self._block.skipped = True
 
     def remove(self, embedding: TableEmbedding, ids: Any) -> None:
-        """Let the update take the rows of these ids out of a table, after all it changes.
+        """Have the update remove the rows of these ids from a table, after its other changes.
 
-        For instance those that no update of the last 10,000 rounds has changed::
+        For instance, rows that no update of the last 10,000 rounds has changed::
 
             old = model.user.table.ids(updated_before=update.round_step - 10_000)
             update.remove(model.user, np.setdiff1d(old, update.ids(model.user)))
@@ -126,7 +126,7 @@ class Update:
 
 
 class InPlace:
-    """The block changes the parameters, with an optimizer of torch; a death there is told of."""
+    """The block changes the parameters, with an optimizer of torch; a death there is noticed."""
 
     places_buffers = True
 
@@ -140,12 +140,12 @@ class InPlace:
         return int(self._run[run.DONE])
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: there are no tables."""
 
     def begin(self, group: AccumulatorGroup) -> None:  # noqa: ARG002
         """Refuse to go on from parameters that may be half updated.
 
-        In the round, which another chief that lives would have.
+        Called in the round: if another living chief were updating, it would have the round.
         """
         if self._run[run.UPDATING]:
             raise FailedPreconditionError(
@@ -226,8 +226,8 @@ class Atomic:
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
         """Give tables their first rows, if these parameters have had no update.
 
-        As the update of a round of step 0, which a death leaves undone or made: of several chiefs
-        that do it, whenever they die, one succeeds, and not after another round.
+        This is the update of a round of step 0, which a death leaves undone or made. If several
+        chiefs try, one succeeds, whenever they die, and not after another round.
         """
         if self.done > 0:
             return
@@ -258,7 +258,7 @@ class Atomic:
         rate: LearningRate,
         removed: Mapping[str, IndexArray] | None,
     ) -> None:
-        """Make the update, with new contents of what no optimizer changes."""
+        """Make the update, with new contents for arrays that no optimizer changes."""
         for name, one in trained.items():
             given = on_model.given(one, taken[name]) if name in taken else None
             if not _take_back(one.grad, given):
@@ -277,7 +277,7 @@ class Atomic:
 
     def pass_over(self, taken: GroupTaken) -> None:
         """Let a round end that is in the parameters already."""
-        self.arrays.skip(taken)  # asks that it is in, which ends the round
+        self.arrays.skip(taken)  # finds the update in, which ends the round
 
     def check_rate(self, rate: LearningRate) -> None:
         """Check an update's learning rate."""
@@ -371,7 +371,7 @@ def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") ->
         return gradient is given
     if (gradient.layout, gradient.shape) != (given.layout, given.shape):
         return False
-    if given.is_sparse:  # torch's operations in place give these other values
+    if given.is_sparse:  # torch's in-place operations replace the values tensor
         gradient = gradient.coalesce()
         if not torch.equal(gradient.indices(), given.indices()):
             return False

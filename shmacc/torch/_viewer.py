@@ -34,10 +34,10 @@ class Viewer:
         timeout: float | None = None,
         owners: Owners = "mine",
     ) -> None:
-        """Attach, as soon as the chief has created what there is to attach to.
+        """Attach as soon as the chief has created the parameters and the group.
 
         Args:
-            model: Of the same architecture as the chief's.
+            model: A model of the chief's architecture.
             shared_name: The chief's.
             timeout: Seconds of each wait, here for the chief; None: for ever.
             owners: Whose segments may be attached.
@@ -70,7 +70,7 @@ class Viewer:
     def snapshot(self) -> int:
         """Copy the parameters and buffers of one step into the model.
 
-        Those of the last step can be had after the end of the training, too.
+        After the end of the training it still copies those of the last step.
 
         Returns:
             How many updates they have had.
