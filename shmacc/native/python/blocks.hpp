@@ -1,4 +1,4 @@
-// The classes of round_block.hpp, as Python has them.
+// Binds the classes of round_block.hpp for Python.
 #pragma once
 
 #include "python/round_block.hpp"
@@ -15,8 +15,8 @@ inline int clear_block(PyObject* self) {
     return 0;
 }
 
-// What this package's coroutines and parameters do with a block. The block's own class is shown to users, and has the
-// methods of a ``with`` statement only.
+// The functions of a block that this package's coroutines and parameters use. Users see the block's own class, which
+// has only the methods of a ``with`` statement.
 class BlockAccess {
   public:
     explicit BlockAccess(nb::object block) : block_(std::move(block)) { nb::cast<RoundBlock&>(block_); }

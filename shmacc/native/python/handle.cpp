@@ -1,4 +1,4 @@
-// An accumulator's class, and those of rounds, as Python has them.
+// Binds the classes of accumulators and rounds for Python.
 #include "python/blocks.hpp"
 #include "python/plain.hpp"
 

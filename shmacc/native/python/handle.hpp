@@ -29,7 +29,7 @@ class Handle {
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
         }
-        // A close and a caller that leaves wake.
+        // A close wakes the wait, and so does a caller that leaves.
         bool ends_sleep() const override { return released_.signals_come_here(); }
 
       private:
@@ -59,7 +59,7 @@ class Handle {
     }
 
   public:
-    // An operation on what several handles have, none of whose locks is held while it waits.
+    // An operation on several handles' segments, which holds none of their locks while it waits.
     template <class Call>
     static void run_on(const std::vector<Handle*>& handles, Call call) {
         WithoutGil released;
@@ -75,7 +75,7 @@ class Handle {
         call(all);
     }
 
-    // own_names: segment and semaphore, if they are removed with this handle (private, or unlink_on_close).
+    // own_names: the names of segment and semaphore, if this handle's close removes them (private, or unlink_on_close).
     explicit Handle(std::shared_ptr<OpenSegment> segment,
                     std::optional<std::pair<std::string, std::string>> own_names = {})
         : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)),
@@ -90,8 +90,8 @@ class Handle {
         }
     }
 
-    // error: the exception for which the process leaves, or None. In C++ from beginning to end: no signal handler can
-    // interrupt it.
+    // error: the exception because of which the process leaves, or None. This is C++ from beginning to end, so no
+    // signal handler can interrupt it.
     void close(nb::handle error = nb::none()) {
         if (!segment_) return;
         const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);
@@ -109,14 +109,15 @@ class Handle {
         segment->wait_queue().announce_progress();
         give_rounds_up(*segment);
     }
-    // As above, at the end of a process, which may have other handles: a forked child has its parent's.
+    // Closes the handle at the end of a process, and leaves the segment even if the process has other handles on it: a
+    // forked child has its parent's.
     void leave(nb::handle error) {
         if (!segment_) return;
         const std::shared_ptr<OpenSegment> segment = segment_->shared();
         close(error);
         segment->leave();
     }
-    // As above, for a process that ends while its threads still work: to others it has left.
+    // For a process that ends while its threads still work: tells others that it has left, and closes nothing.
     void end(nb::handle error) {
         if (!segment_) return;
         if (maker_.is_here()) unlink_own_names();
@@ -142,8 +143,8 @@ class Handle {
     // For an operation: keeps the segment open while another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
-        // Each handle that a forked child uses keeps it attached, so each is left at its end, whichever attached it.
-        // First of all: it runs Python, which may raise, or close the handle.
+        // Each handle that a forked child uses keeps it attached, so at its end the child leaves each of them. This
+        // comes first: it runs Python, which may raise, or close the handle.
         if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
             nb::module_::import_("shmacc._opening.exits").attr("used_in_child")(nb::find(this));
             segment().check_file();
@@ -154,7 +155,7 @@ class Handle {
         return use;
     }
 
-    // terms: as `of_terms` has them.
+    // terms: see `of_terms`.
     bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
                       int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
@@ -179,7 +180,7 @@ class Handle {
         });
     }
 
-    // members: as `incoming` has them.
+    // members: see `incoming`.
     bool apply_group(const nb::list& members, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
@@ -190,22 +191,22 @@ class Handle {
         return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients, deadline); });
     }
 
-    // Puts the result in `taken`: a returned one is lost if a signal handler raises right after the call, for
-    // handlers run between bytecodes. The caller passes `taken` to `keep` if the content does not reach the user.
+    // Puts the result in `taken`: a returned result would be lost if a signal handler raised right after the call,
+    // since handlers run between bytecodes. The caller passes `taken` to `keep` if it does not reach the user.
     void take(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
               bool raise_departures) {
         const OpenSegment::Use segment = begin_take(num_required);
         if (take_kept(taken)) return;
         take(*segment, taken, num_required, at_least, timeout, false, raise_departures, nullptr);
     }
-    // Whether there was something that had been taken, and did not get to its caller.
+    // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
     bool take_kept(TakenRound& taken) { return kept_.pass_on(taken); }
     // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether
     // there was anything.
     bool keep(nb::object taken) { return !closed_ && kept_.keep(std::move(taken)); }
 
-    // The round as `take` would hand it out; it stays, and its step is sealed, until `consume_round`. It is this
-    // thread's, or offered to the caller's.
+    // Hands out the round as `take` would. The round stays, and its step is sealed, until `consume_round`. It belongs
+    // to this thread, or is offered to the caller's.
     void open_round(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
                     bool raise_departures, const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
@@ -213,7 +214,7 @@ class Handle {
         const auto note = [&] {
             if (taken.serial() == 0) return;
             opening.add(taken.serial(), caller != nullptr);
-            // A close that came between the take's commit and this has not seen the round.
+            // A close between the take's commit and this line has not given the round up.
             if (closed_) give_rounds_up(*segment);
         };
         try {
@@ -224,9 +225,9 @@ class Handle {
         }
         note();
     }
-    // The caller takes over what it was offered. False: the round was given up meanwhile.
+    // The caller takes over the round that it was offered. False: the round was given up meanwhile.
     bool hold_round(uint64_t serial) { return segment().own_round().hold(serial); }
-    // What a take would give now.
+    // Puts what a take would give now in `taken`.
     void look(TakenRound& taken, std::optional<double> timeout) {
         const int64_t deadline = deadline_after(timeout);
         const OpenSegment::Use segment = attached();
@@ -252,7 +253,7 @@ class Handle {
     void check_departures() {
         run<Take>([&](Take& act) { act.check_departures(); });
     }
-    // Whether the round was still open. An error leaves it so: it can be tried again.
+    // Returns whether the round was still open. After an error it is, and can be consumed again.
     bool consume_round(uint64_t serial) {
         segment();
         if (!rounds_.has(serial)) return false;
@@ -261,7 +262,7 @@ class Handle {
         rounds_.remove(serial);
         return consumed;
     }
-    // If the round has ended, this handle does not have it any more. That is no error here.
+    // It is no error if the round has ended: then this handle does not have it any more.
     void give_up_round(uint64_t serial) {
         if (!segment_ || !rounds_.has(serial)) return;
         rounds_.remove(serial);
@@ -297,7 +298,7 @@ class Handle {
     }
     void finish() { attached()->finish(); }
     void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, bytes); }
-    // The call that waits for this caller ends with an error, unless it has what it waited for.
+    // Ends the call that waits for this caller, with an error unless it has what it waited for.
     void end_wait(Caller& caller) {
         caller.leave();
         if (!segment_ || !(*segment_)->file().state().intact) return;  // closed: no call waits any more
@@ -318,7 +319,7 @@ class Handle {
     auto update(Call call) {
         return run<Update>(call);
     }
-    // The parameters with that token, if this process has them open, are of whole updates after it.
+    // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
     static void recover_parameters(uint64_t token, int64_t deadline) {
         std::vector<nb::object> found;
         for (Handle* handle : parameters_)
@@ -385,8 +386,9 @@ class Handle {
     uint32_t owner() const { return segment().file().status().st_uid; }
 
   private:
-    // What is its own goes with the creator's handle, not when a forked child of it ends: the name, and then, as nobody can
-    // ever take again, the run. Not before: a name that a dead process leaves must not lead to what is finished.
+    // Whether the close of this handle finishes the run: if its names go with it, nobody can take any more. That is so
+    // for the creator's handle only, not for a forked child's. The names are removed first: if the process dies in
+    // between, no name must lead to a finished run.
     bool finishes() const {
         return segment_ && owns_ && maker_.is_here() && !has_arrays((*segment_)->config().kind) &&
                (*segment_)->file().state().intact;
@@ -458,7 +460,7 @@ class Handle {
     void give_rounds_up(OpenSegment& segment) {
         while (const uint64_t serial = rounds_.pop()) segment.give_up_round(serial);
     }
-    // A forked child's first operation; see opening.hpp.
+    // Attaches a forked child, in its first operation; see opening.hpp.
     void attach_child(OpenSegment& segment) {
         claim(segment);
         with_name_lock(segment.file(), true, [&] {
@@ -487,7 +489,7 @@ class Handle {
         if (session.held()) segment.wait_queue().sweep();
         return session.held();
     }
-    static inline std::vector<Handle*> parameters_;  // open ones, of parameters; the GIL guards it
+    static inline std::vector<Handle*> parameters_;  // handles of parameters; the GIL guards it
 
     HeldRounds rounds_;
     KeptRounds kept_;  // the GIL guards it

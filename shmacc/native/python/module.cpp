@@ -16,8 +16,8 @@ void bind_parameters(nb::module_& m);
 
 namespace {
 
-// Python's, from here on. If Python has no memory for that, it is destroyed: a process does not stay attached by
-// what nobody can close.
+// Gives an object to Python. If Python has no memory for that, the object is destroyed: otherwise the process would
+// stay attached by an object that nobody can close.
 template <class T>
 nb::object give_to_python(std::unique_ptr<T> made) {
     nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
@@ -54,8 +54,8 @@ MemberSpec member_spec(const nb::tuple& given) {
     return spec;
 }
 
-// A handle on a new segment, attached; none if the name is taken, or was taken away at once. arrays: as NewArrays
-// has them, for shared arrays; else none.
+// Returns an attached handle on a new segment; None if the name is taken, or was removed at once. arrays: for
+// NewArrays; empty if the segment has no arrays.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, const nb::list& members, uint32_t reduction, uint32_t lanes,
                   std::optional<int64_t> capacity, bool is_private, bool unlink_on_close, uint64_t token,
@@ -99,7 +99,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
         auto made = std::make_unique<Handle>(OpenSegment::on(file, opened.config, opened.specs),
                                              std::move(own_names));
         Handle& handle = *made;
-        nb::object object = give_to_python(std::move(made));  // before it is attached: else nobody takes it back
+        nb::object object = give_to_python(std::move(made));  // before it attaches, so that Python closes it
         return handle.enter(path, semaphore_path) ? object : nb::none();
     } catch (...) {
         // A segment that cannot be attached, for lack of space for instance, is removed again, if possible.
@@ -113,7 +113,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
 
 constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
 
-// The kind of file at the path (kFoundNames), its layout version, and, for a segment, the result of `make`.
+// Returns the kind of file at the path (kFoundNames), its layout version, and, for a segment, the result of `make`.
 template <class Make>
 nb::tuple open_found(const std::string& path, SegmentFile::Access access, const Owners& owners, Make make) {
     Opened opened = open_segment_file(path, access, owners);
@@ -143,7 +143,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// What Python knows of the layout; shmacc/_layout/layout.py provides it.
+// Exports what Python needs to know of the layout; shmacc/_layout/layout.py provides it.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;
@@ -276,7 +276,7 @@ int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : exec
 }  // namespace
 }  // namespace shmacc
 
-// The next macro defines a function of this name. The function that Python calls, calls it.
+// NB_MODULE defines PyInit__core, here under another name. The PyInit__core below, which Python calls, calls it.
 #define PyInit__core init_by_nanobind
 extern "C" PyObject* init_by_nanobind();
 NB_MODULE(_core, m) {
@@ -287,7 +287,7 @@ NB_MODULE(_core, m) {
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-        // No exception of C++: the thread is exited in a call of Python's that let go of the GIL (take_gil).
+        // No C++ exception: Python exits this thread, in a Python call that had released the GIL (take_gil).
         if (!pointer) sleep_until_the_end();
         try {
             std::rethrow_exception(pointer);
@@ -387,7 +387,8 @@ NB_MODULE(_core, m) {
 }
 #undef PyInit__core
 
-// From Python 3.13 on it is called in the main interpreter for all of them, and only what it returns runs in another one.
+// From Python 3.13 on this is called in the main interpreter for all interpreters, and only the slots that it returns
+// run in the importing one.
 extern "C" NB_EXPORT PyObject* PyInit__core() {
     using namespace shmacc;
     if (refuse_in_subinterpreter()) return nullptr;

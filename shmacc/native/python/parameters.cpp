@@ -1,4 +1,4 @@
-// Shared arrays, and updates of parameters, as Python has them.
+// Binds shared arrays and updates of parameters for Python.
 #include "python/parameters.hpp"
 
 #include "python/arrays.hpp"

@@ -5,14 +5,14 @@
 // runs handlers between its instructions, also before the first one of a function that is written in Python; so these
 // methods must not be overridden, nor called by such a function for a ``with`` statement.
 //
-//   Invariant: a round that is open in this process has a RoundBlock, which nobody but the block's statement, or its
-//              caller, has. When it is destroyed, the round is given up, which takes one store, cannot fail, and
-//              runs no Python.
+//   Invariant: a round that is open in this process has a RoundBlock, to which only the block's statement, or its
+//              caller, has a reference. When it is destroyed, the round is given up. This takes one store, cannot fail,
+//              and runs no Python.
 //
-// Coroutines. A thread waits, and the coroutine takes the round over when the event loop comes to it (coroutines.py);
-// in between there is Python. So the coroutine runs in a Guarded: whatever exception leaves it, or if it is dropped, the
-// round is given up, or, if it has just been consumed, kept for the handle's next take. The thread may have it only after
-// that, as one that was just being started: it finds that its caller has left, and gives it up.
+// Coroutines. A thread waits for the round, and the coroutine takes it over when the event loop gets to it
+// (coroutines.py); in between Python runs. So the coroutine runs in a Guarded. If an exception leaves the coroutine, or
+// if it is dropped, the round is given up; or kept for the handle's next take, if it has just been consumed. A thread
+// that was just being started may get the round only after that: it finds that its caller has left, and gives it up.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace shmacc {
 
 class RoundBlock {
   public:
-    // make: makes the result of a TakenRound.
+    // make: turns a TakenRound into the result.
     RoundBlock(nb::object handle, nb::object make, int64_t num_required, int64_t at_least,
                std::optional<double> timeout, bool raise_departures)
         : handle_(std::move(handle)), make_(std::move(make)), num_required_(num_required),
@@ -48,7 +48,7 @@ class RoundBlock {
                         "This round has been entered already; make another one");
         return open(timeout_, nullptr);
     }
-    // kind: of the exception that leaves the block, or None.
+    // kind: the type of the exception that leaves the block, or None.
     void exit(nb::handle kind) {
         if (!kind.is_none())
             give_up();
@@ -76,7 +76,7 @@ class RoundBlock {
             throw;
         }
     }
-    // The result of gradients that were taken and did not get to their caller; None: there are none.
+    // Returns the result of a taken round that did not reach its caller; None: there is none.
     nb::object take_kept() {
         start();
         consumed_ = handle().take_kept(round());
@@ -86,7 +86,7 @@ class RoundBlock {
     bool hold() { return serial() != 0 && handle().hold_round(serial()); }
     bool is_open() { return serial() != 0 && handle().holds_round(serial()); }
     bool is_of(nb::handle handle) const { return handle_.is(handle); }
-    // Whether the round was still open. After an error it is not.
+    // Returns whether the round was still open. After an error it is not.
     bool consume() {
         try {
             consumed_ = serial() != 0 && handle().consume_round(serial());
@@ -98,7 +98,7 @@ class RoundBlock {
             throw;
         }
     }
-    // The handle keeps the taken result if nobody gets it.
+    // Nobody gets the result: the handle keeps it if the round was consumed, else the round is given up.
     void give_back() {
         if (consumed_)
             handle().keep(taken_);
@@ -142,7 +142,7 @@ class RoundBlock {
     const std::optional<double> timeout_;
     const bool raise_departures_;
     nb::object taken_;
-    nb::object given_;  // what it was made into
+    nb::object given_;  // the result that was made of taken_
     bool consumed_ = false;
 
     static inline std::vector<RoundBlock*> open_;  // the GIL guards it
@@ -157,7 +157,7 @@ class AsyncBlock : public RoundBlock {
     using RoundBlock::RoundBlock;
 };
 
-// A coroutine of Python's, to be awaited in its place, that works with a RoundBlock.
+// Runs a Python coroutine that works with a RoundBlock; awaited in the coroutine's place.
 class Guarded {
   public:
     Guarded(nb::object coroutine, nb::object block)

@@ -18,7 +18,7 @@ class SegmentView {
   public:
     SegmentView(std::shared_ptr<SegmentFile> file, const Config& config, MemberSpecs specs)
         : file_(std::move(file)), config_(config), specs_(std::move(specs)) {}
-    // A view of the same segment that reports on one table: what a lane has of a member. (A view that was opened
+    // Returns a view of the same segment that reports on one table: that of a member in a lane. (A newly opened view
     // reports on the first lane's first member.) The last member is the set of contributors.
     SegmentView table(uint32_t lane, uint32_t member) const {
         if (lane >= config_.lanes || member >= specs_.size())
@@ -55,7 +55,7 @@ class SegmentView {
         out["leftovers"] = lane.state.leftovers - lane.members[member_].leftovers_before;
         // An operation runs, or died: rows may differ from the committed ones.
         out["in_operation"] = lane.in_operation;
-        // How many of its undo records are complete (commit.hpp).
+        // How many of the operation's undo records are complete (commit.hpp).
         out["undo_records"] = lane.undo_records;
         std::vector<uint64_t> row_bytes;
         for (size_t i = 0; i < specs_.size(); ++i) row_bytes.push_back(specs_[i].row_bytes(lane.members[i]));
@@ -66,7 +66,7 @@ class SegmentView {
         out["all_reserved"] = seen.reserved;
         return out;
     }
-    // Of all tables, that of the contributors included, lane by lane.
+    // Describes all tables, including those of the contributors, lane by lane.
     nb::list tables() const {
         const Snapshot seen = snapshot();
         nb::list out = new_list();
@@ -99,7 +99,7 @@ class SegmentView {
             item["entry"] = i;
             int pid = 0;
             item["alive"] = alive(i, table[i].token, &pid);
-            // The pid of a living process in this process's pid namespace, as the kernel has it; 0: it has none.
+            // A living process's pid in this process's pid namespace, from the kernel; 0: it has none there.
             item["pid_here"] = pid;
             out.append(item);
         }
@@ -168,10 +168,10 @@ class SegmentView {
         }
         return out;
     }
-    // (held by another process, its pid or 0): a lane's lock, and the name lock.
+    // Return (whether another process holds the lock, its pid or 0), for a lane's lock and for the name lock.
     nb::tuple lock_state(uint32_t lane) const { return held_by(lane_byte(lane)); }
     nb::tuple name_lock_state() const { return held_by(kNameByte); }
-    // The value of the semaphore of that name; none if there is none, or it is not this user's to read.
+    // The value of the semaphore of that name; none: there is none, or this user may not read it.
     static std::optional<int> semaphore_value(const std::string& path) {
         struct stat found{};
         sem_t semaphore{};
@@ -182,7 +182,7 @@ class SegmentView {
         sem_getvalue(&semaphore, &value);
         return value;
     }
-    // Reads a region as it is now: one that all segments have, or one of the table's (kViewedRegions).
+    // Reads a region as it is now: one that all segments have, or one of the viewed table's (kViewedRegions).
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)
             throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
@@ -191,8 +191,8 @@ class SegmentView {
         read_exactly(offset_of(region) + offset, const_cast<char*>(out.c_str()), count);
         return out;
     }
-    // Of each of the viewed table's first slots, whether a search of the index finds its row there.
-    // index, buckets, stamp: as `state` has them.
+    // Returns, for each of the viewed table's first `slots` slots, whether a search of the index finds its row there.
+    // index, buckets, stamp: from `state`.
     nb::bytes found(uint64_t slots, uint32_t index, uint64_t buckets, uint32_t stamp) const {
         if (index > 1 || slots > kMaxRows || buckets > kRegionSpan / sizeof(Bucket))
             throw Error(Failure::kInvalidArgument, "The segment has no such index");
@@ -218,8 +218,8 @@ class SegmentView {
 
     bool unlinked() const { return header<uint64_t>(offsetof(Header, unlinked)) != 0; }
     bool used() const { return in_use(file()); }
-    // Removes the names if they are this segment's; if_unused: only if no living process is attached. Returns
-    // those that it removed; null: they are not its, or it is in use.
+    // Removes the names if they are this segment's; if_unused: only if no living process is attached. Returns the
+    // removed names; null: they are another segment's, or this one is in use.
     std::optional<std::vector<std::string>> unlink(const std::string& path, const std::string& semaphore_path,
                                                    bool if_unused) const {
         const auto writable = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);
@@ -231,7 +231,7 @@ class SegmentView {
     uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
 
   private:
-    // What Index looks rows up in: only one slot counts.
+    // Lets a search of the index find one slot only.
     struct InSlot {
         uint32_t slot;
         uint64_t rows;
@@ -249,7 +249,7 @@ class SegmentView {
         uint64_t finished, kept_free;
         uint64_t reserved;  // by all lanes and members
         std::vector<SeenLane> lanes;
-        Shape shape;  // of the viewed table's round, if it is not the declared one
+        Shape shape;  // the viewed table's in this round, if it is not the declared one
     };
 
     bool in_round(const Snapshot& seen, uint32_t lane, uint32_t member) const {
@@ -410,7 +410,7 @@ class SegmentView {
         return word;
     }
 
-    // *pid: as others_hold has it.
+    // *pid: set as others_hold sets it.
     bool alive(uint32_t i, uint64_t token, int* pid = nullptr) const {
         if (i >= kMaxParticipants) return false;
         if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i) {

@@ -1,14 +1,14 @@
-// A handle's rounds: what a take took, on its way to Python; what of it did not get to its caller; those that are open.
+// A handle's rounds: taken ones on their way to Python, taken ones that did not reach their caller, and open ones.
 //
-// From the take's commit on only this process has the round, while memory may run out for the arrays and for what
-// Python makes of them, and a signal handler may raise. So what holds it is there before it is taken: an object
-// of Python's, made by the caller, that the take fills at its commit. Its arrays are made when they are asked for.
-// If they do not get to the caller, the handle keeps that very object for its next take of the same sort: one
-// that advances the step or does not (a mean is no partial), one that seals or does not (a caller that asks for a
-// seal gets one), one that is divided among the same shards or not at all.
+// From the take's commit on only this process has the round. But memory may run out for the arrays and for what Python
+// makes of them, and a signal handler may raise. So the object that holds the round exists before the take: a Python
+// object, made by the caller, which the take fills at its commit. Its arrays are made when they are asked for. If the
+// round does not reach the caller, the handle keeps that very object for its next take of the same sort. Two takes are
+// of the same sort if both advance the step or neither does (a mean is no partial), both seal or neither does (a
+// caller that asks for a seal gets one), and both are divided among the same shards or neither is.
 //
-//   Invariant: from the commit on the round is in a TakenRound, whatever fails. To put it there, to keep it,
-//              and to pass it on to another TakenRound needs no memory and runs no Python.
+//   Invariant: from the commit on the round is in a TakenRound, whatever fails. Putting it there, keeping it, and
+//              passing it on to another TakenRound need no memory and run no Python.
 #pragma once
 
 #include "operations/round_copy.hpp"
@@ -51,8 +51,8 @@ class TakenRound {
         return contributors_;
     }
 
-    // (number, count, weight) of each member that was touched. The other functions take an index into this list. What
-    // members have of a round that was divided is in its columns.
+    // Returns (number, count, weight) of each member in the round. The other functions take an index into this list. A
+    // divided round has the members' rows and values in its columns.
     std::vector<std::tuple<uint32_t, int64_t, int64_t>> members() const {
         std::vector<std::tuple<uint32_t, int64_t, int64_t>> members;
         for (const TakenMember& member : taken().members)
@@ -144,12 +144,12 @@ class KeptRounds {
         if (!kept.taken_ || kept.taken_->count == 0 || kept.serial() != 0) return false;
         nb::object* at = &first_;
         while (at->is_valid() && !kept.was_kept_) at = &in(*at).next_;
-        kept.was_kept_ = true;  // once more in vain: it goes in front again
+        kept.was_kept_ = true;  // if it misses its caller once more, it goes in front again
         kept.next_ = std::move(*at);
         *at = std::move(round);
         return true;
     }
-    // Passes the oldest one of its sort on to `to`, if there is one.
+    // Passes the oldest kept round of the same sort on to `to`, if there is one.
     bool pass_on(TakenRound& to) {
         for (nb::object* at = &first_; at->is_valid();) {
             TakenRound& kept = in(*at);
@@ -181,7 +181,7 @@ class KeptRounds {
 // The rounds that one handle has open: which thread owns each, and in which process. The GIL guards it.
 class HeldRounds {
   public:
-    // Before a round is opened, so that `add` does not fail after it, for this and other threads.
+    // Made before a round is opened. Reserves memory, so that `add` cannot fail afterwards, in this or another thread.
     class Opening {
       public:
         explicit Opening(HeldRounds& held) : held_(held) {
@@ -200,7 +200,7 @@ class HeldRounds {
         HeldRounds& held_;
     };
 
-    // The thread that would have to end the round would wait for its end.
+    // Throws if this thread has a round open: it would wait for the round's end, which only it can bring about.
     void refuse_in_round() const {
         for (const Round& round : rounds_)
             if (round.thread == pthread_self() && round.opened.is_here())
@@ -228,7 +228,7 @@ class HeldRounds {
                                      [serial](const Round& round) { return round.serial == serial; }),
                       rounds_.end());
     }
-    // Removes one of them and returns it; 0: there is none.
+    // Removes one of this process's rounds and returns its serial; 0: there is none.
     uint64_t pop() {
         while (!rounds_.empty()) {
             const Round last = rounds_.back();
