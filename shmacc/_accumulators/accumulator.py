@@ -1,9 +1,9 @@
 """The common base of accumulators: steps, takes and rounds, saved states, counters.
 
-The behaviour is that of TensorFlow's ``SparseConditionalAccumulator`` and
-``ConditionalAccumulator`` (ops ``SparseAccumulatorApplyGradient`` and so on); where it differs, a
-docstring says so. Data flows one way: arguments are converted and checked (gradients.py), the
-extension does the work under the lock, and its results become NumPy arrays (results.py).
+Accumulators behave as TensorFlow's ``SparseConditionalAccumulator`` and ``ConditionalAccumulator``
+(ops ``SparseAccumulatorApplyGradient`` and so on); docstrings name each difference. Data flows one
+way: gradients.py converts and checks arguments, the extension does the work under the lock, and
+results.py makes NumPy arrays of its results.
 """
 
 import logging
@@ -34,7 +34,7 @@ _Taken_co = TypeVar("_Taken_co", covariant=True)
 _Partial_co = TypeVar("_Partial_co", covariant=True)
 
 NEVER_STALE: int = 2**63 - 1
-"""A ``local_step`` that no accumulator's step is past."""
+"""A ``local_step`` that is never stale: no accumulator's step can exceed it."""
 
 _logger = logging.getLogger("shmacc")
 _IS_PRIVATE = (
@@ -56,11 +56,11 @@ class AccumulatorRef:
 
 
 class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
-    """The common base of accumulators, single ones and groups; a subclass makes the results.
+    """The common base of single accumulators and groups; subclasses make the results of takes.
 
-    Use as a context manager to close at the end of the block; one that is collected unclosed is
-    closed with a ResourceWarning. Handles pickle: another process that unpickles one attaches to
-    the same segment.
+    Use as a context manager to close at the end of the block; an accumulator that is collected
+    unclosed is closed with a ResourceWarning. Accumulators pickle: another process that unpickles
+    one attaches to the same segment.
     """
 
     _DEFAULT_NAME: ClassVar[str]
@@ -102,14 +102,14 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Args:
             shared_name: The name.
             owners: As at construction.
-            timeout: For how many seconds to wait until it exists; None: not at all. (In all calls
-                that wait for something else, None is for ever.)
+            timeout: How many seconds to wait until it exists; None: do not wait. (In all calls
+                that wait for something else, None means for ever.)
 
         Raises:
-            NotFoundError: There is none, and no timeout.
+            NotFoundError: There is no accumulator of that name, and no timeout.
             DeadlineExceededError: There was none until the end of the timeout.
-            InvalidArgumentError: No possible name, a bad timeout, or it is of the other kind.
-            PermissionDeniedError: It is another user's.
+            InvalidArgumentError: An impossible name, a bad timeout, or an object of another kind.
+            PermissionDeniedError: The accumulator is another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
         return cls._attach(shared_name, owners, timeout)
@@ -120,7 +120,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close. After an exception this process has failed, which others may be told.
+        """Close. After an exception this process has failed; ``on_death="raise"`` reports it.
 
         SystemExit of 0 or None is no failure.
         """
@@ -128,7 +128,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     @property
     def reduction_type(self) -> str:
-        """MEAN, SUM or CMEAN; of a group, that of members without their own."""
+        """MEAN, SUM or CMEAN; in a group, it applies to members without their own."""
         return self._spec.reduction
 
     @property
@@ -157,7 +157,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         return self._handle.step
 
     def num_accumulated(self, name: str | None = None) -> int:  # noqa: ARG002  TensorFlow's signature
-        """How many gradients wait to be taken. Takes no lock (TF: AccumulatorNumAccumulated).
+        """Return how many gradients are pending. Takes no lock (TF: AccumulatorNumAccumulated).
 
         Args:
             name: Ignored.
@@ -170,11 +170,11 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         A step lower than the current one is set all the same, with a warning to logger "shmacc".
 
         Args:
-            new_global_step: The step; a gradient of an earlier one is dropped from now on.
+            new_global_step: The step; from now on gradients of earlier steps are dropped.
             name: Ignored.
 
         Raises:
-            InvalidArgumentError: Not an integer of 64 bits.
+            InvalidArgumentError: The step is no integer of 64 bits.
         """
         new = arguments.int64(new_global_step, "new_global_step")
         old = self._handle.set_step(new)
@@ -199,17 +199,17 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             How many accumulated gradients were dropped.
 
         Raises:
-            InvalidArgumentError: Not an integer of 64 bits.
+            InvalidArgumentError: The step is no integer of 64 bits.
         """
         return self._handle.advance_step(arguments.int64(step, "step"))
 
     def finish(self) -> None:
-        """End the run, for good and for everybody; any process may. Idempotent; waits for nobody.
+        """End the run for all processes; any of them may call this. Idempotent; waits for nobody.
 
         From now on `running` is False and applies return False. Takes, rounds and waits for a step
-        raise FinishedError, also those that wait now. A round's block that is open goes on to its
-        end. What is pending can be read: `snapshot`, `state`, `take_partial`. `restore` starts the
-        run again.
+        raise FinishedError, even if they are waiting already. An open block of a round goes on to
+        its end. Pending gradients can still be read: by `snapshot`, `state` and `take_partial`.
+        `restore` starts the run again.
         """
         self._handle.finish()
 
@@ -219,22 +219,22 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         return not self._handle.finished
 
     def steps(self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait") -> Steps:
-        """Follow the run: the step at once, then the newest whenever it has moved on.
+        """Follow the run: yield the current step at once, then the newest whenever it has changed.
 
-        The loop of a worker; it ends when the accumulator is finished::
+        For the loop of a worker, which ends when the accumulator is finished::
 
             for step in group.steps(timeout=60):
                 group.apply(gradient(params), step, contributor=rank)
 
-        A worker that is slow misses steps in between. A step that is set back, or restored, is
-        there again.
+        A slow worker misses steps in between. A step that is set back, or restored, is yielded
+        again.
 
         Args:
             timeout: Seconds to wait, each time; None: for ever.
             on_death: As for `wait_step`.
 
         Returns:
-            An iterator of steps, whose ``__next__`` names the errors.
+            An iterator of steps; its ``__next__`` documents the errors.
 
         Raises:
             InvalidArgumentError: A bad argument.
@@ -254,21 +254,21 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> int:
         """Wait until the global step is past `after`, and return it. See `steps`.
 
-        A step that is past it is returned, whatever else has happened.
+        If the step is past `after`, it is returned, whatever else has happened.
 
         Args:
-            after: The step that is known.
+            after: The last step that the caller knows.
             timeout: Seconds to wait; None: for ever.
-            on_death: "raise": end the wait if nobody is left who moves the step.
+            on_death: "raise": end the wait if no process is left that moves the step.
 
         Returns:
             The global step.
 
         Raises:
             FinishedError: The accumulator is finished.
-            ChiefDiedError: All that have ever taken are dead or have failed (those that have left
-                in order do not count either way), nobody alive has taken or waits to take, and
-                ``on_death`` is "raise".
+            ChiefDiedError: ``on_death`` is "raise", and all processes that have ever taken are dead
+                or have failed (those that have left in order do not count either way), and no
+                living process has taken or waits to take.
             DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.
@@ -302,29 +302,32 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> _Taken_co:
-        """Wait for gradients and take their reduction, with more numbers than TensorFlow's.
+        """Wait for gradients and take their reduction, with more details than TensorFlow returns.
 
         Waits in the queue until ``num_required`` gradients have accumulated, takes all that have,
-        empties the accumulator and adds 1 to its step. What an interruption leaves is as for
+        empties the accumulator and adds 1 to its step. After an interruption the same holds as for
         ``SparseConditionalAccumulator.take_grad``.
 
         Args:
-            num_required: At least 1. As many are taken at once, whichever process has died.
-            at_least: 1 to `num_required`: as many are enough when the timeout has passed; None: as
+            num_required: At least 1. If so many are there, they are taken at once, even if a
+                process has died.
+            at_least: 1 to `num_required`: how many are enough when the timeout has passed; None: as
                 many as `num_required`.
             timeout: Seconds to wait; None: for ever.
-            on_death: "raise": end the wait if a process that has applied died, or failed: an
-                exception has left its ``with`` block of the accumulator, or ended it. Each ends one
-                wait, the first one after it that asks for it; all that is news is told in one
-                error. A process that has closed the accumulator, or ended in order, is not dead.
+            on_death: "raise": end the wait if a process that has applied died or failed. It failed
+                if an exception has left its ``with`` block of the accumulator, or ended the
+                process. Each such process ends one wait: the first later one with "raise"; one
+                error names all that are not reported yet. A process that has closed the
+                accumulator, or ended in order, is not dead.
 
         Returns:
-            A `SparseTaken` or a `DenseTaken`; of a group a mapping from member to one of these, in
-            which a member that no gradient had is absent.
+            A `SparseTaken` or a `DenseTaken`. A group returns a mapping from member to one of
+            these, in which a member that no gradient had is absent.
 
         Raises:
             FinishedError: The accumulator is finished.
-            WorkerDiedError: As `on_death` says. Nothing was consumed.
+            WorkerDiedError: A process died or failed, and `on_death` is "raise". Nothing was
+                consumed.
             DeadlineExceededError: The timeout passed.
             Everything else as for ``SparseConditionalAccumulator.take_grad``.
         """
@@ -340,24 +343,24 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> Round[_Taken_co]:
         """Take gradients for the length of a ``with`` block, and consume them at its end.
 
-        Waits as `take` and seals the step: from then on applies at it return False; an apply with
-        a later ``local_step`` waits for the end of the block. Leaving the block consumes the
-        gradients and moves the step on by one, in one commit; an exception in it, `close` and the
-        death of this process consume nothing and open the step again as it was. A process that is
-        merely stopped in the block keeps the round. `advance_step` and `set_global_step`, by any
-        process, end it at once, and then the end of the block is a FailedPreconditionError. Other
-        takes and rounds wait; in this thread and on this object they are a
-        FailedPreconditionError.
+        Waits as `take` does and seals the step: from then on applies at this step return False; an
+        apply with a later ``local_step`` waits for the end of the block. The end of the block
+        consumes the gradients and moves the step on by one, in one commit. An exception in the
+        block, `close` and the death of this process consume nothing and open the step again as it
+        was. A process that is merely stopped in the block keeps the round. `advance_step` and
+        `set_global_step`, by any process, end the round at once; then the end of the block raises
+        FailedPreconditionError. Other takes and rounds wait; in this thread and on this object they
+        raise FailedPreconditionError.
 
         Args:
             num_required: As for `take`, as are the others.
-            at_least: At the timeout.
+            at_least: How many are enough at the timeout.
             timeout: Seconds to wait for the gradients; None: for ever.
-            on_death: If a process died or failed.
+            on_death: What to do if a process died or failed.
 
         Returns:
             A context manager whose value is what `take` returns; its ``__enter__`` and
-            ``__exit__`` name the errors.
+            ``__exit__`` document the errors.
 
         Raises:
             InvalidArgumentError: A bad argument.
@@ -376,8 +379,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> _Taken_co:
         """Take as `take` does, without blocking the event loop of asyncio.
 
-        If the task is cancelled (``asyncio.timeout``, ``wait_for``, a task group, Ctrl-C) nothing
-        is consumed. From the moment the gradients are there until the event loop comes to the task,
+        If the task is cancelled (``asyncio.timeout``, ``wait_for``, a task group, Ctrl-C), nothing
+        is consumed. From the moment the gradients are there until the event loop resumes the task,
         the accumulator is as in an open round.
 
         Raises:
@@ -403,7 +406,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> "AsyncRound[_Taken_co]":
         """Return a round as `round` does, for ``async with``.
 
-        The block may await. If its task is cancelled, before the block or in it, nothing is
+        The block may await. If the task is cancelled, before the block or in it, nothing is
         consumed.
         """
         from shmacc._accumulators.coroutines import AsyncRound  # as in take_async
@@ -417,13 +420,13 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> _Partial_co:
         """Take the sums, not divided; the step stays.
 
-        A partial of no gradients has no rows; of a dense accumulator it is zeros of the declared
-        shape, where an undeclared dimension has size 0.
+        A sparse partial of no gradients has no rows. A dense one has zeros of the declared shape,
+        where an undeclared dimension has size 0.
 
         Args:
-            num_required: 0: all gradients that are there, even none. Such a take joins no queue and
-                waits for no number. But a round whose number is reached belongs to the first take
-                in line, also in the moment before that take gets it; then nothing is there.
+            num_required: 0: take all pending gradients, even none, without a wait in the queue. But
+                gradients that are enough for the first take in the queue belong to that take, even
+                in the moment before it gets them; then the partial has none.
             timeout: Seconds to wait; None: for ever.
             seal: Refuse later applies until `advance_step` or `unseal`.
 
@@ -435,10 +438,10 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         )
 
     def snapshot(self, *, timeout: float | None = None) -> _Taken_co:
-        """Return what a take would give now; consumes nothing, and waits for no number.
+        """Return what a take would return now; consume nothing, and wait for no gradients.
 
-        Of an empty accumulator it is as `take_partial` of none; in an open round it shows the
-        round.
+        An empty accumulator gives what `take_partial` gives for no gradients. While a round is
+        open, this returns that round.
 
         Args:
             timeout: Seconds to wait for the lock, which a stopped process may hold; None: for ever.
@@ -449,9 +452,9 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         return rounds.look(self._handle, self._taken, timeout, partial=False)
 
     def contributors(self, *, timeout: float | None = None) -> IndexArray:
-        """Return who is in the open round, without consuming it: int64, ascending.
+        """Return the contributors of the pending gradients: int64, ascending. Consumes nothing.
 
-        Only applies that were given a ``contributor`` are listed.
+        Gradients that were applied without a ``contributor`` are not listed.
 
         Args:
             timeout: As for `snapshot`.
@@ -467,7 +470,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     def state(self, *, timeout: float | None = None) -> dict[str, ValueArray]:
         """Return everything accumulated, and the step, as a dict of arrays for ``np.savez``.
 
-        Consumes nothing. In an open round it is that of the round.
+        Consumes nothing. While a round is open, this returns the state of that round.
 
         Args:
             timeout: As for `snapshot`.
@@ -481,11 +484,11 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         )
 
     def restore(self, state: Mapping[str, ValueArray]) -> None:
-        """Replace everything by what `state` returned, here or of an equal accumulator.
+        """Replace everything by a result of `state`, of this or an equal accumulator.
 
-        One commit, also while other processes are attached: sums, counts, contributors and step.
-        What was accumulated before is dropped, the step is open, and a round that is open ends.
-        An accumulator that was finished goes on. Counters go on counting.
+        One commit replaces sums, counts, contributors and step, also while other processes are
+        attached. It drops the gradients accumulated before, unseals the step, and ends an open
+        round. A finished accumulator goes on. Counters go on counting.
 
         Args:
             state: The dict, or what ``np.load`` made of it.
@@ -498,7 +501,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         _core.load([], [self._to_load(state)])
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
-        """Return what the extension loads: the handle, the step, and what is there then."""
+        """Return the arguments for the extension's `load`: handle, step, members, terms."""
         members, step, terms = saving.from_arrays(state, self._spec.members)
         return self._handle, step, members, terms
 
@@ -511,9 +514,9 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         return stats_of(self._handle.state())
 
     def cancel(self) -> None:
-        """End every take that waits now, in all processes, with CancelledError."""
+        """Make every take that waits now, in any process, raise CancelledError."""
         self._handle.cancel()
 
     def close(self) -> None:
-        """Detach. Takes that wait through this handle end with CancelledError. Idempotent."""
+        """Detach. Takes that wait on this object raise CancelledError. Idempotent."""
         super().close()

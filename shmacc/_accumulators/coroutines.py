@@ -1,22 +1,23 @@
-"""Waits of coroutines: each is a call in a thread of its own, which ends with the wait.
+"""Waits of coroutines. A thread makes each waiting call, and ends with the wait.
 
 A coroutine that is cancelled while it waits consumes nothing. The thread cannot know whether the
-coroutine will get its result, so it does not take: it opens a round, and the coroutine, which from
-then on runs to its end without another wait, consumes it. A coroutine that is cancelled ends the
-thread's wait, or gives up the round that the thread has opened; nothing that was delivered to the
-event loop but not to the coroutine is lost.
+coroutine will get its result. So the thread does not take: it opens a round, and the coroutine
+consumes it, and runs to its end without another wait. A coroutine that is cancelled ends the
+thread's wait, or gives up the round that the thread has opened. So a round that was delivered to
+the event loop but not to the coroutine is not lost.
 
     thread      opens the round ──> delivers ──> ends
     coroutine   waits ─────────────────────────> consumes, returns      no wait in between
                 waits ──> cancelled: ends the thread's wait, waits for its end, gives up the round
 
-So a round is open until the event loop comes to the coroutine, and other takes wait for that. The
-event loop's own thread does not: what it calls meanwhile ends the round, and the coroutine waits
-again (OwnRound in shmacc/native/segment/caller.hpp).
+So a round is open until the event loop resumes the coroutine, and other takes wait for its end. The
+event loop's own thread must not wait for itself: if it makes a call that would wait for the round's
+end, that ends the round, and the coroutine waits again (OwnRound in
+shmacc/native/segment/caller.hpp).
 
-Not done: a take in a thread whose result is kept if the coroutine is cancelled. The step would have
-moved, and takes of other processes would miss the gradients. Nor is the thread an executor's: one
-whose threads all wait would keep everybody else from theirs.
+Rejected: a take in the thread that keeps its result if the coroutine is cancelled. The step would
+have moved, and takes of other processes would miss the gradients. Also rejected: threads of an
+executor. Waits could occupy all of them, and keep everything else from running.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 _PAUSE = 0.05  # seconds between two checks whether a thread has ended
 
-# The task that has a round open would wait for the round's end. Other tasks wait for it in line.
+# The open rounds of each task. A task that takes while its own round is open would wait for itself,
+# so that is an error; other tasks wait in the queue.
 _in_rounds: "weakref.WeakKeyDictionary[asyncio.Task[object], weakref.WeakSet[Any]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -50,8 +52,8 @@ async def wait_in_thread(
     """Return what the call returns; if this coroutine is cancelled, end the call's wait, and undo.
 
     Raises:
-        ResourceExhaustedError: There can be no more threads.
-        BaseException: The call's.
+        ResourceExhaustedError: No thread could be started.
+        BaseException: The call raised it.
     """
     caller = _core.Caller()
     loop = asyncio.get_running_loop()
@@ -62,7 +64,7 @@ async def wait_in_thread(
     def make_call() -> None:
         try:
             results.append(call(caller))
-        except BaseException as error:  # noqa: BLE001  it is the coroutine's
+        except BaseException as error:  # noqa: BLE001  the coroutine raises it
             failures.append(error)
         try:
             loop.call_soon_threadsafe(ended.set_result, None)
@@ -78,7 +80,7 @@ async def wait_in_thread(
         raise
     except BaseException:
         handle.end_wait(caller)
-        # Not until `ended`: a loop that a signal handler has interrupted may have lost that.
+        # Watches the thread, since a loop that a signal handler interrupted may never set `ended`.
         while thread.is_alive():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([ended], timeout=_PAUSE)
@@ -87,7 +89,7 @@ async def wait_in_thread(
         raise
     thread.join()
     if failures:
-        raise failures.pop()  # the error knows this frame, which is not to know the error
+        raise failures.pop()  # no reference cycle: the error refers to this frame
     return results.pop()
 
 
@@ -101,24 +103,24 @@ def _start(thread: threading.Thread) -> None:
 class AsyncRound(_core.AsyncBlock[_Result_co]):
     """A round of gradients for an ``async with`` block; made by ``round_async()``.
 
-    As `Round`; but waiting for the gradients does not block the event loop. If the task is
-    cancelled in the wait, nothing is consumed; if in the block, it is as any exception there.
-    In the block, a call in the event loop's thread that waits for the block's end, as an apply with
-    a later ``local_step`` does, is a FailedPreconditionError.
+    As `Round`, but waiting for the gradients does not block the event loop. If the task is
+    cancelled in the wait, nothing is consumed; in the block, this acts as any exception there.
+    In the block, a call in the event loop's thread that would wait for the block's end, such as an
+    apply with a later ``local_step``, raises FailedPreconditionError.
     """
 
     __slots__ = ()
 
-    # Its end may not be a function of Python's: see shmacc/native/python/round_block.hpp.
+    # `__aexit__` must not be written in Python: see shmacc/native/python/round_block.hpp.
 
     def __aenter__(self) -> Awaitable[_Result_co]:
         """Wait for the gradients and open the round.
 
         Raises:
             asyncio.CancelledError: The task was cancelled. Nothing is consumed.
-            ShmaccError: As for ``Round.__enter__``; FailedPreconditionError: this task has a round
-                of this accumulator open already; ResourceExhaustedError: no thread could be started
-                for the wait.
+            ShmaccError: As for ``Round.__enter__``; FailedPreconditionError: a round of this
+                accumulator is open in this task already; ResourceExhaustedError: no thread could be
+                started for the wait.
         """
         return _core.Guarded(self._enter(), self)
 
@@ -156,10 +158,11 @@ async def _taken(block: _core.BlockAccess) -> Any:
 
 
 async def _opened(block: _core.BlockAccess, accept: Callable[[], bool]) -> Any:
-    """Return the round that was opened and accepted, before another wait.
+    """Wait until a round is opened; accept it, and return its result without another wait.
 
-    One that has ended before the event loop came to it (by a new step, or because this thread
-    called something that would have waited for it) is not accepted, and the wait begins again.
+    A round may end before the event loop resumes this coroutine: by a new step, or because this
+    thread made a call that would have waited for it. Then it is not accepted, and the wait begins
+    again.
     """
     handle = block.handle
     opened = map(_core.BlockAccess, _rounds_of_task())
@@ -210,7 +213,7 @@ class AsyncSteps:
         return self
 
     async def __anext__(self) -> int:
-        """Wait until the step is another one, and return it.
+        """Wait until the step has changed, and return it.
 
         Raises:
             StopAsyncIteration: The accumulator is finished.

@@ -18,9 +18,9 @@ from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccE
 
 
 class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
-    """Accumulates the gradients of many tensors as one: a step, a count, a commit for all of them.
+    """Accumulates the gradients of many tensors as one, with a common step, count and commit.
 
-    A gradient of all members is in the round wholly or not at all, whatever dies when.
+    A gradient is in the round with all its members or not at all, whichever process dies when.
     """
 
     _KIND = "group"
@@ -47,9 +47,9 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 `IndexedSlicesSpec` (sparse); 1 to 4,096 of them. Their order does not matter.
             shared_name: As for an accumulator, as are all the others.
             name: A label.
-            reduction_type: Of members that have none of their own. MEAN divides a dense member by
-                the gradients that had it, and each row of a sparse one by those that touched it;
-                CMEAN divides by all gradients of the round.
+            reduction_type: The reduction of members without their own. MEAN divides a dense member
+                by the number of gradients that had it, and each row of a sparse member by the
+                number of gradients that touched it; CMEAN divides by all gradients of the round.
             mode: Permission bits.
             owners: Whose group may be attached.
             if_exists: What to do with an existing one.
@@ -60,8 +60,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         Raises:
             InvalidArgumentError: A bad argument, or the existing group of this name disagrees (the
                 message names the first member that differs, and both values).
-            FailedPreconditionError: The members are `Parameters.member_specs`, but the existing
-                group has gradients, or made rounds, of other parameters.
+            FailedPreconditionError: The members come from `Parameters.member_specs`, but the
+                existing group has gradients, or had rounds, of other parameters.
             Everything else as for an accumulator.
         """
         reduction = arguments.reduction(reduction_type)
@@ -89,7 +89,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         }
 
     def _check_parameters(self, asked: Spec) -> None:
-        """Refuse a group whose step and gradients are of other parameters than the specs."""
+        """Refuse a group whose step and gradients belong to other parameters than the specs."""
         for token, name in {member.parameters for member in asked.members if member.parameters}:
             if not self._handle.belong_to(token):
                 raise FailedPreconditionError(
@@ -120,7 +120,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         weight: int = 1,
         timeout: float | None = None,
     ) -> bool:
-        """Add a gradient of some members or all, unless it is stale.
+        """Add a gradient, which has some members or all, unless it is stale.
 
         Args:
             gradient: From member to its gradient: an array for a dense one; ``(indices, values)``
@@ -199,7 +199,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         return self._handle.apply_group(members, step, (count, weight, who, seconds))
 
     def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:
-        """Return the sums of each member of a partial, its count and its weight."""
+        """Return the members' sums, and the count and weight of the whole partial."""
         gradients.check_has(partial, "A partial of a group", "items", "count")
         count, weight = gradients.count_and_weight(partial)
         members = []

@@ -1,4 +1,4 @@
-"""What patterns of names give arrays: optimizers, learning rates."""
+"""Assigns optimizers and learning rates to arrays by patterns of names."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -8,19 +8,20 @@ from shmacc import optim
 from shmacc.errors import InvalidArgumentError
 
 LearningRate = float | Mapping[str, float] | None
-"""Of one update: all arrays', or by patterns of their names; None: the optimizers' own."""
+"""The learning rates of one update: a number for all arrays, or a mapping from patterns of names;
+None: the optimizers' own."""
 
 
 def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict[str, Any]:
-    """Return what a mapping from patterns gives each name: that of the first pattern it matches.
+    """Return for each name the value of the first pattern that it matches.
 
     Args:
-        given: A ``*`` in a pattern is for any characters; all others are for themselves.
-        names: Those that there are. The ones that match no pattern are left out.
-        what: What the mapping gives, for the message.
+        given: From pattern to value. A ``*`` stands for any characters, others for themselves.
+        names: All names. Those that match no pattern are left out of the result.
+        what: What the values are, for the message.
 
     Raises:
-        InvalidArgumentError: A pattern other than ``"*"`` is for no name.
+        InvalidArgumentError: A pattern other than ``"*"`` is no name's first match.
     """
     found: dict[str, Any] = {}
     for pattern, value in given.items():
@@ -39,14 +40,14 @@ def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict
 
 
 def learning_rates(value: object, names: Collection[str]) -> dict[str, float]:
-    """Return the rates of one update by name, checked; those left out are the optimizers' own.
+    """Return the rates of one update by name, checked; other arrays use their optimizers' own.
 
     Args:
         value: None, a number for all names, or a mapping from patterns to numbers (`by_name`).
-        names: Of the arrays.
+        names: The names of the arrays.
 
     Raises:
-        InvalidArgumentError: One is no number, negative or infinite; or a pattern is for no name.
+        InvalidArgumentError: A rate is no number, negative or infinite; or as for `by_name`.
     """
     if value is None:
         return {}

@@ -1,7 +1,7 @@
-"""The results of takes, made of what the extension took.
+"""Makes the results of takes from the extension's rounds.
 
 No call with a star and no generator expression here: CPython 3.11 to 3.13 may crash if memory runs
-out while they are made.
+out in one.
 """
 
 import numpy as np
@@ -42,7 +42,7 @@ def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
 
 
 def sparse_taken(taken: TakenRound, spec: MemberSpec) -> SparseTaken:
-    """Return what was taken of a sparse accumulator; of no gradients (a snapshot): no rows."""
+    """Return the result of a sparse accumulator; a snapshot without gradients has no rows."""
     if taken.count == 0:
         none = _no_rows(taken, spec)
         values = to_dtype(spec.dtype, none.values)
@@ -53,7 +53,7 @@ def sparse_taken(taken: TakenRound, spec: MemberSpec) -> SparseTaken:
 
 
 def dense_taken(taken: TakenRound, spec: MemberSpec) -> DenseTaken:
-    """Return what was taken of a dense accumulator; of no gradients (a snapshot): zeros."""
+    """Return the result of a dense accumulator; a snapshot without gradients has zeros."""
     if taken.count == 0:
         value = to_dtype(spec.dtype, dense_partial(taken, spec).value)
         return DenseTaken(value, 0, taken.step, 0, taken.contributors)
@@ -68,7 +68,7 @@ def sparse_partial(taken: TakenRound, spec: MemberSpec) -> SparsePartial:
 
 
 def dense_partial(taken: TakenRound, spec: MemberSpec) -> DensePartial:
-    """Return the partial of a dense accumulator; of no gradients: zeros."""
+    """Return the partial of a dense accumulator; without gradients it has zeros."""
     if taken.count == 0:
         shape = (0,) if spec.shape is None else [dim or 0 for dim in spec.shape]
         value = arrays.zeros(shape, spec.dtype.partial)
@@ -77,7 +77,7 @@ def dense_partial(taken: TakenRound, spec: MemberSpec) -> DensePartial:
 
 
 def group_taken(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupTaken:
-    """Return what was taken of a group."""
+    """Return the result of a group."""
     members: dict[str, SparseTaken | DenseTaken] = {}
     for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]

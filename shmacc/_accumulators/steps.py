@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 class Steps:
     """The steps of a run, for a worker's ``for`` loop; made by ``steps()``.
 
-    The step at once, then the newest whenever it has moved on; until the accumulator is finished.
-    A worker that is slow misses steps in between. A step that is set back, and everything that was
-    restored, is a new beginning: it is returned as well. After an error of a wait (a timeout, an
-    exception of a signal handler) the same object waits on.
+    Yields the current step at once, then the newest whenever it has changed, until the accumulator
+    is finished. A slow worker misses steps in between. A step that is set back is yielded, and so
+    is the step after every restore. After an error in a wait (a timeout, a signal handler's
+    exception) the same object can go on waiting.
     """
 
     __slots__ = ("_ended", "_handle", "_last", "_raises", "_timeout")
@@ -30,18 +30,18 @@ class Steps:
         return self
 
     def __next__(self) -> int:
-        """Wait until the step is another one, and return it.
+        """Wait until the step has changed, and return it.
 
         Raises:
             StopIteration: The accumulator is finished.
-            DeadlineExceededError: The timeout passed, in this wait.
+            DeadlineExceededError: The timeout passed in this wait.
             ChiefDiedError: As for ``wait_step``.
             CancelledError: The handle was closed.
         """
         if self._ended:
             raise StopIteration
-        # A signal handler that raises does so before the call, in it, or when `_last` is the new
-        # one and so about to be returned.
+        # A signal handler may raise before the call, in it, or after `_last` was set. In the last
+        # case the step counts as returned.
         self._last = new = self._handle.next_step(self._last, self._timeout, self._raises, None)
         if new is None:
             self._ended = True
