@@ -1,8 +1,8 @@
 // The commit protocol: every operation is atomic, whichever process dies at whichever instant.
 //
-// Committed state is records, each kept twice (like LMDB's two meta pages): one RoundState for what concerns
-// all lanes, a LaneState for each lane. A `generation` determines which copy is current: copy[generation & 1].
-// An operation works on a copy of the current record and commits by writing it over the other one and then
+// The committed state consists of records, each kept twice (like LMDB's two meta pages): one RoundState for all
+// lanes together, a LaneState for each lane. A `generation` determines which copy is current: copy[generation &
+// 1]. An operation works on a copy of the current record and commits by writing it over the other one and then
 // storing generation + 1: one aligned 8-byte store. Before that store the operation has not happened, after it
 // has.
 //
@@ -36,12 +36,14 @@
 //     (Only the undo log's reservation is committed beforehand, in a commit of its own: `recover` reads only
 //     what LaneState records as reserved.)
 // The first apply of a round may find rows of an older round in a member. They are void: the apply starts with
-// no rows, and writes over them. Some rows are changed in place: rows to which an apply adds, and rows of the
-// current round over which `restore` writes its own. (`restore` builds its index in the region that is not
-// current. Arrays of parameters are changed in place, too: saved_arrays.hpp has their log, update.hpp their
-// argument.) An undo log protects these rows: `begin` stamps the lane's journal with the generation that the
-// operation would commit; `publish` stores how many undo records are complete (`restore` saves row numbers,
-// too, in records of their own); only then does the operation change the rows of these records.
+// no rows, and writes over them.
+//
+// Some rows are changed in place: rows to which an apply adds, and rows of the current round over which
+// `restore` writes its own. (`restore` builds its index in the region that is not current. Arrays of parameters
+// are changed in place, too: saved_arrays.hpp has their log, update.hpp their argument.) An undo log protects
+// these rows: `begin` stamps the lane's journal with the generation that the operation would commit; `publish`
+// stores how many undo records are complete (`restore` saves row numbers, too, in records of their own); only
+// then does the operation change the rows of these records.
 //
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows of members of the current
 //              round are committed ones. If it is equal, they are once the first journal.records undo records

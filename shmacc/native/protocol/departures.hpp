@@ -3,9 +3,9 @@
 // A wait for gradients may ask to end with such news: a process that had applied has died or failed. The
 // waiting process collects the news and marks it as told, with all lanes' locks. So each departure ends one
 // wait, the first that asks after it, whatever has happened in between. A wait for the step may ask to end
-// while only former chiefs are left: every process that has taken is dead or failed, and no living process
-// waits in the queue to take. Nothing is marked: all such waits end, until a process takes again. A process
-// that has left in order ends neither kind of wait.
+// while there are only former chiefs: processes that have taken, and are dead or have left as failed, while no
+// living process has taken or waits in the queue to take. Nothing is marked: all such waits end, until a process
+// takes again. A process that has left in order ends neither kind of wait.
 //
 // Where it is recorded. The entry of an attached process records its failure (presence.hpp). A process that is
 // gone leaves its entry behind, until a sweep frees it. If the process had applied or taken, the sweep first
@@ -51,7 +51,7 @@ class Departures {
 
     // This process, which is attached, has failed. It may go on.
     void fail(const std::string& reason) {
-        // Before it counts: a process that finds the failure finds the reason.
+        // Before the failure counts: a process that finds the failure finds the reason.
         write_reason(file_, presence_.index(), identity_of(presence_.token()), reason);
         presence_.fail();
     }
@@ -81,7 +81,7 @@ class Departures {
         return died;
     }
 
-    // Whether `news` would return any, after a sweep. Needs no lock.
+    // Whether news() would return anything after a sweep. Needs no lock.
     bool any() {
         bool found = false;
         for_each([&](uint32_t i) { found = found || is_news(load(table_[i].token)); });
@@ -146,7 +146,7 @@ class Departures {
     void for_each(Each each) {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) each(i);
     }
-    // A process that ends has left, as far as others are concerned.
+    // A process that is ending counts as one that has left.
     bool ends(uint32_t i) { return load_relaxed(presence_.table()[i].ending) != kNotEnding; }
     bool died(uint32_t i, uint64_t token) { return is_here(token) && !ends(i) && !presence_.alive(i, token); }
 

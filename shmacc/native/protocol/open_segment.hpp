@@ -186,9 +186,9 @@ class OpenSegment {
     bool attached() const { return attached_; }
     void now_attached() { attached_ = true; }
 
-    // Whether cleanup may touch the segment: the error on the way out may be that the file was truncated.
+    // Whether cleanup may touch the segment: the error that is being thrown may be that the file was truncated.
     bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().state().intact; }
-    // Before anything mapped is touched: a truncated file's pages are gone.
+    // Call before anything mapped is touched: a truncated file's pages are gone.
     void check_intact() const {
         if (mapping_->file().status().st_size != static_cast<off_t>(file_size(config_)))
             data_loss("its file was truncated");

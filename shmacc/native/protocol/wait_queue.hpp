@@ -180,7 +180,7 @@ class WaitQueue {
     uint32_t& progress_word() { return head_.progress; }
     Table<Waiter>& table() { return table_; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
-    // The number of waiting takes for whose process lives(participant, token) returns true.
+    // Counts the waiting takes; lives(participant, token) says whether a take's process counts.
     template <class Lives>
     uint32_t waiting(Lives lives) {
         uint32_t waiting = 0;

@@ -64,7 +64,7 @@ class OwnRound {
 
   private:
     std::atomic<uint64_t> serial_{0};
-    std::atomic<uint64_t> token_{0};  // a forked child has another one
+    std::atomic<uint64_t> token_{0};  // this process's; a forked child gets another token
     std::atomic<pthread_t> thread_{};
     std::atomic<bool> offered_{false};
     std::atomic<uint64_t> held_{0};  // not a flag: another round may be offered while this serial's is taken over

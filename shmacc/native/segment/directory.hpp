@@ -120,8 +120,8 @@ inline void refuse_unknown(uint32_t member, const char* what, uint32_t number, b
                   ", which this version of shmacc does not have; a newer one has made it, and reads it");
 }
 
-// Whether a row of the table, with any optimizer's numbers, takes less than a region, and its max_rows is in
-// range.
+// Whether the table's row shape is known, a row with any optimizer's numbers takes less than a region, and
+// max_rows is in range.
 inline bool has_rows_of_known_size(const MemberSpec& table) {
     if (!table.round || table.table.max_rows < 1 || table.table.max_rows > kMaxRows) return false;
     uint64_t numbers = 1;

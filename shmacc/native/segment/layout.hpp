@@ -167,7 +167,7 @@ constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch
 // Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first. With
 // kWeightDecay the last number is the weight decay.
 struct OptimizerSpec {
-    uint64_t kind;  // and options
+    uint64_t kind;  // with its options added
     double numbers[5];
 
     uint32_t base() const { return static_cast<uint32_t>(kind) & ~(kWeightDecay | kAsTorch); }
@@ -301,7 +301,7 @@ struct RoundState {
     uint64_t taken;  // gradients handed out, ever
     uint64_t takes;  // takes that returned a result, ever
     uint64_t opened;  // rounds that were opened, ever
-    uint64_t spread;  // in this round contributors may be in other lanes than their own
+    uint64_t spread;  // 1: in this round, contributors may be in other lanes than their own
     uint64_t needs;  // the record is valid from this generation of the first lane on
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
     uint64_t restores;  // how often everything was replaced, ever; see Header::finished
@@ -327,7 +327,7 @@ struct LaneState {
     uint64_t checksum;
 };
 
-// State of one member in a lane. Kept twice; the current copy has the newer committed generation of the lane.
+// State of one member in a lane. Kept twice; current is the newer copy that the lane has committed (commit.hpp).
 struct MemberState {
     uint64_t generation;
     uint64_t round;  // the next four fields belong to it
@@ -384,7 +384,7 @@ struct Fairness {
     int64_t keep_off_ns;  // up to this time (CLOCK_MONOTONIC) only processes that slept take a token; 0: all do
 };
 
-// What happened that somebody may ask about later. The last kEvents are kept.
+// What has happened in the segment, for people who ask later. The last kEvents events are kept.
 enum EventKind : uint32_t {
     kNoEvent,
     kDeath,
@@ -478,7 +478,7 @@ enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits =
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// Identifies a process in a contributor's slot, in place of contributions: the one that applied. Exceeds kNobodys.
+// Identifies the process that applied, in its contributor's slot (Slot::contributions). Exceeds kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 
@@ -511,7 +511,7 @@ enum Ending : uint32_t { kNotEnding, kEndsInOrder, kEndsFailed };
 
 // A process that is gone; see departures.hpp.
 struct Departed {
-    alignas(64) uint64_t token;  // 0: free; fate: kDead or kFailed, perhaps with kTold; 0: being written
+    alignas(64) uint64_t token;  // 0: free; with the fate kDead or kFailed, perhaps kTold; without: being written
     uint64_t pid_namespace;
     int64_t at_ns;  // when it was found to be gone
     int64_t applied_step;  // as in Participant
@@ -552,7 +552,7 @@ struct Slot {
     int64_t row;
     int64_t contributions;  // table: a stamp
 };
-// Stamps of a table's slot: the operation that committed this generation gave it to an id, or freed it.
+// Stamps of a table's slot: the operation that committed this generation gave the slot to an id, or freed it.
 constexpr int64_t stamp_of_given(uint64_t generation) { return static_cast<int64_t>(generation << 1); }
 constexpr int64_t stamp_of_free(uint64_t generation) { return static_cast<int64_t>(generation << 1 | 1); }
 
@@ -578,7 +578,7 @@ struct UndoRecord {
 constexpr uint16_t kUndoNumbers = 1 << 15;
 static_assert(kMaxMembers < kUndoNumbers);
 constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for a row or its number
-constexpr uint64_t kUndoAlign = 16;  // of each member's first saved row
+constexpr uint64_t kUndoAlign = 16;  // the alignment of each member's first saved row
 constexpr uint64_t undo_aligned(uint64_t bytes) { return (bytes + kUndoAlign - 1) / kUndoAlign * kUndoAlign; }
 
 // The undo log of parameters has one of these for each array that the update changes (table: one for links and

@@ -39,10 +39,10 @@
 // reported as if it had applied (or taken), as it was about to. Each instant of death:
 //   in claim, before the token      the entry is free.
 //   in fail, before `failures`      the process counts as dead, not as failed.
-//   in leave, before the token      the process counts as dead; if it had failed, the reason is that of its failure.
+//   in leave, before the token      the process counts as dead; if it had failed, with the reason of its failure.
 //   in leave, after the token       the process has left; the kernel drops the locks on its bytes.
-//   in sweep, before the token      the next sweep does the same again. It may find the process's takes removed from the
-//                                   queue, and the record made; it writes the record once more.
+//   in sweep, before the token      the next sweep does the same again. It may find the process's takes removed
+//                                   from the queue, and the record made; it writes the record once more.
 //   in sweep, after the token       done; only the event may be missing, which is for people.
 #pragma once
 
@@ -56,8 +56,8 @@
 
 namespace shmacc {
 
-// Entries of a table in shared memory, reserved in steps of a page before they are touched. Entries from `top`
-// on are free.
+// A table in shared memory. Its entries are reserved a page at a time before they are touched. Entries from
+// `top` on are free.
 template <class Entry>
 class Table {
   public:
@@ -65,7 +65,7 @@ class Table {
         : mapping_(mapping), region_(region), capacity_(capacity), top_(top),
           entries_(reinterpret_cast<Entry*>(mapping.map_table(region, uint64_t{capacity} * sizeof(Entry)))) {}
 
-    // How many entries may be looked at.
+    // How many entries may be in use; these can be touched.
     uint32_t size() {
         uint32_t top = std::min(load(top_), capacity_);
         reserve(top);
@@ -91,7 +91,7 @@ class Table {
             return false;
         }
     }
-    // Entry i, the last one, is free, and is not scanned until it is used again.
+    // Call when the last entry, i, is free: it is not scanned any more until it is used again.
     void last_use(uint32_t i) {
         uint32_t top = i + 1;
         __atomic_compare_exchange_n(&top_, &top, i, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
@@ -157,7 +157,7 @@ class Presence {
             entry.applied = entry.dropped = entry.taken = 0;
             entry.told = entry.given_up = 0;
             entry.failures = entry.took = entry.ending = 0;
-            token_ = with_fate(fresh_bits() | 16, kHere);  // so that applier_of is not kNobodys
+            token_ = with_fate(fresh_bits() | 16, kHere);  // 16: so that applier_of exceeds kNobodys
             index_ = i;  // before a sweep can see the token
             store(entry.token, token_);
             claimed_ = true;

@@ -288,7 +288,7 @@ class SegmentFile {
         const bool open = fstat(fd(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
         return {open, open && static_cast<uint64_t>(found.st_size) == size(), open && found.st_nlink > 0};
     }
-    // Before anything is locked, reserved or touched.
+    // Call before anything is locked, reserved or touched.
     void check_open() const { status(); }
 
     // Whether a name leads to this very file. Throws if it cannot find out: callers act on "does not lead there".

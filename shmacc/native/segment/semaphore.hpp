@@ -46,8 +46,8 @@ class NamedSemaphore {
         return fd;
     }
 
-    // Whether the segment that this semaphore belongs to may still be about to get its name. False: its
-    // creator has finished or died; or the semaphore does not exist, or this user may not remove it.
+    // Whether the segment of this semaphore may still be in the making. False: its creator has finished or died;
+    // or the semaphore does not exist, or this user may not remove it.
     static bool is_being_made(const std::string& path) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDONLY, found);
