@@ -1,7 +1,7 @@
 // The undo log, in which an apply saves rows before it adds to them. Lane::recover puts them back.
 //
-// Saved rows are read again only after a death or an error. So many rows are streamed past the caches, which
-// the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
+// Saved rows are read again only after a death or an error. So if there are many, they are streamed past the
+// caches, which the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
 // overtake, so another processor may see `records` count a record that is not there yet, until this
 // processor's next interrupt or locked instruction: both write streamed stores out (Intel's manual,
 // volume 3, on write combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after

@@ -1,11 +1,11 @@
 // The queue of waiting takes: first come, first served, and no entry for the dead.
 //
 // An entry is in the queue while its ticket is not 0. Tickets only grow; the head is the living entry with
-// the lowest one. The waiting process itself takes, under the segment's lock, when it is the head and its
+// the lowest one. The waiting process itself takes, under all lanes' locks, when it is the head and its
 // number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
 // or is cancelled has consumed nothing, by construction.
 //
-//   join    under the lock: the fields first, then the ticket. Death in between: not joined.
+//   join    under all lanes' locks: the fields first, then the ticket. Death in between: not joined.
 //   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
 //   cancel  one store: every ticket up to the last one given is cancelled (and a count, for takes that wait
 //           for the lock and have no ticket yet); the waiters see it when woken, or when their slice ends if
@@ -18,8 +18,8 @@
 //           early: so both sides have a full_barrier in between (every processor lets a load pass an earlier
 //           store). Everything else is a word that is stored last and loaded first: a ticket after the
 //           fields of its entry, a futex word after the change that it announces.
-//   death   a take or an apply that finds an entry in front of it whose process is proved dead sweeps it,
-//           under the lock.
+//   death   a take or an apply may find an entry in front of it whose process is proved dead. It sweeps that
+//           entry, under a lane's lock.
 //
 // Entries from `top` on are free. `join` raises `top`, with all lanes' locks; `known_head` lowers it, with one
 // lane's lock. So no ticket appears meanwhile, and an entry with a ticket is always below `top`. A reader
@@ -43,8 +43,8 @@
 // process for longer. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
 // otherwise hundreds of idle sleepers would keep a processor busy. Slices grow from short ones: a signal that
 // comes in the instant before the sleep begins (often one sent because of what the sender just saw) is
-// noticed after the first. Where a signal need not end the sleep (Interruption::ends_sleep) slices stay
-// short.
+// noticed when the first slice ends. Where a signal need not end the sleep (Interruption::ends_sleep), slices
+// stay short.
 //
 // Futexes rather than one semaphore for each waiter: nothing more to create, to leak or to clean up, and the
 // kernel keys them by the file's inode and offset, so any process that maps the segment can wait and wake.

@@ -301,7 +301,7 @@ struct RoundState {
     uint64_t taken;  // gradients handed out, ever
     uint64_t takes;  // takes that returned a result, ever
     uint64_t opened;  // rounds that were opened, ever
-    uint64_t spread;  // 1: in this round, contributors may be in other lanes than their own
+    uint64_t spread;  // the number of the round in which contributors may be in other lanes than their own
     uint64_t needs;  // the record is valid from this generation of the first lane on
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
     uint64_t restores;  // how often everything was replaced, ever; see Header::finished

@@ -8,8 +8,8 @@
 // In front of it is a named semaphore, which is a hint and nothing more: it lets waiters sleep until a
 // release instead of spinning on the record lock, and its value proves nothing. To acquire, a process gets a
 // token from the semaphore, or waits for one slice of time without getting one, and then tries the record
-// lock; if it gets that, it owns the segment, with a token or without. A token taken without getting the
-// record lock is thrown away. To release, the owner drops the record lock, then makes sure that there is a token.
+// lock; if it gets that, it owns the lane, with a token or without. A token taken without getting the record
+// lock is thrown away. To release, the owner drops the record lock, then makes sure that there is a token.
 //
 //   Invariant: a process that writes to committed state holds the record lock.
 //   Progress:  if no process holds the record lock, then either there is a token, or every waiter's slice

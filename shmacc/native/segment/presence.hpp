@@ -6,7 +6,7 @@
 // lock proves that the process of this token lives. The kernel drops both with the process, and no earlier.
 //
 // A dead process leaves its token behind, and its entry is not given to another process until a sweep, under
-// the segment's lock, has removed it from the queue. A newcomer that looks at such an entry holds the first
+// a lane's lock, has removed it from the queue. A newcomer that looks at such an entry holds the first
 // byte for a moment, but never the second: so even a newcomer that is stopped there does not make a dead
 // waiter look alive. A newcomer that found entries of dead processes sweeps once it has an entry; if none was
 // free, it sweeps before it searches again. So an entry is free when a process needs one, however many forked

@@ -6,9 +6,9 @@
 // segment's owner. No other file is mapped: if another user truncates it, its next use raises SIGBUS. Nor is it
 // opened: it may be a hard link to a segment's file, and closing that would drop the process's locks on it.
 //
-// The file contains glibc's sem_t, as sem_open would make it; sem_open itself chooses owner and mode by uid
-// and umask, cannot report whom the file belongs to, and its result would have to be corrected afterwards by
-// name.
+// The file contains a glibc sem_t for each lane, as sem_open would make it; sem_open itself chooses owner and
+// mode by uid and umask, cannot report whom the file belongs to, and its result would have to be corrected
+// afterwards by name.
 //
 // While a new segment is being made, its semaphore already has a name, but the segment has none. A flock on the
 // semaphore's file protects it from the cleaner. The kernel releases the flock with the descriptor: so a cleaner
