@@ -9,9 +9,9 @@
 //
 // That holds because they are reserved and written in a file without a name: a full /dev/shm, a signal handler that
 // raises, and the death of the creator at any instant leave nothing, and nobody sees an array that is half
-// written. What a process has written into shared arrays when it dies, stays: there is nothing to undo it by.
-// Parameters are written by updates alone (operations/update.hpp). What cannot fit is refused before any of it is
-// reserved: on the way to the refusal other processes would find /dev/shm full, and a container would exceed its
+// written. What a process has written into shared arrays when it dies, stays: nothing records what to undo.
+// Parameters are written by updates alone (operations/update.hpp). Arrays that cannot fit are refused before any of
+// them is reserved: otherwise other processes would find /dev/shm full for a while, and a container would exceed its
 // memory.
 //
 // No lock is taken. A NumPy array that was handed out is the mapping itself, which lives for as long as the
@@ -29,10 +29,10 @@
 
 namespace shmacc {
 
-// What an array occupies. One without elements has a page as well: a mapping is not empty.
+// The bytes that an array occupies: whole pages. An array without elements has one too, since a mapping is not empty.
 inline uint64_t reserved_for(uint64_t bytes) { return page_up(std::max<uint64_t>(bytes, 1)); }
 
-// region: in kArrayRegions.
+// region: an index into kArrayRegions.
 inline uint32_t region_of_array(const Config& config, uint32_t number, uint32_t region) {
     return first_region(config, 0) + kLaneRegions + number * kMemberRegions + kArrayRegions[region];
 }
@@ -40,8 +40,8 @@ inline uint32_t region_of_array(const Config& config, uint32_t number, uint32_t 
 // The arrays of a segment that is being made.
 class NewArrays {
   public:
-    // In order of the members: what each has in its regions, as (bytes, contents). Contents: None for zeros;
-    // fewer bytes than there are fill them again and again.
+    // given: for each member, in order, its regions as a list of (bytes, contents). Contents: None for zeros; if they
+    // are shorter than the region, they are repeated.
     explicit NewArrays(const nb::list& given) : members_(given.size()) {
         for (uint32_t member = 0; member < members_; ++member) {
             uint32_t region = 0;
@@ -66,10 +66,9 @@ class NewArrays {
         return reserved;
     }
 
-    // Reserves all of them, and then writes them: if they do not fit, that is known first, before a page is touched
-    // unless others take the room meanwhile. Without the GIL, since
-    // it takes long: no other thread finds the file, which has no name. A child that one of them forks meanwhile
-    // inherits the descriptor, and with it the memory, like any other.
+    // Reserves all arrays, then writes them. If they do not fit, this is known before a page is touched, unless others
+    // take the room meanwhile. It takes long, so it runs without the GIL: no other thread finds the file, which has no
+    // name. If another thread forks meanwhile, the child inherits the descriptor, and with it the memory, as always.
     void fill(const SegmentFile& file, const Config& config) const {
         uint64_t total = 0;
         for (const Array& array : arrays_) total += reserved_for(array.bytes);
@@ -125,10 +124,10 @@ class NewArrays {
     std::vector<Array> arrays_;
 };
 
-// An array's memory in this process. It needs the file only to be made.
+// An array's memory in this process. It needs the file only while it is being made.
 class ArrayMapping {
   public:
-    // owner, name: of a read-only array, as WriteGuard has them.
+    // owner, name: for the WriteGuard of a read-only array.
     ArrayMapping(const SegmentFile& file, uint32_t region, uint64_t bytes, bool writable, const void* owner,
                  std::string name)
         : bytes_(reserved_for(bytes)) {
@@ -161,10 +160,10 @@ class ArrayMapping {
     std::optional<WriteGuard> guard_;
 };
 
-// The arrays that a handle's segment has, as NumPy's.
+// The arrays of a handle's segment, as NumPy arrays.
 class MappedArrays {
   public:
-    // dtypes: NumPy's, of each array. Throws DataLossError unless there is room in the segment for all of them.
+    // dtypes: each array's NumPy dtype. Throws DataLossError unless there is room in the segment for all arrays.
     MappedArrays(nb::object handle, const nb::list& dtypes, bool writable)
         : object_(std::move(handle)), handle_(nb::cast<Handle&>(object_)), writable_(writable) {
         OpenSegment& segment = handle_.intact();
@@ -189,8 +188,8 @@ class MappedArrays {
             data_loss("its arrays are larger than what the segment occupies");
     }
 
-    // An ndarray, which keeps its memory mapped, and `keeper` alive. slot: of the array's optimizer, from 1 on; 0:
-    // the array itself.
+    // Returns an ndarray, which keeps its memory mapped, and `keeper` alive. slot: 0 for the array itself; from 1 on, a
+    // slot of the array's optimizer.
     nb::object array(uint32_t number, nb::object keeper, uint32_t slot) {
         const OpenSegment::Use segment = handle_.attached();
         const auto found = arrays_.find({number, slot});
@@ -216,19 +215,19 @@ class MappedArrays {
         return made;
     }
 
-    // Read-only arrays may be written from now on: they become this process's own, together at the first write. at_once:
-    // nobody changes them any more, so each page may become its own when it is written.
+    // Allows writes to read-only arrays from now on. At the first write all of them become this process's own. at_once:
+    // no process changes the arrays any more, so each page may become its own when it is written.
     void release(bool at_once) {
         for (auto& [place, array] : arrays_)
             if (array.mapping) array.mapping->release(at_once);
     }
-    // Arrays that were handed out keep what they need.
+    // Drops the mappings; arrays that were handed out keep theirs.
     void forget() {
         for (auto& [place, array] : arrays_) array.mapping.reset();
     }
 
   private:
-    using Place = std::pair<uint32_t, uint32_t>;  // its number, and the region in kArrayRegions
+    using Place = std::pair<uint32_t, uint32_t>;  // an array's number, and an index into kArrayRegions
     struct Array {
         nb::object dtype;
         Dims dims;
@@ -240,7 +239,7 @@ class MappedArrays {
         nb::object keeper;
     };
 
-    // NumPy, too, bounds the dimensions next to one of 0.
+    // If one dimension is 0, the others are bounded all the same, as in NumPy.
     static uint64_t size_of(const Dims& dims, nb::handle dtype) {
         auto bytes = static_cast<uint64_t>(PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(dtype.ptr())));
         bool empty = false;

@@ -8,7 +8,8 @@
 
 namespace shmacc {
 
-// int64 (members, 4) as MemberLine, int64 numbers and counts of rows, and bytes of values.
+// Returns (table, numbers, counts, values): the lines of MemberLine as int64 (members, 4); row numbers and counts as
+// int64; values as bytes.
 inline nb::tuple arrays_of(Columns& columns) {
     Output table(columns.table.size() * sizeof(MemberLine));
     if (!columns.table.empty()) std::memcpy(table.get(), columns.table.data(), table.bytes());
@@ -19,7 +20,7 @@ inline nb::tuple arrays_of(Columns& columns) {
     return nb::make_tuple(lines, numbers, counts, array_of<uint8_t>(columns.values, columns.bytes));
 }
 
-// ends: int64 (members, shards), as Division has it; None: nothing is divided.
+// ends: Division::ends as int64 (members, shards); None: nothing is divided.
 inline std::optional<Division> division_of(nb::handle ends) {
     if (ends.is_none()) return std::nullopt;
     const ArrayBuffer<int64_t> given(ends, 1);
@@ -60,7 +61,7 @@ class IncomingPieces {
     const std::vector<Piece>& pieces() const { return pieces_; }
 
   private:
-    // For numbers of any type of sums.
+    // Whether it is aligned for every type of sums.
     template <class T>
     static bool is_aligned(const ArrayBuffer<T>& column) {
         return column.size() == 0 || reinterpret_cast<uintptr_t>(column.data()) % alignof(int64_t) == 0;
@@ -71,7 +72,7 @@ class IncomingPieces {
     std::vector<Piece> pieces_;
 };
 
-// The rows of all columns, their counts, and for each column the positions of its rows.
+// Returns the merged rows of all columns, their counts, and for each column the positions of its rows (merge_columns).
 inline nb::tuple merge_columns_of(const nb::list& rows, const nb::list& counts, const nb::list& lengths) {
     need_numpy();
     std::deque<ArrayBuffer<int64_t>> buffers;
@@ -106,7 +107,7 @@ inline nb::tuple merge_columns_of(const nb::list& rows, const nb::list& counts, 
     return nb::make_tuple(array_of<int64_t>(merged, total), array_of<int64_t>(merged_counts, total), made);
 }
 
-// wholes: uint8 (rows or elements, bytes of one). firsts, lengths: of each, as in Whole.
+// wholes: arrays of uint8 with shape (rows or elements, bytes of one). firsts, lengths: each array's, as in Whole.
 inline void put_values_of(const nb::list& wholes, nb::handle firsts, nb::handle lengths, nb::handle positions,
                           nb::handle values) {
     std::deque<ArrayBuffer<uint8_t>> arrays;

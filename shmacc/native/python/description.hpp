@@ -6,7 +6,7 @@
 
 namespace shmacc {
 
-// Throws DataLossError if it is no name of Python's.
+// Returns the name as a Python string. Throws DataLossError if it is not UTF-8.
 inline nb::object name_of(const MemberSpec& member) {
     const auto size = static_cast<Py_ssize_t>(member.name.size());
     nb::object name = nb::steal(PyUnicode_DecodeUTF8(member.name.data(), size, nullptr));
@@ -97,7 +97,7 @@ inline nb::dict describe(const Totals& now) {
     return out;
 }
 
-// What a lane has of a member. in_round: whether it is of the open round; else there is nothing.
+// Describes a member's table in a lane. in_round: it has contents of the current round; else it counts as empty.
 inline void describe_table(nb::dict& out, const MemberState& table, bool in_round) {
     out["member_count"] = in_round ? table.count : 0;
     out["member_weight"] = in_round ? table.weight : 0;
@@ -155,7 +155,7 @@ inline nb::dict describe(const Event& event) {
 // What a handle reports of its segment, and of the processes attached to it. Everything is read before the first Python
 // object is made: making one may collect garbage, run finalizers, and let another thread close the handle.
 
-// The entries of participants that belong to living processes; asks the kernel about each, once.
+// For each participant's entry, whether it belongs to a living process. Asks the kernel about each entry once.
 inline std::vector<bool> living(OpenSegment& segment) {
     Presence& presence = segment.presence();
     std::vector<bool> living(presence.table().size());

@@ -1,4 +1,4 @@
-// How a process has failed: the exception that has left a block of its, or ends it, as text.
+// Describes why a process has failed: the exception that left one of its blocks, or that ends it, as text.
 #pragma once
 
 #include "python/python.hpp"
@@ -46,8 +46,8 @@ inline std::string describe_exception(nb::handle error) {
     return text;
 }
 
-// Whether the process has failed with this very exception there before; from now on it has. The exception itself
-// remembers: it may leave one block after the other, and then end the process.
+// Whether the process has failed with this very exception in this segment before. From now on it has: the exception
+// itself is marked, since it may leave one block after the other, and then end the process.
 inline bool is_known(nb::handle error, uint64_t segment) {
     constexpr const char* kFailedIn = "_shmacc_failed_in";
     const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
@@ -59,8 +59,8 @@ inline bool is_known(nb::handle error, uint64_t segment) {
     return false;
 }
 
-// Why a process fails that leaves a segment with this exception, or None: as OpenSegment::fail has it. Without memory it
-// has failed all the same.
+// Returns the reason for OpenSegment::fail, if a process leaves a segment with this exception, or None. Without memory
+// for the reason it is empty: the process has failed all the same.
 inline std::optional<std::string> reason_of(nb::handle error, uint64_t segment) {
     if (is_in_order(error)) return std::nullopt;
     try {

@@ -4,7 +4,7 @@
 // nn.init or an embedding with max_norm writes to the memory, which is SIGSEGV. Three ways were tried:
 //
 //   - Writable private copies of the pages, and a look at torch's version counters later: tensor.data and numpy()
-//     write without counting, and the process trains on what only it has until somebody looks.
+//     write without counting, and until somebody looks the process trains on contents that only it has.
 //   - A signal handler that names the array before the process dies: the program is lost all the same.
 //   - Both together, as here. The handler makes the array's pages private and writable, and the write goes on, into
 //     pages of this process alone. It also asks the interpreter to raise an exception as soon as it can: in the
@@ -35,7 +35,7 @@ struct ReadOnlyArray {
     std::atomic<uintptr_t> begin{0};
     std::atomic<uint64_t> bytes{0};  // 0: nothing is guarded
     std::atomic<bool> written{false};
-    std::atomic<bool> released{false};  // the first write makes the arrays of its owner this process's own
+    std::atomic<bool> released{false};  // the first write makes all arrays of the owner this process's own
     const void* owner = nullptr;
     std::string name;
     ReadOnlyArray* next = nullptr;
@@ -71,7 +71,7 @@ inline bool let_write(ReadOnlyArray& array) {
     if (!array.make_writable()) return false;
     // In this order: an undo between the two makes it read-only again, and the write faults once more.
     array.written = true;
-    Py_AddPendingCall(raise_written, nullptr);  // if too many are waiting, one of them finds this, too
+    Py_AddPendingCall(raise_written, nullptr);  // if the queue is full, one of its calls finds this write, too
     return true;
 }
 

@@ -56,9 +56,8 @@ class IncomingArray : public Incoming {
     std::optional<DenseMemberGradient<T>> gradient_;
 };
 
-// terms: None for a gradient that counts once, from nobody in particular, and waits for ever; else (count, weight,
-// contributors, timeout), contributors being None, one (of a gradient), or an array of them (of a partial),
-// ascending.
+// terms: None for a gradient that counts once, has no contributor, and waits for ever; else (count, weight,
+// contributors, timeout). contributors: None, a single one for a gradient, or an ascending array for a partial.
 inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
     ApplyRequest request{local_step, 1, 1, nullptr, 0, {}, false, kForever};
     if (terms.is_none()) return request;
@@ -77,7 +76,7 @@ inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
     return request;
 }
 
-// (member, count, weight, indices or None, values, counts or None, ascending), as gradients.py makes it.
+// given: (member, count, weight, indices or None, values, counts or None, ascending), as gradients.py makes it.
 inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tuple& given) {
     const auto member = nb::cast<uint32_t>(given[0]);
     if (given.size() != 7 || member + 1 >= specs.size())
@@ -96,7 +95,7 @@ inline std::unique_ptr<Incoming> incoming(const MemberSpecs& specs, const nb::tu
     });
 }
 
-// Several of them.
+// The gradients of several members, which one apply adds.
 class Arrivals {
   public:
     Arrivals(const MemberSpecs& specs, const nb::list& given) {

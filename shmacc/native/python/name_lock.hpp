@@ -29,8 +29,8 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
     return act();
 }
 
-// Removes a segment's names; if_unused: only if no process uses it and `path` leads to it, else null. Returns
-// those that it removed.
+// Removes a segment's names, and returns the removed ones. if_unused: only if no process uses the segment and `path`
+// leads to it; else null.
 inline std::optional<std::vector<std::string>> unlink_names(SegmentFile& file, const std::string& path,
                                                             const std::string& semaphore_path, bool if_unused,
                                                             bool with_signals) {

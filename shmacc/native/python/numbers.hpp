@@ -1,7 +1,7 @@
-// Lists of Python's own numbers as arrays: NumPy asks each number several times what it might be.
+// Converts lists of Python numbers to arrays, faster than NumPy, which asks for each number's type several times.
 //
-// What is not here is not wrong: a list that is ragged, empty, deep, or of several types, or a number that does not fit.
-// NumPy makes an array of it, or Python finds the words for what is wrong (arrays.py).
+// Some lists are not converted here: ragged, empty or deep ones, and those with several types or with a number that
+// does not fit. NumPy converts them, or Python reports the error (arrays.py).
 #pragma once
 
 #include <cfloat>
@@ -11,7 +11,7 @@
 
 namespace shmacc {
 
-// The items of a list or a tuple, no subclass. They are valid until Python code runs, which may change a list.
+// The items of a list or tuple, but not of a subclass. They are valid until Python code runs, which may change a list.
 class Items {
   public:
     explicit Items(PyObject* value)
@@ -28,7 +28,7 @@ class Items {
     PyObject* const sequence_;
 };
 
-// Whether the number is of the type, and in its range: then it is written to `to`. No Python code runs.
+// Writes the number to `to`. False: it has another type, or is out of range. No Python code runs.
 inline bool read_number(PyObject* number, double* to) {
     if (!PyFloat_CheckExact(number)) return false;
     *to = PyFloat_AsDouble(number);
@@ -79,7 +79,7 @@ nb::object array_of_numbers(PyObject* value) {
     return read_numbers(value, lengths, rank, memory) ? array : nb::object();
 }
 
-// An array of that type (NumPy's number) of a list or tuple; null: see above.
+// Makes an array of that type (NumPy's type number) from a list or tuple; null: it is not converted here.
 inline nb::object array_of_numbers(PyObject* value, int type_number) {
     switch (type_number) {
         case NPY_FLOAT32: return array_of_numbers<float>(value);

@@ -12,9 +12,9 @@ namespace shmacc {
 // The changes, and the arrays that they read. Made and destroyed with the GIL.
 class IncomingChanges {
   public:
-    // In order of the arrays: (number, region, the learning rate or None for new contents, rows in ascending order or
-    // None, values, bytes of the region); of tables ids in place of rows, and (ids to remove or None: all others, last
-    // steps or None) in place of bytes.
+    // given: in order of the arrays, (number, region, the learning rate or None for new contents, rows in ascending
+    // order or None, values, bytes of the region). A table has ids in place of rows, and in place of bytes (ids to
+    // remove or None for all others, last steps or None).
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
@@ -91,7 +91,7 @@ class IncomingChanges {
     std::vector<ArrayChange> changes_;
 };
 
-// Whether the round of that serial, which `rounds` has open, was not in the parameters before.
+// Updates the parameters with the round of that serial, which `rounds` has open. False: they had this update already.
 inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, int64_t step,
                               const nb::list& changes, std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
@@ -114,8 +114,8 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
     }
 }
 
-// parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, members, terms), both of
-// `Handle::apply_group`. No segment is named twice.
+// parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, members, terms), the last
+// two as for `Handle::apply_group`. No segment is named twice.
 inline void load_segments(const nb::list& parameters, const nb::list& accumulators) {
     std::vector<Handle*> handles;
     std::vector<OpenSegment::Use> uses;
@@ -150,8 +150,8 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
     });
 }
 
-// places: (number, region, array to copy into). tables: (number, whether with what the optimizer keeps). Returns the step,
-// how often each array was updated, and of each table (ids, numbers of the rows as bytes, last steps), as arrays.
+// places: (number, region, array to copy into). tables: (number, whether to read the optimizer's slots, too). Returns
+// the step, how often each array was updated, and for each table the arrays (ids, rows' numbers as bytes, last steps).
 inline nb::tuple read_parameters(Handle& handle, const nb::list& places, const nb::list& tables,
                                  std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();

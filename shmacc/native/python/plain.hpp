@@ -1,8 +1,8 @@
-// Gradients that are used as they are: arrays of the type of sums, of a shape that fits. NumPy's own, those that
-// other packages' tensors are at once (tensors.hpp), and those made of lists (numbers.hpp).
+// Plain gradients, which are used as they are: arrays of the type of sums, of a shape that fits. They are NumPy's own,
+// other packages' tensors viewed as arrays (tensors.hpp), or made from lists (numbers.hpp).
 //
-// Most are, so this is looked at first, and at once. What is not plain is not wrong: Python converts it, or finds
-// the words for what is wrong (arrays.py, gradients.py).
+// Most gradients are plain, so this fast path comes first. Python converts the others, or reports the error (arrays.py,
+// gradients.py).
 #pragma once
 
 #include "python/handle.hpp"
@@ -17,8 +17,8 @@ inline bool is_plain(PyObject* value, int type_number) {
     return PyArray_CheckExact(value) && PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
-// The fast path failed. Return, so that Python retries and reports the error. But what a signal handler raised meanwhile
-// goes on, as in handlers.py: from the function that called this, which has not been left yet.
+// The fast path failed. Return, so that Python retries and reports the error. But an exception that a signal handler
+// raised meanwhile is passed on, as in handlers.py, with the function that called the extension in its traceback.
 inline void give_up(nb::python_error& error) {
     const bool ends_program = !error.matches(PyExc_Exception);
     error.restore();
@@ -28,7 +28,7 @@ inline void give_up(nb::python_error& error) {
     nb::module_::import_("shmacc._gradients.handlers").attr("pass_on")(raised.value());
 }
 
-// The value as a plain array of that type; None: it is none.
+// Returns the value as a plain array of that type; None: it is not plain.
 inline nb::object plain_array(nb::handle value, int type_number) {
     need_numpy();
     if (is_plain(value.ptr(), type_number)) return nb::borrow(value);
@@ -44,7 +44,7 @@ inline nb::object plain_array(nb::handle value, int type_number) {
     }
 }
 
-// Row numbers as a plain array of int64; None: they are none. Those of int32, which JAX makes, are converted.
+// Returns row numbers as a plain array of int64; None: they are not plain. int32, which JAX makes, is converted.
 //
 // It is always a private copy. Row numbers are read several times: they are checked, sorted, looked up and put into
 // tables, mostly without the GIL. If Python could change them meanwhile, what was checked would not be what is used.
@@ -63,12 +63,12 @@ inline nb::object plain_indices(nb::handle value) {
         std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject*>(own.ptr())), PyArray_DATA(array),
                     static_cast<size_t>(PyArray_NBYTES(array)));
     if (own) return own;
-    PyErr_Clear();  // there is no memory for it: Python says so
+    PyErr_Clear();  // there is no memory for it: Python reports that
     return nb::none();
 }
 
-// A declared shape: integers, and None for what is unknown. Whether the array's rank, and its dimensions from `first`
-// on, fit it.
+// Whether the array's rank, and its dimensions from `first` on, fit the declared shape: integers, and None for unknown
+// dimensions.
 inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first) {
     const int rank = static_cast<int>(PyTuple_Size(declared.ptr()));
     if (PyArray_NDIM(array) != rank) return false;
@@ -81,7 +81,7 @@ inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first)
 
 using Declared = std::optional<nb::tuple>;  // none: any shape will do
 
-// A gradient of a dense member as a plain array; None: it is none.
+// Returns a dense member's gradient as a plain array; None: it is not plain.
 inline nb::object plain_dense(nb::handle value, int type_number, const Declared& declared) {
     nb::object plain = plain_array(value, type_number);
     if (plain.is_none() || !declared) return plain;
@@ -103,7 +103,7 @@ inline std::optional<PlainRows> plain_rows(nb::handle indices, nb::handle values
     if (PyArray_NDIM(keys) != 1 || PyArray_NDIM(rows) == 0 || PyArray_DIM(keys, 0) != PyArray_DIM(rows, 0))
         return {};
     int64_t limit = INT64_MAX;
-    if (declared && PyTuple_Size(declared->ptr()) > 0) {  // of a rank of 0, anything: gradients.py
+    if (declared && PyTuple_Size(declared->ptr()) > 0) {  // with rank 0 any shape fits: gradients.py
         if (!has_dims(rows, *declared, 1)) return {};
         PyObject* const first = PyTuple_GetItem(declared->ptr(), 0);
         if (first != Py_None) limit = PyLong_AsLongLong(first);
@@ -114,7 +114,7 @@ inline std::optional<PlainRows> plain_rows(nb::handle indices, nb::handle values
     return PlainRows(std::move(row_numbers), std::move(numbers), check.ascending);
 }
 
-// Applies of gradients as they are given. Nothing: they are not plain, and nothing was done.
+// Apply gradients as they are given. None: they are not plain, and nothing was done.
 inline std::optional<bool> apply_plain_rows(Handle& handle, nb::handle indices, nb::handle values,
                                             int type_number, const Declared& declared, int64_t local_step,
                                             nb::handle terms) {

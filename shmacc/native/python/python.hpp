@@ -33,13 +33,13 @@ inline nb::object checked(PyObject* made) {
     return nb::steal(made);
 }
 
-// nanobind's constructors of these do not look whether Python had memory for them, and what was put into
-// them then would be written through a null pointer.
+// nanobind's constructors do not check whether Python had memory for a dict or list, so the next write to it would go
+// through a null pointer.
 inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
 inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
 #ifdef Py_LIMITED_API
-extern "C" int Py_IsFinalizing();  // part of it since 3.13; nanobind asks for what 3.12 has
+extern "C" int Py_IsFinalizing();  // in the limited API since 3.13; nanobind asks for 3.12's
 #endif
 
 inline bool finalizing() {
@@ -56,7 +56,7 @@ inline bool finalizing() {
     for (;;) pause();  // a handler that never ends rethrows nothing
 }
 
-// Calls a function of C's, which throws nothing, and may ask for the GIL.
+// Calls a C function, which throws nothing, and may ask for the GIL.
 template <class Call>
 auto call_python(Call call) {
     try {
@@ -66,7 +66,7 @@ auto call_python(Call call) {
     }
 }
 
-// False if that cannot be known. Does not clear Python's error.
+// Whether this is Python's only thread; false if that cannot be known. Does not clear Python's error.
 inline bool is_only_thread() {
     static PyObject* const frames = PySys_GetObject("_current_frames");
     const nb::error_scope before;
@@ -152,7 +152,7 @@ class ArrayBuffer {
     const T* data() const { return static_cast<const T*>(buffer_.buf); }
     T* writable() const { return static_cast<T*>(buffer_.buf); }
     uint64_t size() const { return static_cast<uint64_t>(buffer_.len) / sizeof(T); }
-    // The array's, without the first `skipped` ones, which it must have.
+    // The array's dimensions without the first `skipped` ones, which it must have.
     Dims dims(int skipped) const {
         if (buffer_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
         return Dims(buffer_.shape + skipped, buffer_.shape + buffer_.ndim);
@@ -172,8 +172,8 @@ void convert_halves(nb::handle from, nb::handle to) {
     convert(source.data(), target.writable(), source.size());
 }
 
-// The values of a gradient, in the type of sums (complex: pairs of it), as often as it counts, into an array of the same
-// kind; false if a product does not fit.
+// Multiplies a gradient's values by its weight, into an array of the same type: that of sums (complex: pairs of it).
+// False: a product does not fit.
 inline bool weigh_values(nb::handle values, uint32_t sum, uint32_t components, int64_t weight, nb::handle to) {
     return with_sum_type(sum, [&](auto zero) {
         using T = decltype(zero);
@@ -193,12 +193,12 @@ constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
                            : std::is_same_v<T, uint8_t> ? NPY_UINT8
                                                         : NPY_UINT64;
 
-// NumPy's functions, once it is loaded: inspection imports the module without it.
+// Loads NumPy's functions. Call it before they are used: inspection imports the module without NumPy.
 void need_numpy();
 
-// A NumPy array that owns what an Output held; two components make a complex number. If there is no memory for it,
-// the Output keeps what it holds. By NumPy's own interface: a take that was just woken finds no code in the
-// caches, and what converts between kinds of arrays is long. After need_numpy.
+// Returns a NumPy array that takes over an Output's memory; two components make a complex number. If there is no memory
+// for the array, the Output keeps its own. It uses NumPy's own interface: a take that was just woken finds no code in
+// the caches, and code that converts between kinds of arrays is long. Call need_numpy first.
 template <class T>
 nb::object array_of(Output& output, const int64_t* dims, size_t rank, uint32_t components = 1) {
     static_assert(std::is_same_v<int64_t, npy_intp>);

@@ -89,7 +89,8 @@ class TableAccess {
     ReadRegions regions_;
 };
 
-// The first contents of these rows, by the numbers of a TableSpec, into an array of float32 or float64.
+// Writes the initial contents of these rows into an array of float32 or float64. initial: TableSpec's initial, numbers
+// and seed.
 inline void initial_rows(const std::tuple<uint64_t, std::vector<double>, uint64_t>& initial, nb::handle ids,
                          uint64_t width, bool is_double, nb::handle to) {
     const auto& [kind, numbers, seed] = initial;

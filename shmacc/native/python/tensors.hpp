@@ -1,15 +1,16 @@
-// Other packages' arrays as NumPy's, on the same memory: torch's tensors, and what exports a buffer, as JAX's arrays do.
+// Views other packages' arrays as NumPy arrays on the same memory: torch's tensors, and arrays that export a buffer, as
+// JAX's do.
 //
 // Python does the same (foreign.py, arrays.py), but its calls take several times as long as the apply of a few rows.
-// What is not here is not wrong: Python converts it, or finds the words for what is wrong. No package is imported: a
-// program that has a tensor has done so.
+// Python converts the values that are not converted here, or reports the error. No package is imported here: a program
+// that has a tensor has imported torch.
 #pragma once
 
 #include "python/python.hpp"
 
 namespace shmacc {
 
-// Names that are looked up for each tensor: to make a string takes as long as the look-up.
+// Names that are looked up for each tensor. They are made once: making a string takes as long as the look-up.
 class Names {
   public:
     static const Names& get() {
@@ -55,8 +56,8 @@ class Names {
 
 inline nb::object attribute(PyObject* of, PyObject* name) { return checked(PyObject_GetAttr(of, name)); }
 
-// A tensor of torch's own class and that type (NumPy's number), that does not require grad; null: it is none. The array
-// keeps the tensor, and torch resizes no tensor that has one.
+// Returns a tensor's array. null: it is no tensor of torch's own class and of that type (NumPy's type number), or it
+// requires grad. The array keeps the tensor alive, and torch resizes no tensor that has an array.
 inline nb::object array_of_tensor(PyObject* value, int type_number) {
     const Names& names = Names::get();
     const nb::object torch = nb::borrow(PyDict_GetItem(PyImport_GetModuleDict(), names.torch));
@@ -65,15 +66,15 @@ inline nb::object array_of_tensor(PyObject* value, int type_number) {
     // Look into the dict: asking for an attribute could load a lazy module.
     PyObject* const has = PyModule_GetDict(torch.ptr());
     if (PyDict_GetItem(has, names.tensor) != reinterpret_cast<PyObject*>(Py_TYPE(value))) return {};
-    // numpy() itself gives those that require grad where torch records no gradients, and is slow to refuse a type.
+    // numpy() itself accepts tensors that require grad where torch records no gradients, and is slow to refuse a type.
     if (attribute(value, names.requires_grad).ptr() != Py_False ||
         attribute(value, names.dtype).ptr() != PyDict_GetItem(has, dtype))
         return {};
     return checked(PyObject_CallMethodObjArgs(value, names.numpy, nullptr));
 }
 
-// An array of another package that NumPy reads by its buffer; null: it is none. Not NumPy's own kinds, of which some
-// have a mask.
+// Returns the array of another package's object that NumPy reads by its buffer; null: it is no such object. Subclasses
+// of NumPy's own array are left out, since some have a mask.
 inline nb::object array_of_buffer(PyObject* value) {
     if (!PyObject_CheckBuffer(value) || PyArray_Check(value)) return {};
     if (!PyObject_HasAttr(reinterpret_cast<PyObject*>(Py_TYPE(value)), Names::get().array)) return {};
