@@ -1,10 +1,11 @@
-// The named semaphore in front of a segment's lock: made and opened by descriptor.
+// The named semaphores in front of the lanes' locks: one file for all, made and opened by descriptor.
 //
-// Its name contains the segment's token, so no other process can make it first. It is complete, with owner and
-// mode, before it has the name (O_TMPFILE and linkat, as for the segment). The file under the name is checked
-// before it is opened, without following links: it must be a regular file of the right size that belongs to the
-// segment's owner. No other file is mapped: if another user truncates it, its next use raises SIGBUS. Nor is it
-// opened: it may be a hard link to a segment's file, and closing that would drop the process's locks on it.
+// The file's name contains the segment's token, so no other process can make it first. It is complete, with
+// owner and mode, before it has the name (O_TMPFILE and linkat, as for the segment). The file under the name is
+// checked before it is opened, without following links: it must be a regular file of the right size that
+// belongs to the segment's owner. No other file is mapped: if another user truncates it, its next use raises
+// SIGBUS. Nor is it opened: it may be a hard link to a segment's file, and closing that would drop the
+// process's locks on it.
 //
 // The file contains a glibc sem_t for each lane, as sem_open would make it; sem_open itself chooses owner and
 // mode by uid and umask, cannot report whom the file belongs to, and its result would have to be corrected
