@@ -112,7 +112,7 @@ namespace shmacc {
 template <class Record>
 class Committed {
   public:
-    // needed: the generation that a record may need (RoundState::needs).
+    // needed: the generation of the first lane, for a RoundState, which may need one (RoundState::needs).
     Committed(uint64_t& generation, Record (&copies)[2], const uint64_t* needed = nullptr)
         : generation_(generation), copies_(copies), needed_(needed) {}
 
@@ -123,7 +123,7 @@ class Committed {
         if (!is_valid(copies_[generation & 1])) store(generation_, generation - 1);
     }
 
-    // The committed record, for the owner of its lock (or locks).
+    // The committed record. Needs a lock under which nobody can commit another one.
     Record current() const {
         const uint64_t generation = load(generation_);
         const Record record = copies_[generation & 1];

@@ -26,7 +26,7 @@ inline void write_reason(const SegmentFile& file, uint32_t number, uint64_t of, 
     const ssize_t done = pwrite(file.fd(), &reason, sizeof reason, static_cast<off_t>(reason_offset(number)));
     static_cast<void>(done);
 }
-// The reason of `of`; "" if it is not known.
+// The reason that was written for `of`; "" if it is not known.
 inline std::string read_reason(const SegmentFile& file, uint32_t number, uint64_t of) {
     Reason reason{};
     const auto at = static_cast<off_t>(reason_offset(number));

@@ -1,4 +1,4 @@
-// A lane of a segment: its records and memory, and the lock of the processes that change them.
+// A lane of a segment: its records and memory, and the lock of the process that changes them.
 //
 // An operation works on copies (LaneState; a Member for each member that it touches) and commits them; commit.hpp
 // has the argument.

@@ -28,7 +28,7 @@ class QueueEntry {
         try {
             wait_queue_.wake_head();  // another take may be the head now
             wait_queue_.announce_progress();
-        } catch (const Error&) {  // the queue cannot be read: the takes in it look when their slices end
+        } catch (const Error&) {  // the queue cannot be read: its takes check again when their slices end
         }
     }
     QueueEntry(const QueueEntry&) = delete;
@@ -99,7 +99,7 @@ class HeadGrace {
     bool must_wait(Waiter& head, int64_t count) {
         if (count < head.num_required || head.num_required <= 0 || head.overdue) return false;
         const uint64_t ticket = load(head.ticket);
-        if (ticket == 0) return true;  // it left this moment, and changed `progress`: check again
+        if (ticket == 0) return true;  // the head has just left, and changed `progress`: check again
         const int64_t now = monotonic_ns();
         if (ticket != ticket_) {
             ticket_ = ticket;
@@ -122,7 +122,7 @@ class HeadGrace {
 class Slices {
   public:
     int64_t now() const { return slice_; }
-    // may_be_long: no other process depends on its checks.
+    // may_be_long: no other process depends on the checks of this sleeper.
     void next(bool may_be_long) { slice_ = may_be_long ? std::min(2 * slice_, kLongSlice) : kWaitSlice; }
 
   private:
