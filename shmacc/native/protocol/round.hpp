@@ -75,7 +75,7 @@ inline void start_round(Member& member, const Dims& dims) {
     store(shape.rank, uint64_t{dims.size()});
 }
 
-// TensorFlow's checks against the round (semantics: rows 8a, 8b; dense: 3).
+// Checks a gradient's shape against the round's, as TensorFlow does.
 inline void check_shape(Member& member, const Dims& dims) {
     if (member.state.count == 0) return;
     if (member.state.shape == kDeclaredShape && dims == member.spec().round) return;
