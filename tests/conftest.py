@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Before they are imported: a failure in a helper is to say the values, too.
+# Before they are imported, so that failures in helpers show values, too.
 pytest.register_assert_rewrite(
     "helpers.support",
     "helpers.accumulator_machine",
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Have Ctrl-C end children: a shell that starts pytest in the background lets it be ignored."""
+    """Let Ctrl-C end children: started in a shell's background, pytest ignores SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is imported by now out of the collections after each test: ten times faster."""
+    """Exclude all present objects from later collections, which are then ten times faster."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[Any]) -> None:
-    """Have a line in each entry of a traceback: without one, pytest fails, and its worker ends.
+    """Give each traceback entry a line: without one, pytest fails, and its worker ends.
 
     A test's timeout is raised between any two instructions, and some belong to no line.
     """
@@ -68,10 +68,10 @@ def _with_lines(traceback: TracebackType | None) -> TracebackType | None:
 
 @pytest.fixture(autouse=True)
 def namespace() -> Iterator[str]:
-    """Put the test into a namespace of its own and hold it to leaving that empty."""
+    """Run the test in a namespace of its own, which it must leave empty."""
     with testing.isolated_namespace() as own:
         yield own
-        # Finalizers fire in the test that made the objects, not in whichever comes next.
+        # Finalizers must run in the test that made the objects, not in a later one.
         gc.collect()
         left = testing.leaked_names(own)
     assert left == (), f"left in /dev/shm: {left}"

@@ -1,4 +1,4 @@
-"""Functions run in a process of their own, whose death by a signal is a failure that says so."""
+"""Runs functions in processes of their own; a death by a signal fails with a clear message."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Apart:
 
 
 def run_apart(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
-    """What the function returns in a process of its own; keywords as `Apart`."""
+    """Run a function in a process of its own, return its result; keywords as for `Apart`."""
     with Apart(function, *args, **how) as process:
         return process.result()
 
@@ -144,7 +144,7 @@ class Crew:
     """Starts processes by one method and ends them with the test."""
 
     def __init__(self, method: str) -> None:
-        """Nobody yet."""
+        """Begin without processes."""
         self._method = method
         self._members: list[Apart] = []
 
@@ -181,7 +181,7 @@ def _run_and_end(
 
 
 def _answer(pipe: Connection, work: Callable[[], Any]) -> None:
-    """Send what it returned, or what it raised."""
+    """Send the work's result, or its exception."""
     try:
         answer: tuple[str, Any] = ("returned", work())
     except BaseException as error:  # noqa: BLE001 - the test raises it
@@ -213,7 +213,7 @@ def _import_what_is_imported_late() -> None:
     # Another user may not be able to read the modules' files.
     for package in (shmacc, inspection):
         for name in dir(package):
-            with suppress(ImportError):  # of what is for a package that is not installed
+            with suppress(ImportError):  # the name needs a package that is not installed
                 getattr(package, name)
 
 

@@ -1,11 +1,11 @@
-"""Something that comes in between at the n-th point of a call, for every n.
+"""Runs an action at the n-th point of a call, for every n.
 
 Points are the lines, or the instructions, of shmacc's own Python that the call runs: wherever a
-signal handler can run, and more. What runs in the extension can only be interrupted where that
-makes an object of Python's, which may collect garbage, and so run anything: those are points, too.
+signal handler can run, and more. The extension can only be interrupted where it makes a Python
+object: that may collect garbage, which may run anything. So these are points, too.
 
-Python looks for signals where a function begins, where a call has returned and where a loop goes
-back, and what is called may raise for the same reason. Of the instructions, those before and after
+Python checks for signals where a function begins, where a call has returned and where a loop goes
+back, and a called function may raise because of one. So only the instructions before and after
 these are points; with SHMACC_EVERY_INSTANT=1 all are.
 """
 
@@ -37,7 +37,7 @@ _CALLING: Final = ("RESUME", "PRECALL", "CALL", "BEFORE_WITH", "WITH_EXCEPT", "J
 
 
 class Points(enum.Enum):
-    """The points of code at which something may come in between."""
+    """The kinds of points at which the action may run."""
 
     LINES = "line"
     INSTRUCTIONS = "opcode"
@@ -45,7 +45,7 @@ class Points(enum.Enum):
 
 
 class Between:
-    """Something that comes in between at the n-th point, once."""
+    """Runs an action once, at the n-th point."""
 
     def __init__(self, act: Callable[[], object], number: int) -> None:
         """Act at the point of this number."""
@@ -91,7 +91,7 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
     def enter(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         return tracing(frame) if frame.f_code.co_filename.startswith(_OWN_FILES) else None
 
-    # Before the tracing begins: Python 3.12 looks whether any frame has this, and only then.
+    # Before the tracing begins: only then does Python 3.12 check whether any frame has this.
     sys._getframe().f_trace_opcodes = points is Points.INSTRUCTIONS
     sys.settrace(enter)
     try:

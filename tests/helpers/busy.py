@@ -1,4 +1,4 @@
-"""Threads that are in the middle of everything."""
+"""Threads that are busy with calls all the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def busy(*work: Callable[[], Any]) -> Iterator[list[int]]:
-    """Threads that do these things over and over; how often each did, once it is over."""
+    """Repeat each of these calls in a thread; yield a list of how often each was made."""
     stop = threading.Event()
     done = [0] * len(work)
     failed: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What can be done to a segment: each kind of damage says what it is, and so shrinks well."""
+"""Kinds of damage to a segment, as data classes, so that hypothesis prints and shrinks them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FlipBit:
 
 @dataclass(frozen=True)
 class Resize:
-    """The file truncated or extended, and perhaps made as long again, without its content."""
+    """Truncates or extends the file, and perhaps restores its length, but not its content."""
 
     size: int
     and_back: bool = False
@@ -54,7 +54,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Transplant:
-    """Bytes of another segment in this one's place."""
+    """Copies bytes of another segment to the same place in this one."""
 
     offset: int
     count: int
@@ -65,9 +65,9 @@ class Transplant:
 
 @dataclass(frozen=True)
 class SetField:
-    """One field of a record, set or moved, with the checksum made right again or not.
+    """Sets a field of a record, or adds to it; corrects the checksum or not.
 
-    `number` None: of those that are kept twice, the committed one.
+    `number` None: the committed copy, of a record that is kept twice.
     """
 
     record: str
@@ -95,7 +95,7 @@ class SetField:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that agree with each other, with right checksums, and are lies."""
+    """Wrong sizes that agree with each other, with correct checksums."""
 
     rows: int
     dims: tuple[int, ...]
@@ -129,7 +129,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class UndoLog:
-    """An operation that seems to have been cut short, and an undo log of it."""
+    """Makes an operation look interrupted, with an undo log."""
 
     records: tuple[tuple[int, int, int], ...]  # first slot, slots, member
     counted: int
@@ -153,7 +153,7 @@ class UndoLog:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A damage to what another lane has, or of another member, or to the set of contributors."""
+    """Does a damage in another lane, to another member or to the set of contributors."""
 
     lane: int
     member: int
@@ -184,7 +184,7 @@ class AgeOfCopies:
 
 @dataclass(frozen=True)
 class Directory:
-    """A field of the first member's entry, or a byte of what follows; with right checksums."""
+    """Sets a field of the first member's directory entry, with correct checksums."""
 
     field: str
     value: int
@@ -201,7 +201,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class PhantomWaiter:
-    """A take that nobody makes waits in the queue, in the name of an attached process."""
+    """Puts a take that nobody makes into the queue, in the name of an attached process."""
 
     entry: int
     ticket: int
@@ -246,7 +246,7 @@ numbers: Final = st.one_of(
     st.sampled_from(_CORNERS), st.integers(0, 300), st.integers(-(1 << 63), (1 << 64) - 1)
 )
 
-# Where the bytes are that are in use, with the weight of what depends on them.
+# Ranges of bytes in use; those on which more depends are listed more often, so drawn more often.
 _SPANS: Final = (
     *[(0, layout.HEADER_USED)] * 4,
     (0, ctypes.sizeof(layout.Config)),

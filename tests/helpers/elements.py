@@ -1,4 +1,4 @@
-"""The 19 dtypes, as the specification has them."""
+"""The 19 dtypes of the specification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Element:
-    """One of the 19 dtypes: as it travels, as a plain number of the same bytes, as it is summed."""
+    """One of the 19 dtypes: as callers pass it, as a plain number of the same bytes, as sums."""
 
     name: str
     dtype: np.dtype[Any]
@@ -25,7 +25,7 @@ class Element:
 
     @property
     def quantised(self) -> bool:
-        """Whether the dtype travels as one of TensorFlow's structured NumPy types."""
+        """Whether callers pass the dtype as one of TensorFlow's structured NumPy types."""
         return self.dtype.names is not None
 
 

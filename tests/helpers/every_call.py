@@ -53,10 +53,10 @@ class Scenario:
         shape: Of a row, or of the dense array.
         applies: How many gradients are in it.
         taken: Whether a round was taken before those.
-        attached: Damaged while the victim has it open; else at rest.
+        attached: Whether it is damaged while the victim has it open; else at rest.
         waiting: Whether a thread of the victim waits in the queue (attached only).
         order: Seed of the order of the calls.
-        lanes: How many it has.
+        lanes: How many lanes it has.
         contributors: Whether the gradients in it have contributors.
     """
 
@@ -86,7 +86,7 @@ def serve(address_space: int = _ADDRESS_SPACE, *, pipe: Pipe) -> None:
     """The victim: prepare, let the damage be done, make every call, report; again and again.
 
     Args:
-        address_space: How many bytes of it the calls may use.
+        address_space: How many bytes of address space the calls may use.
         pipe: To the test.
     """
     logging.disable()  # steps are set to lower ones here
@@ -120,7 +120,7 @@ def serve(address_space: int = _ADDRESS_SPACE, *, pipe: Pipe) -> None:
 
 
 def make(scenario: Scenario, name: str) -> Any:
-    """A segment as the scenario has it."""
+    """Make the scenario's segment."""
     acc = _construct(scenario, name)
     if scenario.taken:
         _apply(acc, scenario, range(40))
@@ -193,7 +193,7 @@ def _tell(call: str, function: Callable[[], Any]) -> Outcome:
         return Outcome(call, type(error).__name__, fine=True, detail=str(error)[:300])
     except BaseException as error:  # noqa: BLE001 - what it is, is the question
         return Outcome(call, type(error).__name__, fine=False, detail=repr(error)[:300])
-    # Whatever came back must be the caller's own memory, all of it.
+    # All arrays of the result must be the caller's own memory: read them.
     for value in vars(result).values() if hasattr(result, "__dict__") else ():
         if isinstance(value, np.ndarray):
             value.sum()
@@ -309,7 +309,7 @@ def _at_rest(scenario: Scenario) -> list[Outcome]:
 
 
 def _afterwards(scenario: Scenario) -> list[Outcome]:
-    """The name can always be got rid of, and is as good as new then."""
+    """Check that the name can be removed whatever the damage, and be used again."""
 
     def clean_up() -> None:
         for leftover in inspection.leftovers(VICTIM):

@@ -1,4 +1,4 @@
-"""A /dev/shm of 64 MiB, as Docker gives a container, in which so much is left as a test wants."""
+"""A /dev/shm of 64 MiB, as in a Docker container; a test chooses how much of it is free."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leave(count: int) -> None:
 
 
 def make_room() -> None:
-    """Take the filler away."""
+    """Remove the filler."""
     os.unlink(FILLER)  # noqa: PTH108
 
 

@@ -1,4 +1,4 @@
-"""Gradients for the tests: shapes drawn by hypothesis, contents nice and nasty from a seed."""
+"""Gradients for the tests: hypothesis draws shapes, a seed gives ordinary or odd contents."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from helpers.elements import Element
     from helpers.numpy_model import Array, Shape
 
-# Small ones show a sum that is wrong by much, mixed magnitudes an order of addition that is wrong
-# by a bit, special values what a kernel must not special-case; extremes are where integers wrap.
+# Small numbers show sums that are quite wrong. Mixed magnitudes show a wrong order of addition.
+# Special values must not be treated specially by a kernel. Extremes are where integers wrap.
 KINDS: Final = ("small", "mixed", "special", "extreme")
 
 

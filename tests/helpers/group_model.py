@@ -1,4 +1,4 @@
-"""A plain NumPy model of a group: what a round of gradients of several members must come to.
+"""A plain NumPy model of a group: the expected results of rounds of gradients.
 
 Whole numbers throughout, so that every sum is exact in any order.
 """
@@ -68,7 +68,7 @@ class Part:
     array: Any = 0
 
     def add(self, other: Part) -> None:
-        """One more."""
+        """Add another part."""
         self.count += other.count
         self.weight += other.weight
         self.array = self.array + other.array
@@ -88,7 +88,7 @@ class Sums:
 
     @classmethod
     def of(cls, gradient: dict[str, Any], weight: int, contributor: int | None) -> Sums:
-        """One gradient."""
+        """Return the sums of one gradient."""
         sums = cls(1, weight, set() if contributor is None else {contributor})
         for name, value in gradient.items():
             part = sums.parts[name] = Part(1, weight)
@@ -101,7 +101,7 @@ class Sums:
         return sums
 
     def add(self, other: Sums) -> None:
-        """More gradients."""
+        """Add more gradients."""
         self.count += other.count
         self.weight += other.weight
         self.contributors |= other.contributors
@@ -132,10 +132,10 @@ class Sums:
 
 
 class ModelledGroup:
-    """A group, and what it must come to, step by step."""
+    """A group and its model, compared after every call."""
 
     def __init__(self, lanes: int, shared_name: str | None = None) -> None:
-        """Make both."""
+        """Make group and model."""
         self.group = shmacc.AccumulatorGroup(MEMBERS, shared_name, lanes=lanes)
         self.sums = Sums()
         self.step = 0

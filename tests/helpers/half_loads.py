@@ -1,4 +1,4 @@
-"""A process that stands in the middle of a load of parameters and their group."""
+"""Stops a process in the middle of a load of parameters and their group."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def run(
     command: tuple[str, ...] = (str(COMMAND),),
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run it, or a copy of it, in pipes."""
+    """Run `shmacc-inspect`, or a copy of it, in pipes."""
     return subprocess.run(
         [*before, *command, *arguments],
         env={**os.environ, **environment},
@@ -55,7 +55,7 @@ def run(
 
 
 def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
-    """Run it with --json; what it answered. Keywords as `run`."""
+    """Run `shmacc-inspect` with --json; return its answer. Keywords as for `run`."""
     done = run(*arguments, "--json", **how)
     assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
@@ -64,7 +64,7 @@ def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
 
 
 def run_here(*arguments: str) -> tuple[int, str]:
-    """Run it in this process; its exit status and all that it printed."""
+    """Run `shmacc-inspect` in this process; return its exit status and all that it printed."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = main(arguments)
@@ -72,9 +72,9 @@ def run_here(*arguments: str) -> tuple[int, str]:
 
 
 class _Screen(pyte.Screen):
-    """Behind a letter in the last column the cursor stands on it, as on real terminals.
+    """After a letter in the last column the cursor stays on it, as on real terminals.
 
-    To clear the rest of the line, or of the screen, from there on is to clear that letter.
+    Clearing the rest of the line, or of the screen, then clears that letter, too.
     """
 
     def erase_in_line(self, how: int = 0, private: bool = False) -> None:
@@ -141,7 +141,7 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait_for(self, *wanted: str) -> str:
-        """Read until all of this is to be seen; the screen."""
+        """Read until the screen shows all of this; return its text."""
         deadline = time.monotonic() + LONG
         while not all(word in self.text() for word in wanted):
             alive = self.read()
@@ -150,7 +150,7 @@ class Terminal:
         return self.text()
 
     def end(self) -> int:
-        """Read to the end; its exit status."""
+        """Read to the end; return the exit status."""
         if self.status is None:
             deadline = time.monotonic() + LONG
             while self.read():
@@ -267,7 +267,7 @@ def look_for_ever(name: str) -> None:
 
 @contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Iterator[int]:
-    """A process that stands still in the middle of an apply, or of a look; its pid."""
+    """Stop a process in the middle of an apply, or of a look; yield its pid."""
     child = (
         start(crew, apply_for_ever, name, 50_000, 16)
         if changes

@@ -29,7 +29,7 @@ FORKS: Final = "ignore:This process (pid:DeprecationWarning"
 def run(
     script: str, *args: str, seconds: float = LONG, warnings: str = "error"
 ) -> tuple[int, str, str]:
-    """Exit status, output and complaints of a script; it must end within so many seconds."""
+    """Run a script, which must end in time; return its exit status, output and error output."""
     code = textwrap.dedent(_PREAMBLE) + textwrap.dedent(script)
     done = subprocess.run(
         [sys.executable, "-P", "-W", warnings, "-W", FORKS, "-c", code, *args],

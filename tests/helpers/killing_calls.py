@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 
     from helpers.stepping_tracer import Mark
 
-# Says with which error a call is to fail, or None.
+# Returns the error with which a call is to fail, or None.
 Failure = Callable[[Call], int | None]
 Fails = Callable[[], Failure]
 
-# Where no byte changed, a process is really killed at one stop in so many; with
-# SHMACC_EVERY_INSTANT=1 at all.
+# Of the stops at which no byte changed, one in this many really kills a process; with
+# SHMACC_EVERY_INSTANT=1 all do.
 _ONE_IN: Final = 1 if EVERY_INSTANT else 16
 
 
 def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
-    """Leave what a death at each stop would leave, then what a real one leaves; last, at the end.
+    """Leave what a death at each stop would leave, then what a real death there leaves.
+
+    The last death is after the last stop.
 
     Args:
-        deed: What is cut short.
+        deed: The deed that is cut short.
         fails: Makes one of its calls fail; then only stops from that call on count.
 
     Yields:
-        The number of the stop, ascending, when it is left; whoever gets it cleans up.
+        The number of the stop, ascending, once its leftovers are there; the caller cleans up.
     """
     with on_one_core():
         seen, last = _instants(deed, fails)
@@ -59,7 +61,7 @@ def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], in
     """Return what is in shared memory, by stop, where it differs from the stop before.
 
     Returns:
-        That, and the number of the stop after the last one.
+        The leftovers, and the number of the stop after the last one.
     """
     seen, stop = {}, 0
     with Watcher() as watcher, _stopping(deed, fails) as stops:
@@ -76,7 +78,7 @@ def _stopping(deed: Deed, fails: Fails | None) -> Iterator[Iterator[Call]]:
     """Let a process do the deed, which stops before and after each of its calls; kill it at last.
 
     Args:
-        deed: What it does.
+        deed: The deed.
         fails: As for `deaths`.
 
     Yields:

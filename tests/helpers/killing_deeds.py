@@ -1,4 +1,4 @@
-"""How processes come to a segment and leave it, and how to judge what is left of one that did not.
+"""Deeds of processes, from creating to cleaning, and a judge of what an interrupted one leaves.
 
 A deed is cut short at a system call (stepping_calls.py): by the process's death, or by an error.
 """
@@ -134,7 +134,7 @@ def update_table(begun: tuple[Parameters, AccumulatorGroup]) -> None:
 
 
 class Both(tuple[Any, ...]):
-    """Objects that were begun together."""
+    """Objects that are closed together."""
 
     __slots__ = ()
 
@@ -150,10 +150,10 @@ class Deed:
 
     Attributes:
         name: What it is.
-        before: Makes what there is before it, in the test's own process, which keeps what this
-            returns open until the deed is over.
-        begin: What the process itself has done before; is given what `before` returned.
-        act: The deed; is given what `begin` returned. May return an accumulator.
+        before: Prepares shared memory, in the test's own process, which keeps the result open
+            until the deed is over.
+        begin: The process's own preparation; gets the result of `before`.
+        act: The deed; gets the result of `begin`. May return an accumulator.
     """
 
     name: str
@@ -352,7 +352,7 @@ def _tell_changes(pipe: Pipe) -> None:
 
 
 def clean_up() -> None:
-    """Remove all that nobody has any more: which is all there is."""
+    """Remove everything; no process may have any of it open."""
     for leftover in inspection.leftovers(namespace=names.current_namespace()):
         assert leftover.removable, leftover
         inspection.clean(leftover)
@@ -360,9 +360,9 @@ def clean_up() -> None:
 
 
 def judge() -> Testimony | None:
-    """Check that what the dead left is usable; return what the next ones find under the name.
+    """Check that what the dead left is usable; return what the next process finds in it.
 
-    Nothing is there afterwards.
+    Afterwards shared memory is empty.
     """
     for file in left():
         mode = stat.S_IMODE(os.stat(f"{names.SHM_DIRECTORY}/{file}").st_mode)  # noqa: PTH116
@@ -376,7 +376,7 @@ def judge() -> Testimony | None:
         found = SCENE.testify()
     except errors.NotFoundError:
         found = None
-    # Under that name one can begin anew, and at once.
+    # The name can be used anew, and at once.
     start = slept()
     with create() as acc:
         assert slept() - start < SOON

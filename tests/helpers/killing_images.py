@@ -35,8 +35,8 @@ class Image:
 
     Attributes:
         size: The file's length.
-        occupied: (offset, length) of what has memory, zero or not.
-        pieces: (offset, bytes) of what is not zero, in whole pages.
+        occupied: (offset, length) of each range that has memory, zero or not.
+        pieces: (offset, bytes) of each range that is not zero, in whole pages.
     """
 
     size: int
@@ -110,7 +110,7 @@ def _reserved(path: str) -> Iterator[tuple[int, int]]:
 
 
 def _regions(path: str) -> Iterator[int]:
-    """Where each region begins that the segment has."""
+    """Return the offset of each of the segment's regions."""
     with SegmentFile(path) as file:
         return iter(range(0, file.table.file_size, layout.REGION_SPAN))
 
@@ -120,12 +120,12 @@ def _used(content: bytes) -> bytes:
 
 
 class Windows:
-    """A view of those pages of a segment's file in which anything ever stands.
+    """A view of those pages of a segment's file that are ever used.
 
     Args:
         path: The file.
-        images: Of the file at other times. What they have is looked at, and a page more of it, and
-            the first page of each region. All memory that they have, its images will have.
+        images: Of the file at other times. The view covers their pieces, each with one page more,
+            and the first page of each region. Its own images have all memory that these have.
     """
 
     def __init__(self, path: str, *images: Image) -> None:
@@ -148,11 +148,11 @@ class Windows:
         self._seen = [window[:] for _, window in self._maps]
 
     def look(self) -> tuple[int, ...]:
-        """See what is there now; the offsets of the windows that have changed since last."""
+        """Return the offsets of the windows that have changed since the last look."""
         changed = []
         for number, (offset, window) in enumerate(self._maps):
             seen = self._seen[number]
-            # A look at each instruction: nothing is copied unless it has changed.
+            # A look comes at each instruction, so only changed windows are copied.
             if _memcmp(self._addresses[number], seen, len(seen)):
                 self._seen[number] = window[:]
                 changed.append(offset)

@@ -1,8 +1,8 @@
-"""What a process does when it is killed, and how to tell from what is left whether it was done.
+"""Operations in which a process is killed, and how to tell afterwards whether they were done.
 
-A scene is an operation on an accumulator that something was done to before. Whoever finds the
-segment afterwards must find it as before the operation, or as after it, and must be able to go on:
-that is what `testify` looks at.
+A scene is an operation on an accumulator that may have been used before. The next process must find
+the segment as before the operation, or as after it, and must be able to go on: `testify` checks
+that.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Scene:
         before: Called on a new accumulator, in a process that ends in order.
         operation: The call that is cut short; gets what `begin` returned.
         more: Rows of a gradient that the finder of the segment applies afterwards.
-        begin: Done to the accumulator just before, by the process that dies; what it returns is
-            what the operation gets.
+        begin: Called on the accumulator just before, by the process that dies; the operation gets
+            its result.
     """
 
     name: str
@@ -94,12 +94,12 @@ class Scene:
         return image
 
     def testimony(self, image: Image) -> Testimony:
-        """Return what a process finds that attaches to this image."""
+        """Return what a process that attaches to this image finds."""
         image.write(path())
         return self.testify()
 
     def testify(self) -> Testimony:
-        """Return what a process finds that attaches now and goes on; then the name is gone."""
+        """Attach, look, go on with the work, remove the name; return what was found."""
         start = slept()
         acc: Any = shmacc.attach(NAME)
         with acc:
@@ -147,7 +147,7 @@ class GroupScene(Scene):
     """A scene with a group of two sparse members and a dense one; ``width`` is the first's.
 
     Attributes:
-        lanes: The group's.
+        lanes: How many lanes the group has.
     """
 
     lanes: int = 1
@@ -184,7 +184,7 @@ class Testimony:
 
     Attributes:
         counters: Those of its stats that only operations change, and the contributors.
-        state: What a look at its round says, before anything else is done to it.
+        state: Its state, saved before anything else is done to it.
         content: Its round, with one more gradient added to it.
         next_round: A round after that.
     """

@@ -24,9 +24,9 @@ class TableScene(UpdateScene):
 
     Attributes:
         there: The ids of the first round.
-        gone: Those of them that it removes.
-        changed: The ids of the second one, which is cut short.
-        removed: Those that it removes.
+        gone: The ids that the first round removes.
+        changed: The ids of the second round, which is cut short.
+        removed: The ids that the second round removes.
     """
 
     there: tuple[int, ...] = ()
@@ -49,13 +49,13 @@ class TableScene(UpdateScene):
         return {"t": _rows(self.changed, seed)}
 
     def update(self, params: Parameters, taken: Any) -> bool:
-        """Do it."""
+        """Make the update."""
         if self.skips:
             return params.skip(taken)
         return params.update(taken, self.values, remove={"t": self.removed})
 
     def is_touched(self, known: tuple[State, State, State]) -> bool:
-        """Whether a reader sees anything else than before; each row that it gets is judged."""
+        """Check each row that a reader gets; return whether any differs from before."""
         before, after = (_rows_of(state) for state in known[:2])
         with Parameters.attach(PARAMS) as params:
             table = params["t"]

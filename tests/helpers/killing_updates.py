@@ -1,6 +1,6 @@
 """A chief that is cut short in an update of parameters, and what the next chief finds.
 
-Two segments take part: the parameters, and the group whose round the update is of.
+Two segments take part: the parameters, and the group whose round updates them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GROUP: Final = "group"
 Gradient = dict[str, Any]
 
 
-# One in this many instants is judged, where nothing but contents had changed.
+# Of the instants at which only contents had changed, one in this many is judged.
 _ONE_IN: Final = 1 if EVERY_INSTANT else 8
 
 
@@ -74,7 +74,7 @@ class UpdateScene:
         return params, group
 
     def gradient(self, seed: int) -> Gradient:
-        """One of the round."""
+        """Return a gradient of the round."""
         return gradient(seed)
 
     def is_touched(self, known: tuple[State, State, State]) -> bool:
@@ -82,7 +82,7 @@ class UpdateScene:
         return contents() != contents_in(known[0])
 
     def update(self, params: Parameters, taken: Any) -> bool:
-        """Do it."""
+        """Make the update."""
         return params.skip(taken) if self.skips else params.update(taken, self.values)
 
     def act(self, mark: Mark) -> None:
@@ -112,7 +112,7 @@ def paths() -> tuple[str, str]:
 
 
 def images(scene: UpdateScene, *operations: Callable[..., object]) -> Images:
-    """Both segments as they are before the update, and after what is done; no name is left."""
+    """Make the scene, do the operations; return both segments' images. No name is left."""
     made: Images = run_apart(_images, scene, operations)
     return made
 
@@ -159,7 +159,7 @@ def _states(scene: UpdateScene) -> tuple[State, State, State]:
 
 
 def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
-    """Act as the next chief, and hold what it finds to being all or nothing; no name is left.
+    """Act as the next chief: the update must be in completely or not at all. No name is left.
 
     Returns:
         Whether the update was in.
@@ -272,8 +272,8 @@ def judge_every_instruction(scene: UpdateScene) -> None:
             assert found or not is_in, f"taken back after {look.step} instructions"
             is_in = found
     assert is_in
-    # For real, with what the kernel takes back of the dead. Not beyond the call's end: two walks of
-    # one call differ, by hundreds of instructions or, if Python collects garbage in one, by more.
+    # Real deaths, at which the kernel drops locks. Not near the call's end: two walks of one call
+    # differ, by hundreds of instructions or, if Python collects garbage in one, by more.
     for part in (1, 2, 3):
         with begun(before, scene.act) as child:
             deque(islice(child.steps_to_mark(), looks[len(looks) * part // 4].step), maxlen=0)

@@ -34,7 +34,7 @@ def _hold(path: str, byte: int, *, pipe: Pipe) -> None:
 def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
     """A stopped process holds the lock (or the right to the name), until it is killed or continued.
 
-    Who holds the record lock holds the lock: where in an operation it was stopped is another test.
+    The record lock alone is the lock. Other tests stop a process within an operation.
     """
     with Apart(_hold, names.segment_name(name).path, byte) as holder:
         holder.hear()
@@ -61,7 +61,7 @@ def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
 def sleeps_in(name: str, pid: int, doing: str) -> bool:
     """Whether the process sleeps in this wait, so that a stop does not find it with the lock.
 
-    It is seen in the queue before that: it joins under the lock, and looks once more.
+    It is seen in the queue earlier: it joins under the lock, and looks once more.
     """
     return activity(name, pid) == doing and sleeps(pid)
 

@@ -1,4 +1,4 @@
-"""The hosts, workers and chiefs of `multihost_world`: what drives the protocol's core there."""
+"""The hosts, workers and chiefs of `multihost_world`, which drive the protocol's core."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Host:
         self.start()
 
     def start(self) -> None:
-        """Start a forwarder; the call that enrols it is a reliable one."""
+        """Start a forwarder; the call that enrols it never gets lost."""
         self.core = None
         self.shipping = set()
         if not self.reachable:
@@ -52,7 +52,7 @@ class Host:
         self.poll(core)
 
     def die(self) -> None:
-        """Kill the process: its round of the segment ends, and its pieces are gone."""
+        """Kill the forwarder: its round of the segment ends, and the host's pieces are lost."""
         self.core = None
         self.shards.clear()
         self.segment.held = False
@@ -166,7 +166,7 @@ class Worker:
         if result and len(segment.content) > before:
             self.world.accepted[gradient.identity] = gradient
             if self.host.core is not None:
-                # A new segment is adopted as what the owner begins with, or not at all.
+                # The owner adopts a new segment at its first fence, or not at all.
                 fence = self.host.core.fence or Fence(1, 0)
                 self.world.accepted_at[gradient.identity] = fence
         if self.follows:
@@ -189,7 +189,7 @@ class Chief:
         self.alive = True
         self.ticket = ""
         self.leaving: bool | None = None
-        self.in_block = False  # it has a round, or has left one and not heard what came of it
+        self.in_block = False  # it has a round, or has left one and not heard the answer
         self.next_round()
 
     def next_round(self) -> None:
@@ -200,7 +200,7 @@ class Chief:
         self.ask(self.ticket)
 
     def ask(self, ticket: str) -> None:
-        """Ask again and again, also in the block: it is the heartbeat."""
+        """Call the owner again and again, also in the block, where the call is the heartbeat."""
         world = self.world
         if not self.alive or ticket != self.ticket:
             return
@@ -234,7 +234,7 @@ class Chief:
             self.next_round()
 
     def fetch(self, ticket: str, opened: Opened) -> None:
-        """Have the shards add up; all of them, or the members that are missing.
+        """Have the shards add up, or tell the owner that pieces are lost.
 
         A shard's host that does not answer is asked again with the chief's next heartbeat, until
         the owner says that it is lost.
@@ -268,7 +268,7 @@ class Chief:
             world.after(seconds, self.die)
         else:
             world.after(seconds, lambda: self.end(ticket, consume=True))
-        self.in_block = True  # until then it sends heartbeats
+        self.in_block = True  # until it leaves, it sends heartbeats
 
     def end(self, ticket: str, *, consume: bool) -> None:
         if self.alive and ticket == self.ticket:

@@ -11,7 +11,7 @@ from shmacc_simulate.books import Gradient, Segment
 
 
 class Table:
-    """An owner with hosts that are moved by hand."""
+    """An owner with hosts that act only when the test says so."""
 
     def __init__(self, *hosts: str, step: int | None = 0, term: int = 1) -> None:
         self.owner = OwnerCore(term, step, TIMING)
@@ -30,7 +30,7 @@ class Table:
         core.observe(segment.step, len(segment.content), finished=segment.finished)
 
     def hear(self, *hosts: str) -> None:
-        """Each host reports, and gets its order; it does not follow it yet."""
+        """Let each host report and receive its order, but not follow it yet."""
         for host in hosts or self.hosts:
             core, segment = self.hosts[host]
             self.observe(core, segment)
@@ -39,7 +39,7 @@ class Table:
             core.receive(self.owner.order(host, report.incarnation))
 
     def act(self, host: str) -> list[object]:
-        """A host does what its order says; shipping succeeds at once."""
+        """Let a host follow its order; shipping succeeds at once."""
         core, segment = self.hosts[host]
         done: list[object] = []
         while (action := segment.next_action(core)) is not None:
@@ -56,7 +56,7 @@ class Table:
         return done
 
     def settle(self, *hosts: str) -> None:
-        """Hosts report and act until nothing changes."""
+        """Let hosts report and act until nothing changes."""
         for _ in range(4):
             self.hear(*hosts)
             for host in hosts or list(self.hosts):
@@ -89,7 +89,7 @@ class Table:
 
 
 def with_a_gradient_each(*hosts: str) -> Table:
-    """Hosts that have reported a gradient each, of the contributors 1, 2 and so on."""
+    """Make hosts that have each reported a gradient; the contributors are 1, 2 and so on."""
     table = Table(*hosts)
     table.settle()
     for contributor, host in enumerate(hosts, 1):

@@ -1,8 +1,8 @@
-"""Hosts, shards, an owner and chiefs around the protocol's core, in one thread and no real time.
+"""Hosts, shards, an owner and chiefs around the protocol's core, in one thread and simulated time.
 
 Messages are dropped, doubled, delayed and so reordered; everything may be killed. Segments, books
-and the clock are the simulation's; here nothing costs time, and everything goes wrong. Each round
-that is consumed is held against the books.
+and the clock are the simulation's; here work takes no time, and everything goes wrong. The books
+check each round that is consumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Faults:
-    """How much goes wrong: probabilities of messages, and deaths a second."""
+    """How much goes wrong: probabilities for messages and blocks, events a second for the rest."""
 
     drop: float = 0.0
     double: float = 0.0
@@ -66,7 +66,7 @@ class World:
         self.identities = itertools.count(1)
         self.faults = faults or Faults()
         self.accepted: dict[int, Gradient] = {}
-        self.accepted_at: dict[int, Fence] = {}  # what the segment's content belonged to
+        self.accepted_at: dict[int, Fence] = {}  # the fence of the segment that accepted it
         self.dropped: set[Fence] = set()  # by advance_step
         self.rounds: list[tuple[int, list[Gradient]]] = []
         self.owner_steps: dict[str, int] = {}
@@ -112,7 +112,7 @@ class World:
             self.send(lambda: host.receive(core, order), host)
 
     def orders(self) -> None:
-        """Answer the polls that are parked."""
+        """Answer waiting polls, if there is something new."""
         pending = sum(host.pending(self.owner.fence) for host in self.owner._hosts)
         assert self.owner.accumulated == pending, "what is counted once is true all the time"
         if self._seen != (self.term, self.owner.serial):
@@ -232,7 +232,7 @@ class World:
         )
 
     def end_others(self, contributor: int) -> None:
-        """Do what the error says: of processes with one contributor the latest goes on."""
+        """Do what the error says: end all workers of a contributor but the latest."""
         self.happened["conflicts"] += 1
         for worker in [w for w in self.workers if w.alive and w.contributor == contributor][:-1]:
             worker.alive = False
@@ -264,10 +264,10 @@ class World:
         self.rounds.append((block.step, got))
 
     def lost(self) -> list[Gradient]:
-        """Gradients of steps that are over, which were accepted and are in no round.
+        """Return gradients of past steps that were accepted and are in no round.
 
-        Without those that `advance_step` has dropped: the owner had left, or has left, what the
-        segment's content belonged to when it accepted them.
+        Those that `advance_step` has dropped are left out: the owner has left the fence to which
+        their segment belonged when it accepted them.
         """
         return [
             gradient

@@ -1,4 +1,4 @@
-"""The hash of row numbers, a second time: index.hpp in NumPy."""
+"""The hash of row numbers in NumPy, to check that of index.hpp."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 def hash_rows(rows: IndexArray, key: list[int]) -> npt.NDArray[np.uint64]:
     """Return the upper 64 bits of ``factor * row + addend`` modulo ``2**128``, mixed.
 
-    It is multiplied out in digits of 32 bits, so that no product or sum of the lower 64 bits wraps
-    around, and in the upper 64 the overflow is lost, as it should be.
+    The product is computed in digits of 32 bits, so that no product or sum of the lower 64 bits
+    wraps around. Overflow of the upper 64 bits is lost, as it should be.
     """
     factor, factor_low, addend, addend_low = map(np.uint64, key)
     row = rows.astype(np.uint64)

@@ -1,4 +1,4 @@
-"""The first contents of tables' rows, as the docstrings of shmacc.init say, in NumPy."""
+"""The first contents of tables' rows in NumPy, by the docstrings of shmacc.init."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows(
 
 
 def words(seed: int, ids: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint64]:
-    """Return the words of 32 bits of each row: Philox4x32-10."""
+    """Return each row's random words of 32 bits, by Philox4x32-10."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     blocks = -(-width // 4)
     shape = (len(ids), blocks)
@@ -89,7 +89,7 @@ def _polynomial(coefficients: list[float], x: npt.NDArray[Any]) -> Any:
 
 
 def _coefficients() -> list[list[float]]:
-    """Return the coefficients of Python's own module: numerators, divisors, near 0.5 and away."""
+    """Read the coefficients from Python's own module: numerator, divisor; near 0.5, then far."""
     source = Path(statistics.__file__).read_text(encoding="utf-8")
     body = source[source.index("def _normal_dist_inv_cdf") :]
     numbers = [

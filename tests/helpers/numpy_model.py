@@ -1,7 +1,7 @@
-"""A plain NumPy model of both accumulators: what the library must answer, the slow and obvious way.
+"""A plain NumPy model of both accumulators: computes the expected answers in the obvious way.
 
 Nothing here is shared with the library: no segment, no hash, no kernel, no lock. Sums of integers
-are Python integers, rows are a dictionary, and every check stands where it must report.
+are Python integers, rows are a dictionary, and checks run in the order in which they must report.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ INT64_MAX: Final = 2**63 - 1
 
 
 class Refused(Exception):  # noqa: N818 - not an error of ours: what the library is expected to raise
-    """The name of the error class that must come, and its message where the contract words it."""
+    """Names the error class that must be raised, and its message where the contract fixes it."""
 
     def __init__(self, kind: str, message: str | None = None) -> None:
-        """Keep both."""
+        """Keep the class's name and the message."""
         super().__init__(kind, message)
         self.kind = kind
         self.message = message
 
 
 def invalid(message: str | None = None) -> Refused:
-    """Name an argument that must be refused."""
+    """Return the refusal of an argument."""
     return Refused("InvalidArgumentError", message)
 
 
@@ -43,7 +43,7 @@ def text(shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a take must hand out; dense ones have no indices, row counts and shape."""
+    """What a take must hand out; a dense take has no indices, row counts and shape."""
 
     count: int
     step: int
@@ -140,7 +140,7 @@ class Model:
         return result
 
     def finished(self, sums: Array, divisor: int) -> Array:
-        """Divide once and round once into the dtype that travels."""
+        """Divide once, and round once to the dtype that callers get."""
         if self.element.integral:
             return self._finished_integers(sums, divisor)
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""What optimizers make of gradients, as their docstrings say, in NumPy: equal to the bit."""
+"""The optimizers' updates in NumPy, by their docstrings: equal to the library's to the bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reference:
 
     Args:
         optimizer: Its optimizer.
-        contents: What it starts as.
+        contents: The array's first contents.
     """
 
     def __init__(self, optimizer: optim.Optimizer, contents: Array) -> None:

@@ -16,7 +16,7 @@ NAME: Final = "opened"
 
 
 def make(**keywords: Any) -> ConditionalAccumulator:
-    """Construct under the name of these tests."""
+    """Construct an accumulator under the name of these tests."""
     return ConditionalAccumulator("f4", None, NAME, **keywords)
 
 
@@ -29,7 +29,7 @@ def apply(acc: Any) -> bool:
 
 
 def in_shared_memory(namespace: str) -> list[Path]:
-    """List what stands in /dev/shm for this namespace."""
+    """List the files in /dev/shm of this namespace."""
     return [p for p in Path(SHM_DIRECTORY).iterdir() if namespace in p.name]
 
 

@@ -1,4 +1,4 @@
-"""Rounds of updates, beside which another library makes the same ones."""
+"""Rounds of updates, for comparison with the same updates by another library."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ours:
 
 
 def gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array]]:
-    """Rows and values of each round."""
+    """Return rows and values of each round."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(_ROUNDS):
@@ -55,5 +55,5 @@ def beginning(dtype: str) -> Array:
 
 
 def assert_close(ours: Array, theirs: Array, history: Array, tolerance: float = 1e-6) -> None:
-    """Equal, relative to what an element started as and all the ways that it has gone."""
+    """Compare, with a tolerance relative to `history`: first content plus all changes' sizes."""
     assert np.all(np.abs(ours - theirs) <= tolerance * history)

@@ -1,4 +1,4 @@
-"""A /dev/shm of one's own, of any size. Run as a script: whether this machine lets us have one."""
+"""A private /dev/shm of any size. As a script: succeeds if this machine allows one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
 
 
 def enter_own_shm(size: int) -> None:
-    """Give this process, and those it starts from now on, a /dev/shm of so many bytes."""
+    """Give this process, and those it starts from now on, a /dev/shm of `size` bytes."""
     enter_own_namespace()
     mount("tmpfs", "/dev/shm", "tmpfs", options=f"size={size},mode=1777")  # noqa: S108
 
@@ -56,7 +56,7 @@ def _write(path: str, text: str) -> None:
 
 def available() -> bool:
     """Whether `enter_own_shm` works here."""
-    # In a fresh process: this one may have threads, under which there are no user namespaces.
+    # In a fresh process: this one may have threads, and then it cannot enter a user namespace.
     probe = subprocess.run([sys.executable, __file__], capture_output=True, check=False)
     return probe.returncode == 0
 

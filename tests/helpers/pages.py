@@ -29,7 +29,7 @@ def page_id(page: Path) -> str:
 
 
 def programs(*, with_others: bool) -> dict[str, str]:
-    """The blocks of Python, by page and number; those that import other packages, or the rest."""
+    """Return the blocks of Python by page and number: those that import other packages, or not."""
     return {
         f"{page_id(page)}-{number}": program
         for page in PAGES
@@ -42,7 +42,7 @@ def programs(*, with_others: bool) -> dict[str, str]:
 
 
 def examples(*, with_others: bool) -> list[Path]:
-    """The programs in docs/examples; those that import other packages, or the rest.
+    """Return the programs in docs/examples: those that import other packages, or the rest.
 
     Those over Ray need a cluster: `make test-ray` runs them.
     """
@@ -52,20 +52,20 @@ def examples(*, with_others: bool) -> list[Path]:
 
 
 def tutorial() -> list[tuple[str, str]]:
-    """The blocks of the tutorial in their order: a program, or commands and what they print."""
+    """Return the tutorial's blocks in order: programs, or commands and their output."""
     text = TUTORIAL.read_text(encoding="utf-8")
     return re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
 
 
 def name_of(program: str) -> str:
-    """The file that a program of the tutorial is to be saved as."""
+    """Return the file name under which a program of the tutorial is to be saved."""
     named = re.match(r"# (\w+\.py)\n", program)
     assert named, program
     return named[1]
 
 
 def run_tutorial(folder: Path, environment: Path) -> None:
-    """Run its commands in a folder, as of a virtual environment: they print what it shows."""
+    """Run the tutorial's commands in a folder and a virtual environment; compare their output."""
     blocks = tutorial()
     assert {kind for kind, _ in blocks} == {"python", "console"}
     path = f"{environment / 'bin'}:{os.environ['PATH']}"

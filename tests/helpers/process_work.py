@@ -1,4 +1,4 @@
-"""What the children of the process tests do: functions that every start method finds."""
+"""Work of the process tests' children: functions that every start method can import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH: Final = 3
 
 
 def gradient(worker: int, number: int, each: int) -> tuple[Array, Array]:
-    """Make a gradient of whole numbers that anyone can make again.
+    """Make a gradient of whole numbers, which any process can make again.
 
     Its rows below ``SHARED`` overlap with everybody's and repeat; its last row is its own identity.
     """
@@ -33,7 +33,7 @@ def gradient(worker: int, number: int, each: int) -> tuple[Array, Array]:
 
 
 def attached(name: str) -> Any:
-    """Attach; of whichever kind it is, which no type checker can know."""
+    """Attach to an accumulator of any kind; typed as Any, since the kind is not known."""
     return shmacc.attach(name)
 
 
@@ -66,7 +66,7 @@ def open_and_apply(name: str, value: float) -> bool:
 
 
 def open_otherwise(name: str) -> None:
-    """Open a dense accumulator's name as something that it is not."""
+    """Open a dense accumulator's name as a sparse one."""
     SparseConditionalAccumulator(np.float64, (), name).close()
 
 
@@ -88,7 +88,7 @@ def follow_steps(name: str, steps: int, timeout: float) -> list[int]:
 
 
 def raw_by_name(name: str) -> tuple[bool, int]:
-    """Speak raw ops with nothing but a name."""
+    """Call raw ops with nothing but a name."""
     raw = shmacc.raw_ops
     applied = raw.SparseAccumulatorApplyGradient(name, 0, [2], [[1.0, 2.0]], [], False)  # noqa: FBT003
     return applied, raw.AccumulatorNumAccumulated(name)

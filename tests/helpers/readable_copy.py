@@ -1,7 +1,7 @@
-"""The command and its Python, copied to where every user can read them.
+"""A copy of the command and its Python that every user can read.
 
-Both the checkout and the Python that it is tested with may be in a directory that is its owner's
-alone, where no other user can start anything.
+The checkout and the Python under test may be in a directory that only its owner can read, where
+no other user can start anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _START: Final = "import sys; from shmacc_inspect.start import main; sys.exit(mai
 
 @contextmanager
 def command_for_everyone() -> Iterator[tuple[str, ...]]:
-    """The command that starts a copy of `shmacc-inspect` that everyone can read."""
+    """Yield the command that starts a copy of `shmacc-inspect` that everyone can read."""
     # In /tmp, as TMPDIR may be readable to this user only.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         home, packages = Path(folder), Path(folder, "packages")
@@ -45,6 +45,6 @@ def command_for_everyone() -> Iterator[tuple[str, ...]]:
 
 def _copy_installed(distribution: str, packages: Path) -> None:
     for file in metadata.files(distribution) or ():
-        if ".." not in file.parts:  # scripts in bin have it
+        if ".." not in file.parts:  # only scripts in bin have such a path
             (packages / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(str(file.locate()), packages / file)

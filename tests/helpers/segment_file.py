@@ -1,4 +1,4 @@
-"""A segment's file in the hands of somebody who writes whatever they like into it."""
+"""Reads and overwrites any part of a segment's file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST_MEMBERS: Final = 64
 class SegmentFile:
     """The file, open.
 
-    For use in another process than those that have the segment attached: closing it drops the
-    record locks that its process has on the file. Records of lanes and members are those of
-    ``table``, which is the first lane's first member at first.
+    Use it in a process that does not have the segment attached: closing the file drops the
+    process's record locks on it. Records of lanes and members are those of ``table``, which begins
+    as the first lane's first member.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -44,7 +44,7 @@ class SegmentFile:
         os.close(self._fd)
 
     def look_at(self, lane: int, member: int) -> None:
-        """Read the records of another table; lane and member are taken modulo their numbers."""
+        """Use the records of another lane and member, each modulo the number of them."""
         self.table = replace(
             self.table, lane=lane % self.table.lanes, member=member % (self.table.members + 1)
         )
@@ -67,7 +67,7 @@ class SegmentFile:
         return self.record_at(structure, self.table.first(kind) + number * ctypes.sizeof(structure))
 
     def record_at(self, structure: type[_Record], offset: int) -> _Record:
-        """A copy of the record that stands somewhere; zeros past the file's end."""
+        """Return a copy of the record at an offset, with zeros past the file's end."""
         size = ctypes.sizeof(structure)
         return structure.from_buffer_copy(self.read(offset, size).ljust(size, b"\0"))
 
@@ -79,7 +79,7 @@ class SegmentFile:
         self.write(self.table.first(kind) + number * ctypes.sizeof(structure), bytes(record))
 
     def current(self, kind: str) -> int:
-        """Which of the two copies of a record is the committed one."""
+        """Return which of the two copies of a record is the committed one."""
         if kind == "round":
             return int(self.record("generation").word) & 1
         generation = int(self.record("lane_generation").word)
@@ -90,5 +90,5 @@ class SegmentFile:
         return valid.index(max(valid))
 
     def committed(self, kind: str) -> Any:
-        """A copy of the committed one of a record that is kept twice."""
+        """Return the committed copy of a record that is kept twice."""
         return self.record(kind, self.current(kind))

@@ -1,8 +1,8 @@
-"""Where things stand in a segment's file, written down a second time, from layout.hpp.
+"""The layout of a segment's file, written down a second time, after layout.hpp.
 
-On purpose not taken from the extension: a test that damages a segment, and gives it right checksums
-again, must not lean on the code that is to notice. `test_damaged_layout.py` holds this against live
-segments.
+It is not taken from the extension on purpose: a test that damages a segment and corrects its
+checksums must not rely on the code that is to notice. `test_damaged_layout.py` compares this with
+live segments.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ _MEMBER_BYTES: Final = 2 * ctypes.sizeof(MemberState)
 
 @dataclass(frozen=True)
 class Table:
-    """What a lane has of a member, in a segment of so many members and lanes.
+    """The places of one lane's part of one member, in a segment with these members and lanes.
 
     The member after the last one is the set of contributors.
     """
@@ -336,7 +336,7 @@ class Table:
         return len(LANE_REGIONS) + (self.members + 1) * len(MEMBER_REGIONS)
 
     def region(self, name: str) -> int:
-        """Where a region begins: one that all have, the lane's, or the member's in the lane."""
+        """Return a region's offset: the segment's, the lane's, or the member's in the lane."""
         if name in FIXED_REGIONS:
             return FIXED_REGIONS.index(name) * REGION_SPAN
         number = len(FIXED_REGIONS) + self.lane * self._regions_of_lane
@@ -346,7 +346,7 @@ class Table:
         return (number + MEMBER_REGIONS.index(name)) * REGION_SPAN
 
     def first(self, kind: str) -> int:
-        """Where the first record of a kind stands."""
+        """Return the offset of the first record of a kind."""
         return {
             "config": 0,
             "unlinked": UNLINKED,
@@ -407,7 +407,7 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int]]] = {
     "slot": (Slot, 16),
 }
 
-# Of an accumulator of one tensor, with one lane.
+# The layout of an accumulator of one tensor, with one lane.
 SINGLE: Final = Table()
 
 
@@ -420,7 +420,7 @@ FILE_SIZE: Final = SINGLE.file_size
 
 
 def mix_words(data: bytes) -> int:
-    """The checksum of so many bytes, a multiple of 8."""
+    """Return the checksum of these bytes, whose number is a multiple of 8."""
     hashes = [0x9E3779B97F4A7C15, 1, 2, 3]
     for i, (word,) in enumerate(struct.iter_unpack("<Q", data)):
         hashes[i % 4] = _mixed(hashes[i % 4], word)
@@ -483,5 +483,5 @@ def header_of_version_1(name: bytes) -> bytes:
 
 
 def checksum_of(record: Any) -> int:
-    """The checksum that belongs into a record that has one."""
+    """Return the correct checksum of a record that has one."""
     return mix_words(bytes(record)[: type(record).checksum.offset])

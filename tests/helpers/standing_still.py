@@ -1,4 +1,4 @@
-"""A segment that stands still, and how every verb is held to the cause."""
+"""A segment that stands still, and checks that every verb shows the cause."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def kill(child: Any) -> int:
 
 
 def kinds() -> list[StallKind]:
-    """The kinds of what stands in its way."""
+    """Return the kinds of the segment's stalls."""
     return [stall.kind for stall in inspection.describe(NAME).summary.stalls]
 
 
 def problem() -> str:
-    """The one cause, in words."""
+    """Return the only stall's cause, in words."""
     (stall,) = inspection.describe(NAME).summary.stalls
     return stall.problem
 
 
 def seen_in_every_verb(kind: StallKind, command: str | None) -> None:
-    """Hold all verbs to showing this cause, and what to do about it."""
+    """Check that all verbs show this cause, and the remedy."""
     (listed,) = ask("list", NAME)["segments"]
     assert [stall["kind"] for stall in listed["stalls"]] == [kind]
     assert listed["stalls"][0]["command"] == command
@@ -66,7 +66,7 @@ def seen_in_every_verb(kind: StallKind, command: str | None) -> None:
 
 
 def seen(kind: StallKind, command: str | None) -> None:
-    """Hold the library to this cause, and what to do about it."""
+    """Check that the library reports this cause, and the remedy."""
     (stall,) = inspection.describe(NAME).summary.stalls
     assert (stall.kind, stall.command) == (kind, command)
     found = [each for each in inspection.check(NAME) if each.severity is Severity.WRONG]

@@ -25,7 +25,7 @@ _GET_SYSCALL_INFO: Final = 0x420E
 _POKEUSER: Final = 6
 _AT_A_CALL: Final = 0x85
 
-# Where the kernel keeps a stopped process's registers. To make a call fail one must know them.
+# Where the kernel keeps a stopped process's registers; a call is made to fail by writing them.
 _MACHINE: Final = "x86_64"
 _NUMBER, _RESULT = 15 * 8, 10 * 8
 
@@ -72,9 +72,9 @@ class Call:
     """A system call that the child stands before, or after.
 
     Attributes:
-        before: Which of the two.
-        number: Before it: which call it is, as the machine counts them.
-        arguments: Before it.
+        before: Whether the child stands before the call.
+        number: The machine's number of the call; valid before it.
+        arguments: The call's arguments; valid before it.
     """
 
     before: bool
@@ -108,7 +108,7 @@ class Calling(Traced):
         return {_F_GETLK: errno.ENOMEM, _F_SETLK: errno.ENOLCK}.get(call.arguments[1], 0)
 
     def lets_go(self, call: Call) -> bool:
-        """Whether the call that it stands before lets go of a record lock."""
+        """Whether the call, before which the child stands, releases a record lock."""
         if NAMES.get(call.number) != "fcntl" or call.arguments[1] != _F_SETLK:
             return False
         with open(f"/proc/{self.pid}/mem", "rb") as memory:  # noqa: PTH123  no text
@@ -116,7 +116,7 @@ class Calling(Traced):
         return int.from_bytes(kind, sys.byteorder) == fcntl.F_UNLCK
 
     def fail(self, code: int) -> None:
-        """Standing before a call, let it fail without having been made."""
+        """Let the call, before which the child stands, fail without being made."""
         ptrace(_POKEUSER, self.pid, -1, _NUMBER)
         self._go(SYSCALL)
         assert self.stopped_by == _AT_A_CALL
@@ -147,9 +147,9 @@ needs_failures = pytest.mark.skipif(
     reason=f"knows the registers of {_MACHINE} only, or: {_cannot_stop()}",
 )
 
-# What tmpfs, and the kernel's other parts, may come to on the way; EINTR where they can be
-# interrupted. To close a file, or to ask an open one for its status, does not fail. brk fails
-# without an error number, by a result that is too small: glibc takes any other for memory.
+# Errors that tmpfs and other parts of the kernel may return; EINTR where they can be interrupted.
+# Closing a file, or asking an open one for its status, does not fail. brk fails without an error
+# number, by a result that is too small: glibc takes any other result for memory.
 _ANY_PATH: Final = (errno.ENOMEM,)
 _PLAUSIBLE: Final[dict[str, tuple[int, ...]]] = {
     "open": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),

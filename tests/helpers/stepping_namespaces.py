@@ -33,7 +33,7 @@ def _call(name: str, *args: Any) -> None:
 
 
 def leave_pids_behind() -> None:
-    """Let the next child of this process be the first of a pid namespace, and have its mounts."""
+    """Make the next child the first process of a new pid namespace, with mounts of its own."""
     _call("unshare", _CLONE_NEWPID | _CLONE_NEWNS)
     _call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
 
@@ -50,8 +50,8 @@ class Elsewhere:
     """A process that is process 1 of a pid namespace of its own.
 
     Attributes:
-        pid: Its pid as the test has it.
-        governor: Its parent, which says what it returned.
+        pid: Its pid in the test's namespace.
+        governor: Its parent, which passes on its result.
     """
 
     pid: int
@@ -62,7 +62,7 @@ class Elsewhere:
         os.kill(self.pid, number)
 
     def result(self) -> Any:
-        """Wait for its end: what its function returned."""
+        """Wait for its end; return its function's result."""
         return self.governor.result()
 
 
@@ -71,7 +71,7 @@ def elsewhere(govern: Callable[..., object], *args: Any) -> Iterator[Elsewhere]:
     """Start a process elsewhere.
 
     Args:
-        govern: Run by a process whose next child is the one; says that child's pid to the pipe.
+        govern: Runs in a process whose next child is process 1; sends that child's pid by the pipe.
         args: For ``govern``.
     """
     with Apart(_govern, govern, args) as governor:
@@ -89,11 +89,11 @@ def _govern(govern: Callable[..., object], args: tuple[Any, ...], pipe: Pipe) ->
 
 
 def perform(function: Callable[..., object], *args: Any) -> object:
-    """Govern a process that runs this function, once that has said something.
+    """Govern a process that runs this function; send its pid when it has said something.
 
     Args:
-        function: It gets these arguments, and its own pipe at last.
-        args: The very last one is the governor's pipe.
+        function: Gets the arguments but the last, and then its own pipe.
+        args: The last one is the governor's pipe.
     """
     *others, pipe = args
     with Apart(_see_and_run, function, others) as process:
@@ -125,7 +125,7 @@ def _do_nothing(pipe: Pipe) -> None:
 
 @cache
 def refusal_of_pid_namespaces() -> str | None:
-    """Why this machine has no pid namespaces for tests; None if it has."""
+    """Return why tests can have no pid namespaces here; None if they can."""
     try:
         with elsewhere(perform, _do_nothing) as process:
             process.result()

@@ -62,7 +62,7 @@ class StopHalfWay:
 
     @classmethod
     def of(cls, scene: Scene) -> StopHalfWay:
-        """Find it."""
+        """Find the place."""
         image = scene.prepare()
         looks = walk(image, scene.perform(), under_the_lock(scene))
         image.write(path())
@@ -71,7 +71,7 @@ class StopHalfWay:
 
     @contextmanager
     def stopped(self) -> Iterator[Traced]:
-        """Have a process stopped there, which owns the lock."""
+        """Stop a process there; it owns the lock."""
         with stopped(under_the_lock(self.scene), self.step) as owner:
             assert inspection.describe(NAME).lock.held
             yield owner
@@ -94,7 +94,7 @@ def take(number: int, pipe: Pipe) -> Any:
 
 
 def take_in_vain(number: int, timeout: float, pipe: Pipe) -> None:
-    """Take, but the timeout passes, and not much more."""
+    """Take until the timeout, and check that the take ends soon after it."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()
@@ -107,7 +107,7 @@ def take_in_vain(number: int, timeout: float, pipe: Pipe) -> None:
 
 @contextmanager
 def others(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
-    """Start processes; all are attached when this goes on."""
+    """Start processes, and wait until all are attached."""
     with ExitStack() as stack:
         processes = [stack.enter_context(Apart(*function)) for function in functions]
         for process in processes:
@@ -117,7 +117,7 @@ def others(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
 
 @contextmanager
 def in_line(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
-    """Start processes that take, and wait in the queue in this order when this goes on."""
+    """Start processes that take, and wait until they are in the queue in this order."""
     with ExitStack() as stack:
         processes: list[Apart] = []
         for function in functions:
@@ -140,7 +140,7 @@ def taken(*takes: Any) -> Array:
 
 
 def what_is_left() -> Any:
-    """Take the rest, and the name away."""
+    """Take the rest, and remove the name."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         left = acc.take_partial(0, timeout=0)

@@ -1,4 +1,4 @@
-"""One thread of another process, run from system call to system call or instruction by instruction.
+"""Runs one thread of another process by system calls or by single instructions.
 
 The other threads of that process run as they like.
 """
@@ -20,7 +20,7 @@ _WALL: Final = 0x40000000  # also wait for threads other than a process's first
 
 
 class TracedThread:
-    """A thread of a descendant that is held, and goes on as it is told to."""
+    """A thread of a descendant process that is held, and runs only when told to."""
 
     def __init__(self, thread: int) -> None:
         """Hold it, wherever it is; a system call that it waits in is interrupted."""

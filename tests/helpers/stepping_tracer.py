@@ -1,7 +1,7 @@
 """A forked child that is run instruction by instruction (ptrace, by ctypes).
 
-Nothing here knows the processor: where a child is, is asked of the kernel (who holds a lock?) or
-told by the child itself (a signal), never read from its registers.
+Nothing here knows the processor. To learn how far a child has come, ask the kernel (who holds a
+lock?) or let the child send a signal; its registers are never read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EndedError(Exception):
 
 
 class Traced:
-    """A child that runs ``function(mark)`` and stands still wherever it is not told to go on.
+    """A child that runs ``function(mark)``, and only as far as it is told to.
 
     A call of ``mark()`` in the child is a place where `run_to_mark` stops.
     """
@@ -116,7 +116,7 @@ class Traced:
         assert status == 0, f"the continued child ended with status {status}"
 
     def end(self) -> int:
-        """Wait for its end after `stop`; its status as `os.waitpid` has it."""
+        """Wait for its end after `stop`; return its status, as from `os.waitpid`."""
         while self.status is None:
             self._collect()
         return self.status
@@ -130,7 +130,7 @@ class Traced:
         self.kill()
 
     def _go(self, request: int, number: int = 0) -> None:
-        # A stop at a system call is marked by a bit in it (stepping_calls.py).
+        # At a system call's stop the number is SIGTRAP with one more bit (stepping_calls.py).
         ptrace(request, self.pid, 0 if number & 0x7F == signal.SIGTRAP else number)
         self._wait()
 
@@ -163,7 +163,7 @@ def mark_call(module: Any, function: str, mark: Mark) -> None:
 def _run(function: Callable[[Mark], object]) -> None:
     status = 1
     try:
-        # A tracer is told all the same; without one, marks are to mean nothing.
+        # The tracer sees ignored signals, too; without a tracer, marks must do nothing.
         signal.signal(MARK, signal.SIG_IGN)
         ptrace(_TRACEME, 0)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -178,9 +178,9 @@ def _run(function: Callable[[Mark], object]) -> None:
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Keep this process and its new children on one core: half the price of a step.
+    """Keep this process and its new children on one core, which halves the time of a step.
 
-    It is the one that the system has given this process: two that step are not to share one.
+    It is the core on which this process runs already, so that two stepping tests rarely share one.
     """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {_libc.sched_getcpu()})
@@ -192,7 +192,7 @@ def on_one_core() -> Iterator[None]:
 
 @cache
 def refusal() -> str | None:
-    """Why this machine does not let a process trace its child; None if it does."""
+    """Return why this machine does not let a process trace its child; None if it does."""
     pid = os.fork()
     if pid == 0:
         try:

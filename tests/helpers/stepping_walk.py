@@ -1,9 +1,9 @@
 """A walk through an operation, instruction by instruction, with a look at the segment after each.
 
-Every look that differs from the last is a place where the process may be killed; each is judged by
-whether the operation is there wholly or not at all (`judge`). Thus all instants of death between
-taking the lock and letting go of it are covered, not a sample: an instruction that leaves the
-segment's bytes as they were adds nothing that the last one did not leave.
+Every look that differs from the last is a place where the process may be killed. `judge` checks
+that the operation is there wholly or not at all. This covers all deaths between acquiring and
+releasing the lock, not a sample: after an instruction that changes no byte of the segment, a death
+leaves the same as before it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from helpers.stepping_tracer import Mark
 
-# Of the looks at which nothing but rows, slots, index entries or undo records had changed, one in
-# so many is judged; with SHMACC_EVERY_INSTANT=1 all are. Those at which the header or the lanes'
-# states had changed always are: there lie the journals, both copies of everything that is
-# committed, and the generations that say which is current.
+# Of the looks at which only rows, slots, index entries or undo records had changed, one in this
+# many is judged; with SHMACC_EVERY_INSTANT=1 all are. Looks at which the header or the lanes'
+# states had changed are always judged: they have the journals, both copies of all committed
+# records, and the generations that say which copy is current.
 _ONE_IN: Final = 1 if EVERY_INSTANT else 8
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
 
@@ -51,7 +51,7 @@ class Look:
 
 
 class LockView:
-    """Whether some process owns the lock of the segment's first lane, by the kernel's word."""
+    """Asks the kernel whether some process owns the lock of the segment's first lane."""
 
     def __init__(self) -> None:
         """Look at the scenes' segment, without attaching."""
@@ -83,7 +83,7 @@ def under_the_lock(scene: Scene) -> Callable[[Mark], None]:
 
 
 def walk(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]:
-    """Step through what the child does between its first mark and its letting go of the lock."""
+    """Step through the child from where it gets the lock, after its first mark, to the release."""
     before.write(path())
     with _begun(act) as (child, lock), _windows(before, after) as windows:
         looks = list(_looks(child.steps(lock.held), windows))
@@ -146,7 +146,7 @@ def _windows(before: Image, after: Image) -> closing[Windows]:
 
 
 def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) -> int:
-    """Hold what each look would leave to being all or nothing.
+    """Check that a death at each look would leave all of the operation or nothing.
 
     The looks must be those of one walk: once the operation is there, it stays.
 
@@ -167,11 +167,11 @@ def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) 
 def at_every_instruction(scene: Scene, record: Record) -> None:
     """Judge each instant of the operation, and kill a process for real in the middle of it.
 
-    One real death is enough: what the kernel takes back of the dead is the same at all instants
-    under the lock, of which all that differs are the bytes; and those are judged.
+    One real death is enough: under the lock the kernel drops the same locks at all instants. Only
+    the bytes differ, and those are judged.
 
     Args:
-        scene: Whose operation.
+        scene: The scene of the operation.
         record: Is told how many instructions and instants there were.
     """
     image = scene.prepare()

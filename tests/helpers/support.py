@@ -24,14 +24,14 @@ SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")
 # Generous, because a test machine may be starved; no passing test ever waits for this long.
 LONG: Final = 600.0 if "san.so" in os.environ.get("LD_PRELOAD", "") else 60.0
 
-# Where "at once" is promised: what a wait that is not broken off would last is longer.
+# The bound for "at once"; a wait that is not interrupted would last longer.
 SOON: Final = 1.0
 ATTEMPTS: Final = 10
 
 # Where Linux keeps POSIX shared memory.
 SHM_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - no temporary file
 
-# Whether walks judge all instants, for an hour, or one in so many of those that are alike.
+# Whether walks judge all instants, which takes an hour, or only a sample of similar ones.
 EVERY_INSTANT: Final = bool(os.environ.get("SHMACC_EVERY_INSTANT"))
 
 START_METHODS: Final = ("fork", "spawn", "forkserver")
@@ -46,7 +46,7 @@ def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
 
 
 def soon(measure: Callable[[], float], bound: float = SOON) -> None:
-    """Hold seconds to a bound in one of a few attempts: a busy machine is not late each time."""
+    """Check that one of a few attempts stays below a bound: a busy machine is not always late."""
     measured: list[float] = []
     while not measured or (min(measured) >= bound and len(measured) < ATTEMPTS):
         measured.append(measure())
@@ -54,9 +54,9 @@ def soon(measure: Callable[[], float], bound: float = SOON) -> None:
 
 
 def slept() -> float:
-    """Seconds in which this thread has not wanted to run, of a clock of no meaning.
+    """Return the seconds that this thread has slept, plus a constant: compare two calls.
 
-    That it runs slowly, or waits for a core, is the machine's doing; that it sleeps is its own.
+    Time on a core, and time waiting for one, is left out: it depends on the machine's load.
     """
     try:
         on_core, for_core, _ = Path("/proc/thread-self/schedstat").read_text("ascii").split()
@@ -74,7 +74,7 @@ def stop(*pids: int) -> None:
 
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """Have processes stand still meanwhile."""
+    """Keep processes stopped within the block."""
     try:
         stop(*pids)
         yield
@@ -140,7 +140,7 @@ def refused(message: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
 
 @contextmanager
 def nothing_changes(acc: Any) -> Iterator[None]:
-    """Hold everything that can be seen, the sums included, against what it was before."""
+    """Check that everything visible, the sums included, is the same after the block."""
     before = _seen(acc)
     yield
     assert _seen(acc) == before

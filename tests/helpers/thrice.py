@@ -1,8 +1,8 @@
 """Runs a program alone, after a run that was killed half way, and with a worker that raises.
 
-It prints the same in the second run as in the first, whatever a killed run has left in shared
-memory. A worker's exception ends the program before its waits time out; one that comes before the
-worker's first gradient is printed as soon, and the user presses Ctrl-C. Nothing is left afterwards.
+The run after the killed one prints the same as the first, whatever is left in shared memory. A
+worker's exception ends the program before its waits time out. An exception before the worker's
+first gradient is only printed, as soon, and the user presses Ctrl-C. Nothing is left afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOOK: Final = Path(__file__).parent / "disturbed"
 _TYPO: Final = "ValueError: a typo"
-# Python 3.15 gives it of the main module of a spawned process, while it prints a traceback.
+# Python 3.15 gives this warning for a spawned process's main module while it prints a traceback.
 _OF_TRACEBACKS: Final = "ignore:Module globals is missing a __spec__:DeprecationWarning"
 
 
@@ -37,8 +37,8 @@ class Thrice:
         folder: Where it runs, and its processes count their calls.
         namespace: That of this process's environment.
         seconds: How long a run may take: less than the timeouts in the program.
-        typos: Before which of its applies, counted from 1, a worker raises; in a run for each.
-            (Before the first one a chief knows nothing of the worker: few programs need both.)
+        typos: The applies, counted from 1, before which a worker raises, each in a run of its own.
+            (Before its first apply no chief knows a worker: few programs need both.)
     """
 
     script: Path
@@ -65,7 +65,7 @@ class Thrice:
 
         self._killed_at(calls // 2 + 1)
         assert self._undisturbed("second") == printed
-        # What has no name is its dead process's: no run finds it, and `clean` removes it.
+        # Private segments of dead processes may be left: no run finds them; `clean` removes them.
         assert all(":private-" in name for name in testing.leaked_names(self.namespace))
         for leftover in inspection.leftovers(namespace=self.namespace):
             inspection.clean(leftover)
@@ -83,7 +83,7 @@ class Thrice:
         return out
 
     def _killed_at(self, call: int) -> None:
-        """Workers that are told of the chief's death end by themselves; others wait for another."""
+        """Kill the chief, and workers that would not end by themselves when told of its death."""
         all_of_them = not re.search(r'\.steps\(.*on_death="raise"', self.script.read_text())
         with self._start("killed", killed_at=call, kills_all=all_of_them) as process:
             self._end(process)
@@ -121,7 +121,7 @@ class Thrice:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            start_new_session=True,  # what is killed is the program and no more
+            start_new_session=True,  # kills must hit only the program
             env=os.environ
             | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(_HOOK)}
             | {"DISTURBED_FOLDER": str(counts)}
@@ -143,7 +143,7 @@ class Thrice:
             raise AssertionError(f"it did not end:\n{out}\n{err}") from None
 
     def _counts(self, run: str) -> tuple[int, list[int]]:
-        """How many calls a chief made; how many workers applied once, and how often after that."""
+        """Return a chief's calls; how many workers applied once, and how many applies followed."""
         sizes = {path.name: path.stat().st_size for path in (self.folder / run).iterdir()}
         applied = [sizes[name] for name in ("applied-1", "applied-2") if name in sizes]
         return sizes.get("calls", 0), applied

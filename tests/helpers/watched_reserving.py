@@ -1,8 +1,8 @@
 """A process whose reservations (fallocate) are seen, and answered, by the test.
 
-A seccomp filter with a listener: the kernel holds each call until the test has said what is to come
-of it. So a kernel can be played that a signal interrupts, or a /dev/shm that is full at the third
-call, without a hook in what is tested.
+A seccomp filter with a listener: the kernel holds each call until the test has decided its result.
+So a test can simulate a call that a signal interrupts, or a /dev/shm that is full at the third
+call, without a hook in the library.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Reservation:
     """One call, before it is done.
 
     Attributes:
-        thread: Who makes it.
+        thread: The thread that makes it.
         offset: Where in the file.
         size: How many bytes.
     """
@@ -62,7 +62,7 @@ class Reservation:
     size: int
 
     def blocks(self, number: signal.Signals) -> bool:
-        """Whether its thread keeps this signal off."""
+        """Whether its thread blocks this signal."""
         with open(f"/proc/{self.thread}/status", encoding="ascii") as status:  # noqa: PTH123
             (mask,) = (line for line in status if line.startswith("SigBlk:"))
         return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
@@ -77,7 +77,7 @@ def let_it(_: Reservation) -> int:
 def watched(
     function: Callable[..., Any], *args: Any, decide: Callable[[Reservation], int] = let_it
 ) -> Iterator[Apart]:
-    """Run a function in a process of its own; `decide` on each of its reservations.
+    """Run a function in a process of its own; `decide` gets each of its reservations.
 
     Args:
         function: As for `Apart`.
@@ -91,7 +91,7 @@ def watched(
         try:
             yield process
         finally:
-            process.kill()  # if it has not ended; the listener hangs up then
+            process.kill()  # if it still runs; then the listener hangs up
             watching.join(LONG)
             os.close(listener)
             assert not watching.is_alive()
@@ -122,7 +122,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], pipe: Pipe) -> Any
 
 
 def _install() -> int:
-    """Put the filter on this thread, and on those that it starts from now on."""
+    """Install the filter for this thread, and for threads that it starts from now on."""
     seccomp, fallocate = _NUMBERS[platform.machine()]
     program = [_LOAD_NUMBER, (0x15, 0, 1, fallocate), _ASK, _ALLOW]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))

@@ -38,8 +38,8 @@ class Case:
         model: The file, without its suffix.
         name: Unique within the model; a broken variant has the name of its flag.
         kind: ``quick`` if the tests run it, ``safety`` if it looks for no cycles (livelocks).
-        flags: What spin's preprocessor defines.
-        says: What holds if nothing is found. In a broken variant: what is wrong.
+        flags: Names that spin's preprocessor defines.
+        says: The property that holds if nothing is found. In a broken variant: the fault.
         found: The cells that this program writes, as they are in the file.
     """
 
@@ -68,13 +68,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
-        case: What was searched.
+        case: The search.
         states: Distinct states that were stored.
         depth: Steps of the longest run.
-        error: What was found; empty if the whole search found nothing.
+        error: The error that was found; empty if the search found none.
         complete: Whether memory and depth sufficed for the whole search.
         seconds: How long it took.
     """
@@ -102,7 +102,7 @@ class Finding:
 
 
 def read(case: Case, output: str, seconds: float) -> Finding:
-    """Return the finding in what the verifier printed."""
+    """Read the finding from the verifier's output."""
     error = re.search(r"pan:1: (assertion violated|non-progress cycle|.*)", output)
     errors = re.search(r"errors: (\d+)", output)
     states = re.search(r"([\d.e+]+) states, stored", output)
@@ -127,7 +127,7 @@ def search(case: Case, directory: Path) -> Finding:
     run(["spin", *defines, "-a", str(HERE / f"{case.model}.pml")], directory)
     # No partial-order reduction: every interleaving is gone through. States are kept exactly, but
     # packed (COLLAPSE).
-    # A short search is finished before an optimising compiler.
+    # A short search takes less time than an optimising compiler.
     options = [
         "-O0" if case.broken or case.quick else "-O2",
         "-w",
@@ -175,7 +175,7 @@ def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
 
 
 def digest(model: str) -> str:
-    """Return what identifies a model's text, comments aside."""
+    """Return a hash of a model's text without comments."""
     text = "".join((HERE / f"{file}.pml").read_text() for file in (model, "processes", "fate"))
     code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     return hashlib.sha256(" ".join(code.split()).encode()).hexdigest()[:12]
@@ -210,7 +210,7 @@ def write(findings: Iterable[Finding]) -> None:
 
 
 def show(wanted: str) -> None:
-    """Print the run that leads to a case's error: the steps, with the names of the model."""
+    """Print the run that leads to a case's error: its steps, as lines of the model."""
     (case,) = [case for case in read_cases() if f"{case.model}/{case.name}" == wanted]
     with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
         directory = Path(name)

@@ -72,7 +72,7 @@ class Sender:
 
 
 class Keeper:
-    """Takes arrays and hands out others, as a shard would without adding up."""
+    """Takes arrays and returns others, like a shard that adds nothing up."""
 
     def __init__(self, mean: tuple[Any, ...]) -> None:
         self.mean = tuple(np.array(array) for array in mean)
@@ -144,7 +144,7 @@ def measure(run: str, options: argparse.Namespace) -> None:
                 print(number, file=worker.stdin, flush=True)
             for worker in workers:
                 next(iter(worker.stdout or ()))
-            time.sleep(0.2)  # counts are reported, and nothing else is going on
+            time.sleep(0.2)  # until counts are reported and nothing else runs
             busy, start = _processor_seconds(), time.perf_counter()
             with group.round(HOSTS * GRADIENTS, timeout=120) as taken:
                 ours.append(time.perf_counter() - start)
@@ -172,7 +172,7 @@ def measure(run: str, options: argparse.Namespace) -> None:
 
 
 def _processor_seconds() -> float:
-    """Return what this process and its descendants have used: the same on a busy machine."""
+    """Return the processor time of this process and its descendants; other load adds nothing."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -190,7 +190,7 @@ def _processor_seconds() -> float:
 
 
 def _bare(taken: Any, options: argparse.Namespace) -> tuple[list[Any], list[Any], int]:
-    """Actors that hold what hosts and shards would send, in as few arrays as it can be."""
+    """Make actors with the bytes that hosts and shards would send, in as few arrays as possible."""
     shards, table = options.shards, options.table
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     size = 0

@@ -53,7 +53,7 @@ def _chief_calls() -> None:
 def _worker_applies() -> None:
     global _applied  # noqa: PLW0603 - by this process
     if _is_main():
-        _chief_calls()  # of a program that has no other process
+        _chief_calls()  # the program has no other process
         return
     _applied += 1
     _count(f"applied-{min(_applied, 2)}")

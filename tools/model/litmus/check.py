@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Runs herd7 over the litmus tests of the protocol's memory order and reports the results.
 
-``check.py`` holds every test against the memory models of C++, AArch64 and x86-64, as it is and
-broken in each of its ways, prints a table, and writes it to ``results.md``. Exit status 1 if the
-outcome of a test is possible, or that of a broken one is not where it should be.
-``check.py --show commit_twice/BROKEN_NO_STORE_BARRIER`` prints what herd7 is given and what it
-says.
+``check.py`` checks every test and each of its broken variants against the memory models of C++,
+AArch64 and x86-64, prints a table, and writes it to ``results.md``. Exit status 1 if the forbidden
+outcome of a test is possible, or that of a broken variant is possible in other models than those
+named. ``check.py --show commit_twice/BROKEN_NO_STORE_BARRIER`` prints herd7's input and output.
 
 Needs herd7, of herdtools7, and nothing else.
 """
@@ -31,9 +30,9 @@ class Model:
     """A memory model.
 
     Attributes:
-        name: As tests and results have it.
-        file: What herd7 reads it from.
-        write: Makes of a program what it is about.
+        name: The model's name in tests and results.
+        file: The file from which herd7 reads the model.
+        write: Translates a test's program into the model's language.
     """
 
     name: str
@@ -54,12 +53,12 @@ MODELS = (
 
 
 def models_of(litmus: Litmus) -> list[Model]:
-    """Return the models that know what a test is made of."""
+    """Return the models that know all instructions of a test."""
     return [model for model in MODELS if (model.name == "streaming") == litmus.streams]
 
 
 def ask_herd(model: Model, program: str) -> str:
-    """Return what herd7 says of a program."""
+    """Return herd7's output for a program."""
     with tempfile.NamedTemporaryFile("w", suffix=".litmus") as file:
         file.write(program)
         file.flush()
@@ -71,7 +70,7 @@ def ask_herd(model: Model, program: str) -> str:
 
 
 def is_possible(litmus: Litmus, variant: Variant, model: Model) -> bool:
-    """Whether the outcome may come to be, whole or killed at one of its deaths."""
+    """Whether the outcome is possible, in a full run or with a kill at one of the deaths."""
     said = [
         ask_herd(model, model.write(litmus, threads)) for threads in litmus.programs(variant.name)
     ]
@@ -96,7 +95,7 @@ def check(litmus: Litmus, variant: Variant) -> tuple[list[str], bool]:
 
 
 def check_all(results: Path) -> int:
-    """Check all tests, write the results; how many variants were not as expected."""
+    """Check all tests, write the results; return how many variants were not as expected."""
     names = [model.name for model in MODELS]
     table = [["test", "file", "variant", *names, "says"], ["---"] * (len(names) + 4)]
     unexpected = 0
@@ -117,7 +116,7 @@ def check_all(results: Path) -> int:
 
 
 def show(wanted: str) -> None:
-    """Print what herd7 is given for a test or a variant of it, and what it says."""
+    """Print herd7's input and output for a test or a variant of it."""
     name, _, variant = wanted.partition("/")
     (litmus,) = [litmus for litmus in read_all() if litmus.name == name]
     for model in models_of(litmus):
@@ -127,7 +126,7 @@ def show(wanted: str) -> None:
 
 
 def main() -> int:
-    """Return the command."""
+    """Command line; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--show", metavar="TEST[/BROKEN_...]", help="one test, in full")
     parser.add_argument("--results", type=Path, default=HERE / "results.md", help="where to write")

@@ -1,4 +1,4 @@
-"""Litmus tests as their files have them: a program, what must not come of it, how it is broken."""
+"""Reads litmus tests from their files: a program, its forbidden outcome, its broken variants."""
 
 import hashlib
 import re
@@ -40,8 +40,8 @@ class Litmus:
     """A test.
 
     Attributes:
-        name: Its file's, without the ending.
-        source: The file.
+        name: The file's name, without the suffix.
+        source: The file's text.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Litmus:
 
     @property
     def digest(self) -> str:
-        """Tells whether results are of this very file."""
+        """A hash that tells whether results belong to this text of the file."""
         return hashlib.sha256(self.source.encode()).hexdigest()[:12]
 
     @property
@@ -74,13 +74,13 @@ class Litmus:
 
     @property
     def outcome(self) -> str:
-        """What must not come of it."""
+        """The forbidden outcome."""
         return self.source.partition("\nexists ")[2].strip()
 
     def programs(self, variant: str) -> Iterator[list[Thread]]:
         """Return a variant's processes: as they are, and with the first killed at each `// death`.
 
-        What it would have done up to `// kernel` is then not done.
+        A killed process skips its statements up to `// kernel`.
         """
         lines = [line for line in self.source.splitlines() if _stands_in(variant, line)]
         marks = [line.strip() for line in lines]

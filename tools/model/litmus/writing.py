@@ -1,4 +1,4 @@
-"""Litmus tests as herd7 reads them: in C, or in the instructions that compilers make of it."""
+"""Writes litmus tests for herd7: in C, or in the instructions that compilers make of it."""
 
 import re
 
@@ -17,7 +17,7 @@ class AArch64:
 
     Attributes:
         at_first: Registers before the process begins. Addresses are in X0 and on.
-        succeeded: What registers hold in the runs that count.
+        succeeded: Values of registers in the runs that count.
     """
 
     head = "AArch64"
@@ -43,7 +43,7 @@ class AArch64:
         return [f"{load} W1{register},[{self._address[word]}]"]
 
     def exchange(self, register: str, word: str, value: str) -> list[str]:
-        """LDAXR and STLXR; one that failed would be tried again, so such runs do not count."""
+        """LDAXR and STLXR; a failed STLXR would be tried again, so its runs do not count."""
         status = 20 + len(self.succeeded)
         self.succeeded.append(f"X{status}=0")
         address = self._address[word]
@@ -59,7 +59,7 @@ class AArch64:
 
 
 class X86:
-    """Writes plain moves, which have all the orders but one; otherwise as `AArch64`."""
+    """Writes plain moves, which keep all orders but store before load; see `AArch64`."""
 
     head = "X86_64"
     _REGISTERS = ("ax", "bx", "cx", "dx")
@@ -76,7 +76,7 @@ class X86:
         return f"r{cls._REGISTERS[int(number)]}"
 
     def store(self, word: str, value: str, order: str) -> list[str]:
-        """MOV, or past the caches (of a 1)."""
+        """MOV, or MOVNTI past the caches, which always stores a 1."""
         return [f"movnti %esi,({word})" if order == "streamed" else f"movl ${value},({word})"]
 
     def load(self, register: str, word: str, _order: str) -> list[str]:
@@ -94,7 +94,7 @@ class X86:
 
 
 def as_c(litmus: Litmus, threads: list[Thread]) -> str:
-    """Return the C, without comments and what other variants have."""
+    """Return the C program, without comments and without other variants' lines."""
     lines = [f"C {litmus.name}", "{ " + _values(litmus) + " }"]
     for number, thread in enumerate(threads):
         words = ", ".join(f"atomic_int* {word}" for word in thread.words)

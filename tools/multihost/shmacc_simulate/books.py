@@ -1,4 +1,4 @@
-"""Gradients, the segments that they are applied to, and the books that each round is held against.
+"""Gradients, the segments that they are applied to, and the books that check each round.
 
 The protocol sees only counts. Here each gradient has an identity of its own, so that a round shows
 exactly what is in it. The tests' world, where everything goes wrong, uses these as well.
@@ -30,7 +30,7 @@ class Gradient(NamedTuple):
 
 @dataclass
 class Segment:
-    """What a host's group does, with gradients instead of their sums."""
+    """A host's group, which keeps gradients instead of their sums."""
 
     step: int = 0
     content: list[Gradient] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Segment:
     taken: int = 0
 
     def apply(self, gradient: Gradient) -> bool | None:
-        """Take a gradient unless it is late; None: it has to wait for the end of the round."""
+        """Accept a gradient unless it is late; None: it has to wait for the end of the round."""
         if self.finished:
             return False
         if self.held and gradient.local_step > self.step:
@@ -56,7 +56,7 @@ class Segment:
         return frozenset(g.contributor for g in self.content if g.contributor is not None)
 
     def sealed(self, shards: int = 1) -> Batch:
-        """Hold the segment; return what is there. A gradient's rows are all at one shard."""
+        """Hold the segment; return its batch. A gradient's rows are all at one shard."""
         self.held = True
         weight = sum(gradient.weight for gradient in self.content)
         members = {"m": (len(self.content), weight)} if self.content else {}
@@ -64,7 +64,7 @@ class Segment:
         return Batch(len(self.content), weight, self._contributors(), members, at)
 
     def reset(self, step: int) -> None:
-        """Empty it, at a step."""
+        """Empty the segment, and set its step."""
         self.dropped += len(self.content)
         self.step, self.content, self.held, self.finished = step, [], False, False
 
@@ -74,10 +74,10 @@ class Segment:
         return core.next_action()
 
     def follow(self, core: ForwarderCore, action: Action) -> None:
-        """Do what the core wants of the segment alone, and tell it so.
+        """Do an action that concerns the segment alone, and tell the core.
 
         Raises:
-            ValueError: The action is another one.
+            ValueError: The action concerns more than the segment.
         """
         match action:
             case Do.RELEASE, _:
@@ -105,15 +105,15 @@ class BrokenPromiseError(AssertionError):
 
 
 class Books:
-    """Kept outside the protocol.
+    """Accounts kept outside the protocol.
 
     Attributes:
         required: How many gradients a round requires.
-        shipped: What is in each batch.
+        shipped: The gradients in each batch.
         consumed: The step of each gradient that is in a round.
         accepted: How many gradients segments accepted.
-        refused: How many they refused.
-        lost: How many of the accepted ones were in a segment that was emptied, and in no round.
+        refused: How many gradients segments refused.
+        lost: How many accepted gradients were in no round when their segment was emptied.
     """
 
     def __init__(self, required: int) -> None:
@@ -131,10 +131,10 @@ class Books:
         return [g for member in opened.members for g in self.shipped.get(member.key, ())]
 
     def consume(self, opened: Opened, step: int) -> list[Gradient]:
-        """Hold a round that is consumed at a step against the books; return what is in it.
+        """Check a round that is consumed at a step; return its gradients.
 
         Raises:
-            BrokenPromiseError: Something is wrong with it.
+            BrokenPromiseError: The round is not what the library promises.
         """
         content = self.content(opened)
         identities = {gradient.identity for gradient in content}

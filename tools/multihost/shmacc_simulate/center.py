@@ -23,7 +23,7 @@ _PARKED = 1.0  # seconds that a chief's call waits at the owner
 
 @dataclass(frozen=True)
 class _Call:
-    """A forwarder's call that waits for another order than that of `serial`."""
+    """A forwarder's call that waits until the current order is not number `serial` any more."""
 
     host: Host
     incarnation: int
@@ -47,7 +47,7 @@ class Owner:
         self._world = world
         self.core = OwnerCore(1, 0, world.scenario.timing, world.scenario.shards)
         self._processor = Processor(world.clock)
-        self._half = world.scenario.machine.owner_call / 2  # a call comes; it is answered
+        self._half = world.scenario.machine.owner_call / 2  # to receive a call, or to answer it
         self._calls: list[_Call] = []
         self._asks: list[_Ask] = []
         self._serial = -1
@@ -60,7 +60,7 @@ class Owner:
         return incarnation
 
     def report(self, host: Host, report: Report, serial: int) -> Steps[None]:
-        """Take a forwarder's call in, and answer it when there is news or it has waited enough."""
+        """Receive a forwarder's call; answer it when there is news or it has waited enough."""
         yield self._processor.done(self._half)
         clock = self._world.clock
         self.core.report(report, clock.now)
@@ -72,7 +72,7 @@ class Owner:
         yield from self._answer(call)
 
     def ask(self, ticket: str, required: int, answer: Callable[[Answer], None]) -> Steps[None]:
-        """Take a chief's call in, and answer it when there is a round or it has waited enough."""
+        """Receive a chief's call; answer it when there is a round or it has waited enough."""
         yield self._processor.done(self._half)
         found = self.core.ask(ticket, required, self._world.clock.now)
         ask = _Ask(ticket, answer)
@@ -99,7 +99,7 @@ class Owner:
         opened, step = self.core.block, self.core.step
         if self.core.leave(ticket, self._world.clock.now, consume=True) and opened is not None:
             self._world.books.consume(opened, step)
-            self._world.books.shipped.clear()  # of this fence: no batch can be named again
+            self._world.books.shipped.clear()  # no batch of this fence can be named again
         self._look()
 
     def _look(self) -> None:
@@ -149,13 +149,13 @@ class Shard:
         self._processor = Processor(world.clock)
 
     def stage(self, fence: Fence, key: BatchKey, size: float) -> Steps[bool]:
-        """See `ShardCore.stage`; return whether the call came to its end."""
+        """See `ShardCore.stage`; return whether the shard is still alive."""
         yield self._processor.done(self._world.scenario.machine.call)
         self.core.stage(fence, key, size)
         return self.alive
 
     def reduced(self, opened: Opened, number: int) -> Steps[bool]:
-        """Add the pieces of a round up; return whether all are here."""
+        """Add up the pieces of a round; return whether all are here."""
         pieces = self.core.pieces(opened.fence, opened.of_shard(number))
         seconds = sum(pieces or ()) / self._world.rates.reduce
         yield self._processor.done(self._world.scenario.machine.call + seconds)

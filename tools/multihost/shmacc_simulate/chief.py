@@ -35,7 +35,7 @@ class Chief:
         self._processor = Processor(world.clock)
         self._ticket = ""
         self._asked = 0.0
-        self._in_block = ""  # the ticket for which it goes on asking
+        self._in_block = ""  # the ticket whose block it keeps alive
         self.rounds: list[Round] = []
         self.cancelled = 0
 
@@ -57,14 +57,14 @@ class Chief:
             self._fetch(answer)
         elif isinstance(answer, Waiting):
             self._ask()
-        elif isinstance(answer, Ended):  # the owner has not got to the chief's calls for so long
+        elif isinstance(answer, Ended):  # the owner took too long to handle the calls
             self.cancelled += 1
             self.next_round()
         else:
             raise TypeError(f"The owner's answer to the chief is {answer}")
 
     def _keep_alive(self, ticket: str) -> Steps[None]:
-        """Say that it is alive while it is in the block."""
+        """Tell the owner that the chief is alive while it is in the block."""
         clock = self._world.clock
         while True:
             yield clock.now + self._world.scenario.timing.chief_lease / 4

@@ -25,7 +25,7 @@ class _Pieces:
 
     key: BatchKey
     fence: Fence
-    size: float  # of each
+    size: float  # bytes of each
     places: tuple[str, ...]
     wanted: set[int]  # shards that have not answered
 
@@ -46,7 +46,7 @@ class Host:
         self.core: ForwarderCore | None = None
         self.incarnation = 0
         self.shards: dict[int, Shard] = {}
-        self._calls = 0  # of the owner, not answered
+        self._calls = 0  # to the owner, not answered yet
         self._sealing = False
         self._shipping: _Pieces | None = None
         self._processor = Processor(world.clock)

@@ -1,4 +1,4 @@
-"""A job: everything put together, and what comes of it."""
+"""A job: puts all parts together and reports the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Job:
         self.chief = Chief(world, self.owner)
 
     def run(self) -> Result:
-        """Let the job run its rounds; return what came of it."""
+        """Let the job run its rounds; return the result."""
         scenario = self.scenario
         for host in self.hosts:
             host.start()
@@ -40,7 +40,7 @@ class Job:
         return self._result(started)
 
     def _next_death(self) -> None:
-        """Have a host die at some time, and come back; the first one has owner and chief."""
+        """Let a host die and come back; never the first, which has the owner and the chief."""
 
         def strike() -> None:
             living = [host for host in self.hosts[1:] if host.alive]
@@ -58,7 +58,7 @@ class Job:
     def _result(self, started: tuple[float, int]) -> Result:
         rounds, counters, books = self.chief.rounds, self.owner.core.counters, self.world.books
         if len(rounds) <= self.scenario.rounds:
-            rounds = []  # given up, in the middle of one
+            rounds = []  # the job was given up within a round
         counted = rounds[1:]
         number = max(1, len(counted))
         ended = [entry.ended for entry in rounds]

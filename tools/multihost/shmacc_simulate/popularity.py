@@ -1,7 +1,7 @@
 """How many rows several gradients touch together: expected values, in closed form.
 
-A gradient draws rows, by popularity and with repeats, until it has as many different ones as it is
-to have: m draws, so that row i is in it with probability 1 - (1 - q_i)^m. It is in at least one of
+A gradient draws rows, by popularity and with repeats, until it has the wanted number of different
+ones. That takes m draws, so row i is in it with probability 1 - (1 - q_i)^m, and in at least one of
 n gradients with probability 1 - (1 - q_i)^(m n).
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_EXACT = 10_000  # of the most popular rows each is a bin of its own
+_EXACT = 10_000  # this many of the most popular rows have a bin each
 _BINS = 10_000
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, and what a gradient touches of it.
+    """A table, and how a gradient chooses its rows.
 
     Attributes:
-        rows: How many it has.
-        exponent: Of Zipf's law; 0: all rows are as popular; None: every gradient is dense.
+        rows: How many rows the table has.
+        exponent: Of Zipf's law; 0: all rows are equally popular; None: every gradient is dense.
         touched: How many different rows a gradient has.
     """
 
@@ -47,7 +47,7 @@ class Table:
         return f"Zipf {self.exponent}" if self.exponent else "uniform"
 
     def union(self, gradients: int) -> float:
-        """Return how many different rows so many gradients are expected to touch."""
+        """Return how many different rows this number of gradients is expected to touch."""
         if gradients <= 0:
             return 0.0
         return float(self.rows) if self.dense else _union(self, gradients)
@@ -69,7 +69,7 @@ def _bins(table: Table) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64
 
 @cache
 def _draws(table: Table) -> float:
-    """Return how many draws have as many different rows as a gradient is to have, by bisection."""
+    """Return how many draws give a gradient its number of different rows, by bisection."""
     low, high = float(table.touched), float(table.touched)
     while _different(table, high) < table.touched:
         high *= 2

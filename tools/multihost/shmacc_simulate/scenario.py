@@ -1,4 +1,4 @@
-"""What is simulated, what hosts, networks and calls cost, and what comes of it."""
+"""Scenarios, the costs of hosts, networks and calls, and results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shmacc_simulate.popularity import Table
 
 WIDTH = 64  # of every table, in float32
 ROW_BYTES = WIDTH * 4 + 8 + 8  # as shipped: values, index, count
-SMALL_BYTES = 300  # of a report, an order, a call without rows; a contributor is 8 more
+SMALL_BYTES = 300  # of a report, an order, a call without rows; each contributor adds 8
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second that one process gets done, of the work on rows."""
+    """Bytes of rows that one process handles in a second."""
 
-    seal: float  # a forwarder copies what its segment has, divided among the shards
+    seal: float  # a forwarder copies its segment's rows, divided among the shards
     reduce: float  # a shard adds up pieces: bytes that come in
     join: float  # a chief puts parts together: bytes of the mean
 
@@ -79,7 +79,7 @@ class Scenario:
         return max(1, round(self.need * self.hosts * self.workers))
 
     def shipped(self, gradients: int) -> float:
-        """Return the bytes of the sums of so many gradients, over all shards."""
+        """Return the bytes of the sums of this number of gradients, over all shards."""
         return self.table.union(gradients) * (WIDTH * 4 if self.table.dense else ROW_BYTES)
 
 
@@ -95,7 +95,7 @@ class Round:
 
 @dataclass
 class Result:
-    """What came of a job, over its counted rounds; a job that was given up has none."""
+    """The result of a job, over its counted rounds; a job that was given up has none."""
 
     scenario: Scenario
     rounds: list[Round]
@@ -105,8 +105,8 @@ class Result:
     gigabytes: float  # between hosts, a round, in large messages
     messages: float  # between hosts, a round
     gradients: float  # of a round
-    late: float  # gradients that segments refused since their step was over or sealed, of all
-    lost: float  # gradients that were accepted and got into no round, of all
+    late: float  # share of the gradients that segments refused: their step was over or sealed
+    lost: float  # share of the gradients that were accepted and got into no round
     died: int  # hosts
     regrants: int  # grants that came to nothing, and batches that shards had lost
     voided: int  # steps

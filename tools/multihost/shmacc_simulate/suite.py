@@ -27,7 +27,7 @@ _MEASURED, _FAST, _CHATTY, _ONE = (
 
 
 def sweep() -> dict[str, list[Scenario]]:
-    """Return jobs of more and more hosts, by what else differs."""
+    """Return jobs of more and more hosts, by the other thing that differs."""
     many = (2, 10, 30, 100, 300)
     chatty = dataclasses.replace(Timing(), heartbeats=1e6)
     return {
@@ -69,7 +69,7 @@ def deaths() -> list[Scenario]:
 
 
 def small() -> Scenario:
-    """Return the job that is measured, too: `make bench-ray`."""
+    """Return the job that `make bench-ray` measures, too."""
     return Scenario(
         "as measured",
         2,

@@ -1,4 +1,4 @@
-"""What all parts of a job share: the time, the network, the books, and what is drawn at random."""
+"""What all parts of a job share: the time, the network, the books and random numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Steps = Generator[float, None, _T]
 
 
 class Clock:
-    """The time, and what is to happen; events of the same time happen in the order of calls."""
+    """The time, and events to come; events of the same time happen in the order of the calls."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ class Clock:
             self.at(time, lambda: self.start(steps))
 
     def run(self, end: float, until: Callable[[], bool]) -> None:
-        """Let time pass to `end`, or until the condition, which is asked before each event."""
+        """Let time pass to `end`, or until the condition holds; it is checked before each event."""
         while self._events and not until():
             if self._events[0][0] > end:
                 return

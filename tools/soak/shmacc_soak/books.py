@@ -175,7 +175,7 @@ class Books:
         self._doing = _shared(processes, np.uint8)
         self._began = _shared(processes, np.float64)
         # Of the campaign:
-        self.loads = _shared(1, np.int64)  # begun; odd: one is to be made
+        self.loads = _shared(1, np.int64)  # each adds 1 when due, 1 when done; odd: one is due
         self._stop = _shared(1, np.uint8)
         # Killed processes: takers that may have got gradients that they did not note, workers that
         # had applied, workers that may have, and takers that may have been told who is gone.

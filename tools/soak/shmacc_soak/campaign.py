@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shmacc_soak.plans import Plan
 
 _NAME: Final = "soak"
-_FINISHED: Final = 0.5  # they are not asked: the run is finished
+_FINISHED: Final = 0.5  # share of campaigns that end by `finish`, not by a request
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Campaign:
         self._crew = Crew(
             books, [partial(job, books, plan, _NAME, slot) for slot, job in enumerate(jobs)]
         )
-        # A chief that restores what it holds, as these do, would start the run again.
+        # Chiefs restore the round that they hold, which would start a finished run again.
         self._finishes = not plan.chief and random.random() < _FINISHED
         plan.create(_NAME).close()
 

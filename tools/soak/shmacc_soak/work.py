@@ -76,7 +76,7 @@ def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
     """Apply a gradient, unless its account is closed.
 
     A worker that was killed in an apply applies a gradient with a contributor once more, for the
-    same step. Of a gradient without one, nobody can say whether it is in.
+    same step. A gradient without one is not applied again: nobody can say whether it is in.
     """
     fate, contribute = books.fate[number], plan.gradients.contribute
     if fate > Fate.BEGUN or (fate == Fate.BEGUN and not contribute):
