@@ -19,7 +19,7 @@ packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib
 echo "import ctypes, os; os._exit = ctypes.CDLL(None).exit" >"$packages/a0_counts.pth"
 
 if [ $# -eq 0 ]; then
-    # test_fairness judges by times, and an extension that is not optimised has others.
+    # test_fairness measures times, which an unoptimised extension changes.
     set -- tests --ignore=tests/hazards --ignore-glob='*test_fairness*'
 fi
 

@@ -18,7 +18,7 @@ NATIVE_FOLDERS: Final = ("segment", "rows", "protocol", "operations", "python")
 
 
 def first_sentence_in_cpp(path: Path) -> str:
-    """Return a C++ file's own words for what it is."""
+    """Return the first sentence of a C++ file's head."""
     head = re.match(r"(?:// .*\n)+", path.read_text(encoding="utf-8"))
     sentence = head and re.match(r".*?\.(?=\s|$)", " ".join(head[0].replace("// ", "").split()))
     if not sentence:

@@ -1,4 +1,4 @@
-"""Prints the Pythons that this project can be tested with: of each minor version the newest.
+"""Prints the Pythons that can test this project: the newest of each minor version.
 
 Looks on the PATH and beside the Python that runs this, which is where pyenv and its like keep them.
 
@@ -32,14 +32,14 @@ def _candidates() -> list[Path]:
 
 
 def _ask(python: Path) -> tuple[tuple[int, ...], str]:
-    """Its version, and where it really is; an empty version if it is not usable."""
+    """Return its version and its real path; an empty version if it is not usable."""
     asked = subprocess.run([python, "-c", _ASK], capture_output=True, check=False)
     version, executable = ((), "") if asked.returncode else json.loads(asked.stdout)
     return tuple(version), executable
 
 
 def found() -> dict[tuple[int, ...], str]:
-    """Return where they are by their minor version, (3, 11) for instance, oldest first."""
+    """Return their paths by minor version, (3, 11) for instance, oldest first."""
     newest: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = {}
     for version, executable in map(_ask, _candidates()):
         minor = version[:2]

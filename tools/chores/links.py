@@ -34,7 +34,7 @@ class _Html(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, _: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note them."""
+        """Note anchors and links."""
         for name, value in attrs:
             if name == "id" and value:
                 self.anchors.add(value)

@@ -1,8 +1,8 @@
 """Makes other jobs' segments in /dev/shm, until SIGTERM or the end of the process that started it.
 
 Their names are those that tests use, in no namespace and in others: tests must neither meet nor
-touch them. Some are open in this process; of the others, the process was killed. And this process
-has one open whose name is removed.
+touch them. Some are open in this process; the others were open in a process that was killed. This
+process also has a segment open whose name is removed.
 
     python -P tools/chores/other_jobs.py
 
@@ -66,7 +66,7 @@ def _open_without_a_name() -> object:
 
 
 def _found() -> dict[str, tuple[int, int]]:
-    """Return of each file what changes when it is replaced or written to."""
+    """Return each file's inode and time: these change when it is replaced or written to."""
     found = {}
     for name in filter(_FILE.fullmatch, testing.leaked_names()):
         status = (_SHARED_MEMORY / name).stat()

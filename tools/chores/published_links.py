@@ -3,8 +3,8 @@
     python tools/chores/published_links.py https://github.com/OWNER/NAME v1.2.3
 
 A package index shows the README without the repository around it: a relative link or picture leads
-nowhere there. Where it is public is not written down in the repository itself; the workflow that
-releases it knows. The files are changed in place: for a checkout that is only built from.
+nowhere there. The repository does not record its own public address; the release workflow knows it.
+The files are changed in place, in a checkout that only serves the build.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def absolute(page: str, home: str, ref: str) -> str:
 
 
 def with_urls(settings: str, home: str, ref: str) -> str:
-    """Return what pyproject.toml says, and where the project is."""
+    """Return pyproject.toml's text with the project's urls."""
     pages = {"Source": "", "Issues": "/issues"}
     pages |= {"Documentation": f"/blob/{ref}/docs/README.md"}
     pages |= {"Changelog": f"/blob/{ref}/CHANGELOG.md"}

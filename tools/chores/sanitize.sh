@@ -2,7 +2,7 @@
 # Tests once more, with the extension built under a sanitizer. Any report of it fails the run, whatever the tests said.
 # `make asan` and `make tsan` set up the environment that this runs in.
 #
-#   tools/chores/sanitize.sh address|thread [pytest arguments]     default: those of the core that say something
+#   tools/chores/sanitize.sh address|thread [pytest arguments]     default: the core's tests
 #   PYTEST_ADDOPTS            more arguments, without giving up the default ones
 #   SHMACC_FUZZ_EXAMPLES      for the tests that damage a segment (1000)
 #
@@ -36,9 +36,9 @@ if [ "$kind" = address ]; then
     libasan=$(library libasan.so)
     # detect_leaks: CPython and NumPy keep memory until the end on purpose; what leaks by the call is
     #   looked for by the tests that count mappings and descriptors.
-    # allocator_may_return_null: a size that is a lie is to be refused by malloc, as without a sanitizer.
+    # allocator_may_return_null: malloc is to refuse a size that is far too large, as without a sanitizer.
     # libstdc++ comes second: AddressSanitizer must find its exceptions when it starts.
-    # PYTHONMALLOC: else memory that Python hands out would come from pools that nobody watches.
+    # PYTHONMALLOC: else Python's memory would come from pools that the sanitizer does not watch.
     asan="detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:max_allocation_size_mb=4096"
     ubsan="print_stacktrace=1:halt_on_error=1:abort_on_error=1"
     under=(env "LD_PRELOAD=$libasan $libstdcxx" PYTHONMALLOC=malloc

@@ -4,8 +4,8 @@
 #   tools/chores/sid.sh COMMAND...     for instance: make smoke PYTHON=python3.15
 #
 # The command runs in a copy of this checkout, in a tree in build/sid. The tree, and the environments that earlier
-# commands made in the copy, are kept; delete build/sid to start over. What one needs for that is root and Debian, and
-# mmdebstrap, which it installs. Where there is no such tree to be had, it says why, runs nothing, and returns 0.
+# commands made in the copy, are kept; delete build/sid to start over. It needs root, Debian and mmdebstrap, which it
+# installs. If it cannot make the tree, it says why, runs nothing, and returns 0.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -51,7 +51,7 @@ chmod 0700 "$root/checkout"
 find "$root/checkout" -mindepth 1 -maxdepth 1 ! -name '.venv*' ! -name build -exec rm -rf {} +
 tar --create --exclude=./.git --exclude='./.venv*' --exclude=./build --exclude=./dist . |
     tar --extract --no-same-owner --directory "$root/checkout"
-# A wheel that Python 3.13 made here is for the Pythons there, too, as a published one is.
+# A wheel that Python 3.13 built here also serves the Pythons there, like a published one.
 if [ -e build/abi3/wheel/.made ]; then
     mkdir -p "$root/checkout/build/abi3"
     cp -a build/abi3/wheel "$root/checkout/build/abi3"

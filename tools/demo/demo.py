@@ -82,7 +82,7 @@ def curve(figures: NDArray[Any]) -> str:
 
 
 def neighbours(words: list[str], text: Arrays, table: NDArray[Any], word: str) -> list[str]:
-    """Return the words whose vectors point most nearly where the one of this word does."""
+    """Return the words whose vectors have the smallest angles to this word's vector."""
     if word not in words:
         return ["(not in the text, or too rare)"]
     known = np.flatnonzero(text["counts"] // 10)  # rarer ones have too little company

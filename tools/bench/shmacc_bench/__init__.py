@@ -1,1 +1,1 @@
-"""Measures shmacc beside what one would use otherwise: `make bench` and `make compare`."""
+"""Measures shmacc beside its alternatives: `make bench` and `make compare`."""

@@ -17,11 +17,11 @@ _END: Final = 10.0
 
 
 class FailedError(Exception):
-    """What was asked raised an exception, or its process has ended; the message says which."""
+    """The call raised an exception, or its process has ended; the message says which."""
 
 
 class Apart:
-    """An object in a process of its own. Between orders that process sleeps."""
+    """An object in a process of its own, which sleeps between calls."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         """Have a new process call `make`, and keep what it returns."""

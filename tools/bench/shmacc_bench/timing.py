@@ -1,4 +1,4 @@
-"""What is timed in a peer's own process: blocks of one operation on one workload."""
+"""Times blocks of one operation on one workload, in a peer's own process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 APPLY: Final = "apply"
-"""Into rows that are all there already; nothing else is there."""
+"""An apply to rows that are all there already; the table has no others."""
 
 APPLY_FULL: Final = "apply, full table"
 """The same, with every row of the table there."""
 
 APPLY_OTHERS: Final = "apply, full table, others each time"
-"""Eight gradients of other rows in turn: no cache has them."""
+"""Eight gradients of different rows in turn, so that no cache has them."""
 
 APPLY_NEW: Final = "apply, new segment"
 """The first gradient ever: the kernel has yet to provide the memory."""
@@ -81,8 +81,7 @@ class Timed:
     def block(self, budget: int, most: int) -> list[float]:
         """Return nanoseconds a call: as many samples as the budget holds, one at the least.
 
-        It begins with calls that are not counted, so that nobody is timed on a cache that the peer
-        before has filled.
+        It begins with calls that are not counted, because the previous peer has filled the caches.
         """
         samples: list[float] = []
         begun = time.perf_counter_ns()
@@ -105,7 +104,7 @@ class Timed:
             self.peer.close()
 
     def _check(self) -> str:
-        """Hold the mean of a round against NumPy's in float64."""
+        """Compare the mean of a round with NumPy's in float64."""
         for _ in range(2):
             self.peer.apply(self.prepared)
         rows, values = self.peer.take(2)

@@ -1,4 +1,4 @@
-"""What is applied: the shape and order of one gradient, and the gradient itself."""
+"""Workloads: the shape and order of one gradient, and the gradient itself."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Workload:
 
 
 IDS = Workload("sparse", 50_000, 64, order="zipf")
-"""A batch of ids as real ones are: they repeat, and are not sorted."""
+"""A realistic batch of ids: they repeat, and are not sorted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
 def make_filling(workload: Workload, chunk: int = 0) -> list[Gradient]:
     """Return gradients that together touch every row of the table once, in a mixed order.
 
-    Ten, unless `chunk` says how many rows each has: TensorFlow rebuilds its table with each.
+    There are ten, unless `chunk` sets the rows of each: TensorFlow rebuilds its table with each.
     """
     chunk = chunk or max(1, workload.table_rows // 10)
     rng = np.random.default_rng(1)

@@ -49,7 +49,7 @@ class Plan:
 
 
 def read(path: Path | None) -> tuple[list[str], Arrays]:
-    """Read a text (the language reference): its words, their counts, and itself as numbers."""
+    """Read a text, or the language reference; return its words, their counts and the text."""
     from pydoc_data.topics import topics  # of the language reference, which every CPython carries
 
     text = path.read_text("utf-8", "replace") if path else "\n".join(topics.values())
@@ -78,7 +78,7 @@ class Batches:
         self._kept, self._noise = np.sqrt(excess) + excess, noise / noise[-1]
 
     def gradient(self, state: Arrays, step: int, worker: int) -> dict[str, Any]:
-        """Differentiate: of each table `(rows, values)`; "figures" are the loss and the pairs."""
+        """Return `(rows, values)` for each table; "figures" are the loss and the pairs."""
         centers, targets, pairs, noise = self._draw(step, worker)
         inputs, outputs = state["inputs"][centers], state["outputs"][targets]
         inputs, outputs = inputs.astype(np.float32), outputs.astype(np.float32)  # to be quicker
@@ -95,7 +95,7 @@ class Batches:
         }
 
     def _draw(self, step: int, worker: int) -> tuple[NDArray[Any], ...]:
-        """Return words, words near them or noise, how often they are near, how often noise."""
+        """Return centers, targets, and how often each two of them are near, and are noise."""
         plan, dice = self._plan, np.random.default_rng((self._plan.seed, step, worker))
         starts = dice.integers(0, len(self._stream) - plan.span + 1, (plan.spans, 1))
         words = self._stream[starts + np.arange(plan.span)].astype(np.int64)

@@ -114,7 +114,7 @@ class _Crew:  # the chief and the workers, a process each
             soon = time.monotonic() + 0.1 * (rank == CHIEF)  # its rounds are short
             while time.monotonic() < soon and self._group.stats().round_pid != pid:
                 time.sleep(0.0001)
-            os.kill(pid, signal.SIGSTOP)  # so that it is still at it when we have looked
+            os.kill(pid, signal.SIGSTOP)  # so that it does not go on while we look
             found = inspection.describe(self._group.shared_name)
             at_it = [one.pid for one in found.processes if one.activity == doing]
             in_round = found.stats.round_pid == pid and self._begun[found.stats.global_step] > 0
@@ -140,7 +140,7 @@ def _attend(role: Callable[..., None], *job: Any) -> None:
 
 def _leave_with_parent(*named: Any) -> None:
     multiprocessing.parent_process().join()  # type: ignore[union-attr]
-    for one in named:  # the parent was killed, and could not do it
+    for one in named:  # the parent was killed before it could do so
         one.unlink()
     os._exit(1)
 

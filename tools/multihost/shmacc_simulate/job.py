@@ -84,5 +84,5 @@ class Job:
 
 
 def simulate(scenario: Scenario) -> Result:
-    """Return what comes of a job."""
+    """Run a job; return its result."""
     return Job(scenario).run()

@@ -106,7 +106,7 @@ class Result:
     messages: float  # between hosts, a round
     gradients: float  # of a round
     late: float  # share of the gradients that segments refused: their step was over or sealed
-    lost: float  # share of the gradients that were accepted and got into no round
+    lost: float  # share of the accepted gradients that got into no round
     died: int  # hosts
     regrants: int  # grants that came to nothing, and batches that shards had lost
     voided: int  # steps

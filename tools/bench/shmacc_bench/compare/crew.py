@@ -31,7 +31,8 @@ class Crew:
 
         With ``together``, the death of one ends the others too, and all are started again.
         """
-        # What a killed chief has started, as Ray's does, becomes this process's child, and ends.
+        # Processes that a killed chief had started, as Ray does, become children of this process,
+        # which can then end them.
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
         self._play, self._arguments, self._together = play, arguments, together
         self._restarts = 0
@@ -56,7 +57,7 @@ class Crew:
         """Kill this worker, or the chief, wherever it is."""
         if victim in self._processes:
             pid = self._processes[victim].pid or 0
-        else:  # a way that starts workers itself: they have computed most
+        else:  # the way starts workers itself: take the one that computed most
             pid = max(psutil.Process().children(recursive=True), key=_seconds).pid
         os.kill(pid, signal.SIGKILL)
 

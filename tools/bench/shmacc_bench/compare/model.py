@@ -1,4 +1,4 @@
-"""What is trained: a factorisation of ratings of items by users, both drawn by Zipf's law."""
+"""The model: a factorisation of users' ratings of items, both drawn by Zipf's law."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH: Final = 32
 BATCH: Final = 2048
 RATE: Final = 0.1
 SQUARES: Final = 0.1  # what Adagrad's sums of squares begin with
-TARGET: Final = 0.1  # the loss that is learnt enough
+TARGET: Final = 0.1  # the loss at which training ends
 _JUDGED: Final = 4096  # samples that no worker trains on
 
 

@@ -29,7 +29,7 @@ _POLL: Final = 0.05  # seconds
 
 
 class Judge:
-    """Tells of the loss, in the process that has the model."""
+    """Measures and reports the loss, in the process that has the model."""
 
     def __init__(self, task: Task, target: float, pipe: Connection) -> None:
         """Judge this task's model."""
@@ -65,12 +65,12 @@ class Way(Protocol):
 
 @dataclasses.dataclass
 class Run:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         target: The loss that was to be reached.
         losses: Seconds since the first judgement, steps, and the loss then.
-        stopped: What kept it from the target.
+        stopped: Why it did not reach the target; None: it did.
         killed: The seconds at which a process was killed.
     """
 
@@ -96,7 +96,7 @@ class Run:
         return self.killed is not None and bool(after) and after[0] > self.half_way * 1.1
 
     def __str__(self) -> str:
-        """Return what became of it, in a cell of a table."""
+        """Return the result as a cell of a table."""
         if self.stopped is not None:
             return self.stopped
         how = "begins again, " if self.began_again else "goes on, "
@@ -119,7 +119,7 @@ def compare(ways: Sequence[str], turns: int, workers: int, patience: float) -> T
 
 
 def lines(name: str) -> int:
-    """Return how many lines of code a way's functions have, without those that say what they do."""
+    """Return how many lines of code a way's functions have, docstrings not counted."""
     count = 0
     for one in vars(_way(name)).values():
         if getattr(one, "__module__", "").startswith("shmacc_bench.compare.ways"):
@@ -143,8 +143,8 @@ def train(
 ) -> Run:
     """Train until the target is reached; kill the victim (`CHIEF`, a rank) half-way.
 
-    A process that ends without having been asked to is started again, a few times. No judgement
-    for `patience` seconds is the end.
+    A process that ends without having been asked to is started again, a few times. The run ends
+    after `patience` seconds without a judgement.
     """
     way, run = _way(name), Run(target)
     receiving, sending = CONTEXT.Pipe(duplex=False)
@@ -161,7 +161,7 @@ def train(
 
 
 def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None, patience: float) -> None:
-    """Fill in what the judge says."""
+    """Record the judge's reports until the run ends."""
     first = 0.0
     heard = time.monotonic()
     while not run.losses or run.losses[-1][2] > run.target:
@@ -183,7 +183,7 @@ def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None, patience
 
 
 def _play(role: int, name: str, workers: int, shared: Any, target: float, pipe: Connection) -> None:
-    # The first sparse tensor has torch say that it will not check them all.
+    # At the first sparse tensor torch warns that it does not check their invariants.
     warnings.filterwarnings("ignore", category=UserWarning, message="Sparse invariant")
     torch.set_num_threads(1)
     way, task = _way(name), Task()

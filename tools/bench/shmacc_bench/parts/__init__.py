@@ -14,4 +14,4 @@ PARTS: Final = (
     "ids",
     "ddp",
 )
-"""Those that need torch here come last: until then this process is small."""
+"""Parts that need torch in this process come last: until then the process is small."""

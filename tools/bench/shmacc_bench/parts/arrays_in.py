@@ -1,4 +1,4 @@
-"""Gradients as torch, JAX and lists have them, beside what the same costs at least."""
+"""Gradients as torch tensors, JAX arrays and lists, beside the least that they could cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single operations beside the peers': in each round every peer has a turn, each in its process."""
+"""Single operations beside those of peers, each in its own process; they take turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
 
 TORCH, LOCAL, SERVER, NUMPY, ADD = COLUMNS
 Goals = dict[str, float]
-"""Column: at most so many times as long."""
+"""Column: the highest ratio of shmacc's time to its peers'."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Effort:
         rounds: Turns of each peer.
         turn: Nanoseconds of a turn.
         most: Samples in a turn.
-        enough: Nanoseconds after which a slow peer has no more turns,
-        fewest: but not before it had so many.
+        enough: Nanoseconds after which a slow peer has no more turns.
+        fewest: Turns that every peer has, however slow.
     """
 
     rounds: int
@@ -131,7 +131,7 @@ def measure(quick: bool) -> Iterator[Table]:
 
 
 def _quick(family: Family) -> Family:
-    """Return what has goals, without a server, which is slow to start."""
+    """Return the workloads that have goals, without a server, which is slow to start."""
     goals = [{name: of for name, of in each.items() if name != SERVER}
              for each in family.workloads.values()]  # fmt: skip
     workloads = {w: of for w, of in zip(family.workloads, goals, strict=True) if of}
@@ -199,7 +199,7 @@ def table(family: Family, crew: Crew, effort: Effort) -> Table:
 def _in_turns(
     peers: Mapping[str, Apart], operation: str, effort: Effort
 ) -> dict[str, list[list[float]]]:
-    """Return the samples of each peer's turns; another peer is the first one in each round."""
+    """Return the samples of each peer's turns; each round begins with another peer."""
     for peer in peers.values():
         peer.ask("begin", operation)
     turns: dict[str, list[list[float]]] = {name: [] for name in peers}

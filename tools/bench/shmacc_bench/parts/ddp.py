@@ -1,7 +1,7 @@
 """A torch model by shmacc.torch and by DistributedDataParallel over gloo: digits, in turns.
 
-The same network, batches and optimizer on both sides, in the same processes. `make compare` has
-what becomes of both when a process is killed.
+The same network, batches and optimizer on both sides, in the same processes. `make compare` shows
+what happens to both when a process is killed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Digits(nn.Module):  # type: ignore[misc, unused-ignore]
         super().__init__()
         torch.manual_seed(3)
         self.table = nn.EmbeddingBag(64 * 17, 64, mode="mean", sparse=True)
-        self.table.requires_grad_(kind == "sparse")  # frozen in the other
+        self.table.requires_grad_(kind == "sparse")  # frozen in the dense network
         self.kind = kind
         self.rest = nn.Sequential(
             nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
@@ -148,7 +148,7 @@ class Rank:
         """Nothing is left open."""
 
     def _moments(self) -> tuple[float, float]:
-        """Return milliseconds of the clock and of this process, once all are here."""
+        """Wait for all ranks; return milliseconds of the clock and of this process's CPU time."""
         dist.barrier()
         return 1e3 * time.perf_counter(), 1e3 * time.process_time()
 

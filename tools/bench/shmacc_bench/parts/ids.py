@@ -43,7 +43,7 @@ class _Trained:
             return _timed(lambda: self.params.update(taken))
 
     def fill(self, ids: Ids) -> float:
-        """Return the microseconds of all updates that it takes, a part of the ids at a time."""
+        """Update all rows, a part of the ids at a time; return the microseconds of it all."""
         parts = range(0, len(ids), _UPDATED)
         return sum(self.update(ids[first : first + _UPDATED]) for first in parts)
 

@@ -76,7 +76,7 @@ class Job:
         ]
 
     def turn(self) -> tuple[float, float]:
-        """Return the milliseconds of a round of each."""
+        """Return the milliseconds of a round by each side."""
         return _timed(self._by_shmacc), _timed(self._by_torch)
 
     def _by_shmacc(self) -> None:
@@ -108,7 +108,7 @@ class Job:
 
 
 class Worker:
-    """A worker of both."""
+    """A worker for both sides."""
 
     def __init__(
         self, number: int, workload: Workload, group: AccumulatorGroup, shared: Any
@@ -123,11 +123,11 @@ class Worker:
         self.tensors = torch.from_numpy(given.indices), torch.from_numpy(given.values)
 
     def apply(self) -> None:
-        """Apply it to the group."""
+        """Apply the gradient to the group."""
         self.group.apply(self.gradient, self.group.global_step, contributor=self.number)
 
     def copy(self) -> None:
-        """Copy it to the shared tensors."""
+        """Copy the gradient to the shared tensors."""
         for to, of in zip(self.shared, self.tensors, strict=True):
             to.copy_(of)
 

@@ -28,10 +28,10 @@ VARIANTS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
     TWO_LANES: ((LANED, 0), (LANED, 1)),
     "2, an accumulator each": ((PLAIN, 0), (OTHER, 0)),
 }
-"""Accumulators, and the process of each that applies to it."""
+"""For each variant: accumulators, each with the number of a process that applies to it."""
 
-GOALS: Final = {1_000: 1.7, 10_000: 1.5}  # times as many by two lanes as alone, at least
-_GRADIENTS: Final = 4  # each process applies so many in turn, so that none stays in its cache
+GOALS: Final = {1_000: 1.7, 10_000: 1.5}  # least gain of two processes with two lanes
+_GRADIENTS: Final = 4  # each process applies this many in turn, so that none stays in its cache
 _LEAD: Final = 20_000_000  # ns, until all have read their orders
 
 
@@ -43,7 +43,7 @@ class Applier:
         self.accumulator: Any = shmacc.attach(name)
 
     def use(self, rows: int, first: int) -> None:
-        """Take gradients of so many rows, each of a number of its own, and apply once."""
+        """Make gradients of `rows` rows, with seeds from `first` on, and apply one."""
         workload = Workload("sparse", rows, WIDTH)
         made = [make_gradient(workload, first + number) for number in range(_GRADIENTS)]
         self.gradients = [(one.indices, one.values, None, shmacc.NEVER_STALE) for one in made]

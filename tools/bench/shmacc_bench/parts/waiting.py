@@ -19,7 +19,7 @@ _SETTLED: Final = 0.01  # seconds, until the taker surely sleeps; nothing is tim
 
 
 class Side:
-    """The taker, or the one that applies; both tell moments of the clock that they share."""
+    """The taker, or the applier; both return times of a clock that they share."""
 
     def __init__(self, name: str) -> None:
         """Attach."""
@@ -37,7 +37,7 @@ class Side:
         return time.perf_counter_ns()
 
     def take(self, required: int, count: int) -> list[int]:
-        """Take so many times; return when each take returned."""
+        """Take `count` times; return when each take returned."""
         moments = []
         for _ in range(count):
             self.accumulator.take_grad(required)
@@ -45,7 +45,7 @@ class Side:
         return moments
 
     def apply_each_step(self, count: int) -> list[int]:
-        """Apply once in each of so many steps, after a pause; return when each apply returned."""
+        """Apply once in each of `count` steps, after a pause; return when each apply returned."""
         steps = self.accumulator.steps()
         moments = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""What a peer must be able to do to be timed."""
+"""The interface of a peer that can be timed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Peer(ABC):
     """One way to accumulate gradients. One workload is open at a time.
 
-    `prepare` is what a user's program has done before its gradient reaches the accumulator: a torch
-    user's gradient is a tensor already. It is never timed; everything else is.
+    `prepare` does the work that a user's program does before its gradient reaches the accumulator:
+    a torch user's gradient is a tensor already. It is never timed; everything else is.
     """
 
     counts_repeats: ClassVar[bool] = False
-    """Whether a row that one gradient has several times is divided by that number."""
+    """Whether a mean counts a row as often as a gradient repeats it."""
 
     has_take: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What one writes by hand: NumPy arrays in multiprocessing.shared_memory behind a Lock.
+"""A hand-written accumulator: NumPy arrays in multiprocessing.shared_memory behind a Lock.
 
 Not crash-safe: a process that is killed in `apply` leaves the lock held and the table half changed.
 """

@@ -1,1 +1,1 @@
-"""The ways to train with several processes that are compared: a module each, as short as can be."""
+"""The compared ways to train with several processes: a module each, as short as possible."""

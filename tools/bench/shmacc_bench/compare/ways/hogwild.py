@@ -26,7 +26,7 @@ def share(task: Task, workers: int) -> Any:
 
 
 def lead(shared: Any, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001
-    """Look on."""
+    """Only judge: workers update the model themselves."""
     model, _, steps = shared
     seen = 0
     while True:

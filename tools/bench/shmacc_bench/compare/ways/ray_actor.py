@@ -28,7 +28,7 @@ def share(task: Task, workers: int) -> None:
 
 
 def lead(shared: None, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001
-    """Start Ray, a server and the workers, and hand the one's weights to the others."""
+    """Start Ray, a server and the workers, and pass the server's weights to the workers."""
     ray.init("local", num_cpus=workers + 1, log_to_driver=False, include_dashboard=False)
     server = ray.remote(Server).options(max_restarts=1, max_task_retries=3).remote(task)
     crew = [
