@@ -13,7 +13,7 @@ class Buffer {
   public:
     explicit Buffer(Member& member) : member_(member), state_(member.state) {}
 
-    // Room for the sum.
+    // Reserves room for the sum.
     void prepare() { member_.ensure_reserved(kRows0 + other(), member_.row_bytes(), false); }
     // Adds a gradient, between begin and commit. first: the round has none for this member yet.
     void add(const T* values, bool first) {

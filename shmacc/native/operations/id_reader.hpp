@@ -1,4 +1,4 @@
-// Reading a table of parameters without a lock: id_table.hpp has the argument.
+// Reads a table of parameters without a lock; id_table.hpp explains why that is safe.
 //
 // Rows and headers are read as plain memory while others may write them. What was read is used only if the stamp is
 // unchanged afterwards. Numbers are aligned, so each is copied in one piece and never torn.

@@ -190,7 +190,7 @@ class RoundCopy {
         }
         return fits;
     }
-    // What each shard's columns must have room for: rows that several lanes have count several times.
+    // Returns the room that each shard's columns need. Rows that several lanes have count several times.
     static std::vector<ColumnsRoom> room_of(RoundSession& session, const MemberSpecs& specs,
                                             const Division& division) {
         std::vector<ColumnsRoom> rooms(division.shards);

@@ -134,7 +134,7 @@ class Rows {
         state_.rows = slot;
     }
 
-    // Adds rows `at` and after of the gradient to consecutive rows of the table.
+    // Adds `length` rows of the gradient, from `at` on, to consecutive rows of the table.
     template <uint64_t kWidth>
     void add_piece(const Gradient<T>& gradient, uint32_t at, uint32_t length, Slot* slots, T* sums) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
@@ -165,7 +165,7 @@ class Rows {
                      state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
     }
 
-    // Room for `fresh` new rows.
+    // Reserves room for `fresh` new rows, and rebuilds the index if it would be crowded.
     void reserve(uint64_t fresh) {
         const uint64_t rows = state_.rows + fresh;
         const uint64_t row_bytes = state_.row_elements * sizeof(T);

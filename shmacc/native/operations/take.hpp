@@ -78,7 +78,7 @@ class Take : public Operation {
                     refuse_if_finished(session.state);
                     if (request.on_death == OnDeath::kRaise) raise_departures(session);
                     if (late) deadline_exceeded(request, dropped_before, missed(session, entry.joined()));
-                    // A dead take in front of it may just have been removed.
+                    // A dead take in front of the head may just have been removed.
                     if (heads) queue.wake(head);
                     if (!entry.joined()) {
                         entry.join(request.num_required);

@@ -99,7 +99,7 @@ class ArraysSession {
         };
         std::vector<Logged> log;
         uint64_t log_bytes = 0;
-        arrays_.reserve(changes.size());  // tables lead there
+        arrays_.reserve(changes.size());  // tables_ refers to its elements
         for (const ArrayChange& change : changes) {
             if (arrays_.empty() || arrays_.back().number() != change.array)
                 arrays_.push_back(array(change.array));
@@ -427,7 +427,7 @@ class Update : public Operation {
         return true;
     }
 
-    // Undoes what a dead process's update left.
+    // Undoes a dead process's unfinished update.
     void recover(int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         if (!ArraysSession(segment_, deadline, interruption_).held()) deadline_exceeded();

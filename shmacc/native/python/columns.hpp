@@ -1,4 +1,4 @@
-// Columns and pieces as Python has them: tuples of arrays.
+// Converts columns and pieces from and to Python, where they are tuples of arrays.
 #pragma once
 
 #include <deque>
@@ -30,8 +30,8 @@ inline std::optional<Division> division_of(nb::handle ends) {
     return Division{static_cast<uint32_t>(dims[1]), {given.data(), given.data() + given.size()}};
 }
 
-// Arrays of pieces, (table, numbers, counts, values, count, weight) of each, kept for as long as they are read. Made and
-// destroyed with the GIL.
+// Keeps the arrays of pieces for as long as they are read. A piece is (table, numbers, counts, values, count, weight).
+// Made and destroyed with the GIL.
 class IncomingPieces {
   public:
     explicit IncomingPieces(const nb::list& given) {

@@ -65,11 +65,11 @@ inline bool make_own(const void* owner) {
     return true;
 }
 
-// Whether the write that faulted there may be tried again.
+// Makes a faulting write possible. Returns whether it may be tried again.
 inline bool let_write(ReadOnlyArray& array) {
     if (array.released) return make_own(array.owner);
     if (!array.make_writable()) return false;
-    // In this order: an undo between the two makes it read-only again, and the write faults once more.
+    // In this order: an undo between the two makes the array read-only again, and the write faults once more.
     array.written = true;
     Py_AddPendingCall(raise_written, nullptr);  // if the queue is full, one of its calls finds this write, too
     return true;

@@ -1,5 +1,5 @@
 // The C++ side of one accumulator object: a use of the process's OpenSegment, and whether this handle is
-// closed. Arguments are checked before (gradients.py); sizes are checked again here, since memory safety
+// closed. Python checks arguments before (gradients.py); sizes are checked again here, since memory safety
 // depends on them.
 #pragma once
 

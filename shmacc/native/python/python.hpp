@@ -162,7 +162,7 @@ class ArrayBuffer {
     Py_buffer buffer_{};
 };
 
-// Converts from one array's memory into that of another one with as many elements.
+// Converts an array's elements into the memory of another array, which must have as many.
 template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
 void convert_halves(nb::handle from, nb::handle to) {
     ArrayBuffer<From> source(from, 1);

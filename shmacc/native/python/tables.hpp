@@ -1,4 +1,4 @@
-// Tables of parameters as Python reads them: without a lock, and without the GIL.
+// Reads tables of parameters for Python, without a lock and without the GIL.
 #pragma once
 
 #include "operations/id_reader.hpp"
@@ -60,7 +60,7 @@ class TableAccess {
         std::copy(found.begin(), found.end(), static_cast<int64_t*>(memory.get()));
         return array_of<int64_t>(memory, found.size());
     }
-    // (rows, rows ever removed, updates, bytes in shared memory)
+    // Returns (rows, rows ever removed, updates, bytes in shared memory).
     std::tuple<uint64_t, int64_t, int64_t, uint64_t> state() {
         MemberState state{};
         read([&](IdReader& reader, const MemberSpec&) { state = reader.state(); });
@@ -80,7 +80,7 @@ class TableAccess {
             call(reader, (*segment->specs())[number_]);
             regions = reader.regions();
         }
-        regions_ = std::move(regions);  // of two threads whichever is last: both are sound
+        regions_ = std::move(regions);  // another thread may set it as well: both values are sound
     }
 
     const nb::object object_;

@@ -128,7 +128,7 @@ class Index {
         uint32_t bucket;
         uint16_t tag;
     };
-    // Fetches the bucket as well.
+    // Prefetches the bucket as well.
     Home home_of(int64_t row) const {
         const uint64_t hash = hash_(row);
         const uint64_t at = home(hash);

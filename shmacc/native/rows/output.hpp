@@ -5,7 +5,7 @@
 // before the next take overwrites them. So the last few such pieces are kept here. The kernel is told that it may
 // have them back whenever it is short of memory (MADV_FREE): others do not lack that memory.
 //
-// Nothing is kept where a kept piece would still be missing elsewhere: where the process's address space is limited
+// Nothing is kept where others would lack the memory all the same: where the process's address space is limited
 // (NumPy's next array needs it), where the kernel promises memory for all address space (strict overcommit), and where
 // the kernel cannot take the pages (mlockall).
 #pragma once
