@@ -18,8 +18,8 @@ class Take : public Operation {
     // nothing. So signals are handled between copy and commit: without the lock, since handlers run Python, but with
     // the take's entry in the queue. So nobody else takes the round, and no gradient joins it (the head's number is
     // reached, so applies wait). The round may change all the same: by advance_step, an apply that runs out of
-    // patience, a death that costs the entry, or the handler itself. Then it is copied again; after kLooks looks for
-    // signals, without another look. A process that dies between copy and commit has taken nothing.
+    // patience, a death that costs the entry, or the handler itself. Then it is copied again; after kLooks such copies
+    // the take commits without handling signals first. A process that dies between copy and commit has taken nothing.
     //
     // After the commit `taken` has the round even if this throws, since nobody else has it any more.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {

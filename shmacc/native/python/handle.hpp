@@ -91,7 +91,7 @@ class Handle {
     }
 
     // error: the exception because of which the process leaves, or None. This is C++ from beginning to end, so no
-    // signal handler can interrupt it.
+    // signal handler's exception can end it half way.
     void close(nb::handle error = nb::none()) {
         if (!segment_) return;
         const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);

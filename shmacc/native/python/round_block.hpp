@@ -1,9 +1,9 @@
 // The rounds that blocks have: opened when the block begins, consumed when it ends in order, given up otherwise.
 //
-// Each end is one call into the extension, in which no Python runs but the signal handlers that a wait for the lock
-// lets through: so a handler that raises finds the round open, consumed or given up, and nothing in between. Python
-// runs handlers between its instructions, also before the first one of a function that is written in Python; so these
-// methods must not be overridden, nor called by such a function for a ``with`` statement.
+// Each end is one call into the extension. The only Python that runs in it is the signal handlers that a wait for the
+// lock lets through, so a handler that raises finds the round open, consumed or given up, and nothing in between.
+// Between Python's instructions, handlers run as well, even before the first instruction of a function written in
+// Python. So these methods must not be overridden, nor called by such a function for a ``with`` statement.
 //
 //   Invariant: a round that is open in this process has a RoundBlock, to which only the block's statement, or its
 //              caller, has a reference. When it is destroyed, the round is given up. This takes one store, cannot fail,
@@ -147,7 +147,7 @@ class RoundBlock {
 
     static inline std::vector<RoundBlock*> open_;  // the GIL guards it
 };
-// For `with`, for `async with`, and for use without a block.
+// A Round is for `with`, an AsyncBlock for `async with`. Coroutines use a RoundBlock itself, without a block.
 class Round : public RoundBlock {
   public:
     using RoundBlock::RoundBlock;

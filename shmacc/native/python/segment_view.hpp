@@ -53,7 +53,7 @@ class SegmentView {
         // Grows with every commit, of the round and of the table's lane.
         out["generation"] = seen.totals.round.generation + lane.state.generation;
         out["leftovers"] = lane.state.leftovers - lane.members[member_].leftovers_before;
-        // An operation runs, or died: rows may differ from the committed ones.
+        // An operation is running, or its process died: rows may differ from the committed ones.
         out["in_operation"] = lane.in_operation;
         // How many of the operation's undo records are complete (commit.hpp).
         out["undo_records"] = lane.undo_records;

@@ -24,7 +24,7 @@ class Names {
     PyObject* const numpy = make("numpy");
     PyObject* const array = make("__array__");
 
-    // What torch calls a type (NumPy's number); null: torch has no such type, or spells it differently.
+    // Torch's name of a type (NumPy's type number); null: torch has no such type, or spells it differently.
     PyObject* torch_dtype(int type_number) const {
         switch (type_number) {
             case NPY_FLOAT32: return float32_;

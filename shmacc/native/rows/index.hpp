@@ -180,12 +180,12 @@ class Index {
         }
     };
 
-    // Slots are assigned in order of first touch, so rows that arrived together have slots next to each
-    // other: a gradient like an earlier one finds its rows one after the other, and a stretch of neighbouring
-    // rows at the same distance from each other. So a block is searched for right after the previous one, and
-    // if its ends are there, its inner keys are tried there first, without the index. Right or wrong, the row
-    // number in the slot decides. The slots that the `later` keys after the block would have are fetched
-    // meanwhile.
+    // Slots are assigned in order of first touch, so rows that arrived together have slots next to each other. A
+    // gradient like an earlier one finds its rows one after the other; neighbouring rows have slots at the same
+    // distance from each other as their numbers. So a block is searched for right after the previous one, and if its
+    // first and last key are there, the keys between are tried there first, without the index. The row number in the
+    // slot decides whether the guess is right. Meanwhile the slots that the `later` keys after the block would have
+    // are prefetched.
     bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const FirstRows& known,
                          RunList& list) const {
         const Slot* const table = known.table;
@@ -224,7 +224,7 @@ class Index {
         return false;
     }
 
-    // Three passes, each fetching for the next: the misses of a block overlap.
+    // Makes three passes, each prefetching for the next, so that the cache misses of a block overlap.
     template <class Known, class Found>
     void find_block(const int64_t* keys, uint32_t count, const Known& known, Found found) const {
         uint64_t hashes[kBlock];

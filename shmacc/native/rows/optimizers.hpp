@@ -259,8 +259,8 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
     const uint64_t group = Rule::kRowwise ? array.group : 1;
     const uint64_t slot_width = Rule::kRowwise ? width / group : width;
     const bool streamed = saving.streamed;
-    // Several entries are saved, then changed: between the changes, stores past the caches cost up to four times as
-    // much.
+    // Several entries are saved, then changed: stores past the caches cost up to four times as much if changes come
+    // between them.
     const uint64_t together =
         array.rows ? std::clamp<uint64_t>(kTogetherBytes / sizeof(T) / std::max<uint64_t>(width, 1), 1, 8) : 1;
     unsigned char* to = saving.to;
