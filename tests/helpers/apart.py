@@ -67,7 +67,7 @@ class Apart:
         theirs.close()
 
     def hear(self, seconds: float = LONG) -> Any:
-        """Wait for the next thing that it says."""
+        """Wait for the process's next message, and return it."""
         assert self.pipe.poll(seconds), f"process {self.pid} said nothing for {seconds} s"
         try:
             kind, value = self.pipe.recv()
@@ -91,7 +91,7 @@ class Apart:
             raise
 
     def result(self, seconds: float = LONG) -> Any:
-        """Wait for the function's end: what it returned; what it raised is raised here."""
+        """Wait for the function's end; return its result, or raise its exception."""
         value = self.hear(seconds)
         status = self.wait()
         assert status == 0, f"the process {_how(status)} after it was done"
@@ -104,7 +104,7 @@ class Apart:
             os.waitpid(self.pid, os.WUNTRACED)
 
     def wait(self) -> int:
-        """Wait for its end; its status as `os.waitpid` has it."""
+        """Wait for its end; return its status, as from `os.waitpid`."""
         if self.status is None and self._process is not None:
             self._process.join()
             code = self._process.exitcode or 0

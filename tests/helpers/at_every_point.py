@@ -66,7 +66,7 @@ class Between:
 
 @contextmanager
 def coming_between(act: Callable[[], object], points: Points, number: int) -> Iterator[Between]:
-    """Call ``act`` at that point of the block's code; what it raises is raised there."""
+    """Call ``act`` at that point of the block's code; an exception of it is raised there."""
     between = Between(act, number)
     if points is Points.COLLECTIONS:
         with _at_collections(between):

@@ -20,7 +20,7 @@ class Damage(Protocol):
 
 @dataclass(frozen=True)
 class Overwrite:
-    """Bytes written over whatever is there."""
+    """Writes bytes over those that are there."""
 
     offset: int
     data: bytes

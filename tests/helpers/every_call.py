@@ -191,7 +191,7 @@ def _tell(call: str, function: Callable[[], Any]) -> Outcome:
         result = function()
     except shmacc.errors.ShmaccError as error:
         return Outcome(call, type(error).__name__, fine=True, detail=str(error)[:300])
-    except BaseException as error:  # noqa: BLE001 - what it is, is the question
+    except BaseException as error:  # noqa: BLE001 - any exception is a result
         return Outcome(call, type(error).__name__, fine=False, detail=repr(error)[:300])
     # All arrays of the result must be the caller's own memory: read them.
     for value in vars(result).values() if hasattr(result, "__dict__") else ():

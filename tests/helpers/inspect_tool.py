@@ -125,7 +125,7 @@ class Terminal:
         os.write(self._fd, keys.encode())
 
     def read(self, seconds: float = 0.05) -> bool:
-        """Take in what it wrote; False at the end."""
+        """Read the program's output; return False at its end."""
         if not select.select([self._fd], [], [], seconds)[0]:
             return True
         try:

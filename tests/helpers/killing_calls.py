@@ -58,7 +58,7 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
 
 
 def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], int]:
-    """Return what is in shared memory, by stop, where it differs from the stop before.
+    """Return the leftovers at each stop where they differ from the stop before.
 
     Returns:
         The leftovers, and the number of the stop after the last one.

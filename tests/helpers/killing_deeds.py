@@ -146,10 +146,10 @@ class Both(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Deed:
-    """Something that is cut short.
+    """Work of a process that is cut short.
 
     Attributes:
-        name: What it is.
+        name: The work, in a few words.
         before: Prepares shared memory, in the test's own process, which keeps the result open
             until the deed is over.
         begin: The process's own preparation; gets the result of `before`.
@@ -328,7 +328,7 @@ class Watcher:
         self._process = Apart(_tell_changes)
 
     def change(self) -> Leftovers | None:
-        """What is in shared memory; None: the same as last time."""
+        """Return what is in shared memory; None if it has not changed since the last call."""
         self._process.say()
         now: Leftovers | None = self._process.hear()
         return now

@@ -2,9 +2,9 @@
 
 A killed process leaves a segment with exactly the bytes that the file has at that instant, and with
 none of its record locks. So a copy of the file, under whatever name, taken between two instructions
-of the process, is what its death at that instant would leave; it can be judged as often as one
-likes without killing anybody. (The semaphore is not in the file; the copy's is made anew. Its
-value is only a hint, and real deaths with its real value are other tests' business.)
+of the process, is what its death at that instant would leave; tests can judge it any number of
+times without a kill. (The semaphore is not in the file; the copy gets a new one. A semaphore's
+value is only a hint, and other tests have real deaths with real values.)
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ class Windows:
         return tuple(changed)
 
     def image(self) -> Image:
-        """What was there at the last look."""
+        """Return the bytes of the last look."""
         offsets = (offset for offset, _ in self._maps)
         return Image(self._size, self._occupied, tuple(zip(offsets, self._seen, strict=True)))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Unmap the file."""
         for _, window in self._maps:
             window.close()

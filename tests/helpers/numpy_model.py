@@ -71,7 +71,7 @@ class Model:
         self.step = step
 
     def advance_step(self, step: int) -> int:
-        """Move the fence forward: drop what is here and unseal; a step not ahead does nothing."""
+        """Move the step forward, drop the gradients and unseal; a step not ahead does nothing."""
         if step <= self.step:
             return 0
         dropped = self.count
@@ -276,7 +276,7 @@ class SparseModel(Model):
     def _check_arguments(
         self, indices: Array, values: Array, given: Array | None, *, fresh: bool
     ) -> None:
-        """Check what the caller's arguments alone decide: TensorFlow's checks first."""
+        """Make the checks that need the arguments alone, TensorFlow's first."""
         self._check_ranks(indices, values)
         shape = [] if given is None else [int(d) for d in given.reshape(-1)]
         declared = self.declared or ()

@@ -23,7 +23,7 @@ class TracedThread:
     """A thread of a descendant process that is held, and runs only when told to."""
 
     def __init__(self, thread: int) -> None:
-        """Hold it, wherever it is; a system call that it waits in is interrupted."""
+        """Hold the thread, wherever it is; this interrupts a system call in which it waits."""
         self.thread = thread
         self.held = False
         ptrace(_SEIZE, thread)

@@ -66,7 +66,7 @@ def slept() -> float:
 
 
 def stop(*pids: int) -> None:
-    """Stop processes; all their threads stand still when this returns, not only soon after."""
+    """Stop processes; return only when all their threads stand still."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     until(lambda: all(map(_stands_still, pids)))
@@ -152,7 +152,7 @@ def _seen(acc: Any) -> Any:
     partial = acc.take_partial(0)
     if partial.count == 0:
         return counters, None
-    # Put back, so that the next look sees it too; a seal of the test's own stands in the way.
+    # Put the sums back for the next look; a sealed accumulator would refuse them.
     assert acc.apply_partial(partial, shmacc.NEVER_STALE)
     stats = acc.stats()
     fields = ("value",) if hasattr(partial, "value") else ("indices", "values", "row_counts")

@@ -2,7 +2,7 @@
 
 The run after the killed one prints the same as the first, whatever is left in shared memory. A
 worker's exception ends the program before its waits time out. An exception before the worker's
-first gradient is only printed, as soon, and the user presses Ctrl-C. Nothing is left afterwards.
+first gradient is only printed, as soon; then the user presses Ctrl-C. Nothing is left afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the first sentence of each C++ file into the list in shmacc/native/README.md.
 
-Its lines are in reading order, and keep it; each file has one. With ``--check`` nothing is written:
-the exit status is 1 if the list is not what it would be.
+The list keeps its order, that of reading; each file has a line. With ``--check`` nothing is
+written: the exit status is 1 if the list is out of date.
 """
 
 from __future__ import annotations

@@ -803,7 +803,7 @@ inline apply() {
   :: atomic { runs(me) && NOW.gives_up -> skip };
      roll_back()
   fi;
-  step(assert(NOW.committed == !NOW.gives_up))  /* True, or the exception, is what the caller gets */
+  step(assert(NOW.committed == !NOW.gives_up))  /* the caller gets True, or the exception */
 }
 
 /* The contents were compared with the books when this process got the locks; nobody can have changed them since. */

@@ -42,7 +42,7 @@ class Apart:
             self._pipe.send((method, arguments))
 
     def answer(self, seconds: float = _ANSWER) -> Any:
-        """Return what the call that was ordered returned; `FailedError` if it failed."""
+        """Return the result of the ordered call; `FailedError` if it failed."""
         try:
             if not self._pipe.poll(seconds):
                 raise FailedError(f"no answer in {seconds:.0f} s")
@@ -67,7 +67,7 @@ def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...
     try:
         made = make(*arguments)
         pipe.send((False, None))
-    except Exception as error:  # noqa: BLE001  whatever it is, the other side tells of it
+    except Exception as error:  # noqa: BLE001  the other side reports it
         pipe.send((True, f"{type(error).__name__}: {error}"))
         return
     while True:

@@ -19,7 +19,7 @@ SQUARES = 0.1  # what Adagrad's accumulators start as
 Arrays = Mapping[str, NDArray[Any]]
 
 _WORD = re.compile(r"[^\W\d]+(?:'[^\W\d]+)*")  # with underscores: ``__getitem__`` is one word
-_RAREST, _MOST = 5, 50_000  # a word that occurs less often is left out; so many words at most
+_RAREST, _MOST = 5, 50_000  # rarer words are left out; at most this many are kept
 _FREQUENT = 3e-4  # a word that makes up more than this share of the text is thinned out
 
 
@@ -125,7 +125,7 @@ def _exact(values: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def update(tables: Arrays, squares: Arrays, means: Mapping[str, Any], rate: float) -> None:
-    """Do in NumPy what `shmacc.optim.Adagrad` does: to check it, and where parameters travel."""
+    """Do in NumPy what `shmacc.optim.Adagrad` does, to check its results."""
     for table, (rows, slope) in means.items():
         squares[table][rows] += slope**2
         tables[table][rows] -= rate * slope / np.sqrt(squares[table][rows])

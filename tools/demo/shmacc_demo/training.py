@@ -23,7 +23,7 @@ Show = Callable[[Plan, int, Arrays, str], None]
 def work(
     group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan, rank: int
 ) -> None:
-    """Act as a worker. One that replaces a killed one gives the same gradient again."""
+    """Act as a worker. The replacement of a killed worker gives the same gradient again."""
     batches = Batches(books, plan)
     for step in group.steps():
         if step == plan.steps:

@@ -88,7 +88,7 @@ class Round:
     """A round that was consumed: simulated times, and how many gradients it had."""
 
     asked: float
-    began: float  # its block: the mean is there
+    began: float  # when its block began, with the mean
     ended: float
     count: int
 

@@ -34,7 +34,7 @@ class Clock:
         heapq.heappush(self._events, (max(time, self.now), next(self._order), do))
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
-        """Have something done after so many seconds."""
+        """Have something done after this many seconds."""
         self.at(self.now + seconds, do)
 
     def start(self, steps: Steps[None]) -> None:
@@ -75,9 +75,9 @@ class Network:
     """Carries messages between hosts, each with a NIC that sends and receives at the same time.
 
     Large messages take their time at both NICs, one after the other: first come, first served.
-    The switches between are never the limit. Small ones (reports, orders, answers) do not wait
+    Switches are never the limit. Small ones (reports, orders, answers) do not wait
     behind large ones, since they would not in a network that divides its bandwidth among streams.
-    What a host sends to itself is no message between hosts.
+    A message from a host to itself takes no time and is not counted.
 
     Args:
         clock: The time.

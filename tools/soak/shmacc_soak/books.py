@@ -164,7 +164,7 @@ class Books:
         self.digests = _shared(model.STEPS, np.int64)  # of the parameters
         # By process:
         self.turn = _shared(processes, np.int64)  # a worker's next gradient
-        self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted what it gets
+        self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted yet what it got
         self.in_block = _shared(processes, np.uint8)  # a chief that has a round open
         self.updating = _shared(processes, np.uint8)  # a chief that is in an update
         self.asking = _shared(processes, np.uint8)  # a taker that wants to be told who is gone
@@ -227,7 +227,7 @@ class Books:
         self.digests[step] = found
 
     def tell(self, process: int, reasons: tuple[str, ...]) -> None:
-        """Record what a take was told of processes that are gone."""
+        """Record the deaths and failures that a take was told of."""
         dead = reasons.count("killed")
         failed = sum(reason.startswith("FailedError: ") for reason in reasons)
         self.add(process, Count.TOLD_DEAD, dead)

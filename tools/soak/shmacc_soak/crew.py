@@ -28,8 +28,8 @@ class Crew:
     """The processes of a campaign, each in a slot.
 
     Args:
-        books: Where it is noted who was killed or stopped, and who failed.
-        jobs: What the process of each slot does.
+        books: The record of kills, stops and failures.
+        jobs: The function that each slot's process runs.
     """
 
     def __init__(self, books: Books, jobs: list[Callable[[], None]]) -> None:
@@ -109,7 +109,7 @@ class Crew:
         return True
 
     def continue_those_due(self) -> None:
-        """Continue those that were stopped for long enough."""
+        """Continue processes that were stopped for long enough."""
         now = time.monotonic()
         for slot, (since, until) in list(self._stopped.items()):
             if now >= until:

@@ -44,7 +44,7 @@ class FailedError(Exception):
 
 
 def work(books: Books, plan: Plan, name: str, slot: int) -> None:
-    """Apply gradient after gradient, and keep accounts; fail now and then."""
+    """Apply gradients, one after another, and keep accounts; fail now and then."""
     failed = True
     while failed:
         try:

@@ -22,7 +22,7 @@ _SET_CHILD_SUBREAPER: Final = 36
 
 
 class Crew:
-    """Chief and workers, and what they have started."""
+    """Chief and workers, and the processes that these have started."""
 
     def __init__(
         self, roles: Iterable[int], play: Callable[..., None], *arguments: object, together: bool

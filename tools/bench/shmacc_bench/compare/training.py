@@ -54,7 +54,7 @@ class Way(Protocol):
         """Return the ranks of the workers that are processes beside the chief."""
 
     def share(self, task: Task, workers: int) -> Any:
-        """Return what all processes are given."""
+        """Return the object that all processes get."""
 
     def lead(self, shared: Any, task: Task, workers: int, judge: Judge) -> None:
         """Act as the process that judges, until it is satisfied."""

@@ -41,7 +41,7 @@ class Peer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the accumulator, and remove what it left in the system."""
+        """Release the accumulator, and remove what it left in the system."""
 
     def prepare(self, gradient: Gradient) -> Any:
         """Return the gradient in the form in which a user of this peer has it."""
