@@ -45,7 +45,7 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
             reduction_type: "MEAN", "SUM", or "CMEAN", which is the same as "MEAN" here.
             mode: Permission bits.
             owners: Whose accumulator may be attached.
-            if_exists: What to do with an existing one.
+            if_exists: What to do with an existing accumulator.
             unlink_on_close: Whether its creator removes the name.
             lanes: How many applies go on at the same time.
             capacity: How many gradients may be pending.
@@ -87,12 +87,12 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
             name: Ignored.
             contributor: As for `SparseConditionalAccumulator.apply_grad`, as are the next two.
             weight: How often the values count.
-            timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
+            timeout: Seconds to wait: for a stopped process that holds the lock, for the end of an
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if it is in the round; False if it was dropped, because ``local_step`` is less than
-            the accumulator's step, or because of a seal.
+            True if the gradient is in the round; False if it was dropped, because ``local_step`` is
+            less than the accumulator's step, or because of a seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
@@ -120,7 +120,7 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
         It counts as ``partial.count`` gradients of ``partial.weight``, and brings its contributors.
 
         Args:
-            partial: Of an accumulator of this dtype, with an array of this shape.
+            partial: A partial from an accumulator of this dtype, with an array of this shape.
             local_step: The step that its gradients were computed at.
             timeout: As for `apply_grad`.
 

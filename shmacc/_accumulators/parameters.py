@@ -23,7 +23,7 @@ from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumen
 
 Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
 
-_FILLED_AT_ONCE = 1 << 16  # bytes of a new slot's initial value
+_FILLED_AT_ONCE = 1 << 16  # bytes of initial values, repeated over a new slot
 _OPTIMIZED = {"float32", "float64"}
 
 
@@ -31,22 +31,22 @@ class Parameters(SharedArrays):
     """Arrays in shared memory under a name that only updates change, atomically.
 
     A mapping from name to array, as `SharedArrays` is; all arrays are read-only, in every process.
-    In the block of an accumulator's round, `update` makes of the gradients what each array's
-    optimizer does, in place, and touches only the rows that the gradients have::
+    In the block of an accumulator's round, `update` applies each array's optimizer to its gradient,
+    in place, and touches only the rows that the gradients have::
 
         params = shmacc.Parameters({"emb": table}, "params", optimizer=shmacc.optim.Adagrad(0.05))
         group = shmacc.AccumulatorGroup(params.member_specs(sparse=["emb"]), "grads")
         with group.round(n) as taken:
             params.update(taken)
 
-    An update is atomic, and made once a round, whichever process dies at whichever instant. Once it
-    has begun, its round is final: it takes no more gradients, and if its block ends by an exception
-    or a death, the next round is the same one, to the bit. So a chief that is started in place of a
+    An update is atomic, and made once a round, whichever process dies at whichever instant. Once an
+    update has begun, its round is final: it takes no more gradients, and if its block ends by an
+    exception or a death, the next round is the same one, to the bit. So a chief that replaces a
     dead one runs the same lines. Until then a worker that reads the arrays may see half an update;
-    what it computes from that is of a step that is sealed, and is dropped.
+    but gradients that it computes from them belong to a sealed step, and are dropped.
 
-    Use as a context manager to close at the end of the block; one that is collected unclosed is
-    closed with a ResourceWarning. Pickles: another process that unpickles it attaches.
+    Use as a context manager to close at the end of the block; an object that is collected unclosed
+    is closed with a ResourceWarning. Pickles: another process that unpickles it attaches.
     """
 
     __slots__ = ("_accesses", "_members")
@@ -69,22 +69,23 @@ class Parameters(SharedArrays):
         """Create the parameters, or attach to those that have this shared_name.
 
         Args:
-            contents: From name to an array, which is the contents of a new one, copied; or to a
-                `TensorSpec`, which starts as zeros; as for `SharedArrays`. Or to a `TableSpec`:
-                rows by ids that need not be known, of which there are none at first.
+            contents: From name to an array, which is copied into the new array; or to a
+                `TensorSpec`, whose new array has zeros; as for `SharedArrays`. Or to a `TableSpec`:
+                rows by ids that need not be known in advance. A new table has no rows.
             shared_name: The name; None: private, removed with this object.
-            optimizer: Of all arrays, which are float32 or float64 then; or a mapping from patterns
-                of names to optimizers, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array
-                has that of the first one that it matches. An array without one is changed by
-                ``values`` only, and may have any dtype of `SharedArrays`. It is kept with the
-                arrays, and must agree with that of existing ones.
+            optimizer: The optimizer of all arrays, which must then be float32 or float64; or a
+                mapping from patterns of names to optimizers, as in
+                ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array has the optimizer of the
+                first pattern that its name matches. An array without optimizer is changed by
+                ``values`` only, and may have any dtype of `SharedArrays`. Optimizers are kept with
+                the arrays, and must equal those of existing arrays.
             mode: Permission bits.
             owners: Whose parameters may be attached.
-            if_exists: What to do with existing ones.
+            if_exists: What to do with existing parameters.
             unlink_on_close: Whether their creator removes the name.
 
         Raises:
-            InvalidArgumentError: A bad argument, an array with an optimizer that is no float32 or
+            InvalidArgumentError: A bad argument, an optimizer for an array that is not float32 or
                 float64, or existing parameters disagree (the message names both values).
             Everything else as for `SharedArrays`.
         """
@@ -110,16 +111,15 @@ class Parameters(SharedArrays):
 
         Args:
             shared_name: The name.
-            timeout: For how many seconds to wait until they exist; None: not at all. (In `update`
-                and all other calls, None is for ever.)
+            timeout: How many seconds to wait until they exist; None: do not wait. (In `update` and
+                all other calls, None means for ever.)
             owners: As at construction.
 
         Raises:
-            NotFoundError: There are none, and no timeout.
+            NotFoundError: There are no such parameters, and no timeout.
             DeadlineExceededError: There were none until the end of the timeout.
-            InvalidArgumentError: No possible name, a bad timeout, or the name is that of something
-                else.
-            PermissionDeniedError: They are another user's.
+            InvalidArgumentError: An impossible name, a bad timeout, or the name of something else.
+            PermissionDeniedError: The parameters are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
         return cls._attach(shared_name, owners, timeout, own=False)
@@ -143,7 +143,7 @@ class Parameters(SharedArrays):
         return [member for member in self._members if isinstance(member, Known)]
 
     def _access(self, table: Known) -> Callable[[], _core.TableAccess]:
-        """Return what gives access to a table as long as this object is open."""
+        """Return a function that gives access to a table while this object is open."""
 
         def access() -> _core.TableAccess:
             self._check_open()
@@ -168,7 +168,7 @@ class Parameters(SharedArrays):
         return super().__getitem__(name)
 
     def close(self) -> None:
-        """Detach. Idempotent. Arrays that were got before stay as they are; tables do not."""
+        """Detach. Idempotent. Arrays that were read before remain valid; tables do not."""
         self._accesses.clear()
         super().close()
 
@@ -187,22 +187,22 @@ class Parameters(SharedArrays):
 
     @property
     def step(self) -> int:
-        """The step that the arrays are of: 0, or that after the last round that is in them."""
+        """The arrays' step: 0, or the step after the last round that is in them."""
         self._check_open()
         return self._handle.step
 
     @property
     def optimizers(self) -> dict[str, optim.Optimizer | None]:
-        """Each array's optimizer, by name; None: it has none."""
+        """Each array's optimizer, by name; None: the array has none."""
         return {member.name: member.optimizer for member in self._members}
 
     @property
     def slots(self) -> Mapping[str, Mapping[str, Any]]:
-        """What optimizers keep, by array and slot: ``params.slots["emb"]["accumulator"]``.
+        """The optimizers' slots, by array and slot: ``params.slots["emb"]["accumulator"]``.
 
-        Read-only arrays on the shared memory; of a table rows by id, as in
-        ``params.slots["user"]["accumulator"][ids]``. Names are TensorFlow's: momentum, accumulator,
-        rms, m, v, linear.
+        A slot is a read-only array on the shared memory; a table's slot has rows by id, as in
+        ``params.slots["user"]["accumulator"][ids]``. Slots have TensorFlow's names: momentum,
+        accumulator, rms, m, v, linear.
         """
         self._check_open()
 
@@ -221,10 +221,11 @@ class Parameters(SharedArrays):
     def member_specs(self, sparse: Iterable[str] = ()) -> dict[str, TensorSpec]:
         """Return specs of the arrays' gradients, as `AccumulatorGroup` takes them.
 
-        A group made of them belongs to these parameters: one that belongs to others is refused.
+        A group made from them belongs to these parameters. An existing group that belongs to other
+        parameters is refused.
 
         Args:
-            sparse: The names of arrays whose gradients are rows; those of tables always are.
+            sparse: The names of arrays whose gradients are rows. Gradients of tables always are.
 
         Raises:
             InvalidArgumentError: There is no array of such a name, or it has no rows.
@@ -255,41 +256,43 @@ class Parameters(SharedArrays):
         learning_rate: LearningRate = None,
         timeout: float | None = None,
     ) -> bool:
-        """Make the update of an open round: what each array's optimizer makes of its gradient.
+        """Make the update of an open round: apply each array's optimizer to its gradient.
 
-        Atomic, and once a round. From its beginning on the round is final: its block ends only when
-        the update is in; after an exception or a death the next round is the same one.
+        Atomic, and once a round. When it begins, the round becomes final: the block can end in
+        order only when the update is in; after an exception or a death the next round is the same
+        one.
 
         Args:
-            taken: What the block of the round was given; or a mapping from array to what it has of
-                a member, which leaves the others out: those that are no parameters, as a loss or a
-                count. Of a single accumulator it is for the only array, or for that which a mapping
-                names.
-            values: New contents, by array, in place of what an optimizer would make of a gradient:
-                an array, or ``(indices, rows)`` with distinct indices; of a table ``(ids, rows)``.
-                Arrays that are in neither stay; so do the slots of these.
-            remove: Ids, by table, whose rows go in the same commit, after the other changes. Ids
-                that are not in the table are ignored.
-            learning_rate: In place of the optimizers' own, for this update: for schedules. A number
-                for all arrays, or a mapping from patterns of names, as for optimizers.
+            taken: The value of the round's block; or a mapping from array to its part of that
+                value, to leave out members that are no parameters, such as a loss or a count. The
+                value of a single accumulator's round is for the only array; if there are several, a
+                mapping names the array.
+            values: New contents, by array, instead of the optimizer's result: an array, or
+                ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. Slots of
+                these arrays stay as they are. So do arrays without gradient and new contents.
+            remove: Ids, by table, whose rows are removed in the same commit, after the other
+                changes. Ids that are not in the table are ignored.
+            learning_rate: Replaces the optimizers' own for this update, for schedules: a number for
+                all arrays, or a mapping from patterns of names, as for optimizers.
             timeout: Seconds to wait for another process's snapshot, restore or update, or its
                 operation on the accumulator; None: for ever.
 
         Returns:
-            True; False if the round is in the parameters already: a chief that died between the
-            update and the end of its block made it. Then nothing is changed.
+            True; False if the round is in the parameters already, because a chief made the update
+            and died before the end of its block. Then nothing is changed.
 
         Raises:
-            InvalidArgumentError: A member that is no array or whose array has no optimizer; a row
-                that is out of range; a shape or dtype that disagrees. Nothing was changed, and the
-                round is not final.
-            FailedPreconditionError: `taken` is not of an open round of this process; its block has
-                made its update already; the parameters are past it; or a checkpoint is being
-                loaded into them, or was by a process that died in that: load it again.
+            InvalidArgumentError: A member is no array, or its array has no optimizer; a row is out
+                of range; a shape or dtype disagrees. Nothing was changed, and the round is not
+                final.
+            FailedPreconditionError: `taken` does not come from an open round of this process; the
+                block has made its update already; the parameters are past the round's step; or a
+                checkpoint is being loaded into them, or a process died while it loaded one (then
+                load it again).
             DeadlineExceededError: The timeout passed. Nothing was changed.
             ResourceExhaustedError: Shared memory is full, or a table would have more rows than its
                 ``max_rows``. Nothing was changed, and a round that was not final is not: try again
-                with rows to remove, or skip it.
+                with rows to remove, or skip the round.
         """
         found, gradients = self._round_of(taken)
         rates = patterns.learning_rates(learning_rate, self)
@@ -304,11 +307,11 @@ class Parameters(SharedArrays):
     ) -> bool:
         """Let an open round pass: its gradients change nothing but `step`.
 
-        What an update left that a dead process had begun is put back.
+        If a dead process has left half an update, its changes are undone.
 
         Args:
             taken: As for `update`.
-            values: New contents, as for `update`: of arrays that are no parameters, for instance.
+            values: New contents, as for `update`: for arrays without optimizer, for instance.
             timeout: Seconds to wait, as for `update`; None: for ever.
 
         Returns:
@@ -347,7 +350,7 @@ class Parameters(SharedArrays):
         )
 
     def _round_of(self, taken: Any) -> tuple[_core.BlockAccess, Mapping[str, Any]]:
-        """Return the open round, and its gradients by array."""
+        """Return the open round that `taken` comes from, and its gradients by array."""
         rounds = _core.open_rounds()
         found = next((block for block in rounds if block.given is taken), None)
         if found is not None and isinstance(taken, GroupTaken):
@@ -376,9 +379,9 @@ class Parameters(SharedArrays):
     def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, Any]]:
         """Return ``(step, {name: copy})``, all of one instant, even while updates run.
 
-        Of a table it is an `IndexedSlices` of all its rows, ids ascending.
+        The copy of a table is an `IndexedSlices` of all its rows, with ascending ids.
 
-        Waits for an update that runs; what one left that a dead process had begun is put back.
+        Waits for a running update. If a dead process has left half an update, it is undone.
 
         Args:
             timeout: Seconds to wait; None: for ever.
@@ -430,12 +433,12 @@ class Parameters(SharedArrays):
         return _core.read_parameters(self._handle, as_bytes, tables, timeout)
 
     def restore(self, state: Mapping[str, ValueArray]) -> None:
-        """Replace everything by what `state` returned, here or of equal parameters.
+        """Replace everything by a result of `state`, of these or equal parameters.
 
-        One commit, also while other processes are attached: arrays, slots, step. It needs as much
-        memory again until it is done. An accumulator that belongs to the parameters must get a
-        state of the same step: `shmacc.load` restores both, and makes sure that no update is made
-        in between.
+        One commit replaces arrays, slots and step, also while other processes are attached. Until
+        it is done, it needs as much memory again. An accumulator that belongs to the parameters
+        must get a state of the same step: `shmacc.load` restores both, and makes sure that no
+        update is made in between.
 
         Args:
             state: The dict, or what ``np.load`` made of it.
@@ -448,7 +451,7 @@ class Parameters(SharedArrays):
         _core.load([self._to_load(state)], [])
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
-        """Return what the extension loads: the handle, the step, and what is there then."""
+        """Return the arguments for the extension's `load`: handle, step, changes, updates."""
         made, step, updates = changes.of_state(self._members, state)
         self._check_open()
         return self._handle, step, [change.as_given for change in made], updates
@@ -467,7 +470,7 @@ class _Asked:
     optimizer: optim.Optimizer | None
 
     def contents(self) -> list[tuple[int, ValueArray | None]]:
-        """Return the array and its slots as the extension takes them; a table has nothing yet."""
+        """Return array and slots as the extension takes them; a new table has none."""
         if self.asked.spec.kind == "table":
             return []
         array = changes.Array(0, self.asked.spec, self.optimizer)

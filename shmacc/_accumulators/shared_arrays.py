@@ -1,4 +1,4 @@
-"""Arrays in shared memory, by name: the parameters that gradients are computed from."""
+"""Arrays in shared memory, by name, such as the parameters that gradients are computed from."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -17,7 +17,7 @@ from shmacc._opening.opened import Opened
 from shmacc._opening.options import IfExists, Options, Owners
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
-_MOST_SHOWN = 8  # arrays, by repr
+_MOST_SHOWN = 8  # arrays that repr() lists
 
 
 class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
@@ -27,18 +27,18 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     into it, ``params["emb"][rows] -= step``, the others read at once, and nothing is copied. Names,
     shapes and dtypes do not change.
 
-    No lock is taken. Arrays that are written only in the block of an accumulator's ``round`` are
-    not written while a gradient that counts is computed from them. A process that is killed while
-    it writes leaves what it has written.
+    No lock is taken. If arrays are written only in the block of an accumulator's ``round``, no
+    write happens while a gradient that counts is computed from them. A process that is killed while
+    it writes leaves a partial write.
 
-    An array keeps its memory mapped for as long as it, or a view of it, lives: also after `close`
-    and `unlink`. It also keeps this object, and so the process attached, unless `close` is called:
+    An array keeps its memory mapped as long as the array or a view of it lives, even after `close`
+    and `unlink`. It also keeps this object alive, and so the process attached, until `close`;
     ``shmacc-inspect clean`` removes no segment that a process has attached. Forked children share
     the arrays of their parent.
 
-    Use as a context manager to close at the end of the block; one that is collected unclosed is
-    closed with a ResourceWarning. Pickles: another process that unpickles it attaches to the same
-    arrays, with the same right to write.
+    Use as a context manager to close at the end of the block; an object that is collected unclosed
+    is closed with a ResourceWarning. Pickles: another process that unpickles it attaches to the
+    same arrays, with the same right to write.
     """
 
     __slots__ = ("_mapped", "_numbers", "_specs", "_writable")
@@ -59,21 +59,21 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     ) -> None:
         """Create the arrays, or attach to those that have this shared_name, to read and write.
 
-        New arrays are complete before they have a name: another process finds all of them with
-        their contents, or nothing, and a process that dies while it creates them leaves nothing. Of
-        two processes that create at the same time, one succeeds and the other one attaches; until
-        then both need the memory. Where it is short, let one create, and the others
-        ``SharedArrays.attach(name, timeout=...)``.
+        New arrays get their name when they are complete: another process finds all of them with
+        their contents, or nothing, and a process that dies while it creates them leaves nothing. If
+        two processes create them at the same time, one succeeds and the other one attaches; until
+        then both need the memory. If memory is short, let one process create them, and the others
+        call ``SharedArrays.attach(name, timeout=...)``.
 
         Args:
-            contents: From name (1 to 200 printable characters) to an array, which is the contents
-                of a new one, copied; or to a `TensorSpec` without unknown dimensions, of which only
-                shape and dtype matter: it starts as zeros. 1 to 4,096 of them, each of at most
-                ``2**40`` bytes. The dtypes are those of accumulators, and bool; an array of another
-                byte order gets the machine's. If the arrays exist, they stay as they are, and
-                names, shapes and dtypes must agree; their order does not matter.
+            contents: From name (1 to 200 printable characters) to an array, which is copied into
+                the new array; or to a `TensorSpec` without unknown dimensions, whose new array has
+                zeros and this shape and dtype. 1 to 4,096 arrays, each of at most ``2**40`` bytes.
+                The dtypes are those of accumulators, and bool; an array of another byte order is
+                converted to the machine's. If the arrays exist, they stay as they are, and names,
+                shapes and dtypes must agree; the order does not matter.
             shared_name: The name; None: private, removed with this object.
-            mode: Permission bits, exact whatever the umask. None: 0600, or as existing ones have
+            mode: Permission bits, exact whatever the umask. None: 0600, or as existing arrays have
                 them. To attach, even to read, a user needs the rights to read and to write.
             owners: Whose arrays may be attached: "mine" (this process's effective user's and
                 root's), "any", or an iterable of uids.
@@ -84,12 +84,12 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
 
         Raises:
             InvalidArgumentError: A bad argument; or existing arrays disagree (the message names the
-                first that does, and both values); or the name is an accumulator's.
+                first difference, and both values); or the name is an accumulator's.
             AlreadyExistsError: The name is taken, and `if_exists` is "error".
-            FailedPreconditionError: A living process has it attached (``pids``), possibly this one,
-                and `if_exists` is "replace".
+            FailedPreconditionError: A living process, possibly this one, has the existing arrays
+                attached (``pids``), and `if_exists` is "replace".
             ResourceExhaustedError: Shared memory is full; nothing of the arrays was kept.
-            PermissionDeniedError: They are another user's.
+            PermissionDeniedError: The existing arrays are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
         asked = given.asked(contents, _refuse_table)
@@ -116,18 +116,20 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         Args:
             shared_name: The name.
             writable: Whether this process may write into them. If not, their memory is mapped
-                read-only: no flag of an array changes that. A write that NumPy does not refuse, as
-                by torch, is undone and raises FailedPreconditionError in the main thread.
-            timeout: For how many seconds to wait until they exist; None: not at all. (In all calls
-                that wait for something else, None is for ever.)
+                read-only, whatever flags NumPy's arrays have. A write that NumPy does not refuse,
+                such as one by torch, is undone and raises FailedPreconditionError in the main
+                thread.
+            timeout: How many seconds to wait until they exist; None: do not wait. (In all calls
+                that wait for something else, None means for ever.)
             owners: As at construction.
 
         Raises:
-            NotFoundError: There are none, and no timeout.
+            NotFoundError: There are no arrays of that name, and no timeout.
             DeadlineExceededError: There were none until the end of the timeout.
-            InvalidArgumentError: No possible name, a bad timeout, or the name is an accumulator's,
-                or that of `Parameters`, and `writable` is set: only updates change them.
-            PermissionDeniedError: They are another user's.
+            InvalidArgumentError: An impossible name, a bad timeout, or the name is an
+                accumulator's; or it is that of `Parameters`, which only updates change, and
+                `writable` is set.
+            PermissionDeniedError: The arrays are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
         return cls._attach(shared_name, owners, timeout, bool(writable))
@@ -150,7 +152,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             self._check_agreement(existing, asked)
 
     def _check_kind(self, kind: str, *, constructed: bool) -> None:
-        """Parameters may be read as shared arrays, too."""
+        """Refuse another kind, except to read parameters as shared arrays."""
         if kind == self._KIND or (kind == "parameters" and not constructed and not self._writable):
             return
         raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
@@ -210,18 +212,18 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             f"{' closed' if self._handle.closed else ''}: {', '.join(shown)}>"
         )
 
-    # Two objects with the same arrays are two objects: to compare contents is the caller's.
+    # Mapping compares contents; here that would compare whole arrays. So this compares identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the array of that name: the shared memory itself, as an ndarray.
 
-        It is another ndarray each time, of the same memory, for a few microseconds; the first time
-        takes longer, as the memory is mapped.
+        Each access makes another ndarray on the same memory, which takes a few microseconds; the
+        first access takes longer, as it maps the memory.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: There is no array of that name.
             FailedPreconditionError: This object is closed.
             NotFoundError: The segment was removed by another program.
             ResourceExhaustedError: The process has no room for the mapping.
@@ -233,13 +235,13 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     def __setitem__(self, name: str, value: Any) -> None:
         """Write numbers into the array of that name, as ``self[name][...] = value`` does.
 
-        So ``params["emb"] -= step`` works, which Python ends by an assignment; NumPy recognises an
-        array that is assigned to itself, and copies nothing. Unlike NumPy's own assignment, it
-        refuses numbers that the array's dtype does not have, as an apply does.
+        So ``params["emb"] -= step`` works: Python ends it by this assignment, and NumPy recognises
+        an array that is assigned to itself, and copies nothing. Unlike NumPy's own assignment, this
+        refuses numbers that the array's dtype cannot represent, as an apply does.
 
         Raises:
             InvalidArgumentError: The value does not convert to the dtype.
-            ValueError: It is read-only, or the value does not have its shape.
+            ValueError: The array is read-only, or the value does not have its shape.
             Everything else as for reading.
         """
         array, dtype = self[name], self._specs[self._numbers[name]].dtype
@@ -267,28 +269,28 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         return self._writable
 
     def _release(self, *, at_once: bool) -> None:
-        """Let this process write to read-only arrays that it has got: they become its own.
+        """Let this process write to its read-only arrays: they become private copies.
 
         Args:
-            at_once: Nobody else writes to them any more. Otherwise all of them become this
-                process's own together, by the first write to one.
+            at_once: Whether no other process writes to them any more. Else the first write to any
+                of them makes all of them private together.
         """
         self._mapped.release(at_once)
 
     def close(self) -> None:
-        """Detach. Idempotent. Arrays that were got before stay as they are."""
+        """Detach. Idempotent. Arrays that were read before remain valid."""
         self._mapped.forget()
         super().close()
 
     def unlink(self) -> None:
         """Remove the arrays' name from the system. Idempotent.
 
-        Processes that have them go on using them, as with an unlinked file; the memory is free when
-        the last one has let go of it. The next one that opens the name makes new arrays. After
-        `close` it is the same, if the name still leads to these very arrays.
+        Processes that have them go on using them, as with an unlinked file; the memory is freed
+        when the last process has let go of it. The next process that opens the name makes new
+        arrays. This works after `close`, too, if the name still leads to these very arrays.
 
         Raises:
-            PermissionDeniedError: They are another user's.
+            PermissionDeniedError: The arrays are another user's.
         """
         super().unlink()
 

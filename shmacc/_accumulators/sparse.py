@@ -17,8 +17,8 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
     """Accumulates sparse gradients: rows of a tensor with their indices.
 
     Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
-    repeat (repeats within a gradient are summed, and count as one touch of the row), that results
-    are always in ascending order, and that a malformed gradient raises even when it is stale.
+    may repeat (repeats within a gradient are summed, and count as one touch of the row), that
+    results are always in ascending order, and that a malformed gradient raises even if it is stale.
     """
 
     _KIND = "sparse"
@@ -44,40 +44,41 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         Args:
             dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
             shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
-                unknown. With such a dimension gradients may have more of them, as TensorFlow has
-                it; without, and in groups, they may not.
+                unknown. With an unknown dimension, gradients may have more dimensions than
+                declared, as in TensorFlow; without one, and in groups, they may not.
             shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
                 share the accumulator, and it lives until `unlink`. None or empty: private; it is
                 removed when this process closes it or ends.
             name: A label.
-            reduction_type: "MEAN" (sparse: of each row over the gradients that touched it), "SUM",
-                or "CMEAN" (sparse: of each row over all gradients of the round).
+            reduction_type: "MEAN" (sparse: each row is divided by the number of gradients that
+                touched it), "SUM", or "CMEAN" (sparse: each row is divided by the number of all
+                gradients of the round).
             mode: Permission bits of the files in /dev/shm; exact, whatever the umask. None: 0600
                 for a new accumulator, and any mode of an existing one. A user with the right to
                 write can do anything to the accumulator. A user with the right to read alone sees
-                all gradients, and can keep others waiting, by read locks on the file: give no
-                rights to users you do not trust.
-            owners: Whose accumulator of this name may be attached to: "mine" (this process's
-                effective user's and root's), "any", or an iterable of uids. Handles pickle with it.
+                all gradients, and can make others wait by read locks on the file: give no rights to
+                users you do not trust.
+            owners: Whose accumulator of this name may be attached: "mine" (this process's effective
+                user's and root's), "any", or an iterable of uids. It pickles with the accumulator.
             if_exists: What to do with an accumulator of this shared_name that exists: "attach" to
                 it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
-                has it attached, and create a new one. Without effect on private ones.
+                has it attached, and create a new one. Without effect on private accumulators.
             unlink_on_close: Whether the name is removed when the process that created the
                 accumulator closes this object or ends in order. A process that is killed leaves
                 the name, and the flag of a process that attaches has no effect.
-            lanes: Up to so many applies go on at the same time (1 to 32); None: 1, or as many as
-                an existing accumulator has. A take adds the lanes up in order of lane. With more
-                than one, the order of additions is not that of arrival, and a quorum may be
-                exceeded by lanes - 1.
-            capacity: How many gradients may be pending: an apply that would be one more waits for
-                a take. None: any number, or as an existing accumulator has it. A partial counts as
-                its gradients; one of more than the capacity is added if nothing is pending. With
-                several lanes it may be exceeded by lanes - 1.
+            lanes: How many applies can go on at the same time (1 to 32); None: 1, or as many as an
+                existing accumulator has. A take adds the lanes up in order of lane. With several
+                lanes, gradients are not added in order of arrival, and a take may get up to
+                lanes - 1 gradients more than its quorum.
+            capacity: How many gradients may be pending; an apply that would exceed it waits for a
+                take. None: any number, or as an existing accumulator has it. A partial counts as
+                its gradients; a partial of more gradients than the capacity is added if nothing is
+                pending. With several lanes the capacity may be exceeded by lanes - 1.
 
         Raises:
             AlreadyExistsError: It exists, and `if_exists` is "error".
-            FailedPreconditionError: A living process has it attached (``pids``), possibly this one,
-                and `if_exists` is "replace".
+            FailedPreconditionError: A living process, possibly this one, has it attached
+                (``pids``), and `if_exists` is "replace".
             InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
                 in kind, dtype, shape, reduction, lanes, capacity or mode (the message gives both).
             ResourceExhaustedError: Shared memory is full.
@@ -114,7 +115,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
     ) -> bool:
         """Add a gradient, unless it is stale (TF: SparseAccumulatorApplyGradient).
 
-        Beware of the default: after the first take the step is 1, and step 0 is stale.
+        Beware of the default ``local_step``: after the first take the step is 1, and 0 is stale.
 
         Args:
             grad_indices: Integers, shape ``(n,)``: which rows; any order, repeats allowed.
@@ -123,16 +124,16 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
             local_step: The step that the gradient was computed at.
             name: Ignored.
             contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
-                of the same contributor adds nothing. A worker that was killed and started again
-                just computes its batch again.
+                of the same contributor adds nothing. So a worker that was killed and started again
+                may just compute its batch again.
             weight: How often the values count, in the sum and in the divisor; a quorum counts the
                 gradient once.
-            timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
+            timeout: Seconds to wait: for a stopped process that holds the lock, for the end of an
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if it is in the round; False if it was dropped, because ``local_step`` is less than
-            the accumulator's step, or because of a seal.
+            True if the gradient is in the round; False if it was dropped, because ``local_step`` is
+            less than the accumulator's step, or because of a seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
@@ -167,12 +168,12 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
     ) -> bool:
         """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``.
 
-        Or a sparse torch tensor, as ``nn.Embedding(sparse=True)`` leaves it in ``.grad``, or a
-        ``scipy.sparse`` matrix: of these, the rows that have stored entries.
+        Or apply a sparse torch tensor, as ``nn.Embedding(sparse=True)`` leaves it in ``.grad``, or
+        a ``scipy.sparse`` matrix: their rows that have stored entries.
 
         Args:
-            grad: Of its attributes, as for `apply_grad`: ``grad_indices``, ``grad_values``, and
-                ``grad_shape``, which may be None.
+            grad: The object. Its attributes are used as ``grad_indices``, ``grad_values`` and
+                ``grad_shape`` (which may be None) of `apply_grad`.
             local_step: As for `apply_grad`, as are all others.
             name: Ignored.
             contributor: Whose gradient it is.
@@ -183,7 +184,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
             As for `apply_grad`.
 
         Raises:
-            As for `apply_grad`; also InvalidArgumentError if `grad` is nothing of the sort.
+            As for `apply_grad`; also InvalidArgumentError if `grad` is no such object.
         """
         grad = foreign.slices(grad)
         gradients.check_has(
@@ -209,7 +210,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         ``row_counts`` entry says, and it brings its contributors.
 
         Args:
-            partial: Of an accumulator of this dtype, with rows of this shape.
+            partial: A partial from an accumulator of this dtype, with rows of this shape.
             local_step: The step that its gradients were computed at.
             timeout: As for `apply_grad`.
 
@@ -254,11 +255,11 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
         empties the accumulator and adds 1 to its step.
 
         If an exception interrupts it (a signal handler's, a MemoryError), either nothing was
-        consumed, or the round was taken already: then this object's next take of the same sort
-        hands it out at once, whatever that one requires. (`take`, `take_grad` and
+        consumed, or the round was taken already. Then this object's next take of the same sort
+        returns that round at once, whatever number it requires. (`take`, `take_grad` and
         `take_indexed_slices_grad` are of one sort; partials with ``seal`` and partials without are
-        two others.) The round belongs to this object in this process alone, and is lost when either
-        ends.
+        two others.) The round belongs to this object in this process alone, and is lost when the
+        object is closed or the process ends.
 
         Args:
             num_required: At least 1.
@@ -270,7 +271,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
 
         Raises:
             DeadlineExceededError: The timeout passed; nothing was consumed.
-            CancelledError: `cancel` was called, or the handle closed; nothing was consumed.
+            CancelledError: `cancel` or `close` was called; nothing was consumed.
             OutOfRangeError: An integer result does not fit the dtype; the round stays.
             InvalidArgumentError: A bad argument.
         """
