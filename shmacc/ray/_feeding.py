@@ -1,6 +1,6 @@
 """The thread of the chief's process that feeds nodes which have joined, or answer again.
 
-Rounds may wait for workers there, and these for the arrays: so it does not wait for a `publish`.
+Rounds may wait for workers there, and these for the arrays: so feeding waits for no `publish`.
 """
 
 import logging
@@ -22,7 +22,7 @@ def start_feeding(feed: Callable[[], None], name: str, stop: threading.Event) ->
 
     Args:
         feed: The method.
-        name: A name for the thing that is fed.
+        name: What is fed, for messages.
         stop: Set at the end.
     """
     what = weakref.WeakMethod(feed)

@@ -1,10 +1,11 @@
 """Finding the parts of a group that is there, making its owner, and ending parts.
 
-The owner is on the node of the chief that made it, and nowhere else: a link between the two that
-is cut would cost a round that all others could have. If it dies, the next chief that calls it makes
-another one, on its own node, which does not know the step until it is told. Ray starts none again:
-it would take any node, and it counts an owner that has never been anywhere as one that died, if the
-node that was to find a place for it is lost; such an owner would refuse rounds from the start.
+The owner is on the node of the chief that made it, and nowhere else: elsewhere, a cut link between
+the two would cost a round that all others could have. If it dies, the next chief that calls it
+makes another one, on its own node, which does not know the step until it is told. Ray does not
+restart it, for two reasons. Ray would choose any node. And if the node that is to place a new owner
+is lost, Ray counts the owner as dead although it never ran; restarted, it would refuse rounds from
+the start.
 """
 
 import contextlib

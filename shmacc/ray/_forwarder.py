@@ -2,8 +2,8 @@
 
 The thread waits for answers of the owner and of shards for a moment, looks at the segment, and does
 the core's actions: so everything that touches the segment or the core is in one thread. While
-nothing happens it reads no more than the count, which takes no lock, and the longer nothing has
-happened the more rarely: so news is late by a fiftieth of the time since the last, and an idle node
+nothing happens it reads only the count, which takes no lock, and it reads more rarely the longer
+nothing has happened. So news is late by a fiftieth of the time since the last, and an idle node
 costs little more than an idle actor of Ray's.
 """
 
@@ -39,7 +39,7 @@ _RESTING = 0.5  # after this idle time it reads only the count
 _AGAIN = 0.2  # until a call that failed is tried again
 
 Copy = tuple[Fence | None, GroupPartial]
-"""What a segment has, and to which fence it belongs."""
+"""The fence that a segment's content belongs to, and a copy of the content."""
 
 
 class Neighbours(Protocol):
@@ -54,13 +54,13 @@ class Neighbours(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """What a forwarder has in common with other threads.
+    """What a forwarder shares with other threads.
 
     Attributes:
-        config: Of the group.
+        config: The group's config.
         host: The node.
-        here: Its shards.
-        store: Of Ray's objects there.
+        here: The node's shards.
+        store: Ray's object store on the node.
         asked: Copies that chiefs want.
         woken: Set by an answer, or by somebody who wants something.
         stopped: Whether it is to end.
@@ -89,11 +89,11 @@ class Incarnation:
         self._owner: Any = owner  # None: it has died, and no chief has made another one
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
-        self._places: tuple[str, ...] = ()  # of the shards, for what is on its way
+        self._places: tuple[str, ...] = ()  # of the shards, for pieces on their way
         self._core = ForwarderCore(self._host, self._incarnation, config.timing)
         self._segment = LocalSegment(group, Plan(config.members, config.shards))
         self._serial = -1
-        self._fence: Fence | None = None  # of the last order
+        self._fence: Fence | None = None  # the last order's
         self._polls: list[Future[Order]] = []  # calls of the owner that have not been answered
         self._poll_from = 0.0
         self._sealed: Content | None = None
@@ -157,7 +157,7 @@ class Incarnation:
                 asked.set_exception(error)
 
     def _count(self, what: str, number: int = 1) -> None:
-        """Count, for those who look; a death costs the count at most the last number."""
+        """Add to a counter that `show` shows; a death meanwhile loses at most this number."""
         self._counters[what][...] += number
 
     def _act(self) -> bool:  # noqa: C901  one case for each action
@@ -204,7 +204,7 @@ class Incarnation:
         key = BatchKey(self._host, self._incarnation, grant)
         self._places = self._core.places
         first = zlib.crc32(self._host.encode()) % len(self._places)
-        # If each host begins with another one, they do not all send to the same shard first.
+        # Each host begins with another shard: they do not all send to the same one first.
         pieces = self._sealed.pieces
         shards = sorted(pieces, key=lambda shard: (shard - first) % len(self._places))
         in_turn = [(shard, pieces[shard]) for shard in shards]
@@ -241,7 +241,7 @@ class Incarnation:
             self._count("resent", shipping.resent)
 
     def _talk(self, now: float) -> None:
-        """Report, if it is time; have a call at the owner that waits for a new order."""
+        """Report, if it is time; keep a call waiting at the owner for a new order."""
         if self._owner is None:
             if now >= self._poll_from:
                 self._owner, self._poll_from = find(self._config, "owner"), now + _AGAIN
@@ -256,14 +256,14 @@ class Incarnation:
         return self._wakes(method.remote(*args).future())
 
     def _wakes(self, future: "Future[Any]") -> "Future[Any]":
-        """Have the answer wake the thread, which costs less than to ask for it."""
+        """Have the answer wake the thread, which costs less than polling."""
         future.add_done_callback(lambda _: self._woken.set())
         return future
 
     def _wait(self, seconds: float) -> bool:
         """Wait for an answer, and take in what has come; return whether anything has."""
         if woken := self._woken.wait(seconds):
-            self._woken.clear()  # only now: what comes after the time ends the next wait at once
+            self._woken.clear()  # only if woken: what comes later ends the next wait at once
         for call in [call for call in self._polls if call.done()]:
             self._polls.remove(call)
             self._heard(call)

@@ -2,11 +2,12 @@
 
 While a node's gate is closed, the owner tells it nothing: so no step reaches its segment. A chief
 may have rounds of several groups open, and publish in any of their blocks. So the gate is closed at
-all of them, and at those that open a round later: whichever step comes next, it is not seen there.
+the owners of all these groups, and of groups that open a round later: the node does not see the
+next step, whichever group it is of.
 
-A node that comes may have arrays of an earlier step, too: of a Ray that was started again while
-/dev/shm stayed. So owners keep nodes that come from their steps, until they hear that these are
-fed; and for as long as what publishes is alive, since nobody else would feed them.
+A node that joins may have arrays of an earlier step, too, if Ray was started again there and
+/dev/shm stayed. So owners keep their steps from nodes that join, until they hear that these are
+fed, or the publisher is gone: nobody else would feed them.
 """
 
 import contextlib
@@ -17,10 +18,10 @@ from shmacc.ray._link import Link, open_links
 
 
 class Gates:
-    """The gates that owners have closed for a publisher. The caller has a lock.
+    """The gates that owners have closed for a publisher. The caller holds a lock.
 
     Args:
-        by: The publisher's name: each opens what it has closed.
+        by: The publisher's name: each publisher opens only what it has closed.
         hosts: The nodes that the publisher feeds; None: all.
     """
 
@@ -55,7 +56,7 @@ class Gates:
             self._told = frozenset(each for each in {*self._told, link} if not each.closed)
 
     def tell_again(self, fed: frozenset[str]) -> None:
-        """Tell the others again: they forget who is silent. It needs no lock, and does not wait."""
+        """Tell known owners again: they forget silent publishers. Needs no lock, does not wait."""
         for link in self._told:
             if not link.closed:
                 link.tell("do", "publishes", self._by, self._hosts, fed)

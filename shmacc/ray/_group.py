@@ -56,18 +56,19 @@ class AccumulatorGroup:
             members: As for ``shmacc.AccumulatorGroup``; all dimensions must be known, but for the
                 first one of sparse members.
             shared_name: As there, but not None: workers attach to it.
-            name: As there, as are all that are not listed here.
+            name: As there.
             reduction_type: As there.
             mode: As there.
             owners: As there.
             if_exists: What to do with segments that nodes have under this name from earlier, and
                 with a group that the cluster has.
             unlink_on_close: Whether `close` removes the group.
-            lanes: Of each host's segment.
-            capacity: Of each host's segment; None: what /dev/shm has room for beside Ray's objects.
-                An apply waits for room in either case.
+            lanes: The lanes of each host's segment.
+            capacity: The capacity of each host's segment; None: what /dev/shm has room for beside
+                Ray's objects. An apply waits for room in either case.
             hosts: The ids of Ray's nodes that take part; None: all, those that join later as well.
-            shards: How many parts the rows are divided into, over the nodes; None: one for each.
+            shards: How many parts the rows are divided into, over the nodes; None: one for each
+                node.
             timing: How long the parts wait for each other.
 
         Raises:
@@ -229,7 +230,7 @@ class AccumulatorGroup:
         return Round(self._link, num_required, timeout, on_death, sharded=True)
 
     def set_global_step(self, new_global_step: int) -> None:
-        """Set the step of all hosts; gradients stay. A step lower than the current one: a warning.
+        """Set the step of all hosts; gradients stay. A lower step logs a warning.
 
         After the owner was started again, this is what makes it go on: see `round`.
 
@@ -276,7 +277,7 @@ class AccumulatorGroup:
 
     def _steps(self, timeout: float | None) -> Iterator[int]:
         step: int | None = None
-        # First: an owner that was started again may know the end and no step.
+        # Ask this first: an owner that was started again may know of the end, but no step.
         while self._link.call("running", until=Wait(timeout).until):
             step = self._link.step(Wait(timeout).until) if step is None else step
             yield step
@@ -288,9 +289,9 @@ class AccumulatorGroup:
     def finish(self) -> None:
         """End the run, for good and on all hosts.
 
-        From now on applies return False, and takes, rounds and waits for a step, of chiefs and of
-        workers, those that wait now and later ones, raise FinishedError. A block that is open goes
-        on to its end first. A worker that calls its segment's `finish` does the same.
+        From now on applies return False. Takes, rounds and waits for a step raise FinishedError, in
+        chiefs and in workers, those that wait now and later ones. A block that is open goes on to
+        its end first. A worker that calls its segment's `finish` does the same.
         """
         self._link.call("do", "finish")
 

@@ -75,7 +75,7 @@ def living_nodes(chosen: Collection[str] | None) -> set[str]:
 
 def kill(actor: Any) -> None:
     """Kill an actor; while Ray's head is away, that is done when it is back."""
-    name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  it has no other name for all actors
+    name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  the one name that every actor has
     with contextlib.suppress(DeadlineExceededError):
         answer_of_head(name, lambda: ray.kill(actor), _BUSY)
 

@@ -1,6 +1,6 @@
 """The actor of a node: its forwarder, and the shards that the owner has placed there.
 
-They share a process, and so its death: the owner, which cannot reach one of them, reaches none.
+They share a process, so they die together: an owner that cannot reach one of them reaches none.
 Calls for shards have threads of their own, so they do not keep the forwarder from its heartbeat.
 
 What forwarders have done on the node is counted in shared arrays, ``<name>.forwarder``, which
@@ -32,7 +32,7 @@ CONCURRENCY = {"shards": 4}
 
 _THREADS = 2  # for pieces of the node's own, and for reductions that nobody has asked for yet
 _AGAIN = 0.2  # until it looks for an owner again
-_COPY = 10.0  # for the thread to copy the content of the segment
+_COPY = 10.0  # seconds for the thread to copy the segment's content
 
 _COUNTERS = (
     "group",  # the number of the group that the segment is of
@@ -159,10 +159,10 @@ class HostActor:
             return False
 
     def copy(self) -> Copy:
-        """Return what the segment has, and to which fence it belongs.
+        """Return a copy of the segment's content, and the fence that it belongs to.
 
         Raises:
-            DeadlineExceededError: The forwarder has not come to it.
+            DeadlineExceededError: The forwarder is busy.
         """
         asked: Future[Copy] = Future()
         self._shared.asked.put(asked)
@@ -193,7 +193,7 @@ class HostActor:
                 kept.unlink()
                 kept.close()
 
-    # What the forwarder needs of the shards here: at once, since its thread must not wait
+    # The forwarder's calls to shards here: they return at once, since its thread must not wait
 
     def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> "Future[None]":
         """Keep a piece of the node's own."""
@@ -215,7 +215,7 @@ class HostActor:
     def rows(self, shard: int, opened: Opened) -> Rows | Missing:
         """Return which rows a shard has in a round.
 
-        In a call of their own, since they are little: they are with the chief before the values
+        They have a call of their own, since they are small: they reach the chief before the values
         have been copied.
         """
         reduced = self._shard(shard).reduced(opened)

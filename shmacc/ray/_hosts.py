@@ -17,7 +17,7 @@ from shmacc.ray._waits import Wait, wait_for_all
 
 
 def snapshot_of_hosts(link: Link, wait: Wait) -> GroupTaken:
-    """Return what a take would make of what hosts have: a private group adds it up and divides.
+    """Return what a take would give: a private group adds up what hosts have, and divides.
 
     Raises:
         FailedPreconditionError: The owner knows no step.
@@ -35,7 +35,7 @@ def snapshot_of_hosts(link: Link, wait: Wait) -> GroupTaken:
 
 
 def contributors_of_hosts(link: Link, wait: Wait) -> IndexArray:
-    """Return the contributors of what hosts have."""
+    """Return the contributors in all living hosts' segments."""
     parts = _parts(link, wait)[1]
     none = np.empty(0, np.int64)
     return np.unique(np.concatenate([none, *(part.contributors for part in parts)]))
@@ -48,10 +48,10 @@ def stats_of_hosts(link: Link, wait: Wait) -> dict[str, Stats]:
 
 
 def _parts(link: Link, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
-    """Return the owner's step, and copies of what living hosts have of its fence.
+    """Return the owner's step, and copies of living hosts' content at its fence.
 
-    A host that is at an earlier fence has nothing of the owner's yet: what it has does not count.
-    If the owner has moved on meanwhile, all are asked again.
+    A host at an earlier fence has nothing for the owner's yet: its content does not count. If the
+    owner has moved on meanwhile, all are asked again.
     """
     while True:
         step, fence, copies = _ask(link, wait, "copy")
@@ -61,7 +61,7 @@ def _parts(link: Link, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
 
 
 def _ask(link: Link, wait: Wait, method: str) -> tuple[int | None, Fence, dict[str, Any]]:
-    """Call the hosts' actors; those that are lost do not answer, as if they were not alive.
+    """Call the actors of living hosts; those that are lost meanwhile are left out.
 
     Returns:
         The owner's step and fence before that, and the answers by node.

@@ -16,7 +16,7 @@ Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
 
 
 class KeeperActor:
-    """Writes the arrays of its node: one call at a time, and what one chief sends."""
+    """Writes the arrays of its node: one call at a time, and only what the last chief sends."""
 
     def __init__(self, shared_name: str) -> None:
         self._shared_name = shared_name
@@ -29,7 +29,7 @@ class KeeperActor:
 
     def obey(self, chief: str, options: Mapping[str, Any], everything: Arrays) -> bool:
         """Write everything, and from now on what this chief sends; return True."""
-        # New ones are complete before they have their name; existing ones must agree.
+        # New arrays are complete before they have their name; existing ones must agree.
         try:
             kept = {**options, "if_exists": "attach"}
             arrays = SharedArrays(everything, self._shared_name, **kept)
@@ -68,7 +68,7 @@ def rows_of(arrays: SharedArrays, changed: Mapping[str, npt.ArrayLike | None]) -
     """Return the contents of these rows, each once.
 
     Raises:
-        InvalidArgumentError: No array of this name; or what is given is no numbers of rows.
+        InvalidArgumentError: No array of this name; or rows are not given by their numbers.
         IndexError: No such row.
     """
     if not isinstance(changed, Mapping):

@@ -44,7 +44,7 @@ class _Gates:
             (noted.update if closed else noted.difference_update)(hosts)
 
     def tell(self, owner: Any, until: float) -> None:
-        """Tell the owner of the closed ones, and wait until it knows them.
+        """Tell the owner of the closed gates, and wait until it knows them.
 
         Ray keeps no order of calls to an actor with an event loop, and a step may be the next.
 
@@ -62,7 +62,7 @@ class _Gates:
 
 
 _gates: dict[int, _Gates] = {}
-"""Of the groups, by their numbers."""
+"""The gates of each group, by its number."""
 
 
 class Link:
@@ -70,7 +70,7 @@ class Link:
 
     Args:
         config: What the group is to be made with, if there is none of this name.
-        step: Of the owner, if there is none; None: the group is there, and the owner has died.
+        step: The first step of a new group; None: the group exists, and a new owner knows no step.
         until: The time (monotonic) by which the owner must answer; None: `PATIENCE` from now.
 
     Attributes:
@@ -84,7 +84,7 @@ class Link:
         end = time.monotonic() + PATIENCE if until is None else until
         owner, self.config, self._node = make_owner(config, step, end)
         self._gates = _gates.setdefault(self.config.number, _Gates())
-        self._gates.tell(owner, end)  # it may have died, and be another one now
+        self._gates.tell(owner, end)  # the owner may be new: another one has died
         self._owner = owner
         self.plan: Plan = Plan(self.config.members, self.config.shards)
         self.closed = False
@@ -107,7 +107,7 @@ class Link:
         until: float | None = None,
         **options: Any,
     ) -> Any:
-        """Call the owner; again, and another one, if it is lost. All its methods may be repeated.
+        """Call the owner, or its successor, until one answers. All its methods may be repeated.
 
         Raises:
             FailedPreconditionError: The handle is closed, or the group was removed.
@@ -178,7 +178,7 @@ class Link:
         getattr(self._owner, method).remote(*args, **options)
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner, which is to answer within `wait.parked` seconds, its last argument.
+        """Call the owner, which must answer within `wait.parked()` seconds, its last argument.
 
         Raises:
             As `call`; the owner has until the end of the wait to answer.
@@ -212,7 +212,7 @@ class Link:
         made in place of this one stays.
         """
         config = self.config
-        with contextlib.suppress(DeadlineExceededError):  # it may be this one, and stopped
+        with contextlib.suppress(DeadlineExceededError):  # this group's part may be stopped
             found = find_config(config.name, time.monotonic() + ANSWER)
             if found is not None and found.number != config.number:
                 _logger.warning("The group %r is another chief's now, and stays", config.name)
@@ -232,11 +232,11 @@ class Link:
 
 
 OPEN: dict[str, tuple[Link, int]] = {}
-"""Of the rounds in whose blocks this process is, by ticket: the group's, and the thread."""
+"""The rounds that this process has open, by ticket: the group's link, and the thread."""
 
 
 def open_links() -> set[Link]:
-    """Return the groups that this process has a round of open."""
+    """Return the links of the groups of which this process has a round open."""
     return {link for link, _ in OPEN.copy().values()}
 
 

@@ -36,7 +36,7 @@ def new_config(
     shards: int | None,
     timing: Timing | None,
 ) -> Config:
-    """Check what a group is to be made with, and fill in what is not given."""
+    """Check the arguments for a group, and fill in what is not given."""
     names.segment_name(shared_name)
     with AccumulatorGroup(members, reduction_type=reduction_type) as group:
         specs, reduction = group.members, group.reduction_type
@@ -46,7 +46,7 @@ def new_config(
     if not isinstance(given, Timing):
         raise InvalidArgumentError(f"Argument timing must be a Timing, but was {given!r}")
     kept = asdict(options)
-    del kept["unlink_on_close"]  # of the group's names it is the chief who removes all
+    del kept["unlink_on_close"]  # the chief removes the names on all nodes
     number = uuid.uuid4().int >> 65
     return Config(shared_name, specs, reduction, kept, found, hosts, given, number)
 
@@ -99,7 +99,7 @@ def _check_agreement(existing: Config, asked: Mapping[str, TensorSpec]) -> None:
 def _wait_for_hosts(link: Link, nodes: set[str]) -> None:
     """Wait for the segments of nodes, but not of those that meanwhile turn out to be dead.
 
-    Ray takes a node for alive until it has missed heartbeats for half a minute.
+    Ray considers a node alive until it has missed heartbeats for half a minute.
     """
     name, end = link.config.name, time.monotonic() + _START
     while True:

@@ -1,22 +1,22 @@
 """How much of /dev/shm Ray's object store on this node will still take.
 
-The store is one file there, as long as the store may become, which the raylet makes when it starts
-and unlinks at once. Its pages are taken when objects are first written to them, and stay. If there
-is no memory for a page by then, a bus error ends the process that writes: the one that puts an
-object, or the raylet, and with it the node, if the object comes from another node. So a group's
+The store is one file there, as long as the store may become. The raylet makes it when it starts,
+and unlinks it at once. Its pages are taken when objects are first written to them, and stay. If
+there is no memory for a page by then, a bus error ends the process that writes: the one that puts
+an object, or the raylet, and with it the node, if the object comes from another node. So a group's
 segment leaves room for all pages that are still to come (`_core.Handle.keep_free`): what the file
-lacks. A page that is taken between two looks leaves the free memory and not yet what is kept, so
-the segment leaves too much for a moment, and never too little. With
-``RAY_preallocate_plasma_memory=1`` the file lacks nothing. A little is kept in any case: so a
-worker that does not wait for rounds finds no full /dev/shm, which is an error, but waits for room.
+lacks. When a page is taken between two looks, the free memory shrinks before what is kept does: the
+segment leaves too much for a moment, and never too little. With ``RAY_preallocate_plasma_memory=1``
+the file lacks nothing. A little is kept in any case: so a worker that does not wait for rounds
+finds no full /dev/shm, which is an error, but waits for room.
 """
 
 import contextlib
 import os
 from pathlib import Path
 
-_STORE = "/dev/shm/plasma"  # noqa: S108  how the names of the files begin
-_BLOCK = 512  # bytes that stat counts
+_STORE = "/dev/shm/plasma"  # noqa: S108  the prefix of the files' names
+_BLOCK = 512  # bytes in a block of stat
 _LEAST = 4 << 20  # bytes that are kept in any case
 
 

@@ -1,4 +1,4 @@
-"""The actor of the owner: its core, calls that wait for a change, and the care for the others."""
+"""The actor of the owner: its core, calls that wait for a change, and the care for node actors."""
 
 import asyncio
 import logging
@@ -36,18 +36,18 @@ _logger = logging.getLogger("shmacc")
 class OwnerActor:
     """The owner. Its methods run in one event loop, so the core needs no lock.
 
-    The step is None of one that takes the place of another, which has died: it does not know it.
-    Its term is the time, which is later than that of the one before it if clocks agree.
+    The step is None for an owner that takes the place of a dead one: it does not know the step. Its
+    term is the time, which is later than its predecessor's if clocks agree.
     """
 
     def __init__(self, config: Config, step: int | None) -> None:
         self._config = config
         self._core = OwnerCore(time.time_ns() // 1_000_000, step, config.timing, config.shards)
         self._changed = asyncio.Event()
-        self._serial = self._core.serial  # when it was set last
+        self._serial = self._core.serial  # when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
-        self._actors: dict[str, Any] = {}  # of the nodes
-        self._making: set[asyncio.Future[Any]] = set()  # of these
+        self._actors: dict[str, Any] = {}  # by node
+        self._making: set[asyncio.Future[Any]] = set()  # calls that make actors
         self._problems: dict[str, str] = {}  # from node to why it has no part in the group
         self._since: dict[str, float] = {}  # when each node was first seen alive
 
@@ -56,7 +56,7 @@ class OwnerActor:
         return self._config
 
     async def place(self) -> tuple[Config, str]:
-        """Return that and the node on which it is; the first call starts everything."""
+        """Return the config and the owner's node; the first call starts everything."""
         self._start()
         return self._config, ray.get_runtime_context().get_node_id()
 
@@ -129,7 +129,7 @@ class OwnerActor:
         self._wake()
 
     async def state(self) -> State:
-        """Return what there is to know."""
+        """Return the step, the number of gradients, the hosts and the counters."""
         self._core.tick(time.monotonic())
         hosts = {name: HostState(*state) for name, state in self._core.hosts().items()}
         for node, problem in self._problems.items():
@@ -143,11 +143,11 @@ class OwnerActor:
         """Start nothing again: the group is about to be removed.
 
         Returns:
-            The nodes that have nothing of it.
+            The nodes that have no part of it.
         """
         for task in self._tasks:
             task.cancel()
-        if self._making:  # one that comes later would be nobody's
+        if self._making:  # an actor made later would be nobody's
             await asyncio.wait(self._making)
         return frozenset(self._problems)
 
@@ -223,8 +223,8 @@ class OwnerActor:
     def _wake(self) -> None:
         """Let calls look again, if orders or answers have changed.
 
-        A report that changes nothing wakes nobody: otherwise each one would cost as much as there
-        are hosts, whose calls all wait here.
+        A report that changes nothing wakes nobody: otherwise each report would wake the calls of
+        all hosts, which wait here.
         """
         if self._serial != self._core.serial:
             self._serial = self._core.serial

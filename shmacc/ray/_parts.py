@@ -24,10 +24,10 @@ NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
 _namespaces: dict[str, str | None] = {}  # of the nodes that this process has asked
-_MOMENT = 0.2  # seconds that the head has where somebody looks again
+_MOMENT = 0.2  # seconds that the head has if the caller looks again anyway
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
-"""What a call raises whose actor has died; the second, if Ray's memory monitor has killed it."""
+"""What a call raises if its actor has died; the second, if Ray's memory monitor killed it."""
 
 LOST = (
     *DIED,
@@ -35,7 +35,7 @@ LOST = (
     ray.exceptions.ObjectLostError,
     ray.exceptions.ActorUnschedulableError,
 )
-"""What a call raises whose actor has died, is out of reach, or never got a place on its node."""
+"""What a call raises if its actor has died, is out of reach, or never got a place on its node."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Config:
     Attributes:
         name: The group's shared_name.
         members: Its members.
-        reduction: That of members without their own.
+        reduction: The reduction type of members without their own.
         options: For the segments: mode, owners, if_exists, lanes, capacity.
         shards: How many there are.
         hosts: The ids of the nodes that take part; None: all.
         timing: How long the parts wait for each other.
-        number: Of this group: no other one has it, and so a segment is known to be of this one.
+        number: The group's unique number, by which a segment is known to be this group's.
     """
 
     name: str
@@ -87,7 +87,7 @@ def find_actor(name: str, seconds: float = LONG) -> Any | None:
     """Return the handle of an actor of that name; None: there is none now.
 
     Raises:
-        DeadlineExceededError: It has not answered.
+        DeadlineExceededError: Ray's head has not answered.
     """
 
     def ask() -> Any | None:
@@ -105,7 +105,7 @@ def make_actor(
     """Make an actor on a node, or find the one of that name, which need not be on this node.
 
     Raises:
-        DeadlineExceededError: It has not answered. The actor may come all the same.
+        DeadlineExceededError: Ray's head has not answered. The actor may come all the same.
     """
     made = kind.options(
         name=name,
@@ -132,7 +132,7 @@ def check_connected(seconds: float = LONG) -> None:
     if node not in _namespaces:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         asked = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
-        # The head has to answer for a function that is new to it.
+        # Ray asks its head about a function that is new to it.
         found = answer_of_head("namespace", lambda: ray.get(asked.remote()), seconds)
         _namespaces[node] = found
     theirs = _namespaces[node]
@@ -203,14 +203,14 @@ class Shard:
         """Return ``function(taken, *args)``, called where the rows are.
 
         ``taken`` is a mapping as a round hands out, with this shard's rows; a large dense member is
-        a run of its elements, flat. A member that has nothing at this shard is left out, and count
-        and weight of a sparse one are those of hosts that have rows of it here: of the whole round
-        they are in `ShardedTaken.members`.
+        a run of its elements, flat. A member that has nothing at this shard is left out. The count
+        and weight of a sparse member are those of hosts that have rows of it here;
+        `ShardedTaken.members` has those of the whole round.
 
         Raises:
-            Whatever it raises. If the shard has died, RayActorError; if its node has been lost for
-            a minute, DeadlineExceededError: let it leave the block, and the next round has the same
-            gradients.
+            Whatever the function raises. If the shard has died, RayActorError; if its node has been
+            lost for a minute, DeadlineExceededError: let it leave the block, and the next round has
+            the same gradients.
         """
         call = self._actor.run.remote(self.number, self._opened, function, args)
         node, heard = self._opened.places[self.number], time.monotonic()
@@ -245,8 +245,8 @@ class ShardedTaken:
     Attributes:
         count: How many gradients were reduced.
         step: The step that the round closes.
-        weight: The weights of these gradients, added up.
-        contributors: int64, ascending: those that took part and said so.
+        weight: The total weight of these gradients.
+        contributors: int64, ascending: the contributors that gradients named.
         members: From member to its count and weight.
         shards: The parts.
     """

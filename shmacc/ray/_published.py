@@ -19,20 +19,21 @@ What dies, or does not answer, and what that costs
 
     keeper  The chief makes another one, which gets everything before `publish` returns. Half of its
             writes may be there meanwhile: of a step that has not begun.
-    node    A host that the round's owner takes for lost, after `timing.lease`, is not waited for,
-            long before Ray sees that its node is dead. It may be alive. So before `publish` goes on
-            without it, the owner closes its gate: its segment learns of no step until a keeper
-            there has everything again, and so no worker there sees a step before the parameters.
-            If that owner dies, the chief's process tells the next one: set the step there.
-            Outside of a block, `publish` waits for as long as Ray takes the node for alive.
+    node    `publish` does not wait for a host that the round's owner considers lost, after
+            `timing.lease`: long before Ray sees that its node is dead. The host may be alive. So
+            before `publish` goes on without it, the owner closes its gate: its segment learns of no
+            step until a keeper there has everything again, and so no worker there sees a step
+            before the parameters. If that owner dies, the chief's process tells the next one of the
+            gates: set the step in that process. Outside of a block, `publish` waits for as long as
+            Ray considers the node alive.
     joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
             round (`_feeding.py`), and its gate is closed until then: its memory may have arrays
             from before (`_gates.py`). What the chief has written and not published yet may be in
             that copy, and is of a step that no worker has seen; `publish` comes after it.
     chief   The next one makes the arrays again, on any node: where there are some it finds what was
             published last, and keepers obey only the last chief. One that was merely silent for
-            longer than the lease gets an error from `publish`; its own node's arrays it has
-            written itself, so the next chief belongs on another node or waits for its end.
+            longer than the lease gets an error from `publish`; but it has written the arrays of its
+            own node, so the next chief belongs on another node or waits for its end.
 """
 
 import contextlib
@@ -109,13 +110,13 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._unlink_on_close, self._closed = unlink_on_close, False
         self._options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         self._keepers: dict[str, Any] = {}  # by node: each has got everything before anything else
-        self._given: dict[str, Any] = {}  # the last call of nodes that have not answered it
+        self._given: dict[str, Any] = {}  # the last call to nodes that have not answered it
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gates = Gates(shared_name, self._hosts)
         self._fed = frozenset({self._here})  # nodes that have got everything
-        self._lock = threading.Lock()  # of these, and of the order of calls to keepers
+        self._lock = threading.Lock()  # guards these, and the order of calls to keepers
         self._stop = threading.Event()
-        self._end_keeper_here()  # of a time when the chief was elsewhere
+        self._end_keeper_here()  # left from when the chief was elsewhere
         self._arrays = SharedArrays(contents, shared_name, **self._options)
         try:
             self.publish({})
@@ -124,7 +125,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 self.unlink()
             self._arrays.close()
             raise
-        self._end_keeper_here()  # if an earlier chief has made it once more meanwhile
+        self._end_keeper_here()  # an earlier chief may have made it again
         start_feeding(self._feed, shared_name, self._stop)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -167,9 +168,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             timeout: Seconds; None: for ever.
 
         Raises:
-            DeadlineExceededError: A node has not answered; which one. It may be called again.
+            DeadlineExceededError: A node has not answered; the message names it. Call this again.
             FailedPreconditionError: Another chief publishes these arrays now; or this has ended.
-            InvalidArgumentError: No array of this name; or what is given is no numbers of rows.
+            InvalidArgumentError: No array of this name; or rows are not given by their numbers.
             IndexError: No such row.
         """
         if self._stop.is_set():
@@ -191,7 +192,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
         """Wait until each node has answered, is dead, or is lost to an open round."""
         waiting = {call: node for node, call in calls.items()}
-        refusals: list[Exception] = []  # all are heard: else the next call would meet the others
+        refusals: list[Exception] = []  # hear all: else the next call would get the others
         while waiting:
             ended = ray.wait(list(waiting), timeout=until_asked(wait.until))[0]
             for call in ended:

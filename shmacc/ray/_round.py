@@ -64,7 +64,7 @@ class Round(Generic[_Result]):
 
         Raises:
             DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for
-                a second after it, and which one.
+                a second after it, and the message names it.
             WorkerDiedError: A host was lost, or a process that had applied died or failed, and
                 ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
@@ -72,8 +72,8 @@ class Round(Generic[_Result]):
             AlreadyExistsError: The same contributor was accepted on two hosts in two steps one
                 after the other. (Once is a worker that moved, and costs one step.)
             FinishedError: The group is finished.
-            CancelledError: ``cancel()``; or the owner has not heard of this process for
-                ``timing.chief_lease``.
+            CancelledError: ``cancel()`` was called; or the owner has not heard from this process
+                for ``timing.chief_lease``.
             OutOfRangeError: An integer result does not fit its dtype.
         """
         if self._ticket:
@@ -128,7 +128,7 @@ class Round(Generic[_Result]):
         )
 
     def _fetch(self, opened: Opened, until: float) -> Any:
-        """Have the shards add up."""
+        """Have the shards add up the round; return the result."""
         numbers = [number for number in range(len(opened.places)) if opened.of_shard(number)]
         found = {number: self._link.host(opened.places[number]) for number in numbers}
         actors = {number: actor for number, actor in found.items() if actor is not None}
@@ -140,7 +140,7 @@ class Round(Generic[_Result]):
             dict(answers.of({n: call.future() for n, call in calls.items()}))
             shards = tuple(Shard(n, a, opened, self._link.lost) for n, a in actors.items())
             return ShardedTaken(opened, shards)
-        # Futures fetch what there is at once, from other nodes, too.
+        # Futures fetch results as soon as they are there, also from other nodes.
         rows = {n: a.rows.remote(n, opened).future() for n, a in actors.items()}
         values = {n: a.values.remote(n, opened).future() for n, a in actors.items()}
         joining = Joining(self._link.plan, opened, dict(answers.of(rows)))
@@ -159,7 +159,7 @@ class Round(Generic[_Result]):
         Raises:
             FailedPreconditionError: The round has ended before its block; or the owner died just
                 now, and whether the round was consumed is not known.
-            DeadlineExceededError: The owner does not answer, and that is not known, either.
+            DeadlineExceededError: The owner does not answer, so that is not known, either.
         """
         if kind is not None:
             self._give_up()
@@ -201,7 +201,7 @@ class _Answers:
     def of(self, calls: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
         """Wait for the answers to calls by shard; return them in the order in which they come.
 
-        The owner says which hosts are lost: nobody waits for what is there.
+        The owner says which hosts are lost: nobody waits for shards there.
         """
         waiting = {call: number for number, call in calls.items()}
         while waiting:
@@ -256,7 +256,7 @@ def _stay_alive(link: Link, ticket: str) -> threading.Event:
 
 
 def _error_of(answer: Died | Conflict | NotReady | Finished | Ended, link: Link) -> ShmaccError:
-    """Return the error for an answer after which there is nothing to wait for."""
+    """Return the error for an answer that ends the wait."""
     match answer:
         case Died(losses):
             return _worker_died(losses)

@@ -18,14 +18,14 @@ from shmacc.ray._parts import Config, Missing
 class HostShard:
     """Keeps pieces until a chief asks for the reduction of a round. One call at a time.
 
-    Pieces are read where Ray has put them. Its group, which is private and stays empty, checks
-    whatever has arrived as gradients are checked: a piece that does not fit is an error of the
-    round, and not of memory.
+    Pieces are read where Ray has put them. The shard's group, which is private and stays empty,
+    checks pieces as gradients are checked: a piece that does not fit is an error of the round, and
+    corrupts no memory.
 
     Once all hosts of the last round have sent their pieces it reduces them, while these hosts tell
-    the owner, and the owner the chief. What the chief then asks for is compared with that: if
-    hosts have come or gone, it is reduced once more. At most one reduction is kept, until its
-    fence is over.
+    the owner, and the owner the chief. What the chief then asks for is compared with the reduced
+    share: if hosts have come or gone, pieces are reduced once more. At most one reduction is kept,
+    until its fence is over.
     """
 
     def __init__(self, config: Config, number: int, pool: Executor) -> None:
@@ -35,7 +35,7 @@ class HostShard:
         members = Plan(config.members, config.shards).at_shard(number)
         self._group = HostGroup(members, reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._hosts: tuple[str, ...] = ()  # in the last round, if all of it is in their pieces
+        self._hosts: tuple[str, ...] = ()  # the last round's, if all of it is in their pieces
         self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:
@@ -59,7 +59,7 @@ class HostShard:
     def run(
         self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
-        """Return what a function returns for that sum, which it gets as a `GroupTaken`."""
+        """Return what a function returns for that reduction, which it gets as a `GroupTaken`."""
         with self._lock:
             found = self._share(opened)
             if isinstance(found, Missing):
@@ -84,7 +84,7 @@ class HostShard:
             pieces = self._core.pieces(self._core.fence, keys)
             is_new = self._reduced is None or self._reduced[0].fence != self._core.fence
             if keys and pieces is not None and is_new:
-                with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # the round's
+                with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # rounds raise it
                     self._reduce(self._all_of(keys, pieces), pieces)
 
     def _all_of(self, keys: tuple[BatchKey, ...], pieces: list[Piece]) -> Share:

@@ -23,16 +23,16 @@ class Shipping:
     """Pieces on their way to the shards.
 
     Args:
-        fence: What the batch belongs to.
-        key: Its name.
+        fence: The fence that the batch belongs to.
+        key: The batch's name.
         pieces: Each with its shard.
         stage: Sends a shard the fence, the key and a piece; None: there is no such shard now.
         lost: Is told of a shard that was lost.
 
     Attributes:
         key: The batch's name.
-        gradients: How many the batch has.
-        bytes: Of all its arrays.
+        gradients: How many gradients the batch has.
+        bytes: The bytes of all its arrays.
         resent: How many pieces were sent again.
     """
 

@@ -1,6 +1,6 @@
 """How long calls of a chief wait, and for what: every call ends, with an answer or an error.
 
-A part may be stopped or swapped out and not dead, and Ray never tells.
+A part that does not answer may be stopped or swapped out, not dead; Ray does not tell which.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ PATIENCE = 60.0
 """Seconds that a call which waits for nothing has for its answer."""
 
 ANSWER = 1.0
-"""Seconds that an answer may take after the time that its call was to wait."""
+"""Seconds that an answer may take after its call's waiting time."""
 
 LOOK = 10.0
 """Seconds that a part has to say what its group was made with."""
@@ -42,7 +42,7 @@ def until_asked(until: float = math.inf) -> float:
 
 
 class Wait:
-    """A wait for something that the owner has to say, which calls it again and again meanwhile.
+    """A wait for an answer of the owner, which is called again and again meanwhile.
 
     Args:
         seconds: How long; None: for ever.

@@ -58,7 +58,7 @@ def open_both() -> tuple[shmacc.SparseConditionalAccumulator, shmacc.Conditional
 
 
 def work(number: int) -> None:
-    """Return a worker: applies gradients for as long as it lives."""
+    """Act as a worker: apply gradients for as long as the process lives."""
     rng = np.random.default_rng(number)
     embeddings, bias = open_both()
     while True:
@@ -71,7 +71,7 @@ def work(number: int) -> None:
 
 
 def lead() -> None:
-    """Return the chief: takes the means."""
+    """Act as the chief: take the means."""
     embeddings, bias = open_both()
     while True:
         embeddings.take(REQUIRED)
@@ -118,7 +118,7 @@ def job() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def photograph(arguments: list[str], seconds: float) -> bytes:
-    """Return what the command writes on a terminal; ended by Ctrl-C if it goes on."""
+    """Return what the command writes on a terminal in this time; then terminate it."""
     ours, theirs = os.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS_OF[arguments[0]], COLUMNS, 0, 0))
     process = subprocess.Popen(

@@ -43,7 +43,7 @@ COLOURS: Final = {
 }
 _BARS: Final = {mark: eighths / 8 for eighths, mark in enumerate("▁▂▃▄▅▆▇█", start=1)}
 _SHADE: Final = "░"
-_TALL: Final = 0.86  # of a cell: the highest bar, so that lines of bars do not touch
+_TALL: Final = 0.86  # of a cell: the highest bar; lines of bars must not touch
 _PIECE: Final = re.compile(r"\S+(?: \S+)*")
 
 

@@ -22,9 +22,9 @@ class Verb(NamedTuple):
 
     Attributes:
         summary: What it does, in one line of the help.
-        description: The same in full.
+        description: What it does, in full.
         examples: Command lines.
-        declare: Declares its arguments, whose names are those of the `run` of its module.
+        declare: Declares its arguments, named as the parameters of its module's `run`.
     """
 
     summary: str

@@ -45,7 +45,7 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     parser = parsers.parser_of(before[0])
     declared = parser.declared()
     option = next((action for action in declared if before[-1] in action.option_strings), None)
-    if option is not None and option.nargs is None:  # which takes a value
+    if option is not None and option.nargs is None:  # it takes a value
         return option.choices or _values(option.dest)
     if word.startswith("-"):
         return _options(parser)

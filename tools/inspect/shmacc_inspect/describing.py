@@ -73,7 +73,7 @@ def elements(seen: Shown | NotShown, now: float, *, layout: bool) -> Iterator[El
 
     Args:
         seen: What is shown.
-        now: When that was.
+        now: The time of the look.
         layout: Whether its memory is shown, region by region.
     """
     summary = seen.summary

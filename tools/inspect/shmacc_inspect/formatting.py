@@ -121,7 +121,7 @@ def printable(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut to at most so many characters, in the middle, since names differ at both ends."""
+    """Cut to at most `width` characters, in the middle, since names differ at both ends."""
     if len(text) <= width:
         return text
     keep = max(width - 1, 0)

@@ -23,7 +23,7 @@ PREFIX: Final = "shmacc_"
 class _Definition(NamedTuple):
     name: str
     help: str
-    read: Callable[[Description, float], float | None]  # None: there is none
+    read: Callable[[Description, float], float | None]  # None: no sample
     type: str = "gauge"
 
 
@@ -53,7 +53,7 @@ def _round_open(seen: Description, now: float) -> float:
 
 
 def _doing(activity: str) -> Callable[[Description, float], float]:
-    """Return what counts the living processes that do that."""
+    """Return a function that counts the living processes with this activity."""
     return lambda seen, _: sum(
         process.alive and process.activity == activity for process in seen.processes
     )
@@ -68,7 +68,7 @@ def _worst_straggler(seen: Description, now: float) -> float:
 
 
 def _of_tables(field: str) -> Callable[[Description, float], float | None]:
-    """Return what adds up a number of all tables of parameters; None without any."""
+    """Return a function that adds up a field of all tables of parameters; None: no tables."""
 
     def total(seen: Description, _now: float) -> float | None:
         tables = [getattr(member, field) for member in seen.members if member.kind == "table"]
@@ -78,7 +78,7 @@ def _of_tables(field: str) -> Callable[[Description, float], float | None]:
 
 
 def _stat(field: str, name: str = "", type: str = "gauge") -> _Definition:  # noqa: A002 - the field's name
-    """Return the metric of a field of Stats, by that name or another one."""
+    """Return the metric of a field of Stats, under the field's name or another one."""
     said = descriptions(inspection.Stats).get(field, "")  # nothing without docstrings
     return _Definition(name or field, said, lambda seen, _: float(getattr(seen.stats, field)), type)
 

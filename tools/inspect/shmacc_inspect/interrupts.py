@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt within a block, which puts in order what it has begun.
+    """Let Ctrl-C raise KeyboardInterrupt within a block, so that the block can clean up.
 
     Elsewhere it ends the process at once (`start`): out of an import or a parser, KeyboardInterrupt
     may come as some other exception. Where Ctrl-C is ignored, it is ignored here too.

@@ -11,9 +11,9 @@ from shmacc_inspect import page
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The other screen, without a cursor, and without going on in the next line at the right edge.
+# The other screen, cleared, without a cursor, and without wrapping long lines.
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-# Cleared, since some terminals keep what no longer fits when they were resized meanwhile.
+# Cleared, since some terminals keep what no longer fits after they were resized.
 _LEAVE: Final = "\x1b[H\x1b[J\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME: Final = "\x1b[H"
 _CLEAR: Final = "\x1b[2J"
@@ -57,7 +57,7 @@ class Picture:
         # A terminal that became narrower has wrapped what it showed.
         start = _HOME if self._size == (width, height) else _CLEAR + _HOME
         self._size = (width, height)
-        # Cleared first: behind a line as wide as the terminal the cursor stands on its last letter.
+        # Clear first: after a line as wide as the terminal, the cursor stands on its last letter.
         drawn = [f"{_CLEAR_LINE}{page.crop(line, width)}" for line in lines[:height]]
         rest = f"\r\n{_REST_OF_SCREEN}" if len(drawn) < height else ""
         self._write(start + "\r\n".join(drawn) + rest)

@@ -23,8 +23,8 @@ _ALIKE: Final = 0.7  # of the letters
 def typed_name(name: SegmentName) -> str:
     """Return the name to type for a segment: its shared_name if that leads to it, else its file's.
 
-    It does not where the segment is another namespace's, is damaged or was renamed, or where its
-    shared_name looks like the name of a file in /dev/shm, or like an option.
+    It does not lead there if the segment is another namespace's, is damaged or was renamed, or if
+    its shared_name looks like the name of a file in /dev/shm, or like an option.
     """
     if name.shared_name.startswith("-"):
         return name.system_name
@@ -53,7 +53,7 @@ def scope(*, everywhere: bool) -> str | None:
 def select(
     given: Sequence[str], *, everywhere: bool, missing_ok: bool = False
 ) -> list[SegmentName]:
-    """Return the segments of these names and globs, each once; of no names, all in the scope.
+    """Return the segments of these names and globs, each once; without names, all in the scope.
 
     Args:
         given: The names and globs.
@@ -143,7 +143,7 @@ def select_fit(
 
 
 def summaries(of: Iterable[SegmentName]) -> Iterator[Summary]:
-    """Yield the summaries of those that are still there."""
+    """Yield the summaries of the segments that are still there."""
     look = inspection.Look()
     for name in of:
         try:

@@ -64,7 +64,7 @@ def add_ascii(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(least: float = 0.0) -> Callable[[str], float]:
-    """Return the type of a length of time that is at least so long."""
+    """Return the argument type of a length of time of at least `least` seconds."""
 
     def length_of_time(text: str) -> float:
         try:
@@ -79,7 +79,7 @@ def seconds(least: float = 0.0) -> Callable[[str], float]:
 
 
 def count(least: int) -> Callable[[str], int]:
-    """Return the type of a number that is at least this."""
+    """Return the argument type of a number that is at least `least`."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or not least <= int(text[:20]) <= _MOST:

@@ -1,8 +1,8 @@
 """The answers of verbs as JSON, made of the records of `shmacc.inspection`.
 
 Within a schema version fields are only added; a field that is removed or changes its meaning raises
-it. `make reference` writes the schema from the types here and there, and from their docstrings (a
-test checks that no field lacks a description).
+the version. `make reference` writes the schema from the types here and in the library, and from
+their docstrings (a test checks that no field lacks a description).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class SegmentList:
     """The answer of `list`.
 
     Attributes:
-        segments: One of each.
-        shared_memory: How much of it there is.
+        segments: A summary of each segment.
+        shared_memory: How much shared memory there is.
         removed_but_used_bytes: Memory of removed segments that processes still have open.
     """
 
@@ -77,7 +77,7 @@ class NotShown:
     """The answer of `show` for a segment that cannot be read.
 
     Attributes:
-        summary: What is known.
+        summary: What is known of the segment.
         error: Why it cannot be read.
     """
 
@@ -90,17 +90,17 @@ class Interval:
     """The answer of `watch` for a segment, once per interval. Rates are null at first.
 
     Attributes:
-        time: When it ended.
-        name: Of the segment.
+        time: When it ended, in seconds since the epoch.
+        name: The NAME that verbs take for the segment.
         state: As in `list`, or "gone".
         summary: As in `list`; null: it could not be read.
         stats: The counters; null: it could not be read.
         line: Waiting takes in order.
         lock: The lock; null: it could not be read.
-        steps_per_second: Steps.
-        gradients_per_second: Accepted gradients.
-        bytes_per_second: Bytes of the values of accepted gradients.
-        drops_per_second: Refused gradients.
+        steps_per_second: Steps per second.
+        gradients_per_second: Accepted gradients per second.
+        bytes_per_second: Bytes per second of accepted gradients' values.
+        drops_per_second: Refused gradients per second.
         stragglers: Living processes that have not applied in this round, the longest idle first.
         events: What happened in the interval.
     """
@@ -152,11 +152,11 @@ class Findings:
 
     Attributes:
         checked: Segments that were checked.
-        not_read: Those beside them that this user may not read.
-        not_compared: Those of them whose rows changed too fast to be compared with the index.
+        not_read: Further segments, which this user may not read.
+        not_compared: Checked segments whose rows changed too fast to be compared with the index.
         wrong: Findings that are wrong.
         notes: Findings that are notes.
-        findings: All of them.
+        findings: All findings, of both kinds.
     """
 
     checked: int
@@ -194,7 +194,7 @@ class Removal:
 
     Attributes:
         dry_run: Whether nothing was to be removed.
-        name: The file's.
+        name: The segment's file name in /dev/shm.
         state: As in `list`.
         attached: Living processes that have it attached.
         obstacle: Why it needs `--force`; null if it does not.
@@ -220,7 +220,7 @@ class Cancelling:
 
     Attributes:
         dry_run: Whether nothing was to be cancelled.
-        name: The file's.
+        name: The segment's file name in /dev/shm.
         line: The waiting takes, as in `show`.
         lock_waiters: Processes that wait for the lock, perhaps in a take.
         cancelled: How many takes in the queue were cancelled.
@@ -238,8 +238,8 @@ class Waiting:
     """The answer of `wait`.
 
     Attributes:
-        reached: False: it timed out.
-        waited_seconds: How long it has waited.
+        reached: Whether it has come about; false: the wait timed out.
+        waited_seconds: How long the wait took.
     """
 
     reached: bool
@@ -251,8 +251,8 @@ class Sample:
     """A number of a metric.
 
     Attributes:
-        name: Of the metric, with its suffix.
-        labels: By name.
+        name: The metric's name, with its suffix.
+        labels: The labels' values, by name.
         value: The number.
     """
 
@@ -266,7 +266,7 @@ class Metric:
     """A metric and its samples.
 
     Attributes:
-        name: Without suffix.
+        name: Its name, without suffix.
         type: As Prometheus names it.
         help: What it is.
         samples: One for each set of labels.
@@ -283,7 +283,7 @@ class Metrics:
     """The answer of `metrics`.
 
     Attributes:
-        metrics: All of them.
+        metrics: All metrics.
     """
 
     metrics: list[Metric]

@@ -42,9 +42,9 @@ class Cell(NamedTuple):
     """A piece of text, in styles such as `bold red` (ignored in a pipe).
 
     Attributes:
-        text: It.
+        text: The text.
         style: The styles.
-        word: In a pipe's table instead of it, where other than with `-` for each space.
+        word: What a pipe's table shows instead; empty: the text with `-` for each space.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Column(NamedTuple):
 
     Attributes:
         title: Its heading.
-        cell: Called with what a row is of: the text, or cell.
+        cell: Called with a row's record; returns its text, or cell.
         right: Whether it is aligned on the right, as numbers are.
         rank: On a narrow terminal, columns of the highest rank are left out first; 0: never.
         least: Its cells may be shortened to so many characters before columns are left out; 0:
@@ -84,7 +84,7 @@ class Table(NamedTuple):
         records: Iterable[Any],
         style: Callable[[Any], str] = lambda _: "",
     ) -> Table:
-        """Return the table with a row for each of these, in its style where a cell has none."""
+        """Return the table with a row for each record; text without a style gets `style`'s."""
 
         def cell(column: Column, record: Any) -> Cell:
             found = column.cell(record)
@@ -202,7 +202,7 @@ def paint(cell: Cell, terminal: Terminal) -> str:
 
 
 def crop(line: str, width: int) -> str:
-    """Return a painted line without what lies beyond that many characters."""
+    """Return a painted line, cut after `width` characters."""
     kept = []
     for part in _PARTS.split(line):
         if not part.startswith("\x1b"):

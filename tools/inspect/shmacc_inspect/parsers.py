@@ -25,7 +25,7 @@ Examples:
 Exit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name,
 4 some segments could not be read (check), 124 timed out, 130 ended by Ctrl-C."""
 DESCRIPTION: Final = "See, watch, check and clean up shmacc's accumulators in shared memory."
-_USUAL_COLUMNS: Final = 80  # of what is no terminal
+_USUAL_COLUMNS: Final = 80  # where stdout is no terminal
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         return self._actions
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Print the help; argparse's own ignores that it cannot be written."""
+        """Print the help; argparse's own method ignores a failed write."""
         print(self.format_help(), end="", file=file or sys.stdout)
 
     def error(self, message: str) -> NoReturn:
@@ -87,7 +87,7 @@ def parser_of(verb: str) -> Parser:
 
 
 def top_parser() -> Parser:
-    """Return the parser of what stands in the place of a verb."""
+    """Return the parser of the options that stand in the place of a verb."""
     from shmacc_inspect.scripts import SHELLS  # late: few need them
 
     verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())

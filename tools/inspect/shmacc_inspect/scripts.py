@@ -1,10 +1,10 @@
-"""What `--completion` prints: for each shell the script that has it ask this command."""
+"""What `--completion` prints: for each shell, the script that makes it ask this command."""
 
 from typing import Final
 
 # Readline breaks words at colons (COMP_WORDBREAKS), and namespaces end with one. So the line is
-# split anew, at blanks alone, and of each candidate that part is left out which readline takes for
-# words before.
+# split again, at blanks only, and each candidate loses the part that readline takes for earlier
+# words.
 _BASH: Final = r"""_shmacc_inspect() {
     local IFS=$' \t\n' line="${COMP_LINE:0:COMP_POINT}"
     local -a words

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shmacc.inspection import Summary
     from shmacc_inspect.output import Interval
 
-_STATES: Final = (  # those that no process can use first, those that need nobody last
+_STATES: Final = (  # unusable ones first, those that need nobody last
     "damaged",
     "other version",
     "not ours to read",
@@ -23,7 +23,7 @@ _STATES: Final = (  # those that no process can use first, those that need nobod
 
 
 def urgency(one: Summary | Interval) -> tuple[bool, int]:
-    """Return the key by which what stands still comes first, and what is fine last."""
+    """Return a sort key: segments that stand still come first, those that are fine last."""
     return not one.stalls, _STATES.index(one.state)
 
 

@@ -1,7 +1,7 @@
 """The command's entry: what concerns the process as a whole, before anything slow is imported."""
 
 # Not `signal`, nor `typing`: importing either takes longer than all else that happens before Ctrl-C
-# is looked after.
+# is handled.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
@@ -60,7 +60,7 @@ def _fill_closed_streams() -> None:
 
 
 def _flushed(status: int) -> int:
-    """Return the exit status, that of a failure if what was printed cannot be written."""
+    """Flush stdout; return the exit status, a failure's if the output cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:

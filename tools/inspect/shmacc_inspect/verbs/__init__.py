@@ -1,1 +1,1 @@
-"""One module for each verb, which `run` carries out; `arguments` says what it takes."""
+"""One module for each verb: its `run` carries the verb out; `arguments` declares its arguments."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shmacc.inspection import Finding
 
-_NAMED: Final = 5  # of several segments
+_NAMED: Final = 5  # of several segments with the same finding
 
 
 def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
@@ -79,7 +79,7 @@ def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
 
 
 def _gathered(found: list[Finding]) -> list[Finding]:
-    """Make one finding of those that say the same of different segments."""
+    """Merge findings that say the same of different segments."""
     same: dict[Finding, list[Finding]] = {}
     for finding in found:
         remedy = finding.remedy.replace(finding.subject, "NAME")

@@ -40,10 +40,10 @@ def run(
 def _leftovers(
     given: Iterable[str], older_than: float, *, everywhere: bool, private: bool
 ) -> list[Leftover]:
-    """List what is left of these. A glob that nothing matches is no failure: it is clean already.
+    """List the leftovers of these names and globs. A glob without a match is no failure.
 
     Raises:
-        NotFoundError: There is nothing of a name without wildcards.
+        NotFoundError: Nothing has a name that was given without wildcards.
     """
     namespace = naming.scope(everywhere=everywhere)
     found: dict[str, Leftover] = {}

@@ -33,7 +33,7 @@ def run(
     """Run the verb."""
     if json and (listen or output):
         raise failures.UsageError("--json goes to stdout only")
-    # A name that is not there is a mistake; later it may come and go.
+    # A name that is not there now is a mistake; later it may come and go.
     naming.select(names, everywhere=everywhere)
     watched = partial(naming.select, names, everywhere=everywhere, missing_ok=True)
     if json:
@@ -45,7 +45,7 @@ def run(
         with interrupts.raised():
             serving.serve(registry, address)
     elif output is not None:
-        # What reads textfiles knows this format only.
+        # Readers of textfiles know this format only.
         text = _text("prometheus_client.exposition", watched)
         try:
             with interrupts.raised():
@@ -59,7 +59,7 @@ def run(
 
 
 def _text(exposition: str, watched: Callable[[], list[SegmentName]]) -> bytes:
-    registry = _registry(watched)  # says what is missing if it is
+    registry = _registry(watched)  # says so if prometheus_client is missing
     text: bytes = importlib.import_module(exposition).generate_latest(registry)
     return text
 
@@ -107,7 +107,7 @@ def _write(path: Path, text: bytes) -> None:
         raise failures.UsageError(
             f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
         )
-    # Without O_CREAT, and without becoming its terminal's process.
+    # Without O_CREAT, and without making it the controlling terminal.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
         file.write(text)
 

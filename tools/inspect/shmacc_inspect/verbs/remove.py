@@ -1,4 +1,4 @@
-"""`remove`: remove one segment."""
+"""`remove`: remove segments by name."""
 
 from __future__ import annotations
 

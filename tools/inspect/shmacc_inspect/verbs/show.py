@@ -1,4 +1,4 @@
-"""`show`: one segment in full."""
+"""`show`: segments in full."""
 
 from __future__ import annotations
 

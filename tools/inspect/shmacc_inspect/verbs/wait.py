@@ -1,4 +1,4 @@
-"""`wait`: until something has come about."""
+"""`wait`: wait for a step, for gradients, or for the end of a segment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(
 
 
 def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list[SegmentName]:
-    if condition[0] == "gone":  # so is what was never there
+    if condition[0] == "gone":  # so is a name that was never there
         return naming.select(given, everywhere=everywhere, missing_ok=True)
     fit = naming.select_fit(given, everywhere=everywhere, unfit=_unfit)
     return [summary.name for summary in fit]

@@ -74,7 +74,7 @@ def _print(
 def _rested(began: float) -> float:
     """Return when the next look may begin, after one that began then and ends now.
 
-    Of very many segments a look takes long: most of a core is for the processes that work.
+    A look at very many segments takes long: most of a core must stay for the processes that work.
     """
     ended = time.monotonic()
     return ended + _REST * (ended - began)
