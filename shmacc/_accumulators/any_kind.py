@@ -1,4 +1,4 @@
-"""Attaches to what a name leads to: an accumulator of whatever kind, or shared arrays."""
+"""Attaches to the object of a name: an accumulator of any kind, parameters, or shared arrays."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners, checked_owners
 
 Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup | Any
-"""What a name leads to; Any: shared arrays, which have nothing in common with the others, so that
-what accumulators have in common can be used without a check. ``SharedArrays.attach`` is typed."""
+"""The type of a name's object. Any stands for shared arrays: they share no methods with
+accumulators, whose methods can so be used without a check. ``SharedArrays.attach`` is typed."""
 
 _CLASSES: dict[str, type[Opened]] = {
     "sparse": SparseConditionalAccumulator,
@@ -33,14 +33,14 @@ def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None =
         shared_name: The name.
         owners: Whose segments may be attached: "mine" (this process's effective user's and root's),
             "any", or an iterable of uids.
-        timeout: For how many seconds to wait until it exists; None: not at all (NotFoundError). In
-            all calls that wait for something else, None is for ever.
+        timeout: How many seconds to wait until it exists; None: do not wait (NotFoundError). In all
+            calls that wait for something else, None means for ever.
 
     Raises:
-        NotFoundError: There is none, and no timeout.
+        NotFoundError: There is no object of that name, and no timeout.
         DeadlineExceededError: There was none until the end of the timeout.
-        InvalidArgumentError: No possible name, or a bad timeout.
-        PermissionDeniedError: It is another user's.
+        InvalidArgumentError: An impossible name, or a bad timeout.
+        PermissionDeniedError: The object is another user's.
         DataLossError: The file under the name is no valid segment of this version.
     """
     segment_name, whose = names.segment_name(shared_name), checked_owners(owners)

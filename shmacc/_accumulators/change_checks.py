@@ -1,4 +1,4 @@
-"""Changes of parameters, and the checks that those of arrays and of tables share."""
+"""The record of a change of parameters, and the checks that arrays and tables share."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +18,7 @@ class Named(Protocol):
 
     @property
     def noun(self) -> str:
-        """What kind of thing this is, to begin a sentence with."""
+        """The word "Array" or "Table", to begin a message with."""
 
     @property
     def name(self) -> str:
@@ -26,11 +26,11 @@ class Named(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's."""
+        """Its NumPy dtype."""
 
     @property
     def dtype_name(self) -> str:
-        """Its name in messages."""
+        """The dtype's name in messages."""
 
     @property
     def optimizer(self) -> optim.Optimizer | None:
@@ -38,16 +38,16 @@ class Named(Protocol):
 
 
 class Change(NamedTuple):
-    """What becomes of a region of an array.
+    """A change of one region of an array, or of a table.
 
     Attributes:
-        array: The array's number.
-        region: The region.
+        array: The number of the array or table.
+        region: The region's number.
         rate: The learning rate, if the values are gradients; None: they are new contents.
-        rows: Which rows, ascending; None: all. Of a table ids.
+        rows: The rows to change, ascending; None: all. For a table their ids.
         values: The values, in C order.
-        rest: The size of the region; of a table the ids to remove (None: all others), and the last
-            steps of the rows (None: that of the round).
+        rest: For an array the size of the region. For a table the ids to remove (None: all ids not
+            in `rows`) and the last steps of the rows (None: the round's step).
     """
 
     array: int
@@ -65,10 +65,10 @@ class Change(NamedTuple):
 
 
 def learning_rate(array: Named, rate: float | None) -> float:
-    """Return this rate, or that of its optimizer if it is None.
+    """Return this rate, or if it is None the rate of the array's optimizer.
 
     Raises:
-        InvalidArgumentError: It has no optimizer, or this rate is none of its dtype.
+        InvalidArgumentError: The array has no optimizer, or its dtype cannot represent the rate.
     """
     if array.optimizer is None:
         raise InvalidArgumentError(
@@ -85,7 +85,7 @@ def learning_rate(array: Named, rate: float | None) -> float:
 def ascending(
     rows: IndexArray, values: ValueArray, repeated_text: str
 ) -> tuple[IndexArray, ValueArray]:
-    """Return rows in ascending order; InvalidArgumentError if one is there twice."""
+    """Return rows and values in ascending order; InvalidArgumentError if a row is there twice."""
     if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
         order = np.argsort(rows, kind="stable")
         rows, values = rows[order], np.ascontiguousarray(values[order])
@@ -105,7 +105,7 @@ def check_vector(rows: IndexArray, what: str) -> None:
 
 
 def owned(given: Any, dtype: DType, what: str) -> ValueArray:
-    """Return a copy in the array's dtype: what is given may be a view of the arrays."""
+    """Return a copy in the array's dtype, since the caller's values may be views of the arrays."""
     values = arrays.converted(given, dtype, what).view(dtype.numpy)
     try:
         return values if values.flags.owndata else values.copy()
@@ -115,7 +115,7 @@ def owned(given: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def check_like(array: Named, values: ValueArray, shape: tuple[int, ...], what: str) -> None:
-    """Raise InvalidArgumentError unless values have this shape, and the dtype."""
+    """Raise InvalidArgumentError unless values have this shape and the array's dtype."""
     if values.dtype != array.dtype:
         raise InvalidArgumentError(
             f"{what} {array.name!r} must have dtype {array.dtype_name}, but has {values.dtype}"

@@ -1,4 +1,4 @@
-"""What an update or a restore makes of parameters, checked, as the extension takes it."""
+"""Turns an update or a restore of parameters into checked changes for the extension."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from shmacc.errors import InvalidArgumentError
 class Array:
     """An array of parameters.
 
-    It has regions: 0 is the array, the others are its optimizer's slots.
+    It has several regions: 0 is the array itself, the others are its optimizer's slots.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Array:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's."""
+        """Its NumPy dtype."""
         return self.spec.dtype.numpy
 
     @property
@@ -55,7 +55,7 @@ class Array:
 
     @property
     def slots(self) -> tuple[optim.Slot, ...]:
-        """What its optimizer keeps."""
+        """Its optimizer's slots."""
         return () if self.optimizer is None else self.optimizer.slots()
 
     def shape_of(self, region: int) -> tuple[int, ...]:
@@ -93,14 +93,15 @@ def of_update(
     """Return the changes that gradients and new contents make, in the order of the arrays.
 
     Args:
-        known: The arrays and tables.
-        gradients: Of a round.
-        values: New contents.
-        remove: Ids, by table.
-        rates: Learning rates by array; of others their optimizers' own, which were checked.
+        known: The arrays and tables, by name.
+        gradients: A round's gradients, by array.
+        values: New contents, by array.
+        remove: Ids to remove, by table.
+        rates: Learning rates, by array. Other arrays use their optimizers' own, checked before.
 
     Raises:
-        InvalidArgumentError: One of them does not fit its array, or there is no such array.
+        InvalidArgumentError: A gradient or contents do not fit their array, or there is no such
+            array.
     """
     if not isinstance(values, Mapping):
         raise InvalidArgumentError(
@@ -197,7 +198,7 @@ def _contents(array: Array, given: Any) -> Change:
 
 
 def _check_rows(array: Array, rows: IndexArray) -> None:
-    """Raise InvalidArgumentError if ascending rows are not rows of the array."""
+    """Raise InvalidArgumentError if a row number, of ascending ones, is not in the array."""
     if len(rows) and not 0 <= rows[0] <= rows[-1] < array.shape[0]:
         wrong = rows[0] if rows[0] < 0 else rows[-1]
         raise InvalidArgumentError(
@@ -206,7 +207,7 @@ def _check_rows(array: Array, rows: IndexArray) -> None:
 
 
 def of_state(own: tuple[Array | Known, ...], state: Any) -> tuple[list[Change], int, list[int]]:
-    """Return what restores a state: the changes, the step, how often each array was updated.
+    """Return the parts of a state to restore: changes, step, and each array's number of updates.
 
     Raises:
         InvalidArgumentError: It is no state, or that of other parameters.
@@ -240,7 +241,7 @@ def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Ch
     for region, key in enumerate(saved):
         values = saving.get(state, key)
         if values.dtype.kind == "V" and values.dtype.itemsize == array.dtype.itemsize:
-            values = values.view(array.dtype)  # as np.load makes it of a dtype that is not NumPy's
+            values = values.view(array.dtype)  # np.load returns void for bfloat16
         if values.dtype != array.dtype or values.shape != array.shape_of(region):
             raise InvalidArgumentError(
                 f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but array "

@@ -27,12 +27,12 @@ def save(
 ) -> None:
     """Write the states of accumulators and parameters into one ``.npz`` file.
 
-    The file is there with all of it, or as it was before: a new file is written, flushed to the
-    disk, and takes its place and its rights. A process that is killed meanwhile leaves nothing (on
-    file systems without nameless files, as NFS, a hidden file beside it).
+    The file gets all of its new content, or stays as it was: a new file is written and flushed to
+    the disk, and then replaces the old one, with its rights. A process that is killed meanwhile
+    leaves nothing (on file systems without nameless files, such as NFS, a hidden file beside it).
 
-    In the block of a round, after `Parameters.update`, the states are those after the round; before
-    it, those before the round.
+    In the block of a round the states are those before the round; after `Parameters.update` they
+    are those after the round.
 
     Args:
         path: The file. A symbolic link is followed.
@@ -40,11 +40,11 @@ def save(
         timeout: Seconds to wait for their locks, which a stopped process may hold; None: for ever.
 
     Raises:
-        InvalidArgumentError: Something that cannot be saved; or `path` is that of a device, a
-            directory, or anything else that is no file.
+        InvalidArgumentError: Something cannot be saved; or `path` leads to a device, a directory,
+            or anything else that is no file.
         DeadlineExceededError: The timeout passed. Nothing was written.
-        FailedPreconditionError: Rounds ended all the while, so the states did not belong together;
-            or a process died in `load`, so they do not either.
+        FailedPreconditionError: The states do not belong together: rounds ended during every
+            attempt to read them, or a process died in `load`.
         OSError: Writing failed.
     """
     _check(what)
@@ -59,25 +59,25 @@ def save(
 
 
 def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
-    """Restore what `save` has written: all of it or nothing.
+    """Restore all states of a file that `save` has written, or none.
 
-    Everything is checked first. Then all that is named is replaced as one: with the locks of all of
-    it, and whatever is raised meanwhile, by a signal handler too. It is for a run's beginning:
-    gradients that workers have computed from what was there before may still arrive after it.
+    Everything is checked first. Then all objects are replaced as one, with the locks of all of them
+    held; no exception can interrupt this, not even a signal handler's. Load at the beginning of a
+    run: gradients that workers have computed from the old contents may still arrive afterwards.
 
     Only a process that is killed can leave a load half done. It has marked the parameters before:
-    `Parameters.update`, `skip` and `save` are a FailedPreconditionError until the same is loaded
-    again, by whichever process, which makes all of it whole.
+    `Parameters.update`, `skip` and `save` raise FailedPreconditionError until any process loads the
+    same file again, which completes the load.
 
     Args:
         path: The file.
-        what: What to restore, by the names that it was saved by; all of them.
+        what: The objects to restore, under all names of the file.
 
     Raises:
-        InvalidArgumentError: The file has other names, or states of something else; or two names
-            are those of the same segment.
-        DataLossError: It is no file of `save`, or damaged.
-        ResourceExhaustedError: Shared memory, or this process's, is full.
+        InvalidArgumentError: The file has other names, or states of other objects; or two names
+            lead to the same segment.
+        DataLossError: The file is not one of `save`, or is damaged.
+        ResourceExhaustedError: Shared memory, or this process's memory, is full.
         OSError: Reading failed.
     """
     _check(what)
@@ -115,12 +115,12 @@ def _check(what: object) -> None:
 
 
 def _can_be_stored(name: str) -> bool:
-    """Return whether a zip file gives the name back: NUL ends it there, and it is kept in UTF-8."""
+    """Return whether a zip file can store the name: NUL would end it, and UTF-8 must encode it."""
     return "\0" not in name and not any("\ud800" <= each <= "\udfff" for each in name)
 
 
 def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[str, ValueArray]]:
-    """Return states that belong together: no round ended, and no update, while they were read."""
+    """Return states that belong together: no round or update ended while they were read."""
     deadline = None if timeout is None else time.monotonic() + timeout
     for _ in range(_ATTEMPTS):
         generations = [_generation(one) for one in what.values()]
@@ -159,7 +159,7 @@ def _generation(one: Saved) -> int:
 def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
     states: dict[str, dict[str, ValueArray]] = {}
     with (
-        path.open("rb") as opened,  # np.load leaves it open if it fails
+        path.open("rb") as opened,  # np.load would leave its own file open if it fails
         saving.damage_told(str(path)),
         np.load(opened, allow_pickle=False) as file,
     ):

@@ -1,4 +1,4 @@
-"""A file that has all of its new content at once, or stays as it was."""
+"""Replaces a file atomically: it has all of its new content at once, or stays as it was."""
 
 import contextlib
 import fcntl
@@ -15,14 +15,14 @@ from shmacc.errors import InvalidArgumentError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that takes the place of that under `path`, with its rights, at the block's end.
+    """Yield a new file; at the end of the block it replaces the file at `path`, with its rights.
 
-    Until then it has no name, so the system frees it with a process that dies. Where the file
-    system has no such files (NFS), it has a name beside `path`, and stays behind a process that is
-    killed. A symbolic link stays, and leads to the new file.
+    Until then the new file has no name, so the system frees it if the process dies. If the file
+    system has no nameless files (NFS), it has a name beside `path`, and a process that is killed
+    leaves it behind. A symbolic link stays, and leads to the new file.
 
     Raises:
-        InvalidArgumentError: There is something under `path` that is no file.
+        InvalidArgumentError: There is something at `path` that is no file.
         OSError: The system refused.
     """
     replaced = _status(path)
@@ -60,7 +60,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _open_nameless(directory: Path) -> _core.Descriptor | None:
-    """Open a new file without a name; None if it could not be given one, whatever the reason."""
+    """Open a new file without a name; None if it could not get a name later, for any reason."""
     with contextlib.suppress(OSError):
         opened = _core.open_file(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
         if Path(_of_descriptor(opened.fileno())).exists():
@@ -69,7 +69,7 @@ def _open_nameless(directory: Path) -> _core.Descriptor | None:
 
 
 def _hidden(target: Path) -> Path:
-    """Return a name beside the target's that nobody else has."""
+    """Return a hidden name in the target's folder that nobody else uses."""
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
 
 
@@ -79,27 +79,27 @@ def _of_descriptor(descriptor: int) -> str:
 
 def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
     mode = stat.S_IMODE(replaced.st_mode)
-    for owner in replaced.st_uid, -1:  # another owner's: only root gives files away
+    for owner in replaced.st_uid, -1:  # -1 keeps our uid: only root gives files away
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, owner, replaced.st_gid)
             break
     else:
-        mode &= ~stat.S_IRWXG  # these rights were another group's
+        mode &= ~stat.S_IRWXG  # these rights were for another group
     os.fchmod(descriptor, mode)
 
 
 def _link(descriptor: int, target: Path, directory: int) -> None:
-    """Give a file without a name the target's.
+    """Give a file without a name the target's name.
 
-    If the target's name is taken, the file gets a second name, which is renamed to the target's.
-    The second name is always the same, and the directory's lock keeps others from it: so the next
-    call removes what a process leaves that dies between the two steps. If another program holds
-    the lock (a program that keeps systemd-tmpfiles away holds it for ever), the second name is this
-    call's own, and a death leaves it.
+    If the target's name is taken, the file first gets a second name, and is then renamed to the
+    target's. The second name is always the same, and a lock on the directory excludes other
+    processes from it. So if a process dies between the two steps, the next call removes the file
+    that it left. If another program holds the lock (a program that keeps systemd-tmpfiles away
+    holds it for ever), this call uses a second name of its own, and a death leaves that file.
     """
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):
-        os.link(source, target, src_dir_fd=directory)  # with a descriptor it follows the link
+        os.link(source, target, src_dir_fd=directory)  # src_dir_fd: so that it follows the link
         return
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,9 @@
-"""An accumulator's whole content as a plain dict of arrays, for ``np.savez``, and back.
+"""Converts an accumulator's whole content to a plain dict of arrays, for ``np.savez``, and back.
 
-``members`` and ``specs`` say what it is of; ``step``, ``count``, ``weight`` and ``contributors``
-are the round's; and for the member of number i that gradients have touched, ``i.values`` (sums),
-``i.count``, ``i.weight``, and of a sparse one ``i.indices``, ``i.row_counts``, ``i.shape``.
+``members`` and ``specs`` name and describe the members. ``step``, ``count``, ``weight`` and
+``contributors`` are the round's. Each member that gradients have touched, of number i, has
+``i.values`` (sums), ``i.count`` and ``i.weight``; a sparse member also has ``i.indices``,
+``i.row_counts`` and ``i.shape``.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ _NUMBERED = re.compile(r"[0-9]+\.values")
 
 
 def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
-    """Return a round that was read, as a state."""
+    """Return the state that a round from the extension makes."""
     state: dict[str, ValueArray] = {
         "members": np.array([spec.name for spec in specs]),
         "specs": np.array([_described(spec) for spec in specs]),
@@ -53,7 +54,7 @@ def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, Val
 
 
 def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]:
-    """Return the state of the same accumulator at that step, with nothing in it."""
+    """Return a state of the same accumulator at that step, without gradients."""
     empty = {key: state[key] for key in ("members", "specs")}
     nothing = {"count": np.array(0), "weight": np.array(0), "contributors": np.empty(0, np.int64)}
     return {**empty, "step": np.array(step), **nothing}
@@ -62,10 +63,10 @@ def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]
 def from_arrays(
     state: Any, specs: tuple[MemberSpec, ...]
 ) -> tuple[list[MemberGradient], int, arguments.Terms]:
-    """Return what the extension needs to restore a state: members, step, terms.
+    """Return a state's members, step and terms, as the extension restores them.
 
     Raises:
-        InvalidArgumentError: It is no state, one of other members, or inconsistent.
+        InvalidArgumentError: It is no state, has other members, or is inconsistent.
         ResourceExhaustedError: There is no memory for contiguous copies.
     """
     own = {spec.name: (number, spec) for number, spec in enumerate(specs)}
@@ -114,13 +115,14 @@ def names(state: Any, key: str, existing: Mapping[str, str], what: str, whose: s
 
     Args:
         state: The state.
-        key: That of the names; their descriptions are under "specs".
-        existing: The description of each that is expected, by name.
-        what: What a name is of, in a message.
-        whose: What the state is of, in a message.
+        key: The key of the names; their descriptions are under "specs".
+        existing: The expected descriptions, by name.
+        what: A word for a named thing, for messages: "member".
+        whose: A word for the owner of the existing things, for messages: "accumulator's".
 
     Raises:
-        InvalidArgumentError: It is no state, its names are others, or some occur twice.
+        InvalidArgumentError: It is no state, has other names or descriptions, or a name occurs
+            twice.
     """
     if not isinstance(state, Mapping):
         raise InvalidArgumentError(
@@ -172,10 +174,10 @@ def _partial(state: Mapping[str, Any], number: int, spec: MemberSpec) -> Any:
 
 
 def get(state: Mapping[str, Any], key: str) -> Any:
-    """Return an array of a state, which may be a file that ``np.load`` reads only now.
+    """Return an array of a state, which may be a file of ``np.load`` that is read only now.
 
     Raises:
-        InvalidArgumentError: The state has none of that name.
+        InvalidArgumentError: The state has no array of that name.
         DataLossError: The file is damaged.
     """
     if key not in state:
@@ -187,10 +189,10 @@ def get(state: Mapping[str, Any], key: str) -> Any:
 
 @contextlib.contextmanager
 def damage_told(what: str) -> Iterator[None]:
-    """Raise a DataLossError where NumPy cannot make sense of a file.
+    """Raise DataLossError if NumPy cannot read a file because it is damaged.
 
-    It raises nearly anything then, from zipfile, zlib and tokenize too: NotImplementedError of a
-    flipped bit in a number of a compression, for instance.
+    NumPy may raise nearly any exception then, also from zipfile, zlib and tokenize: for instance
+    NotImplementedError if a bit of the compression method's number is flipped.
     """
     try:
         yield
@@ -200,7 +202,7 @@ def damage_told(what: str) -> Iterator[None]:
     except Exception as error:
         pass_on(error)
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
-            raise  # the disk's; EINVAL: an offset in the file is negative
+            raise  # an error of the disk; EINVAL comes from a negative offset in a damaged file
         raise DataLossError(f"{what} is damaged, or no file of shmacc.save: {error}") from error
 
 

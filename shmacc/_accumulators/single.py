@@ -1,4 +1,4 @@
-"""The common base of both conditional accumulators: one tensor's gradients."""
+"""The common base of the sparse and the dense accumulator, for one tensor's gradients."""
 
 from typing import Any, TypeVar
 
@@ -59,5 +59,5 @@ class SingleAccumulator(Accumulator[_Taken_co, _Partial_co]):
 
     @property
     def shape(self) -> arguments.Shape:
-        """The declared shape; None: unknown rank; None as a dimension: unknown."""
+        """The declared shape; None: unknown rank; None as a dimension: unknown dimension."""
         return self._shape

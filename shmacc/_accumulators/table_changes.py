@@ -1,4 +1,4 @@
-"""What an update or a restore makes of tables of parameters, as `changes` says it of arrays."""
+"""Turns an update or a restore of tables into changes for the extension, as `changes` does."""
 
 import math
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float 
 
     Args:
         table: The table.
-        taken: What a round has of it; None: nothing.
-        given: New rows, ``(ids, rows)``; None: none.
-        remove: Ids.
+        taken: The round's gradient for the table; None: it has none.
+        given: New rows, ``(ids, rows)``; None: there are none.
+        remove: Ids to remove.
         rate: The learning rate; None: the optimizer's own.
 
     Raises:
-        InvalidArgumentError: One of them does not fit the table.
+        InvalidArgumentError: An argument does not fit the table.
     """
     what = f"the ids of table {table.name!r}"
     ids, rows = np.empty(0, np.int64), np.empty(0, table.dtype)
@@ -69,7 +69,7 @@ def _check_rows(table: Known, rows: ValueArray, count: int, what: str) -> None:
 
 
 def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
-    """Return what restores a table: its rows, with all others removed.
+    """Return the change that restores a table: it sets the state's rows, and removes all others.
 
     Raises:
         InvalidArgumentError: The state does not fit the table.

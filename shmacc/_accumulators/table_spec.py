@@ -1,4 +1,4 @@
-"""What a table of parameters is: as a constructor is given it, and as a segment has it."""
+"""Specs of tables of parameters: those that a constructor is given, or that a segment has."""
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
@@ -19,13 +19,13 @@ _DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table of parameters: rows by ids that need not be known, any integers below 2**63.
+    """A table of parameters: rows by ids that need not be known in advance, from 0 below 2**63.
 
     Args:
         row_shape: The shape of a row; ``()`` for a number.
         dtype: float32 or float64.
-        initial: What a row has before anything changes it; one of `shmacc.init`.
-        max_rows: How many rows there may be, at least 1; None: as many as there is memory for.
+        initial: The contents of a row before anything changes it; one of `shmacc.init`.
+        max_rows: How many rows there may be, at least 1; None: as many as memory allows.
 
     Raises:
         InvalidArgumentError: A bad argument.
@@ -67,7 +67,7 @@ class TableSpec:
 
 
 def to_member(name: str, spec: TableSpec) -> MemberSpec:
-    """Return a table as a segment has it, under this name."""
+    """Return the spec of a table of this name, for a segment."""
     number, numbers, seed = spec.initial.config()
     table = (number, tuple(numbers), seed, spec.max_rows)
     dtype = dtypes.resolve(spec.dtype)
@@ -75,7 +75,7 @@ def to_member(name: str, spec: TableSpec) -> MemberSpec:
 
 
 def of_member(spec: MemberSpec) -> TableSpec:
-    """Return the table that a segment has.
+    """Return a segment's table as a user specifies it.
 
     Raises:
         DataLossError: Its numbers are out of range.
@@ -95,7 +95,7 @@ def of_member(spec: MemberSpec) -> TableSpec:
 def differences(
     name: str, has: MemberSpec | None, wants: MemberSpec | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (what, existing, asked) of two members of which one is a table, at least."""
+    """Yield the differences of two members, at least one a table, as (what, existing, asked)."""
     if has is None or wants is None or has.kind != wants.kind:
         one, other = (_described(spec) for spec in (has, wants))
         yield f"{name!r}", one, other

@@ -1,4 +1,4 @@
-"""Tables of parameters as users read them: rows by id, without a lock."""
+"""Read access to tables of parameters: rows by id, without a lock."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from shmacc.errors import InvalidArgumentError
 
 
 def checked_ids(value: object, what: str) -> IndexArray:
-    """Return ids of any shape as C-contiguous int64; it may be the caller's array.
+    """Return ids of any shape as C-contiguous int64, which may be the caller's array itself.
 
     Raises:
         InvalidArgumentError: They are no integers from 0 to below 2**63.
@@ -27,7 +27,7 @@ def checked_ids(value: object, what: str) -> IndexArray:
 
 
 class Known:
-    """What a process knows of a table that it has open."""
+    """The properties of a table in an open segment."""
 
     __slots__ = ("name", "number", "optimizer", "spec")
 
@@ -41,7 +41,7 @@ class Known:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's."""
+        """Its NumPy dtype."""
         dtype: np.dtype[Any] = self.spec.dtype
         return dtype
 
@@ -52,7 +52,7 @@ class Known:
 
     @property
     def slots(self) -> tuple[optim.Slot, ...]:
-        """What its optimizer keeps of each row."""
+        """Its optimizer's slots."""
         return () if self.optimizer is None else self.optimizer.slots()
 
     def shape_of(self, part: int) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Known:
 
 
 class TableRows:
-    """What a table, or a slot of its optimizer, has of each row: ``rows[ids]`` are copies."""
+    """The rows of a table or of one of its slots: ``rows[ids]`` returns copies."""
 
     __slots__ = ("_access", "_known", "_part")
 
@@ -87,14 +87,14 @@ class TableRows:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of its part of a row."""
+        """The shape of a row of the table, or of the slot."""
         return self._known.shape_of(self._part)
 
     def __getitem__(self, ids: Any) -> ValueArray:
         """Return copies of the rows of these ids, of shape ``ids.shape + row_shape``.
 
-        Takes no lock, and never waits. Of ids that are not in the table these are the initial
-        contents; nothing is put in. Ids may be repeated, in any order.
+        Takes no lock, and never waits. Ids that are not in the table give the initial contents, and
+        are not inserted. Ids may be repeated, in any order.
 
         Raises:
             InvalidArgumentError: They are no integers from 0 to below 2**63.
@@ -142,20 +142,20 @@ class TableRows:
 
 
 class Table(TableRows):
-    """Rows in shared memory by ids that nobody need know beforehand; a member of `Parameters`.
+    """Rows in shared memory by ids that need not be known in advance; a member of `Parameters`.
 
-    ``table[ids]`` are copies of rows. An id that is not in the table has its initial row: it gets
-    a row of its own when an update changes it. What is read between two updates is exact. During
-    one each number is the old or the new one, and an id that is being added or removed is found or
-    not; all others are found. No read takes a lock or waits, also while the process that updates is
-    stopped, or dead.
+    ``table[ids]`` returns copies of rows. An id that is not in the table has its initial row: it
+    gets a row of its own when an update changes it. Between two updates, reads are exact. During an
+    update each number read is the old or the new one. An id that is being added or removed may be
+    found or not; all other ids are found. No read takes a lock or waits, even if the process that
+    updates is stopped or dead.
     """
 
     __slots__ = ()
 
     @property
     def initial(self) -> init.Initial:
-        """What a row has before anything changes it."""
+        """The contents of a row before anything changes it."""
         return self._known.spec.initial
 
     @property
@@ -167,7 +167,7 @@ class Table(TableRows):
         return self._access().state()[0]
 
     def __bool__(self) -> bool:
-        """Return True, also without rows: else ``if table`` would look for them."""
+        """Return True, even without rows: ``if table`` asks whether there is a table."""
         return True
 
     def __repr__(self) -> str:
@@ -176,7 +176,7 @@ class Table(TableRows):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of shared memory it has: rows, slots, ids, index."""
+        """How many bytes of shared memory the table uses: rows, slots, ids, index."""
         return self._access().state()[3]
 
     def contains(self, ids: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -207,7 +207,7 @@ class Table(TableRows):
         """Return the ids that are in the table, ascending.
 
         Args:
-            updated_before: Only those whose rows were last updated at an earlier step.
+            updated_before: Only ids whose rows were last updated before this step.
 
         Raises:
             InvalidArgumentError: `updated_before` is no integer.
