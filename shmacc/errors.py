@@ -46,7 +46,7 @@ class ShmaccError(Exception):
         return self
 
     def of_member(self, name: str) -> Self:
-        """Return the same error, with the name of the group's member in the message."""
+        """Return the same error, with the group's member, its ``name``, in the message."""
         return type(self)(f"Member {name!r}: {self}").with_fields(**self.__dict__)
 
     def about(self, segment: str) -> Self:

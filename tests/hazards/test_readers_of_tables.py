@@ -197,7 +197,6 @@ def test_a_reader_that_sleeps_in_a_row() -> None:
                 _replace(params, 2, other, none)
                 _replace(params, 2, none, other)
                 _replace(params, 3, one, none)
-                child.run_to_mark()
                 child.finish()
             _replace(params, 1, one, none)
 
@@ -238,5 +237,4 @@ def test_a_reader_that_sleeps_while_indexes_are_built() -> None:
                 child.run_to_mark()
                 deque(islice(child.steps_to_mark(), stop), maxlen=0)
                 build(params, range(3 + number * 5, 8 + number * 5))
-                child.run_to_mark()
                 child.finish()
