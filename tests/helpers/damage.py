@@ -169,7 +169,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class AgeOfCopies:
-    """Both copies of a member claim a generation, counted from the lane's."""
+    """Gives both copies of a member a generation, relative to the lane's."""
 
     first: int
     second: int

@@ -66,4 +66,4 @@ class TracedThread:
             if number == signal.SIGTRAP:
                 self.held = True
                 return
-            ptrace(CONT, self.thread, number)  # a signal that it was sent
+            ptrace(CONT, self.thread, number)  # passes on a signal sent to the thread

@@ -54,7 +54,7 @@ byte owner = NOBODY;
 byte word[2];            /* digit 3^s: how often the round of step s is in */
 byte saved[2];
 byte records = 0;
-byte journal = 0;        /* a generation */
+byte journal = 0;        /* the generation that it would commit as */
 byte generation = 1;
 byte pstep = 0;
 byte new_step = 0;       /* valid from generation new_needs on */

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 if any("multiprocessing.resource_tracker" in argument for argument in sys.orig_argv):
-    os.setpgid(0, 0)  # it is not killed with the others, and removes the semaphores of pools
+    os.setpgid(0, 0)  # the tracker must survive the kills: it removes the semaphores of pools
 
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
 # The process that makes this call of a chief, counted from 1, is killed. 0: none.

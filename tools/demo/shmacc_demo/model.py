@@ -100,7 +100,7 @@ class Batches:
         starts = dice.integers(0, len(self._stream) - plan.span + 1, (plan.spans, 1))
         words = self._stream[starts + np.arange(plan.span)].astype(np.int64)
         kept = dice.random(words.shape) < self._kept[words]
-        order = np.argsort(~kept, axis=1, kind="stable")  # the kept ones close up, to the left
+        order = np.argsort(~kept, axis=1, kind="stable")  # moves the kept words to the left
         words, kept = np.take_along_axis(words, order, 1), np.take_along_axis(kept, order, 1)
         reach = dice.integers(1, plan.window + 1, words.shape)
         near: list[Any] = []

@@ -56,7 +56,7 @@ def measure(quick: bool) -> Iterator[Table]:
 def _train(
     kind: str, world: int, blocks: int, backups: int, nap: float
 ) -> tuple[list[tuple[float, float]], list[float], list[float]]:
-    """Train by both; return milliseconds a step of each block, of processors, and the losses."""
+    """Train by both; return each block's milliseconds a step, processor times, and the losses."""
     model, name = Digits(kind), f"bench.{os.getpid()}.ddp"
     with (
         tempfile.TemporaryDirectory() as place,

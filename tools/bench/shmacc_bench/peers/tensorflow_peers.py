@@ -91,7 +91,7 @@ class ServerPeer(LocalPeer):
         tf.compat.v1.Session.reset(self.target)
 
     def shutdown(self) -> None:
-        """End the server, which has no other end."""
+        """Kill the server, which does not end by itself."""
         self.server.kill()
         self.server.join()
 
