@@ -58,8 +58,8 @@ class ShmaccError(Exception):
 class InvalidArgumentError(ShmaccError, ValueError):
     """A bad argument. Nothing was changed.
 
-    What to do: Correct the call; the message says what was expected. Where an existing segment
-    disagrees, ask for what it has, or replace it (``if_exists="replace"``).
+    What to do: Correct the call; the message says what was expected. If an existing segment
+    disagrees, ask for its values, or replace it (``if_exists="replace"``).
 
     Attributes:
         what: The property in which an existing accumulator differs: "kind", "dtype", "shape",

@@ -78,7 +78,7 @@ class Optimizer:
         return number
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return what the optimizer keeps for each element, in order."""
+        """Return the slots of this optimizer, in order."""
         return ()
 
     def check_rate(

@@ -133,7 +133,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     @property
     def lanes(self) -> int:
-        """How many applies go on at the same time."""
+        """How many applies can go on at the same time."""
         return self._spec.lanes or 1
 
     @property

@@ -47,7 +47,7 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
             owners: Whose accumulator may be attached.
             if_exists: What to do with an existing accumulator.
             unlink_on_close: Whether its creator removes the name.
-            lanes: How many applies go on at the same time.
+            lanes: How many applies can go on at the same time.
             capacity: How many gradients may be pending.
 
         Raises:

@@ -52,9 +52,9 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 number of gradients that touched it; CMEAN divides by all gradients of the round.
             mode: Permission bits.
             owners: Whose group may be attached.
-            if_exists: What to do with an existing one.
+            if_exists: What to do with an existing group.
             unlink_on_close: Whether its creator removes the name.
-            lanes: How many applies go on at the same time.
+            lanes: How many applies can go on at the same time.
             capacity: How many gradients may be pending.
 
         Raises:
@@ -175,7 +175,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         counts say, and it brings its contributors.
 
         Args:
-            partial: Of a group whose members have these names, kinds, dtypes and shapes.
+            partial: A partial from a group whose members have these names, kinds, dtypes and
+                shapes.
             local_step: The step that its gradients were computed at.
             timeout: As for `apply`.
 

@@ -23,9 +23,9 @@ _MOST_SHOWN = 8  # arrays that repr() lists
 class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     """NumPy arrays in shared memory under a name, for processes that need not be related.
 
-    A mapping from name to array. ``params["emb"]`` *is* the shared memory: what one process writes
-    into it, ``params["emb"][rows] -= step``, the others read at once, and nothing is copied. Names,
-    shapes and dtypes do not change.
+    A mapping from name to array. ``params["emb"]`` *is* the shared memory. If one process writes
+    into it, ``params["emb"][rows] -= step``, the others read the new numbers at once, without a
+    copy. Names, shapes and dtypes do not change.
 
     No lock is taken. If arrays are written only in the block of an accumulator's ``round``, no
     write happens while a gradient that counts is computed from them. A process that is killed while
@@ -77,8 +77,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
                 them. To attach, even to read, a user needs the rights to read and to write.
             owners: Whose arrays may be attached: "mine" (this process's effective user's and
                 root's), "any", or an iterable of uids.
-            if_exists: "attach"; "error": raise if the name is taken; "replace": remove what no
-                living process has attached.
+            if_exists: "attach"; "error": raise if the name is taken; "replace": remove existing
+                arrays that no living process has attached, and create new ones.
             unlink_on_close: Whether the name is removed when its creator closes this object or ends
                 in order.
 

@@ -74,7 +74,7 @@ def sparse_sums(partial: Any, dtype: DType) -> Sums:
     """Return the sums of a sparse member's partial.
 
     Raises:
-        InvalidArgumentError: It is no such partial, or its counts are inconsistent.
+        InvalidArgumentError: It is no sparse partial of this dtype, or its counts are inconsistent.
         ResourceExhaustedError: There is no memory for a contiguous copy.
     """
     _check_not_divided(partial)
@@ -103,7 +103,7 @@ def dense_sums(partial: Any, dtype: DType) -> Sums:
     """Return the sums of a dense member's partial.
 
     Raises:
-        InvalidArgumentError: It is no such partial.
+        InvalidArgumentError: It is no dense partial of this dtype.
         ResourceExhaustedError: There is no memory for a contiguous copy.
     """
     _check_not_divided(partial)
@@ -219,9 +219,9 @@ def checked_rows(
 
 
 def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) -> ValueArray:
-    """Return the values; ``[]`` gets the declared shape of a row, so ``([], [])`` is allowed.
+    """Return the values; ``[]`` gets the declared shape of a row.
 
-    It is an empty batch.
+    So ``([], [])`` is a valid gradient: an empty batch.
     """
     if not declared or None in declared[1:] or indices.shape != (0,) or values.shape != (0,):
         return values

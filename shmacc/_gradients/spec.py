@@ -96,7 +96,7 @@ class MemberSpec:
 
     @classmethod
     def of_config(cls, config: MemberConfig) -> Self:
-        """Return the spec of a member with this configuration, whose names the extension checked.
+        """Return the spec of a member with this configuration. The extension has checked names.
 
         Raises:
             DataLossError: Its dtype is unknown, or its type of sums does not fit the dtype.
@@ -156,7 +156,7 @@ class Spec:
     Attributes:
         kind: "sparse", "dense" or "group".
         members: In order; one without a name if it is no group.
-        reduction: "MEAN", "SUM" or "CMEAN"; of a group, that of members without their own.
+        reduction: "MEAN", "SUM" or "CMEAN"; in a group, it applies to members without their own.
         lanes: How many applies go on at a time; None: 1, or as an existing accumulator has it.
         capacity: How many gradients may be pending; None: any number, or as an existing accumulator
             has it.

@@ -63,7 +63,7 @@ def _wrap_when_it_begins() -> None:
 
 
 def is_unpickling() -> bool:
-    """Return whether this child, of spawn or of a forkserver, unpickles what it was sent."""
+    """Return whether this child (of spawn or a forkserver) is unpickling its process object."""
     for processes in loaded("process"):
         if getattr(processes.current_process(), "_inheriting", False):
             return True

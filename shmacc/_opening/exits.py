@@ -43,7 +43,7 @@ class Owner:
     _handle: _core.Handle
     _finalizer: "weakref.finalize[..., Any]"
     _shared_name: str
-    _opener: int | None  # the process whose user is to close it; absent or None: none
+    _opener: int | None  # the pid that must close it; absent or None: nobody must
 
     def _opened_by_user(self) -> None:
         """Warn from now on if this is collected unclosed. The last step of opening."""

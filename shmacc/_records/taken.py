@@ -39,7 +39,7 @@ class IndexedSlices:
 
 
 class SparseGradient(NamedTuple):
-    """The result of a sparse ``take_grad``, like that of TensorFlow's op.
+    """The result of a sparse ``take_grad``, as TensorFlow's op returns it.
 
     Attributes:
         indices: int64, shape ``(n,)``, ascending, each row once.
