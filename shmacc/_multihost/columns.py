@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 ALIGNED = 64
-"""A member's part of a column of values begins at a multiple of so many bytes (kPartAlignment)."""
+"""A member's part of a column of values begins at a multiple of this, in bytes (kPartAlignment)."""
 
 
 def keep_freed_memory() -> None:

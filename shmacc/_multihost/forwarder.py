@@ -44,7 +44,7 @@ class ForwarderCore:
         self._unshipped: Batch | None = None  # sealed for that grant, and not shipped yet
         self._batch: Batch | None = None  # shipped for that grant
         self._seal_began = float("-inf")
-        self._deaths: tuple[Death, ...] = ()  # of this fence
+        self._deaths: tuple[Death, ...] = ()  # noticed at this fence
         self._death_number = 0
         self._number = 0
         self._reported_at = float("-inf")

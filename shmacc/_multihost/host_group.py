@@ -60,7 +60,7 @@ class HostGroup(AccumulatorGroup):
         return Columns(reduced.rows, join(values))
 
     def taken(self, reduced: Columns, share: Share) -> GroupTaken:
-        """Return a reduction as a take would: on the same memory."""
+        """Return a reduction as a take would return it; the arrays share the reduction's memory."""
         rows, who, end = reduced.rows, np.empty(0, np.int64), 0
         taken: dict[str, SparseTaken | DenseTaken] = {}
         for (number, count, weight, length), values in zip(

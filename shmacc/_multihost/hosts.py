@@ -210,7 +210,7 @@ class Hosts:
         return bool(waited)
 
     def places(self, shards: int) -> tuple[str, ...]:
-        """Return a host for each shard: of those that take part, about as many for each."""
+        """Return a host for each shard: hosts that take part get about equally many shards."""
         names = sorted(host.name for host in self if host.takes_part)
         return tuple(names[shard % len(names)] for shard in range(shards))
 

@@ -48,7 +48,7 @@ class Timing:
                 )
 
     def pace(self, hosts: int) -> float:
-        """Return the factor by which so many `hosts` must report more rarely."""
+        """Return the factor by which `hosts` hosts must report more rarely."""
         return max(1.0, hosts / (self.heartbeats * self.heartbeat))
 
     def patience(self, pace: float) -> float:

@@ -114,7 +114,7 @@ class OwnerCore(Rounds):
             self.tick(now)
 
     def has_news(self, name: str, serial: int) -> bool:
-        """Whether the host must follow another order than that of `serial`.
+        """Whether the host must follow another order than the one with this `serial`.
 
         That a block is open is no news to a host that has shipped for its grant: the segment stays
         as it is.

@@ -59,7 +59,7 @@ class Rounds:
     """What the owner decides.
 
     Args:
-        term: Higher than those of all owners before it.
+        term: A term higher than those of all earlier owners.
         step: The step to begin with; None: unknown, until `set_global_step`.
         timing: How long it waits.
         shards: How many there are.

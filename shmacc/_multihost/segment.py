@@ -21,8 +21,8 @@ class Content:
     """What a sealed segment has.
 
     Attributes:
-        batch: What the owner must know of it.
-        pieces: What each shard gets; those that get nothing are left out.
+        batch: The description that the owner gets.
+        pieces: The piece for each shard; shards that get nothing are left out.
     """
 
     batch: Batch
@@ -66,7 +66,7 @@ class LocalSegment:
         return None
 
     def seal(self) -> Content:
-        """Open a round, unless it is open, and return a copy of what it has; consumes nothing."""
+        """Open a round, unless one is open; return a copy of its content. Consumes nothing."""
         taken = TakenRound(advance=False, seal=False, ends=self._ends)
         if self._round:
             self._handle.look(taken, None)
@@ -90,7 +90,7 @@ class LocalSegment:
             self.reset(step)
 
     def reset(self, step: int) -> None:
-        """Empty it and set its step; an open round ends."""
+        """Empty the segment and set its step; an open round ends."""
         _core.load([], [(self._handle, step, [], (0, 0, None, None))])
         self.release()
 

@@ -109,8 +109,8 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         rehearse: Remove nothing; raise what would be raised.
 
     Raises:
-        PermissionDeniedError: It is another user's.
-        DataLossError: It is damaged.
+        PermissionDeniedError: The file is another user's.
+        DataLossError: The segment is damaged.
     """
     semaphore = names.parse_semaphore_file(leftover.file_name)
     name = names.parse_segment_file(semaphore[0] if semaphore else leftover.file_name)
@@ -143,9 +143,10 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
 
     Raises:
         NotFoundError: There is none of that name.
-        FailedPreconditionError: It is in use, and not `force`.
-        PermissionDeniedError: It is another user's.
-        DataLossError: It is damaged or of another version; with `force` it is removed all the same.
+        FailedPreconditionError: The segment is in use, and `force` is false.
+        PermissionDeniedError: The file is another user's.
+        DataLossError: The segment is damaged or of another version; `force` removes it all the
+            same.
     """
     segment_name = resolve(name)
     before = _files_of(segment_name)
@@ -178,9 +179,9 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
 
     Raises:
         NotFoundError: There is none of that name.
-        InvalidArgumentError: It is no accumulator, but shared arrays.
-        DataLossError: It is damaged.
-        PermissionDeniedError: It is not this user's.
+        InvalidArgumentError: The name is that of shared arrays, not of an accumulator.
+        DataLossError: The segment is damaged.
+        PermissionDeniedError: This user may not write to the segment.
     """
     segment_name = resolve(name)
     if rehearse:
@@ -318,7 +319,7 @@ def _check_removable(path: str) -> None:
     """Find out, as far as the system tells, whether this process is allowed to remove a file.
 
     Raises:
-        PermissionDeniedError: It may not.
+        PermissionDeniedError: It is not allowed to.
     """
     try:
         obstacle = owners_only(os.stat(path, follow_symlinks=False).st_uid)

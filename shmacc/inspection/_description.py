@@ -125,9 +125,9 @@ def describe(name: str, look: Look | None = None) -> Description:
         look: A look to share with other calls; None: a new one.
 
     Raises:
-        NotFoundError: There is none of that name.
-        DataLossError: It is damaged, or of another version.
-        PermissionDeniedError: It is not this user's to read.
+        NotFoundError: No segment has that name.
+        DataLossError: The segment is damaged, or of another version.
+        PermissionDeniedError: This user may not read the segment.
     """
     segment_name = resolve(name)
     with open_view(segment_name) as view:

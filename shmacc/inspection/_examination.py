@@ -69,8 +69,8 @@ def most_touched(
 
     Raises:
         NotFoundError: There is no segment of that name.
-        DataLossError: It is damaged.
-        PermissionDeniedError: It is not this user's to read.
+        DataLossError: The segment is damaged.
+        PermissionDeniedError: This user may not read the segment.
     """
     with open_view(resolve(name)) as view:
         config = view.config()
@@ -98,7 +98,7 @@ def summarise_values(name: str) -> ValueSummary:
         name: As for `resolve`.
 
     Raises:
-        InvalidArgumentError: It is no accumulator, but shared arrays.
+        InvalidArgumentError: The name is that of shared arrays, not of an accumulator.
         Everything else as for `most_touched`.
     """
     tally, all_still = _Tally(), True

@@ -40,7 +40,7 @@ def resolve(name: str) -> SegmentName:
         name: A shared_name in this process's namespace, or a file's name in /dev/shm.
 
     Raises:
-        InvalidArgumentError: It is neither.
+        InvalidArgumentError: The text is neither.
     """
     if not name.startswith(names.PREFIX):
         return names.segment_name(name)

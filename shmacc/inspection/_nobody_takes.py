@@ -121,7 +121,7 @@ def suspicion(
     """Return a standstill that is not proved.
 
     Args:
-        kind: Which one.
+        kind: The kind of standstill.
         problem: Who waits, and for which idle processes.
         idle: The idle processes.
         since: Since when they have been idle.

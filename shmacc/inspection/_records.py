@@ -37,7 +37,7 @@ class StallKind(enum.StrEnum):
         NAME_HOLDER_STOPPED: The process that is opening or removing the name is stopped.
         ROUND_HOLDER_STOPPED: The process that has a round open is stopped.
         TAKER_STOPPED: The first waiting take has enough gradients, and its process is stopped.
-        TAKER_OVERDUE: It has enough, and does not take; whether it is stopped cannot be seen.
+        TAKER_OVERDUE: The first waiting take has enough gradients, and is not seen to be stopped.
         APPLIERS_STOPPED: All processes that could send what a take waits for are stopped.
         QUORUM_OUT_OF_REACH: No process can send what a take waits for.
         NOBODY_TAKES: Everybody waits for a take, and no process can take.

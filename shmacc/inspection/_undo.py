@@ -44,7 +44,7 @@ def read_undo(view: _core.SegmentView, state: TableState) -> Undo:
     """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
 
     Raises:
-        DataLossError: It is damaged.
+        DataLossError: The undo log is damaged.
     """
     nothing = np.empty(0, np.int64)
     if not state["undo_records"]:

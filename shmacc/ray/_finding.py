@@ -69,7 +69,7 @@ def make_owner(config: Config, step: int | None, until: float | None) -> tuple[A
     """Make the owner on this process's node, or find it; return it, its config and its node.
 
     Raises:
-        DeadlineExceededError: It does not answer.
+        DeadlineExceededError: The owner does not answer.
         FailedPreconditionError: Ray does not start it.
     """
     end = time.monotonic() + PATIENCE if until is None else until

@@ -1,4 +1,4 @@
-"""The forwarder of a node: what it does again and again, for as long as one owner knows it.
+"""The forwarder of a node: the loop that it runs for as long as one owner knows it.
 
 The thread waits for answers of the owner and of shards for a moment, looks at the segment, and does
 the core's actions: so everything that touches the segment or the core is in one thread. While
@@ -62,7 +62,7 @@ class Shared:
         here: The node's shards.
         store: Ray's object store on the node.
         asked: Copies that chiefs want.
-        woken: Set by an answer, or by somebody who wants something.
+        woken: Set when an answer has come, or another thread asks for something.
         stopped: Whether it is to end.
     """
 

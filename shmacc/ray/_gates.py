@@ -45,7 +45,7 @@ class Gates:
                     self._links.setdefault(node, set()).add(link)
 
     def tell_new_owners(self, fed: frozenset[str], until: float) -> None:
-        """Tell the owners of open rounds who do not know it which nodes are fed.
+        """Tell which nodes are fed to owners of open rounds that do not know it.
 
         Raises:
             As `Link.call`.

@@ -106,8 +106,9 @@ class AccumulatorGroup:
         Raises:
             InvalidArgumentError: A bad argument.
             NotFoundError: There is none.
-            FailedPreconditionError: As for the constructor, on this process.
-            DeadlineExceededError: There was none for so long.
+            FailedPreconditionError: Ray is not initialised, or this process has another
+                ``SHMACC_NAMESPACE`` than its node.
+            DeadlineExceededError: The cluster had no such group within the timeout.
         """
         seconds = arguments.timeout(timeout)
         check_connected(PATIENCE if seconds is None else min(seconds + LOOK, PATIENCE))
@@ -319,7 +320,7 @@ class AccumulatorGroup:
         return snapshot_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 
     def contributors(self, *, timeout: float | None = PATIENCE) -> IndexArray:
-        """Return who is in the open round, of all living hosts: int64, ascending.
+        """Return the contributors in the open round, of all living hosts: int64, ascending.
 
         Raises:
             DeadlineExceededError: As for `snapshot`.

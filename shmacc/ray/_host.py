@@ -36,18 +36,18 @@ _COPY = 10.0  # seconds for the thread to copy the segment's content
 
 _COUNTERS = (
     "group",  # the number of the group that the segment is of
-    "starts",  # of forwarders on this node
-    "reports",  # to the owner
-    "orders",  # of the owner
-    "step",  # of the owner, by the last order
-    "seals",  # of the segment, for a grant of the owner
+    "starts",  # forwarders started on this node
+    "reports",  # sent to the owner
+    "orders",  # received from the owner
+    "step",  # the owner's step in the last order
+    "seals",  # how often the segment was sealed for a grant
     "batches",  # shipped
-    "gradients",  # in these
-    "bytes",  # in these
-    "resent",  # pieces whose shard was lost meanwhile
+    "gradients",  # in these batches
+    "bytes",  # in these batches
+    "resent",  # pieces sent again, since their shard was lost
     "rounds",  # that consumed what was shipped
-    "resets",  # of the segment, whose gradients got into no round of this host's
-    "deaths",  # of processes that had applied
+    "resets",  # how often the segment was emptied without a round of this host
+    "deaths",  # processes that had applied, and died or failed
     "refused",  # forwarders that were told of a later one, and ended
 )
 
@@ -69,8 +69,8 @@ class HostActor:
         self._counters: SharedArrays | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "shmacc shards")
         self._shards: dict[int, HostShard] = {}
-        self._making = threading.Lock()  # of a shard
-        self._turn = threading.Condition()  # of what follows
+        self._making = threading.Lock()  # guards the making of a shard
+        self._turn = threading.Condition()  # guards what follows
         self._calls = 0
         self._work: Future[None] = Future()
         self._thread: threading.Thread | None = None
@@ -179,7 +179,7 @@ class HostActor:
         return None if self._group is None else self._group.stats()
 
     def end(self) -> None:
-        """Stop, finish the segment, and remove its name: nobody will ever take of it."""
+        """Stop, finish the segment, and remove its name: nobody will ever take from it."""
         with self._turn:
             self._shared.stopped.set()
             thread = self._thread

@@ -49,7 +49,7 @@ class _Gates:
         Ray keeps no order of calls to an actor with an event loop, and a step may be the next.
 
         Raises:
-            DeadlineExceededError: It has not answered.
+            DeadlineExceededError: The owner has not answered.
         """
         with self._lock:
             calls = [
@@ -138,7 +138,7 @@ class Link:
         """Return the owner's step.
 
         Raises:
-            FailedPreconditionError: It was started again and knows none yet.
+            FailedPreconditionError: The owner was started again and knows no step yet.
         """
         if (step := self.state(until)[0]) is None:
             raise not_ready(self)

@@ -97,7 +97,7 @@ def _check_agreement(existing: Config, asked: Mapping[str, TensorSpec]) -> None:
 
 
 def _wait_for_hosts(link: Link, nodes: set[str]) -> None:
-    """Wait for the segments of nodes, but not of those that meanwhile turn out to be dead.
+    """Wait for the segments of nodes, but not of nodes that meanwhile turn out to be dead.
 
     Ray considers a node alive until it has missed heartbeats for half a minute.
     """

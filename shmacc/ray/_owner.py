@@ -27,8 +27,8 @@ from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
 
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # until another host actor is made, where one has ended
-_AT_MOST = 30.0  # the same, if it ends again and again
-_SERVED = 10.0  # an actor that has served for so long had started well
+_AT_MOST = 30.0  # the longest pause, if actors end again and again
+_SERVED = 10.0  # an actor that has served this long had started well
 
 _logger = logging.getLogger("shmacc")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
-_namespaces: dict[str, str | None] = {}  # of the nodes that this process has asked
+_namespaces: dict[str, str | None] = {}  # by node that this process has asked
 _MOMENT = 0.2  # seconds that the head has if the caller looks again anyway
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
@@ -123,7 +123,7 @@ def check_connected(seconds: float = LONG) -> None:
     """Refuse a process that is not connected to Ray, or whose names are not those of its node.
 
     Raises:
-        FailedPreconditionError: It is one; the message says what to do.
+        FailedPreconditionError: This is such a process; the message says what to do.
         DeadlineExceededError: Ray's head has not answered.
     """
     if not ray.is_initialized():
@@ -147,7 +147,7 @@ def chosen_nodes(hosts: object) -> frozenset[str] | None:
     """Return the ids of the nodes that are to take part; None: all.
 
     Raises:
-        InvalidArgumentError: It is not some nodes' ids, or none of them is alive.
+        InvalidArgumentError: `hosts` are not ids of nodes, or no such node is alive.
     """
     if hosts is None:
         return None
@@ -188,7 +188,7 @@ class Shard:
     """A part of a round that stays where it is: rows whose numbers hash to it.
 
     Attributes:
-        number: Which shard it is.
+        number: The shard's number.
     """
 
     def __init__(

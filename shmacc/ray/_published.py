@@ -1,9 +1,9 @@
 """Shared arrays whose contents one process, the chief, hands on to all nodes.
 
 Each node has ordinary `shmacc.SharedArrays` of the same name; workers attach to those of their own
-node, and do not import Ray. The chief's are written by the chief, those of another node by a
-keeper, an actor there. `publish` sends rows through Ray's object store, and returns when the arrays
-of every living node have them.
+node, and do not import Ray. The chief writes those of its node; a keeper, an actor, writes those of
+another node. `publish` sends rows through Ray's object store, and returns when the arrays of every
+living node have them.
 
 Why a worker that sees a new step sees its parameters
 
@@ -68,7 +68,7 @@ _AGAIN = 0.2  # until a node whose keeper has died gets another one, or it looks
 
 
 class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
-    """The chief's shared arrays, and what makes those of the other nodes follow them.
+    """The chief's shared arrays, which the arrays of the other nodes follow.
 
     ``published["emb"]`` is the array of this node, as of `shmacc.SharedArrays`. Write into it in
     the block of a round, and call `publish` before the block ends.
@@ -331,7 +331,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         """
         self._stop.set()
         with self._lock:
-            self._new()  # forgets those that are dead
+            self._new()  # forgets the keepers of dead nodes
             keepers, self._keepers = self._keepers, {}
         if self._is_replaced(keepers):
             _logger.warning("%s: it is not removed", self._replaced())

@@ -30,7 +30,7 @@ class HostShard:
 
     def __init__(self, config: Config, number: int, pool: Executor) -> None:
         self._number, self._pool = number, pool
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # guards all that follows
         self._core: ShardCore[Piece] = ShardCore()
         members = Plan(config.members, config.shards).at_shard(number)
         self._group = HostGroup(members, reduction_type=config.reduction)

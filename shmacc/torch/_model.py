@@ -148,7 +148,7 @@ def check_agreement(
     """Refuse a model other than the one whose tensors and tables are shared.
 
     Raises:
-        InvalidArgumentError: It has another tensor or table; the message names the first.
+        InvalidArgumentError: The model has another tensor or table; the message names the first.
     """
     theirs = {name: shared[name] for name in shared if not name.startswith(".")}
     at = {name: table for name, table in theirs.items() if isinstance(table, Table)}

@@ -68,8 +68,8 @@ class Replica:
             self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
             self._check_rank()
             self._place(model)
-            # Gradients of an asynchronous replica are distinct, also from those of one that was
-            # killed.
+            # An asynchronous replica's gradients get numbers that no replica had before, not even a
+            # killed one of this rank.
             self._serial = secrets.randbits(run.SERIAL_BITS)
             self._handed: bool | None = None  # whether this step's gradient counts; None: not sent
             self._follow(self._step_without(run.LEAVING + self._rank))

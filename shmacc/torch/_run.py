@@ -40,7 +40,7 @@ def attach(
     """Attach to a chief's group and shared arrays, as soon as they are there.
 
     Args:
-        model: Of the same architecture as the chief's.
+        model: A model of the chief's architecture.
         shared_name: The chief's.
         timeout: Seconds; None: for ever.
         owners: Whose segments may be attached.

@@ -91,7 +91,7 @@ class Update:
             ids: Integers, from 0 to below 2**63.
 
         Raises:
-            InvalidArgumentError: It is none of the model's, or an id is out of range.
+            InvalidArgumentError: The embedding is not the model's, or an id is out of range.
             FailedPreconditionError: The block has ended; or the round is skipped.
         """
         if self._block.ended or self._block.skipped:
@@ -106,13 +106,13 @@ class Update:
         self._block.removed[name] = np.concatenate([before, new])
 
     def ids(self, embedding: TableEmbedding) -> IndexArray:
-        """Return the ids whose gradients the round has, ascending: those of the rows of ``.grad``.
+        """Return the ids whose gradients the round has, ascending: one for each row of ``.grad``.
 
         Args:
             embedding: A `TableEmbedding` of the model.
 
         Raises:
-            InvalidArgumentError: It is none of the model's.
+            InvalidArgumentError: The embedding is not the model's.
         """
         return self._block.ids.get(self._name_of(embedding), np.empty(0, np.int64))
 
@@ -318,7 +318,7 @@ class Atomic:
         copy = deepcopy(model)  # parameters are read-only, and replaced in one commit
         on_model.load(copy, state["model"])
         contents: dict[str, Any] = {**_detached(on_model.tensors(copy)), **values}
-        if group.stats().update is not None:  # of a dead chief
+        if group.stats().update is not None:  # a dead chief's
             with group.round(1) as taken:
                 self.arrays.skip(taken)
         tables, restored = on_model.tables(copy), self.arrays.state()

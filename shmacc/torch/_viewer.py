@@ -114,12 +114,12 @@ class Viewer:
                 self._group.wait_step(step, timeout=self._timeout)
 
     def steps(self) -> Iterator[int]:
-        """Yield the newest step whenever there is another one, with the model as of it.
+        """Yield the newest step whenever it has moved on; the model is then at this step.
 
         The loop ends with the training, after its last step; a slow one misses steps in between.
 
         Raises:
-            As for `snapshot`; the timeout is that of each wait for a new step.
+            As for `snapshot`; the timeout counts for each wait for a new step.
         """
         last = -1
         while True:

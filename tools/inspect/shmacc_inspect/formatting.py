@@ -85,7 +85,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds of `90`, `90s`, `10m`, `2h` or `3d`.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The text is no length of time.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:

@@ -193,7 +193,7 @@ def _stalls(described: list[Description]) -> Metric:
 
 
 def _failures(described: list[Description]) -> Metric:
-    last = {}  # of each process and exception
+    last = {}  # the last failure by process and exception
     for seen in described:
         for event in seen.events:
             if event.kind == "failed":

@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 _HINTS: Final = 5
-_ALIKE: Final = 0.7  # of the letters
+_ALIKE: Final = 0.7  # likeness from which a name is a hint
 
 
 def typed_name(name: SegmentName) -> str:
@@ -62,7 +62,7 @@ def select(
 
     Raises:
         NotFoundError: A name is not there, or no name matches a glob.
-        InvalidArgumentError: It cannot be a name.
+        InvalidArgumentError: A text cannot be a name.
     """
     namespace = scope(everywhere=everywhere)
     found: dict[str, SegmentName] = {}

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
-        """Set what is the same for all."""
+        """Set the options that all parsers share."""
         super().__init__(
             prog=prog,
             usage=usage,

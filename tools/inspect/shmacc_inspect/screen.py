@@ -220,7 +220,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         for label, rate, say in _LINES:
             yield _history(label, [getattr(each, rate) for each in course.intervals], terminal, say)
     yield ""
-    # Some events have their place beside many processes, all of them beside few.
+    # Beside many processes there is room for some events, beside few for all.
     kept = min(_LEAST_EVENTS, len(seen.events)) + _EVENT_HEAD_LINES if seen.events else 0
     if room - kept < _LEAST_LINES:
         kept = 0

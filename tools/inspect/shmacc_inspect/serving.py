@@ -35,7 +35,8 @@ def parse(text: str, *, insecure: bool) -> Address:
     """Return the address that the text names.
 
     Raises:
-        UsageError: It is malformed, or reachable from other machines and not `insecure`.
+        UsageError: The text is malformed, or the address is reachable from other machines and
+            `insecure` is false.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"

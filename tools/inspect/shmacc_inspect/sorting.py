@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shmacc.inspection import Summary
     from shmacc_inspect.output import Interval
 
-_STATES: Final = (  # unusable ones first, those that need nobody last
+_STATES: Final = (  # unusable segments first, finished ones last
     "damaged",
     "other version",
     "not ours to read",
