@@ -189,6 +189,15 @@ class RoundBlock:
     ) -> None: ...
 
 class Round(RoundBlock, Generic[_Result_co]):
+    def __init__(
+        self,
+        handle: Handle,
+        make: Callable[[TakenRound], Any],
+        num_required: int,
+        at_least: int,
+        timeout: float | None,
+        raise_departures: bool,
+    ) -> None: ...
     def __enter__(self) -> _Result_co: ...
     def __exit__(
         self,
@@ -198,6 +207,15 @@ class Round(RoundBlock, Generic[_Result_co]):
     ) -> None: ...
 
 class AsyncBlock(RoundBlock, Generic[_Result_co]):
+    def __init__(
+        self,
+        handle: Handle,
+        make: Callable[[TakenRound], Any],
+        num_required: int,
+        at_least: int,
+        timeout: float | None,
+        raise_departures: bool,
+    ) -> None: ...
     def __aexit__(
         self,
         kind: type[BaseException] | None,
