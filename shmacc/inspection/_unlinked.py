@@ -111,9 +111,13 @@ def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
         name = names.parse_segment_file(os.path.basename(target.removesuffix(_DELETED)))
         with contextlib.suppress(OSError):  # it was closed meanwhile
             status = os.stat(link)  # does not open the file
-            if name is not None and status.st_dev == device:
+            # The process may have closed the file and opened another one under its number.
+            if name is not None and status.st_dev == device and status.st_nlink == 0:
                 if status.st_ino not in marked:
-                    marked[status.st_ino] = _is_marked(link)
+                    is_marked = _is_marked(link)
+                    if os.stat(link).st_ino != status.st_ino:
+                        continue
+                    marked[status.st_ino] = is_marked
                 under_users = not marked[status.st_ino]
                 yield UnlinkedUse(
                     name, pid, status.st_ino, status.st_blocks * 512, under_users=under_users

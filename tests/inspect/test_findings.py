@@ -40,7 +40,7 @@ from shmacc import (
     errors,
     inspection,
 )
-from shmacc.inspection import SegmentState, Severity
+from shmacc.inspection import SegmentState, Severity, _unlinked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +185,29 @@ def test_healthy_churn_is_not_wrong(namespace: str) -> None:
     finally:
         for process in crowd:
             process.kill()
+
+
+def test_another_file_under_the_number_of_a_closed_one_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process closes a segment and opens another one while this one looks at its files."""
+    with ConditionalAccumulator("f4", [4], "new") as acc, open(path_of("new")) as new:  # noqa: PTH123
+        link = f"/proc/self/fd/{new.fileno()}"
+        found = [(os.getpid(), link, f"{path_of('old')} (deleted)")]
+        monkeypatch.setattr(_unlinked, "_some_memory_has_no_name", lambda: True)
+        monkeypatch.setattr(_unlinked, "open_files", lambda _: found)
+        assert inspection.unlinked_uses() == ()
+        path_of("new").unlink()
+        assert [use.under_users for use in inspection.unlinked_uses()] == [True]
+
+        def view_of_the_next(_: str) -> bool:
+            with open(os.devnull) as other:  # noqa: PTH123
+                os.dup2(other.fileno(), new.fileno())
+            return False
+
+        monkeypatch.setattr(_unlinked, "_is_marked", view_of_the_next)
+        assert inspection.unlinked_uses() == ()
+        acc.unlink()
 
 
 def _open_only(*, pipe: Pipe) -> None:
