@@ -39,8 +39,6 @@ NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_num
 	tests/hazards/test_damaged_semaphores.py
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=$(BUILD_PINS) WHEELS=$(WHEELS)
 SOAK_SECONDS ?= 600
-# Python compiles what it imports; torch, TensorFlow and Ray have ten times more.
-export PIP_NO_COMPILE := 1
 
 .PHONY: help demo editable test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
 	simulate bench-ray soak soak-ray asan tsan aarch64 compare bench reference pins clean
