@@ -187,7 +187,7 @@ def test_sparse_what_the_caller_decides(
 
 # What depends on the round or is decided with it; a stale gradient is dropped before it.
 ROUNDS: Final[list[tuple[Any, ...]]] = [
-    # row 8a, 8b: an earlier gradient settled them
+    # An earlier gradient has settled rank and dims.
     (None, ones(1, 2, 2, 2), ones(1, 2, 2), "Shape mismatch: expected values rank 4, got 3"),
     (None, ones(1, 2, 2, 2), ones(1, 2, 2, 3),
      "Shape mismatch: expected values dim 3 to be 2, got 3"),
