@@ -66,7 +66,7 @@ class StepSampler:
         self._order: tuple[int, list[int]] = -1, []  # the last epoch's
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the numbers of each batch's samples, from the batch of the replica's step on."""
+        """Yield each batch as a list of sample numbers, starting at the replica's step."""
         step = seen = self._replica.global_step
         while self._replica.running and (self._epochs is None or step < self._epochs * self._steps):
             yield self.batch(step)
@@ -75,7 +75,7 @@ class StepSampler:
             seen = now
 
     def __len__(self) -> int:
-        """Return how many batches are left, from the batch of the replica's step on.
+        """Return how many batches are left, starting at the replica's step.
 
         Raises:
             TypeError: There are no ``epochs`` after which it would end.

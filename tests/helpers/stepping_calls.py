@@ -148,8 +148,8 @@ needs_failures = pytest.mark.skipif(
 )
 
 # Errors that tmpfs and other parts of the kernel may return; EINTR where they can be interrupted.
-# Closing a file, or asking an open one for its status, does not fail. brk fails without an error
-# number, by a result that is too small: glibc takes any other result for memory.
+# Closing a file never fails, nor does fstat. brk reports failure not by an error number, but by a
+# result that is too small: glibc takes any other result for memory.
 _ANY_PATH: Final = (errno.ENOMEM,)
 _PLAUSIBLE: Final[dict[str, tuple[int, ...]]] = {
     "open": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),

@@ -46,8 +46,8 @@
 // then does the operation change the rows of these records.
 //
 //   Invariant: if journal.generation != generation + 1, all rows in slots < rows of members of the current
-//              round are committed ones. If it is equal, they are once the first journal.records undo records
-//              have been put back.
+//              round are committed ones. If it is equal, putting back the first journal.records undo records makes
+//              them so.
 //
 // A process that acquires a lane's lock looks for such an operation (`interrupted`), and runs `recover` first
 // if it finds one. So the order is the same everywhere: acquire, recover, operate. Each instant of death:
