@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.apart import Apart
-from helpers.killing_deeds import create
-from helpers.killing_scenes import NAME, Record, Scene, path, rows
+from helpers.killing_deeds import SCENE, create
+from helpers.killing_scenes import NAME, Record, path
 from helpers.stepping_tracer import Traced, needs_ptrace
 from helpers.stepping_walk import judge, walk_between_marks
 
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from helpers.stepping_tracer import Mark
 
 pytestmark = pytest.mark.beyond_asan
-
-FULL: Final = Scene(
-    "attaching",
-    "float32",
-    3,
-    before=lambda acc: acc.apply_grad(*rows(1, 2)),
-    operation=lambda acc: acc.close(),
-    more=(2, 3),
-)
 
 
 def claim_a_place(mark: Mark) -> None:
@@ -56,11 +47,11 @@ def close_handle(mark: Mark) -> None:
 @needs_ptrace
 @pytest.mark.parametrize("act", [claim_a_place, close_handle])
 def test_at_every_instruction(act: Callable[[Mark], None], record_property: Record) -> None:
-    image = FULL.prepare()
+    image = SCENE.prepare()
     looks = walk_between_marks(image, image, act)
     assert looks
-    before = FULL.testimony(image)
-    record_property("judged", judge(FULL, looks, before, before))
+    before = SCENE.testimony(image)
+    record_property("judged", judge(SCENE, looks, before, before))
 
 
 def create_and_say_so(shared_name: str | None, pipe: Pipe) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers.apart import Apart, run_apart
+from helpers.killing_deeds import wait_in_vain
 from helpers.killing_images import Image, Windows
 from helpers.killing_scenes import NAME, Record, Scene, path, rows
 from helpers.stepping_tracer import Traced, needs_ptrace
@@ -23,18 +24,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.beyond_asan
 
 
-def in_vain(acc: Any) -> None:
-    """Wait in the queue for a little while, for more than comes."""
-    with pytest.raises(errors.DeadlineExceededError):
-        acc.take(5, timeout=0.3)
-
-
 WAITING: Final = Scene(
     "in the queue until the timeout",
     "float32",
     3,
     before=lambda acc: acc.apply_grad(*rows(1, 2)),
-    operation=in_vain,
+    operation=lambda acc: wait_in_vain(acc, 0.3),
     more=(2, 3),
 )
 

@@ -240,9 +240,10 @@ def _take(acc: Any) -> None:
     acc.take(1, timeout=0)
 
 
-def _wait_in_vain(acc: Any) -> None:
+def wait_in_vain(acc: Any, timeout: float = 0.01) -> None:
+    """Wait in the queue for a little while, for more gradients than come."""
     with pytest.raises(errors.DeadlineExceededError):
-        acc.take(5, timeout=0.01)
+        acc.take(5, timeout=timeout)
 
 
 def _clean(*_: Any) -> None:
@@ -262,7 +263,7 @@ DEEDS: Final = (
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),
     Deed("applying behind the dead", with_a_dead_one_in_line, _attach, SCENE.operation),
     Deed("taking behind the dead", with_a_dead_one_in_line, _attach, _take),
-    Deed("waiting until the timeout", filled, _attach, _wait_in_vain),
+    Deed("waiting until the timeout", filled, _attach, wait_in_vain),
     Deed("closing", filled, _attach, lambda acc: acc.close()),
     Deed("closing a private one", nothing, lambda _: create(None), lambda acc: acc.close()),
     Deed("unlinking", filled, _attach, lambda acc: acc.unlink()),
