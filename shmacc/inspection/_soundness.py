@@ -55,8 +55,8 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
             yield wrong(subject, "damaged", summary.detail, _removal(name))
         case SegmentState.ORPHANED:
             inside = list(_inside(name, look))
-            is_attaching = look.openers(name.path)  # or is closing it
-            if not is_attaching and not any(map(_is_another_name, inside)):  # has the remedy
+            has_remedy = any(map(_is_another_name, inside))
+            if not has_remedy and not look.openers(name.path):  # they attach, or close it
                 yield wrong(
                     subject,
                     "orphaned",
