@@ -3,7 +3,7 @@
 newest.txt        what `make` installs, and builds with: the newest versions on the day of writing
 lowest.txt        what `make test-lowest` installs: the lowest that the bounds allow, and the tests'
                   own tools as above
-lowest-build.txt  what `make test-lowest` builds the extension with: the lowest
+lowest-build.txt  what CI builds the wheel of 3.12 with: the lowest
 home.txt          what `make test-home` installs: the newest of the packages that users also have
 
 One file holds for every Python that the project supports: where they differ, lines have markers.
