@@ -16,6 +16,7 @@ import termios
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
+from unittest import mock
 
 import numpy as np
 import pyte
@@ -39,12 +40,21 @@ WITHOUT_ROOTS_POWERS: Final = ("setpriv", "--bounding-set=-dac_override,-dac_rea
 def run(
     *arguments: str,
     before: tuple[str, ...] = (),
-    command: tuple[str, ...] = (str(COMMAND),),
+    command: tuple[str, ...] = (),
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `shmacc-inspect`, or a copy of it, in pipes."""
+    """Run `shmacc-inspect` in this process; one of its own, in pipes, if anything about it is said.
+
+    Args:
+        arguments: The command line.
+        before: A program that starts it.
+        command: What to start: `COMMAND`, or a copy of it.
+        environment: What else is in its environment. Only a namespace needs no process of its own.
+    """
+    if not (before or command or environment.keys() - {"SHMACC_NAMESPACE"}):
+        return _run_here(arguments, environment)
     return subprocess.run(
-        [*before, *command, *arguments],
+        [*before, *(command or (str(COMMAND),)), *arguments],
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -52,6 +62,23 @@ def run(
         timeout=LONG,
         check=False,
     )
+
+
+def _run_here(
+    arguments: tuple[str, ...], environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    out, talk = io.BytesIO(), io.BytesIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGPIPE)}
+    with (
+        mock.patch.dict(os.environ, environment),
+        contextlib.redirect_stdout(io.TextIOWrapper(out, "utf-8", write_through=True)),
+        contextlib.redirect_stderr(io.TextIOWrapper(talk, "utf-8", write_through=True)),
+    ):
+        status = main(arguments)
+        said = out.getvalue().decode(), talk.getvalue().decode()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return subprocess.CompletedProcess(arguments, status, *said)
 
 
 def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
@@ -65,10 +92,8 @@ def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
 
 def run_here(*arguments: str) -> tuple[int, str]:
     """Run `shmacc-inspect` in this process; return its exit status and all that it printed."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        status = main(arguments)
-    return status, said.getvalue()
+    done = run(*arguments)
+    return done.returncode, done.stdout + done.stderr
 
 
 class _Screen(pyte.Screen):

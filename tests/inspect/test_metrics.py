@@ -132,7 +132,8 @@ def test_nothing_but_a_file_is_replaced(tmp_path: Path) -> None:
     assert b"shmacc_segments" in os.read(reader, 1 << 16)
     os.close(reader)
     assert stat.S_ISFIFO(fifo.stat().st_mode)
-    assert "shmacc_segments" in run("metrics", "--output", "/dev/stdout").stdout
+    printed = run("metrics", "--output", "/dev/stdout", command=(str(COMMAND),))
+    assert "shmacc_segments" in printed.stdout
     (tmp_path / "directory").mkdir()
     refused = run("metrics", "--output", str(tmp_path / "directory"))
     assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
