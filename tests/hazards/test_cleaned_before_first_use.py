@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import segment_layout as layout
@@ -32,47 +32,56 @@ def _clean() -> list[str]:
     return [name for leftover in found for name in inspection.clean(leftover)]
 
 
-def _fork_and_end(call: Callable[[Any], Any], *, pipe: Pipe) -> None:
-    """What this process opens is its child's alone, who does nothing until it is told to."""
+CALLS: Final[tuple[Callable[[Any], Any], ...]] = (
+    lambda acc: acc.apply_grad(1.0),
+    lambda acc: acc.take(1, timeout=0),
+    lambda acc: acc.wait_step(-1, timeout=0),
+    lambda acc: acc.global_step,
+    lambda acc: acc.cancel(),
+)
+
+
+def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
+    """What this process opens is its child's alone, who uses it, perhaps, and waits to be told."""
     acc = ConditionalAccumulator("f8", (), NAME, reduction_type="SUM")
     if os.fork():
         os._exit(0)
+    if use:
+        acc.apply_grad(1.0)
     pipe.say()
-    pipe.hear()
+    which = pipe.hear()
     try:
-        pipe.say(call(acc))
+        pipe.say(CALLS[which](acc))
     except errors.ShmaccError as error:
         pipe.say(error)
     os._exit(0)
 
 
-def _apply(acc: ConditionalAccumulator) -> bool:
-    return acc.apply_grad(1.0)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        _apply,
-        lambda acc: acc.take(1, timeout=0),
-        lambda acc: acc.wait_step(-1, timeout=0),
-        lambda acc: acc.global_step,
-        lambda acc: acc.cancel(),
-    ],
-    ids=["apply", "take", "wait_step", "global_step", "cancel"],
-)
-def test_what_was_cleaned_is_gone_for_the_child(call: Callable[[Any], Any]) -> None:
-    with Apart(_fork_and_end, call) as parent:
+@pytest.mark.parametrize("call", range(len(CALLS)))
+def test_what_was_cleaned_is_gone_for_the_child(call: int) -> None:
+    with Apart(_fork_and_end, False) as parent:  # noqa: FBT003
         parent.hear()
         parent.wait()
         assert len(_clean()) == 2  # a segment and its semaphore
         with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM") as anew:
-            parent.say()
+            parent.say(call)
             error = parent.hear()
             assert isinstance(error, errors.NotFoundError)
             assert "clean" in str(error)
             assert anew.num_accumulated() == 0
             anew.unlink()
+
+
+def test_what_the_child_has_used_is_not_cleaned() -> None:
+    with Apart(_fork_and_end, True) as parent:  # noqa: FBT003
+        parent.hear()
+        parent.wait()
+        assert _clean() == []
+        parent.say(0)
+        assert parent.hear() is True
+    with shmacc.attach(NAME) as acc:
+        assert acc.num_accumulated() == 2
+        acc.unlink()
 
 
 def _read_then_use(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
@@ -96,37 +105,6 @@ def test_to_read_numbers_is_no_use() -> None:
             child.say()
             child.result()
         acc.unlink()
-
-
-def test_what_the_child_has_used_is_not_cleaned() -> None:
-    with Apart(_use_twice) as parent:
-        parent.hear()
-        parent.wait()
-        assert _clean() == []
-        parent.say()
-        assert parent.hear() is True
-    assert run_apart(_count) == 2
-
-
-def _use_twice(*, pipe: Pipe) -> None:
-    def call(acc: ConditionalAccumulator) -> bool:
-        return acc.apply_grad(1.0)
-
-    acc = ConditionalAccumulator("f8", (), NAME, reduction_type="SUM")
-    if os.fork():
-        os._exit(0)
-    call(acc)
-    pipe.say()
-    pipe.hear()
-    pipe.say(call(acc))
-    os._exit(0)
-
-
-def _count() -> int:
-    with shmacc.attach(NAME) as acc:
-        count = acc.num_accumulated()
-        acc.unlink()
-        return count
 
 
 def test_what_was_given_up_is_still_the_childs() -> None:

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers import segment_layout as layout
 from helpers.apart import Apart, run_apart
+from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from helpers.apart import Pipe
 
@@ -60,8 +64,12 @@ def _close_all_but(pipe: Pipe) -> None:
 
 
 def _refuses(acc: Any) -> None:
+    with ConditionalAccumulator("f8", (3,), reduction_type="SUM") as private:
+        private.apply_grad(np.ones(3))
+        partial = private.take_partial(1)
     operations = [
         lambda: _add(acc),
+        lambda: acc.apply_partial(partial, NEVER_STALE),
         lambda: acc.take(1, timeout=0),
         lambda: acc.take_partial(0, timeout=0),
         lambda: acc.set_global_step(7),
@@ -176,6 +184,30 @@ def _attached() -> int:
         return acc.stats().attached
 
 
+def _leave_a_lost_place() -> None:
+    """As after a closed descriptor, if nobody could free the place when it was opened anew."""
+    with SegmentFile(names.segment_name("a").path) as file:
+        file.put("participant", file.record("participant", 0), 1)
+        file.put("participants_top", layout.ShortWord(2))
+
+
+def _take() -> int:
+    with shmacc.attach("a") as acc:
+        return int(acc.take(1, timeout=LONG).count)
+
+
+def test_a_lost_place_is_not_the_new_one() -> None:
+    """Both bear the token of the same process; the take that waits belongs to one of them."""
+    with Apart(_take) as taking:
+        until(lambda: inspection.describe("a").summary.waiting_for == (1,))
+        run_apart(_leave_a_lost_place)
+        assert run_apart(_attached) == 2
+        assert inspection.describe("a").summary.waiting_for == (1,)
+        with shmacc.attach("a") as acc:
+            _add(acc)
+        assert taking.result() == 1
+
+
 def _waits_without(*, pipe: Pipe) -> None:
     acc = shmacc.attach("a")
     ends: list[BaseException] = []
@@ -208,16 +240,29 @@ def test_a_take_that_waits_is_told() -> None:
         assert acc.take(1, timeout=0).count == 1
 
 
-def _ends_with_a_private_one(*, pipe: Pipe) -> None:
-    private = ConditionalAccumulator("f4", ())
+def _becomes_plain_files(path: Path, *, pipe: Pipe) -> None:
+    stale, private = shmacc.attach("a"), ConditionalAccumulator("f4", ())
     private.apply_grad(1.0)
-    name = private.shared_name
+    numbers = {_descriptor("a"), _descriptor(private.shared_name)}
     _close_all_but(pipe)
+    files = [os.open(path, os.O_RDWR) for _ in range(64)]
+    assert numbers < set(files)
+    _refuses(stale)
+    stale.close()
     private.close()
     with pytest.raises(errors.NotFoundError):
-        shmacc.attach(name)
+        shmacc.attach(private.shared_name)
+    del stale, private
+    gc.collect()
+    for file in files:
+        assert os.pread(file, 6, 0) == b"intact"
+    with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123
+        assert f":{path.stat().st_ino} " not in locks.read()
 
 
-def test_a_private_one_closes_all_the_same() -> None:
-    """And its name goes: its maker opens the file once more for that."""
-    run_apart(_ends_with_a_private_one)
+def test_the_numbers_are_plain_files(tmp_path: Path) -> None:
+    """They are neither written to, nor locked, nor closed; and a private one's name still goes."""
+    file = tmp_path / "plain"
+    file.write_bytes(b"intact" * 1000)
+    run_apart(_becomes_plain_files, file)
+    assert file.read_bytes() == b"intact" * 1000

@@ -45,16 +45,16 @@ def _apply(count: int) -> int:
 
 
 def _check_exclusion() -> None:
-    with Apart(_apply, 150) as one, Apart(_apply, 150) as other:
-        assert one.result() + other.result() == 300
+    with Apart(_apply, 60) as one, Apart(_apply, 60) as other:
+        assert one.result() + other.result() == 120
     acc = shmacc.attach("queue")
     assert isinstance(acc, SparseConditionalAccumulator)
-    taken = acc.take(300, timeout=0)
-    assert taken.row_counts.tolist() == [300] * ROWS
-    assert (taken.values == 300).all()
+    taken = acc.take(120, timeout=0)
+    assert taken.row_counts.tolist() == [120] * ROWS
+    assert (taken.values == 120).all()
 
 
-@pytest.mark.parametrize("value", [0, 2, 1000, 2**31 - 1, 0xFFFFFFFF])
+@pytest.mark.parametrize("value", [0, 2, 0xFFFFFFFF])
 def test_a_wrong_value(semaphore: Path, value: int) -> None:
     """No token for anybody, or one for everybody: nobody waits for ever, nobody enters twice."""
     with semaphore.open("r+b") as file:
@@ -62,32 +62,14 @@ def test_a_wrong_value(semaphore: Path, value: int) -> None:
     run_apart(_check_exclusion)
 
 
-def _shorter(path: Path) -> None:
-    path.write_bytes(b"12345")
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _dangling_link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/shm/nowhere")  # noqa: S108
-
-
-def _link_to_a_file(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(__file__)
+INSTEAD: Final[dict[str, Callable[[Path], object]]] = {
+    "shorter": lambda path: path.write_bytes(b"12345"),
+    "empty": Path.touch,
+    "a pipe": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a dangling link": lambda path: path.symlink_to("/dev/shm/nowhere"),  # noqa: S108
+    "a link to a file": lambda path: path.symlink_to(__file__),
+}
 
 
 def _use() -> str:
@@ -98,9 +80,8 @@ def _use() -> str:
     return "works"
 
 
-@pytest.mark.parametrize(
-    "make", [_shorter, _empty, _fifo, _directory, _dangling_link, _link_to_a_file]
-)
-def test_no_semaphore_under_its_name(semaphore: Path, make: Callable[[Path], None]) -> None:
-    make(semaphore)
+@pytest.mark.parametrize("what", INSTEAD)
+def test_no_semaphore_under_its_name(semaphore: Path, what: str) -> None:
+    semaphore.unlink()
+    INSTEAD[what](semaphore)
     assert run_apart(_use) in {"works", "DataLossError"}

@@ -61,7 +61,7 @@ def _use(params: Parameters, group: AccumulatorGroup) -> None:
 
 def _scribble(region: str, width: int) -> None:
     rng = np.random.default_rng(len(region))
-    for turn in range(24):
+    for turn in range(10):
         params, group = _make()
         with params, group, SegmentFile(names.segment_name("params").path) as file:
             start = file.table.region(region)
@@ -73,21 +73,11 @@ def _scribble(region: str, width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("region", "width"),
-    [
-        ("index 0", 2),
-        ("index 0", 4),
-        ("index 0", 8),
-        ("index 1", 4),
-        ("slots", 8),
-        ("rows 0", 8),
-        ("rows 1", 8),
-        ("states", 8),
-        ("directory", 8),
-    ],
+    "region", ["index 0", "index 1", "slots", "rows 0", "rows 1", "states", "directory"]
 )
-def test_scribbled(region: str, width: int) -> None:
-    run_apart(_scribble, region, width)
+def test_scribbled(region: str) -> None:
+    for width in (2, 4, 8) if region == "index 0" else (8,):
+        run_apart(_scribble, region, width)
 
 
 def _forge(field: str) -> None:
@@ -102,21 +92,12 @@ def _forge(field: str) -> None:
             _use(params, group)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "rows",
-        "row_elements",
-        "shape",
-        "buffer",
-        "weight",
-        "count",
-        "index",
-        "index_buckets",
-        "index_stamp",
-        "index_filled",
-        "leftovers_before",
-    ],
+FIELDS: Final = (
+    *("rows", "row_elements", "shape", "buffer", "weight", "count", "index", "index_buckets"),
+    *("index_stamp", "index_filled", "leftovers_before"),
 )
+
+
+@pytest.mark.parametrize("field", FIELDS)
 def test_forged_state(field: str) -> None:
     run_apart(_forge, field)

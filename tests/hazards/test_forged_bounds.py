@@ -1,34 +1,31 @@
-"""Forged loop bounds in a segment give a result or a DataLossError, never an endless loop.
+"""Forged sizes and loop bounds in a segment give a result or an error: no endless loop, no memory.
 
-docs/hazards.md: "Bytes are overwritten, at rest or in use; files truncated, forged": "A result, or
-an error of `shmacc.errors`".
-
-An endless loop would hold the locks, and no signal would end it. Each case forges the bound of one
-loop, with valid checksums, and makes every call; a call that does not return fails the test.
+An endless loop would hold the locks, and no signal would end it; a result that was allocated
+because the segment claims so much would take the machine's memory. All that is forged agrees, with
+valid checksums, and every call is made; a call that does not return fails the test.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers import every_call
 from helpers import segment_layout as layout
 from helpers.apart import Apart, needs_own_shm
-from helpers.damage import Elsewhere, SetField, Sizes, UndoLog
-from helpers.every_call import PATIENCE, SHM_BYTES, Scenario
+from helpers.damage import Directory, Elsewhere, SetField, Sizes, UndoLog
+from helpers.every_call import PATIENCE, SHM_BYTES, Scenario, Victim
 from helpers.segment_file import SegmentFile
+from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import Parameters, errors, inspection, optim
 from shmacc._layout import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
     from helpers.damage import Damage
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
 pytestmark = needs_own_shm
 
 MOST: Final = (1 << 64) - 1
+MIB: Final = 1 << 20
 _PAGE: Final = 4096
 _SAVED: Final = f"{names.SHM_DIRECTORY}/saved.npz"  # the process has its own
 ROWS: Final = Scenario("sparse", applies=3, contributors=True)
@@ -87,22 +85,89 @@ FORGED: Final[dict[str, tuple[Scenario, Damage]]] = {
 }
 
 
-@pytest.mark.parametrize("attached", [False, True], ids=["at rest", "while attached"])
+@pytest.fixture(scope="module")
+def victim() -> Iterator[Victim]:
+    made = Victim()
+    yield made
+    made.end()
+
+
+def _outcomes(victim: Victim, scenario: Scenario, damage: Damage) -> list[Any]:
+    """How every call ended, on the segment at rest and on the one that is attached."""
+    return [
+        outcome
+        for attached in (False, True)
+        for outcome in victim.outcomes(replace(scenario, attached=attached), damage)
+    ]
+
+
 @pytest.mark.parametrize("bound", FORGED)
-def test_every_call_on_an_accumulator_ends(bound: str, *, attached: bool) -> None:
-    scenario, damage = FORGED[bound]
-    scenario = Scenario(**(vars(scenario) | {"attached": attached}))
-    with Apart(every_call.serve, shm=SHM_BYTES) as victim:
-        victim.say(scenario)
-        root = Path(f"/proc/{victim.pid}/root")
-        paths = [root / path[1:] for path in victim.hear(PATIENCE)]
-        with SegmentFile(paths[0]) as file, SegmentFile(paths[1]) as other:
-            damage.do(file, other)
-        victim.say()
-        outcomes = victim.hear(PATIENCE)
-        victim.say(None)
-        victim.result(PATIENCE)
+def test_every_call_on_an_accumulator_ends(victim: Victim, bound: str) -> None:
+    outcomes = _outcomes(victim, *FORGED[bound])
     assert [outcome for outcome in outcomes if not outcome.fine] == []
+
+
+# --- claimed sizes -------------------------------------------------------------------------------
+
+SPARSE: Final = Scenario("sparse", shape=(3,), applies=3)
+DOUBLES: Final = Scenario("dense", dtype="float64", shape=(3,), applies=3)
+
+
+def sizes(*dims: int, rows: int = 1, reserved: int | None = layout.REGION_SPAN) -> Sizes:
+    """So many rows of that shape, with an index that has room for them."""
+    return Sizes(rows, dims, reserved, buckets=-(-rows // 10), count=3)
+
+
+CLAIMS: Final[dict[str, tuple[Scenario, Damage]]] = {
+    "2 million rows": (SPARSE, sizes(3, rows=2_000_000, reserved=64 * MIB)),
+    "20 million empty rows": (SPARSE, sizes(0, rows=20_000_000)),
+    "as many rows as there may be": (SPARSE, sizes(rows=layout.MAX_ROWS)),
+    "one wide row": (SPARSE, sizes(1 << 26)),
+    "a row as wide as its region": (SPARSE, sizes(1 << 37)),
+    "more than it reserved": (SPARSE, sizes(3, rows=20_000_000, reserved=None)),
+    "reserved only": (SPARSE, sizes(3, rows=3, reserved=layout.REGION_SPAN)),
+    "a dense array of 512 MiB": (DOUBLES, sizes(1 << 26, rows=0)),
+    "a dense array as large as its region": (DOUBLES, sizes(1 << 18, 1 << 19, rows=0)),
+    "a large undo log": (SPARSE, UndoLog(((0, 1 << 15, 0),), 1 << 40, layout.REGION_SPAN, 1 << 40)),
+    "an undo log that is read": (SPARSE, UndoLog(((0, 1 << 15, 0),) * 3, 3, None, 0)),
+    "processes": (SPARSE, SetField("participants_top", "word", (1 << 32) - 1)),
+    "takes": (SPARSE, SetField("queue", "top", (1 << 32) - 1)),
+    "dimensions of the declared shape": (SPARSE, Directory("declared_rank", 1 << 31)),
+    "dimensions of the round": (SPARSE, SetField("shape", "rank", 1 << 60, number=0)),
+    "the name of a member": (SPARSE, Directory("name_length", (1 << 32) - 1)),
+    "its directory": (SPARSE, SetField("config", "directory_bytes", 1 << 20)),
+    "members": (SPARSE, SetField("config", "members", 4096)),
+    "lanes": (SPARSE, SetField("config", "lanes", 32)),
+    "its name's length": (SPARSE, SetField("config", "name_length", (1 << 32) - 1)),
+}
+NEVER: Final = {"MemoryError", "ResourceExhaustedError"}
+
+
+@pytest.fixture(scope="module")
+def poor() -> Iterator[Victim]:
+    """It has address space for two tables of 5 MiB, and for what calls are given and hand out."""
+    made = Victim(48 * MIB)
+    yield made
+    made.end()
+
+
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs all address space")
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_nothing_is_allocated_for_a_claim(poor: Victim, claim: str) -> None:
+    outcomes = _outcomes(poor, *CLAIMS[claim])
+    assert [outcome for outcome in outcomes if outcome.error in NEVER] == []
+
+
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs all address space")
+@pytest.mark.parametrize("scenario", [SPARSE, DOUBLES], ids=["sparse", "dense"])
+def test_what_it_has_is_enough_for_those_that_claim_nothing(
+    poor: Victim, scenario: Scenario
+) -> None:
+    outcomes = poor.outcomes(replace(scenario, attached=False))
+    assert [outcome for outcome in outcomes if outcome.error in NEVER | {"DataLossError"}] == []
+
+
+# --- parameters ----------------------------------------------------------------------------------
 
 
 def _apply_beside_many(*, pipe: Pipe) -> str:
@@ -185,8 +250,13 @@ def _use(call: str, *, pipe: Pipe) -> None:
             raise _DoneError
 
 
-@pytest.mark.parametrize("journal", JOURNALS)
-@pytest.mark.parametrize("call", UPDATES)
+@pytest.mark.parametrize(
+    ("call", "journal"),
+    [
+        *((call, "nothing") for call in UPDATES),
+        *(("update", journal) for journal in list(JOURNALS)[:-1]),
+    ],
+)
 def test_every_call_on_parameters_ends(call: str, journal: str) -> None:
     log, counted = JOURNALS[journal]
     with Apart(_use, call, shm=SHM_BYTES) as victim:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from helpers.apart import Apart
+from helpers.segment_file import SegmentFile
 from helpers.support import SANITIZED
 
 import shmacc
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helpers.apart import Pipe
+    from helpers.damage import Damage
 
 SHM_BYTES: Final = 64 << 20
 PATIENCE: Final = 120.0 if SANITIZED else 30.0
@@ -36,7 +39,6 @@ VICTIM, OTHER, WITNESS = "victim", "other", "witness"
 # These calls look at every process of the machine; the other calls would wait for them.
 _SLOW: Final = ("inspection.check", "inspection.describe")
 _SELDOM: Final = 4
-_ADDRESS_SPACE: Final = 4 << 30
 _THREAD_PATIENCE: Final = 30.0
 
 # Seconds that an apply waits: a round that only seems open, or a full capacity, may never end.
@@ -82,13 +84,44 @@ class Outcome:
     detail: str
 
 
-def serve(address_space: int = _ADDRESS_SPACE, *, pipe: Pipe) -> None:
-    """The victim: prepare, let the damage be done, make every call, report; again and again.
+class Victim:
+    """The process that gets damaged segments; a new one when it has died of one."""
 
-    Args:
-        address_space: How many bytes of address space the calls may use.
-        pipe: To the test.
-    """
+    def __init__(self, address_space: int = 4 << 30) -> None:
+        """Let its calls use so many bytes of address space."""
+        self._address_space = address_space
+        self._process: Apart | None = None
+
+    def outcomes(self, scenario: Scenario, *damages: Damage) -> list[Outcome]:
+        """How every call ended after the damage."""
+        if self._process is None:
+            self._process = Apart(_serve, self._address_space, shm=SHM_BYTES)
+        process = self._process
+        try:
+            process.say(scenario)
+            root = f"/proc/{process.pid}/root"
+            victim, other = process.hear(PATIENCE)
+            with SegmentFile(root + victim) as file, SegmentFile(root + other) as another:
+                for damage in damages:
+                    damage.do(file, another)
+            process.say()
+            outcomes: list[Outcome] = process.hear(PATIENCE)
+        except BaseException:
+            process.kill()
+            self._process = None
+            raise
+        return outcomes
+
+    def end(self) -> None:
+        """Let it see to it that nothing else was written to."""
+        if self._process is not None:
+            with self._process as process:
+                process.say(None)
+                process.result(PATIENCE)
+
+
+def _serve(address_space: int, *, pipe: Pipe) -> None:
+    """Prepare, let the damage be done, make every call, report; again and again."""
     logging.disable()  # steps are set to lower ones here
     if not SANITIZED:
         with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
