@@ -198,7 +198,7 @@ def _contents(array: Array, given: Any) -> Change:
 
 
 def _check_rows(array: Array, rows: IndexArray) -> None:
-    """Raise InvalidArgumentError if a row number, of ascending ones, is not in the array."""
+    """Raise InvalidArgumentError if one of these ascending row numbers is not in the array."""
     if len(rows) and not 0 <= rows[0] <= rows[-1] < array.shape[0]:
         wrong = rows[0] if rows[0] < 0 else rows[-1]
         raise InvalidArgumentError(

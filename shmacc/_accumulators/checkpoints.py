@@ -28,8 +28,9 @@ def save(
     """Write the states of accumulators and parameters into one ``.npz`` file.
 
     The file gets all of its new content, or stays as it was: a new file is written and flushed to
-    the disk, and then replaces the old one, with its rights. A process that is killed meanwhile
-    leaves nothing (on file systems without nameless files, such as NFS, a hidden file beside it).
+    the disk, and then replaces the old one, with its permissions. A process that is killed
+    meanwhile leaves nothing (on file systems without nameless files, such as NFS, a hidden file
+    beside it).
 
     In the block of a round the states are those before the round; after `Parameters.update` they
     are those after the round.

@@ -15,7 +15,7 @@ from shmacc.errors import InvalidArgumentError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file; at the end of the block it replaces the file at `path`, with its rights.
+    """Yield a new file that replaces the file at `path` when the block ends; permissions stay.
 
     Until then the new file has no name, so the system frees it if the process dies. If the file
     system has no nameless files (NFS), it has a name beside `path`, and a process that is killed
@@ -84,7 +84,7 @@ def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
             os.fchown(descriptor, owner, replaced.st_gid)
             break
     else:
-        mode &= ~stat.S_IRWXG  # these rights were for another group
+        mode &= ~stat.S_IRWXG  # these permissions were for another group
     os.fchmod(descriptor, mode)
 
 

@@ -208,7 +208,7 @@ def _pandas_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
 
 def _pyarrow_array(value: Any, what: str, to_fill: bool) -> None:
     for column in getattr(value, "columns", [value]):
-        if hasattr(column, "null_count"):  # encoded columns: not their values' count
+        if hasattr(column, "null_count"):  # not used itself: for encoded columns it misses nulls
             import pyarrow.compute
 
             nulls = pyarrow.compute.count(column, mode="only_null").as_py()

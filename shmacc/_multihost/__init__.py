@@ -1,31 +1,31 @@
 """One group over many hosts: the protocol, without an engine.
 
 The modules here are state machines. They do no I/O, start no threads and read no clocks: the
-driver passes messages and the time in, and does what they ask for. `shmacc.ray` drives them
-with actors, the tests with a transport that drops, doubles and delays. (segment.py is the
-exception: a forwarder's actions, done on a real group.)
+driver passes messages and the time to them, and does what they ask for. `shmacc.ray` drives them
+with actors, the tests with a transport that drops, doubles and delays messages. (segment.py is the
+exception: it does a forwarder's actions on a real group.)
 
 The parts
     host       Has a segment, an ordinary group. Its workers know nothing of all this.
     forwarder  One for each host (forwarder.py): makes the segment follow the owner.
     owner      One (owner.py, rounds.py): has the step, counts, decides. It never sees a row.
-    shards     One or more (shard.py), on hosts that live: keep what hosts have shipped of their
-               rows (pieces.py).
+    shards     One or more (shard.py), on hosts that live: keep the rows that hosts have shipped
+               (pieces.py).
     chief      Any process that calls `round` or `take`; several wait in the queue at the owner.
 
 A round
     1. Hosts report how many gradients their segments have. A chief asks for `required` of them.
-    2. The counts reach the number: the owner makes a grant, and says with it where the shards are:
-       on the hosts that report. Every forwarder opens a round of its own segment, which seals it
-       (also if it is empty), ships the sums to the shards, and then reports its batch: the count,
-       the contributors, and which shards have a piece of it.
+    2. The counts reach the number: the owner makes a grant. It says where the shards are, on hosts
+       that report. Every forwarder opens a round of its own segment, which seals it (also if it is
+       empty), ships the sums to the shards, and then reports its batch: the count, the
+       contributors, and which shards have a piece of it.
     3. All living hosts have reported their batches: the owner fixes these as the members of the
        round, and the chief has the shards add up exactly these. The block begins. (If enough
        gradients are there, the owner waits no longer than `grace` for hosts that have not even
        sealed; a grant ends in any case after `expiry`.)
     4. The block ends: the owner moves the step on by one. Every forwarder consumes its segment's
        round, which moves the segment's step on and wakes its workers. Or the block raises: every
-       forwarder gives its segment's round up. The gradients are where they were, and so they are
+       forwarder gives its segment's round up. The gradients stay where they are, and so they are
        in the next round, with those that have come since.
 
 Why nothing is lost, doubled or stale
@@ -38,29 +38,31 @@ Why nothing is lost, doubled or stale
     reports the fence that its segment's content belongs to, and the owner counts it only if that is
     its own fence. Only the owner moves the fence on, at the moment that the members of a round are
     consumed; a forwarder takes the new fence over in the same commit that empties the segment. So
-    no gradient is a member of two rounds, and none of an older step, which a segment drops as ever,
-    gets into a later one. The step alone cannot do this, for `set_global_step` may set a step that
-    was there before.
+    no gradient is a member of two rounds. Nor does a gradient of an older step get into a later
+    one, since the segment drops it. The step alone cannot do this, for `set_global_step` may set a
+    step that was there before.
 
     Invariant 3. A batch belongs to one grant, a grant to one fence, and no two grants of any owners
-    have the same number. Every grant has every host ship what it has, under a new name (host,
+    have the same number. For every grant, every host ships what it has, under a new name (host,
     incarnation, grant), and the chief asks for pieces by these names. So all pieces of a member are
-    where its grant said, none is of another grant's content, and a shard that was only out of
-    reach, and comes back, is asked for nothing.
+    where its grant said, and none is of another grant's content. A shard that was only out of reach
+    and comes back is asked for nothing.
 
-    Invariant 4. Both directions carry whole states, not events: a report has all that the owner
-    must know of a host, its answer all that the host must follow. Each has a number, and one that
-    is lower than the last is thrown away. So a message that is lost, doubled or late is repaired by
-    the next one, and a host cannot miss a grant that was made while it learnt of a step.
+    Invariant 4. Messages in both directions carry whole states, not events: a report has all that
+    the owner must know of a host, its answer all that the host must follow. Each has a number, and
+    a message with a lower number than the last is thrown away. So a message that is lost, doubled
+    or late is repaired by the next one, and a host cannot miss a grant that was made while it
+    learnt of a step.
 
 What dies, and what that costs
     worker     As with one host: its last gradient is in the segment wholly or not at all.
-    forwarder  The round that it had open in the segment is open to applies again, with all that it
-               had. The next incarnation seals it, ships and reports again; a lower incarnation is
-               refused. Between its enrolment and its first report nobody knows what the segment
-               has: until its lease ends, a grant waits for that report, and a failed grant is made
-               again although the others have too few. If its batch was a member already, gradients
-               that came in between are dropped with the step, although their applies returned True.
+    forwarder  The round that it had open in the segment takes applies again, and keeps its
+               gradients. The next incarnation seals it, ships and reports again; a lower
+               incarnation is refused. Between its enrolment and its first report nobody knows what
+               the segment has: until its lease ends, a grant waits for that report, and a failed
+               grant is made again although the others have too few. If its batch was a member
+               already, gradients that came in between are dropped with the step, although their
+               applies returned True.
     host       After `lease` without a report its gradients do not count, until it reports again. A
                grant goes on without it, if it has no shard. What is in an open block stays there.
     shard      Dies with its host. A grant with a shard on a lost host ends at once. A chief
@@ -100,17 +102,17 @@ Void steps
     out whether any was refused, every host would have to keep books of every grant; a step is
     cheaper.
 
-    Nothing comes, in a doubtful case. After the death of an owner, after a step that was set while
-    hosts were sealed or that emptied a segment at its own step, and if a host is lost after a round
-    was given up, workers may wait for the next step in the same way, or may not. So if a chief
-    waits then, has too few, and nothing has come for `chief_lease`, the step is void; once.
-    A block that raises is no such case: its gradients are all there, and enough.
+    Nothing comes, in a doubtful case. In some cases nobody knows whether workers wait for the next
+    step in the same way: after the death of an owner, after a step that was set while hosts were
+    sealed or that emptied a segment at its own step, and if a host is lost after a round was given
+    up. So if a chief waits then, has too few, and nothing has come for `chief_lease`, the step is
+    void; once. A block that raises is no such case: its gradients are all there, and enough.
 
 The end
     `finish` ends the run for good: the owner makes no grant any more, and every forwarder finishes
-    its segment once no block is open. A process of a host that finishes its segment says it to all:
-    the forwarder reports it. A forwarder that finds a finished segment, and whose owner does not
-    know of an end, empties it: the segment is of an earlier run.
+    its segment once no block is open. If a process of a host finishes its segment, the whole
+    group is finished: the forwarder reports it. A forwarder that starts, or follows a new owner,
+    empties a finished segment if the owner knows of no end: the segment is of an earlier run.
 
 What True means
     The gradient of an apply that returned True is in the mean of its step, unless its host was

@@ -1,6 +1,6 @@
-"""Sums and results of many members on their way: a few columns, one member's part after the other.
+"""Columns: the sums or results of many members in few arrays, one member's part after the other.
 
-An array costs a message more than the bytes of a small one. So a message from a host to a shard, or
+In a message, a small array costs more than its bytes. So a message from a host to a shard, or
 from a shard to the chief, is one table of its members, one column of all their rows, and one of all
 their values. The extension writes and reads them (shmacc/native/rows/columns.hpp), and checks what
 comes in when it reduces it.

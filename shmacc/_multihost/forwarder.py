@@ -52,7 +52,7 @@ class ForwarderCore:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The host of each shard, for what is to be shipped."""
+        """The host of each shard, as the last order says; empty: there is nothing to ship."""
         return () if self._order is None else self._order.places
 
     @property
@@ -66,7 +66,7 @@ class ForwarderCore:
         return 1.0 if self._order is None else self._order.pace
 
     def receive(self, order: Order) -> None:
-        """Take an order in."""
+        """Accept an order, unless it is an old one or for another incarnation."""
         last = self._order
         if order.incarnation != self._incarnation:
             return
@@ -74,7 +74,7 @@ class ForwarderCore:
             self._order = order
 
     def observe(self, step: int, count: int, *, finished: bool = False) -> None:
-        """Say what the segment has, before each `next_action`: its step, how many gradients."""
+        """Note the segment's step and number of gradients; call it before each `next_action`."""
         self._step, self._count, self._is_finished = step, count, finished
 
     def died(

@@ -83,12 +83,12 @@ class Host:
         return self.report.batch
 
     def may_be_adopted(self, fence: Fence, step: int, set_at: Fence) -> bool:
-        """Whether its segment, which is at another fence, has gradients of this one.
+        """Whether a segment at another fence has gradients that belong to this fence.
 
-        Steps and fences go up together unless `set_global_step` comes in between. So a segment at
-        the present step has gradients of the present fence, if it was heard of since then. If it
-        was not, the segment is new, or the owner is; and then the chief that set the step has said
-        what it stands for.
+        Steps and fences go up together, except at `set_global_step`. So if the host has reported a
+        fence since the last `set_global_step`, a segment at the present step has gradients of the
+        present fence. If the host has no fence, or a fence of another owner, the segment or the
+        owner is new. Then the chief that set the step has said which gradients belong to it.
 
         Args:
             fence: The present one.
@@ -157,7 +157,7 @@ class Hosts:
     def __init__(self, term: int) -> None:
         self._term = term
         self._hosts: dict[str, Host] = {}
-        self._gates: defaultdict[str, set[str]] = defaultdict(set)  # by host, be it known or not
+        self._gates: defaultdict[str, set[str]] = defaultdict(set)  # by host, known or not
         self._publishers: dict[str, Publisher] = {}
         self._counted: tuple[Fence, int, int] | None = None
 

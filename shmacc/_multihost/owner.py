@@ -30,7 +30,7 @@ class OwnerCore(Rounds):
         return incarnation
 
     def report(self, report: Report, now: float) -> None:
-        """Take a report in."""
+        """Process a report."""
         if report.term > self.fence.term:
             self._raise_term(report.term + 1)
         host = self._hosts.heard(report, now)
@@ -116,8 +116,8 @@ class OwnerCore(Rounds):
     def has_news(self, name: str, serial: int) -> bool:
         """Whether the host must follow another order than the one with this `serial`.
 
-        That a block is open is no news to a host that has shipped for its grant: the segment stays
-        as it is.
+        A host that has shipped for a block's grant need not learn that the block is open: its
+        segment stays as it is.
         """
         if self.block is not None and (serial, self.serial) == (self._opening - 1, self._opening):
             host = self._hosts.find(name)
@@ -132,8 +132,8 @@ class OwnerCore(Rounds):
     def _slack(self) -> int:
         """Return how many new gradients are worth a report at once: O(hosts x log) reports a round.
 
-        Between two rounds nobody waits. Then, if there are many hosts, the next round is taken to
-        require as many as the last one: most orders are given at that time.
+        Between two rounds no chief waits, yet most orders are given then. So if there are many
+        hosts, this assumes that the next round requires as many gradients as the last one.
         """
         head = self._queue.head
         accumulated, living = self._hosts.counted(self.fence)
@@ -168,7 +168,7 @@ class OwnerCore(Rounds):
             return Finished() if self.finished else Ended()
         if found.conflict is not None:
             return found.conflict
-        if found.lost and self._grant is None:  # a grant serves a reached number first
+        if found.lost and self._grant is None:  # with a grant, the round comes first
             return Died(tuple(found.lost))
         living = [host for host in self._hosts if not host.lost]
         late = [] if self._grant is None else self._grant.waits_for(self._hosts)

@@ -81,7 +81,7 @@ class Rounds:
         self._last_grant = term << NUMBER_BITS
         self.block: Opened | None = None  # the head of the queue has it
         self._block_ticket = ""
-        self._opening = 0  # the serial with which the block came
+        self._opening = 0  # `serial` when the block was opened
         self._last_required = 0  # by the last chief that got a block
         self.finished = False
         # Whether workers may wait for the next step with nothing in this one: their gradients were

@@ -58,7 +58,7 @@ class LocalSegment:
         return self._round != 0
 
     def deaths(self) -> WorkerDiedError | None:
-        """Return the error for processes that had applied and are gone, as a take is told; once."""
+        """Return the error that a take would get for processes that are gone; for each one once."""
         try:
             self._handle.check_departures()
         except WorkerDiedError as error:

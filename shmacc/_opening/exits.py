@@ -96,7 +96,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     _BilliardsExit.of_this_worker(handle)
     makers, made = [], []
     for util in children.loaded("util"):
-        if util.Finalize not in makers:  # billiard's is multiprocessing's
+        if util.Finalize not in makers:  # billiard has multiprocessing's own
             makers.append(util.Finalize)
             made.append(util.Finalize(None, _leave, known, exitpriority=0))
     return made

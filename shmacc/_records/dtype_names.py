@@ -33,7 +33,7 @@ ITEM_BYTES = dict(_DTYPES.values()) | {BOOL: 1}
 
 
 def unknown(number: int) -> DataLossError:
-    """Return the error for a segment with a dtype's number that is not known."""
+    """Return the error for a segment that has an unknown dtype number."""
     return DataLossError(
         f"A member has a dtype of number {number}, which this version of shmacc does not have; a "
         "newer one has made it, and reads it"

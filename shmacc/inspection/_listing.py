@@ -248,7 +248,7 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
     for number, member in enumerate(seen.config["members"]):
         for state in tables_of(seen, number):
             for region, at in layout.REGIONS.items():
-                if number == 0 or at >= layout.REGIONS["index 0"]:  # the lane's own: once
+                if number == 0 or at >= layout.REGIONS["index 0"]:  # a lane's own regions: once
                     reserved[region] += state["reserved"][at]
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
             used["slots"] += (

@@ -68,7 +68,7 @@ def _update(subject: str, seen: Description) -> Iterator[Finding]:
 
 
 def _load(subject: str, seen: Description) -> Iterator[Finding]:
-    """Nobody applies to parameters: if they are sealed, a load was not finished."""
+    """Yield a finding if a load was not finished: nothing else leaves parameters sealed."""
     if seen.summary.kind == "parameters" and seen.stats.sealed and seen.round_holder is None:
         yield wrong(
             subject,

@@ -128,7 +128,7 @@ def suspicion(
         remedy: What to do.
     """
     are, have = ("is", "has") if len(idle) == 1 else ("are", "have")
-    # What the system says of them, where that is known.
+    # The processes' conditions, where /proc shows them.
     conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
     condition = f" ({conditions})" if conditions else ""
     idle_for = f"{time.time() - since:.0f} s"

@@ -84,7 +84,7 @@ class Look:
         return self._process(pid).condition
 
     def is_the_one(self, pid: int, start_ticks: int) -> bool:
-        """Whether the process that is `pid` now was started at `start_ticks` since the boot."""
+        """Whether `pid` is still the process that started `start_ticks` after the boot."""
         process = self._process(pid)
         return bool(process.condition) and process.start_ticks == start_ticks
 

@@ -56,7 +56,7 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
         case SegmentState.ORPHANED:
             inside = list(_inside(name, look))
             has_remedy = any(map(_is_another_name, inside))
-            if not has_remedy and not look.openers(name.path):  # they attach, or close it
+            if not has_remedy and not look.openers(name.path):  # openers attach or close it
                 yield wrong(
                     subject,
                     "orphaned",
@@ -74,7 +74,7 @@ def _is_another_name(finding: Finding) -> bool:
 
 
 def _removal(name: SegmentName) -> str:
-    """Return how to remove it, in words: a finding's command never destroys data."""
+    """Return the remedy in words: a command that a finding suggests never destroys data."""
     try:
         status = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:

@@ -183,9 +183,9 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
 def _idle_appliers(seen: Observation) -> Stall | None:
     """Return a suspicion: a take has waited for long for processes that are in no call.
 
-    They may be computing, as in `idle_taker`. Named are processes that have not applied in this
-    round, preferably those that applied before: a parent that only keeps the segment open never
-    will.
+    They may be computing, as in `idle_taker`. It names processes that have not applied in
+    this round, preferably those that applied before: a parent that only keeps the segment open
+    never will.
     """
     head = next((take for take in seen.line if take.alive), None)
     if head is None or seen.state["finished"] or seen.round_holder is not None:
@@ -276,7 +276,7 @@ def _may_apply(
 
 
 def _waits_no_more(process: AttachedProcess, seen: Observation) -> bool:
-    """Whether a stopped process may find that its wait is over: it has not applied at this step."""
+    """Whether a stopped process's wait may be over: it has not applied at this step."""
     return (
         waits_for_a_take(process)
         and process.condition in HALTED

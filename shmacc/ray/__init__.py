@@ -9,13 +9,14 @@ The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothin
         update(parameters, taken)                    group.apply(gradient, step, contributor=rank)
 
 Each node gets an actor, and nodes that join later get one, too. In it a forwarder makes the group's
-segment there and keeps it going, and shards, which are spread over the nodes, add up the rows. The
-owner, an actor on the chief's node, has the step, decides what a round consists of, and makes the
-nodes' actors, again where one has ended. The protocol, and what the death of each part costs, is
-argued in the package ``shmacc._multihost``. All are detached actors: they live until `unlink`.
+segment on that node and carries out the owner's orders. Shards in these actors add up the rows;
+they are spread over the nodes. The owner, an actor on the chief's node, has the step, decides what
+a round consists of, and starts the nodes' actors, also again when one has ended. All are detached
+actors: they live until `unlink`. The package ``shmacc._multihost`` explains the protocol, and what
+the death of each part costs.
 
-Parameters are handed on to all nodes by `PublishedArrays`: its header says why a worker that sees a
-new step sees that step's parameters.
+`PublishedArrays` hands parameters on to all nodes. Its module says why a worker that sees a new
+step sees that step's parameters.
 
 A process that can connect to a Ray cluster can run code in it. Keep it in a trusted network, and
 use Ray's token authentication.

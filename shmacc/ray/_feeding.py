@@ -1,6 +1,7 @@
-"""The thread of the chief's process that feeds nodes which have joined, or answer again.
+"""A thread of the chief's process that sends the arrays to nodes that have joined or answer again.
 
-Rounds may wait for workers there, and these for the arrays: so feeding waits for no `publish`.
+A round may wait for workers on such a node, and they for the arrays. So this does not wait for the
+chief's next `publish`.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Finding the parts of a group that is there, making its owner, and ending parts.
+"""Finds the parts of an existing group, makes its owner, and ends parts.
 
 The owner is on the node of the chief that made it, and nowhere else: elsewhere, a cut link between
 the two would cost a round that all others could have. If it dies, the next chief that calls it
 makes another one, on its own node, which does not know the step until it is told. Ray does not
-restart it, for two reasons. Ray would choose any node. And if the node that is to place a new owner
+restart it, for two reasons. Ray would choose any node. And if the node that schedules a new owner
 is lost, Ray counts the owner as dead although it never ran; restarted, it would refuse rounds from
 the start.
 """
@@ -25,15 +25,15 @@ from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
-_HEAD = 3.0  # seconds that Ray's head, or an owner that starts, has at least for an answer
-_AGAIN = 0.1  # until an owner that got no place is made again
-_END = 15.0  # seconds that parts have to remove their names
+_HEAD = 3.0  # least seconds for an answer of Ray's head, or of an owner that starts
+_AGAIN = 0.1  # seconds until Ray is asked again to start an owner
+_END = 15.0  # seconds for parts to remove their names
 
 
 def find_config(name: str, until: float | None = None) -> Config | None:
-    """Return what the cluster's group of that name was made with; None: there is none.
+    """Return the config of the cluster's group of that name; None: there is no such group.
 
-    Its owner may have died; then the actors of its hosts know.
+    If its owner has died, the actors of its hosts know it.
 
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
@@ -61,7 +61,7 @@ def find_config(name: str, until: float | None = None) -> Config | None:
 
 
 def find_until(part: str, until: float) -> Any | None:
-    """Return the handle of an actor, as `find_actor`, with at least a second for Ray's head."""
+    """Return the handle of an actor, as `find_actor`; wait at least a second for Ray's head."""
     return find_actor(part, min(PATIENCE, max(ANSWER, until - time.monotonic())))
 
 
@@ -85,7 +85,7 @@ def make_owner(config: Config, step: int | None, until: float | None) -> tuple[A
             raise DeadlineExceededError(
                 f"The owner of {config.name!r} does not answer: it is stopped, or cut off"
             ) from None
-        except LOST as error:  # it has died, or the node that was to find its place is lost
+        except LOST as error:  # it has died, or the node that was to schedule it
             if time.monotonic() > end:
                 raise FailedPreconditionError(
                     f"Ray does not start the owner of {config.name!r}: {error}"

@@ -1,10 +1,9 @@
-"""The forwarder of a node: the loop that it runs for as long as one owner knows it.
+"""The forwarder of a node: its loop, which runs until the owner is lost.
 
-The thread waits for answers of the owner and of shards for a moment, looks at the segment, and does
-the core's actions: so everything that touches the segment or the core is in one thread. While
-nothing happens it reads only the count, which takes no lock, and it reads more rarely the longer
-nothing has happened. So news is late by a fiftieth of the time since the last, and an idle node
-costs little more than an idle actor of Ray's.
+The thread waits a moment for answers of the owner and of shards, looks at the segment, and does the
+core's actions: so everything that touches the segment or the core is in one thread. While nothing
+happens, it reads only the count, which takes no lock, and pauses for a fiftieth of the idle time.
+So an idle node costs little more than an idle actor of Ray's.
 """
 
 import queue
@@ -32,11 +31,11 @@ from shmacc.ray._shipping import Shipping
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_SHARE = 0.02  # pause between two looks at the segment, as a part of the idle time before
+_SHARE = 0.02  # the pause between two looks at the segment, as a share of the idle time
 _SHORTEST, _LONGEST = 0.001, 0.1  # the bounds of that pause
 _SEALED = 0.02  # the pause while no gradient can come
 _RESTING = 0.5  # after this idle time it reads only the count
-_AGAIN = 0.2  # until a call that failed is tried again
+_AGAIN = 0.2  # seconds until a failed call is repeated
 
 Copy = tuple[Fence | None, GroupPartial]
 """The fence that a segment's content belongs to, and a copy of the content."""
@@ -76,7 +75,7 @@ class Shared:
 
 
 class Incarnation:
-    """One incarnation of a forwarder, from when it is known to the owner until that is lost."""
+    """One incarnation of a forwarder, from its enrolment with an owner until that owner is lost."""
 
     def __init__(
         self, shared: Shared, owner: Any, group: HostGroup, counters: SharedArrays
@@ -89,7 +88,7 @@ class Incarnation:
         self._owner: Any = owner  # None: it has died, and no chief has made another one
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
-        self._places: tuple[str, ...] = ()  # of the shards, for pieces on their way
+        self._places: tuple[str, ...] = ()  # the shards' nodes, for pieces on their way
         self._core = ForwarderCore(self._host, self._incarnation, config.timing)
         self._segment = LocalSegment(group, Plan(config.members, config.shards))
         self._serial = -1
@@ -135,9 +134,9 @@ class Incarnation:
         self._core.observe(step, count, finished=not group.running)
 
     def _look_around(self, now: float) -> None:
-        """Look now and then for deaths, and how much of /dev/shm is to be kept for Ray's objects.
+        """Look now and then for deaths, and for how much of /dev/shm Ray's objects need.
 
-        That takes a system call for each process that is attached, and one for the object store.
+        That takes a system call for each attached process, and one for the object store.
         """
         if now >= self._around_at:
             self._around_at = now + self._heartbeat
@@ -261,9 +260,9 @@ class Incarnation:
         return future
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for an answer, and take in what has come; return whether anything has."""
+        """Wait for an answer, and handle all that have come; return whether any has."""
         if woken := self._woken.wait(seconds):
-            self._woken.clear()  # only if woken: what comes later ends the next wait at once
+            self._woken.clear()  # only if woken: a later answer ends the next wait at once
         for call in [call for call in self._polls if call.done()]:
             self._polls.remove(call)
             self._heard(call)

@@ -1,4 +1,4 @@
-"""Nodes that must learn of no step until they have the arrays that go with it.
+"""Keeps steps from nodes that do not have the arrays of these steps yet.
 
 While a node's gate is closed, the owner tells it nothing: so no step reaches its segment. A chief
 may have rounds of several groups open, and publish in any of their blocks. So the gate is closed at
@@ -45,7 +45,7 @@ class Gates:
                     self._links.setdefault(node, set()).add(link)
 
     def tell_new_owners(self, fed: frozenset[str], until: float) -> None:
-        """Tell which nodes are fed to owners of open rounds that do not know it.
+        """Tell owners of open rounds which nodes are fed, unless they know it already.
 
         Raises:
             As `Link.call`.

@@ -227,7 +227,7 @@ class AccumulatorGroup:
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> Round[ShardedTaken]:
-        """Take as `round`, but leave the rows at the shards; functions are called with them."""
+        """Take as `round`, but leave the rows at the shards, which can call functions with them."""
         return Round(self._link, num_required, timeout, on_death, sharded=True)
 
     def set_global_step(self, new_global_step: int) -> None:

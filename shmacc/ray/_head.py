@@ -24,8 +24,8 @@ _BUSY = 2.0  # seconds within which a head answers unless it is away
 _Answer = TypeVar("_Answer")
 
 _lock = threading.Lock()
-_open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # by head and question: since when
-_alive: tuple[str, set[str]] = "", set()  # a head, and the nodes that it has named last
+_open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # by head and question: when asked
+_alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
 
 
 def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) -> _Answer:

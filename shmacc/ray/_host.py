@@ -30,22 +30,22 @@ from shmacc.ray._shard import HostShard
 CONCURRENCY = {"shards": 4}
 """Threads for the methods of shards, with `max_concurrency` for all others."""
 
-_THREADS = 2  # for pieces of the node's own, and for reductions that nobody has asked for yet
-_AGAIN = 0.2  # until it looks for an owner again
+_THREADS = 2  # for the node's own pieces, and for reductions that a chief will probably ask for
+_AGAIN = 0.2  # seconds until it looks for an owner again
 _COPY = 10.0  # seconds for the thread to copy the segment's content
 
 _COUNTERS = (
-    "group",  # the number of the group that the segment is of
+    "group",  # the number of the segment's group
     "starts",  # forwarders started on this node
     "reports",  # sent to the owner
     "orders",  # received from the owner
     "step",  # the owner's step in the last order
     "seals",  # how often the segment was sealed for a grant
-    "batches",  # shipped
+    "batches",  # batches shipped
     "gradients",  # in these batches
     "bytes",  # in these batches
     "resent",  # pieces sent again, since their shard was lost
-    "rounds",  # that consumed what was shipped
+    "rounds",  # rounds that consumed these batches
     "resets",  # how often the segment was emptied without a round of this host
     "deaths",  # processes that had applied, and died or failed
     "refused",  # forwarders that were told of a later one, and ended
@@ -76,7 +76,7 @@ class HostActor:
         self._thread: threading.Thread | None = None
 
     def pid(self) -> int:
-        """Return the process that it is."""
+        """Return the pid of the actor."""
         return os.getpid()
 
     def config(self) -> Config:
@@ -86,9 +86,9 @@ class HostActor:
     # The forwarder
 
     def serve(self) -> None:
-        """Make the segment and follow the owner, until `end`; another call ends this one's wait.
+        """Make the segment and follow the owner, until `end`; a second call ends the first one.
 
-        Returns when this actor has ended its work: the owner knows of a later one of this node.
+        Also returns when the owner knows of a later actor of this node: this one's work is over.
 
         Raises:
             Whatever making the segment, or following the owner, has raised.
@@ -124,7 +124,7 @@ class HostActor:
         while not self._shared.stopped.is_set():
             owner = find(self._config, "owner")
             if owner is not None:
-                with contextlib.suppress(*LOST):  # there will be another one
+                with contextlib.suppress(*LOST):  # the owner is lost: there will be another one
                     if not Incarnation(self._shared, owner, group, counters).run():
                         return
             self._shared.stopped.wait(_AGAIN)

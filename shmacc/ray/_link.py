@@ -27,10 +27,9 @@ _AGAIN = 0.1  # seconds until a call that failed is tried again
 
 
 class _Gates:
-    """Which hosts' gates this process has closed, by closer; shared by all handles of a group.
+    """The hosts whose gates this process has closed, by publisher; a group's handles share them.
 
-    A new owner must know them before it hands on a step, and any handle may be the one that
-    sets it.
+    A new owner must know them before it hands on a step, and any handle may set that step.
     """
 
     def __init__(self) -> None:
@@ -178,7 +177,7 @@ class Link:
         getattr(self._owner, method).remote(*args, **options)
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner, which must answer within `wait.parked()` seconds, its last argument.
+        """Call the owner; the last argument, `wait.parked()`, says how long it may keep the call.
 
         Raises:
             As `call`; the owner has until the end of the wait to answer.
@@ -212,7 +211,7 @@ class Link:
         made in place of this one stays.
         """
         config = self.config
-        with contextlib.suppress(DeadlineExceededError):  # this group's part may be stopped
+        with contextlib.suppress(DeadlineExceededError):  # a stopped part does not answer
             found = find_config(config.name, time.monotonic() + ANSWER)
             if found is not None and found.number != config.number:
                 _logger.warning("The group %r is another chief's now, and stays", config.name)

@@ -1,14 +1,14 @@
 """How much of /dev/shm Ray's object store on this node will still take.
 
-The store is one file there, as long as the store may become. The raylet makes it when it starts,
+The store is one file there, as large as the store may become. The raylet makes it when it starts,
 and unlinks it at once. Its pages are taken when objects are first written to them, and stay. If
 there is no memory for a page by then, a bus error ends the process that writes: the one that puts
 an object, or the raylet, and with it the node, if the object comes from another node. So a group's
-segment leaves room for all pages that are still to come (`_core.Handle.keep_free`): what the file
-lacks. When a page is taken between two looks, the free memory shrinks before what is kept does: the
-segment leaves too much for a moment, and never too little. With ``RAY_preallocate_plasma_memory=1``
-the file lacks nothing. A little is kept in any case: so a worker that does not wait for rounds
-finds no full /dev/shm, which is an error, but waits for room.
+segment leaves room for all pages that the file does not have yet (`_core.Handle.keep_free`). When a
+page is taken between two looks, the free memory shrinks before the kept memory does: the segment
+leaves too much for a moment, and never too little. With ``RAY_preallocate_plasma_memory=1`` the
+file has all its pages. Even then a little is kept, so that a worker which does not wait for rounds
+waits for room: a full /dev/shm would be an error.
 """
 
 import contextlib

@@ -26,8 +26,8 @@ from shmacc.ray._host import CONCURRENCY, HostActor
 from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
 
 _LOOK_FOR_NODES = 1.0
-_AGAIN = 0.2  # until another host actor is made, where one has ended
-_AT_MOST = 30.0  # the longest pause, if actors end again and again
+_AGAIN = 0.2  # seconds until a host actor that has ended is started again
+_AT_MOST = 30.0  # the longest such pause, if actors end again and again
 _SERVED = 10.0  # an actor that has served this long had started well
 
 _logger = logging.getLogger("shmacc")
@@ -61,7 +61,7 @@ class OwnerActor:
         return self._config, ray.get_runtime_context().get_node_id()
 
     async def pid(self) -> int:
-        """Return the process that the owner is."""
+        """Return the pid of the owner."""
         return os.getpid()
 
     # Forwarders
@@ -75,7 +75,7 @@ class OwnerActor:
         return incarnation
 
     async def report(self, report: Report, serial: int) -> Order:
-        """Take a report in; return the order as soon as it is newer than the one of `serial`."""
+        """Process a report; return the order as soon as it is newer than the one of `serial`."""
         self._core.report(report, time.monotonic())
         self._wake()
 
@@ -147,11 +147,11 @@ class OwnerActor:
         """
         for task in self._tasks:
             task.cancel()
-        if self._making:  # an actor made later would be nobody's
+        if self._making:  # nobody would end an actor made later
             await asyncio.wait(self._making)
         return frozenset(self._problems)
 
-    # What goes on all the time
+    # Background tasks
 
     def _start(self) -> None:
         if not self._tasks:
@@ -191,13 +191,13 @@ class OwnerActor:
             try:
                 self._actors[node] = actor = await self._made(node)
                 await actor.serve.remote()
-                await asyncio.to_thread(kill, actor)  # it knows of a later one
+                await asyncio.to_thread(kill, actor)  # a later actor is known
             except ray.exceptions.RayTaskError as error:
                 self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
                 _logger.warning("Node %s has no part in the group: %s", node, self._problems[node])
                 await asyncio.to_thread(kill, actor)
-            # Its process has died, or it got no place since some node was not known; ValueError:
-            # one of this name ended just now; or Ray's head is away.
+            # Its process has died; or Ray did not place it, since some node was not known; or Ray's
+            # head is away. ValueError: an actor of this name ended just now.
             except (*LOST, ValueError, DeadlineExceededError):
                 pass
             except Exception:
@@ -216,7 +216,7 @@ class OwnerActor:
         """Make the actor of a node, or find the one that an earlier owner has made."""
         kind = ray.remote(concurrency_groups=CONCURRENCY)(HostActor)
         given = self._config.actor(f"host {node}"), node, self._config, node
-        return make_actor(kind, *given, max_concurrency=4)  # one of them serves
+        return make_actor(kind, *given, max_concurrency=4)  # one call is `serve`
 
     # Calls that wait
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
-_namespaces: dict[str, str | None] = {}  # by node that this process has asked
-_MOMENT = 0.2  # seconds that the head has if the caller looks again anyway
+_namespaces: dict[str, str | None] = {}  # by node, as asked by this process
+_MOMENT = 0.2  # seconds for the head's answer, if the caller asks again anyway
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
 """What a call raises if its actor has died; the second, if Ray's memory monitor killed it."""

@@ -17,8 +17,9 @@ Why a worker that sees a new step sees its parameters
 
 What dies, or does not answer, and what that costs
 
-    keeper  The chief makes another one, which gets everything before `publish` returns. Half of its
-            writes may be there meanwhile: of a step that has not begun.
+    keeper  The chief makes another one, which gets everything before `publish` returns. Meanwhile
+            the arrays may have half of the dead one's writes: they are of a step that has not
+            begun.
     node    `publish` does not wait for a host that the round's owner considers lost, after
             `timing.lease`: long before Ray sees that its node is dead. The host may be alive. So
             before `publish` goes on without it, the owner closes its gate: its segment learns of no
@@ -28,10 +29,11 @@ What dies, or does not answer, and what that costs
             Ray considers the node alive.
     joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
             round (`_feeding.py`), and its gate is closed until then: its memory may have arrays
-            from before (`_gates.py`). What the chief has written and not published yet may be in
-            that copy, and is of a step that no worker has seen; `publish` comes after it.
-    chief   The next one makes the arrays again, on any node: where there are some it finds what was
-            published last, and keepers obey only the last chief. One that was merely silent for
+            from before (`_gates.py`). That copy may contain what the chief has written and not
+            published yet: it is of a step that no worker has seen, and that is still to be
+            published.
+    chief   The next one, on any node, makes the arrays again: where there are some, it finds what
+            was published last. Keepers obey only the last chief. A chief that was merely silent for
             longer than the lease gets an error from `publish`; but it has written the arrays of its
             own node, so the next chief belongs on another node or waits for its end.
 """
@@ -63,8 +65,8 @@ from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
-_REMOVED = 10.0  # seconds that Ray has to forget a keeper that was killed
-_AGAIN = 0.2  # until a node whose keeper has died gets another one, or it looks again
+_REMOVED = 10.0  # seconds for Ray to forget a keeper that was killed
+_AGAIN = 0.2  # seconds until another try: a keeper for a node, a look for a killed one
 
 
 class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
@@ -109,14 +111,14 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._name, self._chief = shared_name, uuid.uuid4().hex
         self._unlink_on_close, self._closed = unlink_on_close, False
         self._options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
-        self._keepers: dict[str, Any] = {}  # by node: each has got everything before anything else
+        self._keepers: dict[str, Any] = {}  # by node; each got all arrays first
         self._given: dict[str, Any] = {}  # the last call to nodes that have not answered it
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gates = Gates(shared_name, self._hosts)
         self._fed = frozenset({self._here})  # nodes that have got everything
         self._lock = threading.Lock()  # guards these, and the order of calls to keepers
         self._stop = threading.Event()
-        self._end_keeper_here()  # left from when the chief was elsewhere
+        self._end_keeper_here()  # left by a chief on another node
         self._arrays = SharedArrays(contents, shared_name, **self._options)
         try:
             self.publish({})
@@ -125,7 +127,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 self.unlink()
             self._arrays.close()
             raise
-        self._end_keeper_here()  # an earlier chief may have made it again
+        self._end_keeper_here()  # an earlier chief may have restarted it
         start_feeding(self._feed, shared_name, self._stop)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -216,7 +218,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             raise refusals[0]
 
     def _has_answered(self, node: str, call: Any) -> bool:
-        """Take a keeper's answer in; False: it has died."""
+        """Handle a keeper's answer; False: the keeper has died."""
         try:
             obeys = ray.get(call)
         except LOST:
@@ -268,9 +270,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         return keeper.obey.remote(self._chief, self._options, everything)
 
     def _feed(self) -> None:
-        """Give nodes that have joined, or answer again, everything, and tell owners who is fed.
+        """Send all arrays to nodes that have joined or answer again; tell owners which are fed.
 
-        Nothing is published meanwhile: so what opens a gate is the newest.
+        `publish` waits meanwhile: so a node whose gate opens has the newest arrays.
         """
         mine = self._lock.acquire(timeout=ANSWER)
         try:

@@ -1,4 +1,4 @@
-"""A shard, as the actor of its host has it: pieces, until a chief asks for what they add up to."""
+"""A shard in the actor of its host: it keeps pieces, and adds them up when a chief asks for it."""
 
 import contextlib
 import threading
@@ -35,7 +35,7 @@ class HostShard:
         members = Plan(config.members, config.shards).at_shard(number)
         self._group = HostGroup(members, reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._hosts: tuple[str, ...] = ()  # the last round's, if all of it is in their pieces
+        self._hosts: tuple[str, ...] = ()  # the last round's hosts, if their pieces are all of it
         self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("shmacc")
 
-_AGAIN = 0.2  # until a piece is sent again whose shard was lost
+_AGAIN = 0.2  # seconds until a piece for a lost shard is sent again
 
 
 class Shipping:

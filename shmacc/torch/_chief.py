@@ -74,7 +74,7 @@ class Chief:
         contents |= {name: rows_of(table).spec for name, table in self._tables.items()}
         contents |= {run.RUN: numbers, run.LEFT: np.zeros(total, np.bool_)}
         options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
-        # Replicas attach to the group first, which is the last to be made.
+        # The group is made last, and replicas attach to it first: then they find the rest.
         params = run.of_params(shared_name)
         try:
             self._updates = updates.of_chief(contents, params, chosen, options)
@@ -108,7 +108,7 @@ class Chief:
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
         placed = own if self._updates.places_buffers else self._parameters
         self._places = on_model.place(placed, self._shared)
-        # A round that `active` has entered, or what it raised; and how `active` waits for the next.
+        # The round that `active` has entered, or its error; and how `active` waits for the next.
         self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
         self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
@@ -184,9 +184,8 @@ class Chief:
         the round if replicas say how many they had; None, if no replica had one. The block clips,
         and calls ``optimizer.step()``. At its end the replicas go on, with the new parameters.
 
-        With an optimizer of torch, after an exception in the block, or the death of the process in
-        it, parameters may be half updated: then rounds are a FailedPreconditionError until
-        `load_state_dict` was called.
+        With an optimizer of torch, an exception or a death in the block may leave the parameters
+        half updated: then rounds raise FailedPreconditionError until `load_state_dict` is called.
 
         With an optimizer of `shmacc.optim` the end of the block makes the update from what is in
         ``.grad`` then. Until then an exception or a death changes nothing, and whenever a chief
@@ -302,7 +301,7 @@ class Chief:
 
     @property
     def _trained(self) -> dict[str, Any]:
-        """Parameters and embeddings of tables: what has a ``.grad`` in a block."""
+        """Parameters, and embeddings with tables: they have a ``.grad`` in a block."""
         return {**self._parameters, **self._tables}
 
     def _end(
@@ -330,7 +329,7 @@ class Chief:
             trained.grad = None
 
     def _follow(self) -> None:
-        """Take over buffers that are this process's own."""
+        """Copy the shared buffers into buffers that are this process's own."""
         for name, buffer in self._buffers.items():
             if name not in self._places:
                 buffer.copy_(on_model.in_memory(self._shared[name]))

@@ -29,7 +29,7 @@ def clip_grad_norm_(
             embedding of a table counts if it is among them: ``[*model.parameters(), model.user]``.
         max_norm: The largest norm.
         norm_type: The norm's order, ``float("inf")`` for the largest absolute value.
-        error_if_nonfinite: Whether a norm that is no finite number is a RuntimeError.
+        error_if_nonfinite: Whether a norm that is no finite number raises RuntimeError.
 
     Returns:
         The norm before clipping.

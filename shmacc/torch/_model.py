@@ -1,4 +1,4 @@
-"""A torch model's tensors in shared memory: which there are, and where each process has them."""
+"""A torch model's tensors: their names, and their place in shared memory."""
 
 import warnings
 from collections.abc import Container, Iterator, Mapping

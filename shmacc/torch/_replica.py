@@ -117,7 +117,7 @@ class Replica:
             yield name, getattr(module, name.rpartition(".")[2]).detach(), shared
 
     def _follow(self, step: int) -> None:
-        """Take over the parameters of the group's step; they are read after it, see `Round`."""
+        """Go on with this step of the group; parameters are read after the step, see `Round`."""
         self._step = step
         self._global_step = int(self._run[run.STEP])
         for _, own, shared in self._buffers():

@@ -80,7 +80,7 @@ class Rows:
         return rows
 
     def collect(self, ids: IndexArray, leaf: torch.Tensor) -> None:
-        """Take over what a backward pass has left in ``.grad`` of rows that were looked up."""
+        """Collect the gradient that a backward pass has left in ``.grad`` of looked-up rows."""
         gradient, leaf.grad = leaf.grad, None
         if self.pending is not None and gradient is not None:
             self.pending.append((ids, gradient.detach()[: len(ids)]))

@@ -62,8 +62,8 @@ class TableEmbedding(nn.Module):
             initial: What a row has before anything changes it; give each table a seed of its own.
             mode: None: a row for each id. "sum", "mean": one for each bag of ids, as
                 `nn.EmbeddingBag`.
-            max_rows: How many rows the table may have: an update that would leave more is a
-                ResourceExhaustedError of the chief's round. None: any number.
+            max_rows: How many rows the table may have: an update that would leave more raises
+                ResourceExhaustedError in the chief's round. None: any number.
             padding_idx: An integer, also a negative one as -1, that stands for no id: its row is
                 zeros, no bag counts it, and nothing is trained by it.
 

@@ -325,7 +325,7 @@ class Atomic:
         for key, value in saved.items():
             restored[key] = as_arrays.as_array(value, key)
         step, later = group.global_step + 1, 0
-        if tables:  # the saved step becomes a later one, or stays, and rows' last steps with it
+        if tables:  # the step must not go back; rows' last steps move with it
             later = max(0, step - int(restored["step"]))
             step = int(restored["step"]) + later
         for number, name in enumerate(restored["arrays"].tolist()):

@@ -1,7 +1,7 @@
 """Writes the first sentence of each C++ file into the list in shmacc/native/README.md.
 
-The list keeps its order, that of reading; each file has a line. With ``--check`` nothing is
-written: the exit status is 1 if the list is out of date.
+The list has a line for each file, in the order in which to read them, which stays as it is. With
+``--check`` nothing is written: the exit status is 1 if the list is out of date.
 """
 
 from __future__ import annotations

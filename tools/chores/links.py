@@ -54,7 +54,7 @@ class _Markdown:
 
 
 def links(page: Path) -> set[str]:
-    """Return where a page leads, as it is written there."""
+    """Return the targets of a page's links, as written in the page."""
     return _read(page).links
 
 

@@ -35,7 +35,7 @@ def _open(namespace: str, *wanted: str) -> list[object]:
     os.environ["SHMACC_NAMESPACE"] = namespace
     opened = []
     for name in wanted:
-        with contextlib.suppress(errors.AlreadyExistsError):  # then it is another job's indeed
+        with contextlib.suppress(errors.AlreadyExistsError):  # a real job has this name
             opened.append(_open_one(name))
     return opened
 

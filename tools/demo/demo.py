@@ -85,7 +85,7 @@ def neighbours(words: list[str], text: Arrays, table: NDArray[Any], word: str) -
     """Return the words whose vectors have the smallest angles to this word's vector."""
     if word not in words:
         return ["(not in the text, or too rare)"]
-    known = np.flatnonzero(text["counts"] // 10)  # rarer ones have too little company
+    known = np.flatnonzero(text["counts"] // 10)  # rarer words have poor vectors
     lengths = np.maximum(np.linalg.norm(table[known], axis=1), 1e-12)
     nearest = known[np.argsort(-(table[known] @ table[words.index(word)]) / lengths)]
     return [words[other] for other in nearest[:7] if words[other] != word][:6]

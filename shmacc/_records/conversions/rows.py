@@ -1,4 +1,4 @@
-"""The number of rows of the whole tensor, of which a take returns some."""
+"""The first dimension of the whole tensor; a take returns only some of its rows."""
 
 from shmacc._records.array_types import IndexArray
 from shmacc.errors import FailedPreconditionError

@@ -95,7 +95,7 @@ class Apply : public Operation {
         }
     }
 
-    // Asks whether a gradient that does not fit the round is stale, and so dropped anyway.
+    // For a gradient that does not fit the round: drops it if it is stale. Returns whether it was.
     bool drop_if_stale(int64_t local_step, int64_t gradients, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         ApplySession session(segment_, std::nullopt, false, lock_deadline(deadline), interruption_);
@@ -340,7 +340,7 @@ class Apply : public Operation {
         check_shape(member, gradient.dims());
         if (session.everywhere()) check_other_lanes(session, gradient);
         if (member.state.count == 0) start_round(member, gradient.dims());
-        member.state.count += gradient.count();  // at most the lane's, as is the weight
+        member.state.count += gradient.count();  // no overflow: count and weight are at most the lane's
         member.state.weight += gradient.weight();
         const MemberGradient::Need more = gradient.prepare(member);
         need.new_rows += more.new_rows;

@@ -83,7 +83,7 @@ class Tables {
 // A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
 class RoundCopy {
   public:
-    // heads: the round is another take's, so this one gets nothing.
+    // heads: another take is the head of the queue and the round belongs to it, so this one gets nothing.
     RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
         : taken{0, 0, 0, 0, session.state.step, {}, {}, 0, Output(0)}, nothing_(heads),
           round_(session.state.round), applied_(session.applied()) {

@@ -123,7 +123,7 @@ class Take : public Operation {
                          {0, 0, kForever, partial, division, false, false, false, OnDeath::kWait, {}}, false);
     }
 
-    // Throws as a take with OnDeath::kRaise that has to wait would throw now.
+    // Throws, as a waiting take with OnDeath::kRaise would, if processes that had applied have died or failed.
     void check_departures() {
         if (!segment_.departures().any()) return;
         ActivityScope activity(segment_, kWaitsForLock);

@@ -116,8 +116,9 @@ class Committed {
     Committed(uint64_t& generation, Record (&copies)[2], const uint64_t* needed = nullptr)
         : generation_(generation), copies_(copies), needed_(needed) {}
 
-    // Forgets a record that did not become valid. Needs one lock at least, before anything is committed.
-    // A process that would commit the next one needs all locks, so several may do this at a time.
+    // Forgets a record that did not become valid. Needs at least one lock, before anything is committed. Several
+    // processes may do this at the same time: the next record cannot be committed meanwhile, since that needs all
+    // locks.
     void settle() {
         const uint64_t generation = load(generation_);
         if (!is_valid(copies_[generation & 1])) store(generation_, generation - 1);

@@ -38,7 +38,7 @@ namespace shmacc {
 struct Departure {
     uint64_t token;
     uint32_t pid;
-    bool is_here;  // `entry` is a participant's; false: a record's
+    bool is_here;  // true: `entry` is in the table of participants; false: in that of the departed
     uint32_t entry;
     std::string reason;
 };

@@ -41,7 +41,7 @@ class Lane {
     Mapping& mapping() { return mapping_; }
     const MemberSpecs& specs() const { return specs_; }
     const uint64_t (&hash_key() const)[4] { return hash_key_; }
-    // The number of members, and one for the set of contributors.
+    // The number of members, plus 1 for the set of contributors.
     uint32_t tables() const { return static_cast<uint32_t>(specs_.size()); }
     MemberStates& states(uint32_t member) { return members_[member]; }
     const MemberState& current(uint32_t member, const LaneState& state) const {

@@ -116,7 +116,7 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
 inline bool remove_unfinished(const std::string& path) {
     const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
     if (opened.found != Found::kUnfinished) return false;
-    // Excludes another process that removes it.
+    // Keeps other processes from removing the file at the same time.
     const int fd = opened.file->fd();
     if (!set_record_lock(fd, kNameByte, F_WRLCK)) return false;
     const bool removed = opened.file->is_at(path) && unlink(path.c_str()) == 0;

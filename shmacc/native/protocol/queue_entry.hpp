@@ -53,7 +53,7 @@ class QueueEntry {
             index_ = WaitQueue::kNobody;
             data_loss("a waiting take's entry in the queue was overwritten");
         }
-        // Checks both: a cancel may have come between the last check and the ticket.
+        // Checks the count and the ticket: a cancel may have come between the last check and the ticket.
         if (wait_queue_.cancels() != cancels_ || (joined() && wait_queue_.cancelled(index_)))
             throw Error(Failure::kCancelled, "TakeGrad operation was cancelled");
     }

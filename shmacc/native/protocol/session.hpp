@@ -191,7 +191,7 @@ class ApplySession {
     }
     // Whether the operation starts a new round. The old one stays current until the commit.
     bool replaces_round() const { return round.round != committed_round_; }
-    // Whether the operation replaces contents that this member has of the old round.
+    // Whether the operation replaces this member's contents of the old round.
     bool replaces(const Member& member) const {
         return replaces_round() && member.before.round == committed_round_;
     }
@@ -288,7 +288,7 @@ class RoundSession {
         return sum_of([](const LaneState& lane) { return lane.dropped; });
     }
 
-    // The member in each lane that has gradients of it in this round, in order of lane.
+    // This member in each lane whose gradients of this round have the member, in order of lane.
     std::vector<Member> in_lanes(uint32_t number) {
         std::vector<Member> in_lanes;
         in_lanes.reserve(lanes_.size());

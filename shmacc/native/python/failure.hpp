@@ -46,8 +46,8 @@ inline std::string describe_exception(nb::handle error) {
     return text;
 }
 
-// Whether the process has failed with this very exception in this segment before. From now on it has: the exception
-// itself is marked, since it may leave one block after the other, and then end the process.
+// Returns whether the process has failed with this very exception in this segment before, and marks the exception: it
+// may leave one block after another, and then end the process.
 inline bool is_known(nb::handle error, uint64_t segment) {
     constexpr const char* kFailedIn = "_shmacc_failed_in";
     const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());

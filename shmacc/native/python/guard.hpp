@@ -46,7 +46,7 @@ struct ReadOnlyArray {
 
 inline std::atomic<ReadOnlyArray*> read_only_arrays{nullptr};
 inline struct sigaction handler_before;
-inline int (*raise_written)(void*) = nullptr;  // check_writes, as the interpreter calls it
+inline int (*raise_written)(void*) = nullptr;  // calls check_writes and sets Python's error (module.cpp)
 
 inline constexpr const char* kInstead =
     " is read-only in this process, but something wrote to it. Rounds and restored checkpoints change it, "

@@ -287,7 +287,7 @@ NB_MODULE(_core, m) {
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-        // No C++ exception: Python exits this thread, in a Python call that had released the GIL (take_gil).
+        // Null: no C++ exception. Python exits this thread, which asked for the GIL again at shutdown (take_gil).
         if (!pointer) sleep_until_the_end();
         try {
             std::rethrow_exception(pointer);

@@ -23,7 +23,7 @@ namespace shmacc {
 // the child keeps and finds nothing.
 class KeptMemory {
   public:
-    static constexpr uint64_t kLarge = 32 << 20;  // what malloc does not keep (DEFAULT_MMAP_THRESHOLD_MAX)
+    static constexpr uint64_t kLarge = 32 << 20;  // malloc keeps no larger pieces (DEFAULT_MMAP_THRESHOLD_MAX)
 
     static KeptMemory& instance() {
         static KeptMemory* const kept = new KeptMemory;  // results may be dropped while the process exits

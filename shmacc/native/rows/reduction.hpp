@@ -14,8 +14,8 @@ struct Reduce {
     uint64_t highest;
 };
 
-// Returns how to reduce a member's sums; nothing else decides this. weight: that of the round's gradients that have
-// the member; round_weight: that of all its gradients.
+// Returns how to reduce a member's sums; nothing else decides this. weight: the weight of the gradients that
+// have the member; round_weight: the weight of all gradients of the round.
 inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_weight) {
     Reduce reduce{true, 0, spec.lowest, spec.highest};
     switch (static_cast<Reduction>(spec.reduction)) {

@@ -7,7 +7,7 @@
 
 namespace shmacc {
 
-// Part of an array that an update changes. An entry is a row or, of an array that is changed as a whole, a piece.
+// Part of an array that an update changes. An entry is a row, or a piece of an array that is changed as a whole.
 template <class T>
 struct TouchedArray {
     T* contents;

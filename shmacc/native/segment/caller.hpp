@@ -39,8 +39,8 @@ class OwnRound {
   public:
     enum class State { kOthers, kOffered, kHeld, kThreads };
 
-    // Needs all lanes' locks. loop: the event loop's thread, to which the round is offered; none: this thread
-    // has it.
+    // Needs all lanes' locks. loop: the event loop's thread, to which the round is offered; none: the round is
+    // this thread's.
     void opened(const RoundHolder& holder, pthread_t loop) {
         token_ = holder.token;
         thread_ = loop == pthread_t{} ? pthread_self() : loop;
@@ -67,7 +67,7 @@ class OwnRound {
     std::atomic<uint64_t> token_{0};  // this process's; a forked child gets another token
     std::atomic<pthread_t> thread_{};
     std::atomic<bool> offered_{false};
-    std::atomic<uint64_t> held_{0};  // not a flag: another round may be offered while this serial's is taken over
+    std::atomic<uint64_t> held_{0};  // serial of the round taken over; another one may be offered meanwhile
 };
 
 }  // namespace shmacc

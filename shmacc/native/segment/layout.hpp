@@ -255,7 +255,7 @@ constexpr int64_t kUnbounded = INT64_MAX;
 
 inline std::string name_of(const Config& config) { return std::string(config.name, config.name_length); }
 
-// The number of members, and one for the set of contributors.
+// The number of members, plus 1 for the set of contributors.
 constexpr uint32_t tables_of(const Config& config) { return config.members + 1; }
 constexpr uint32_t regions_of_lane(const Config& config) {
     return kLaneRegions + tables_of(config) * kMemberRegions;
@@ -294,7 +294,7 @@ struct FinalRound {
 // State of the round in all lanes. The process that holds all their locks changes it. Kept twice; see commit.hpp.
 struct RoundState {
     uint64_t generation;
-    uint64_t round;  // counts up; what a lane has of another round is void
+    uint64_t round;  // counts up; lanes' contents of other rounds are void
     int64_t step;
     uint64_t sealed;  // 1: applies are refused
     uint64_t discarded;  // gradients accepted, then dropped by advance_step, ever
@@ -473,7 +473,7 @@ constexpr Named kActivityNames[] = {
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
 
 // The lowest bits of a token say what became of the process. The other bits identify one stay of one process,
-// and are never used twice. kTold is added when the fate is no news any more.
+// and are never used twice. kTold is added when no wait is to be told of the fate any more.
 enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits = 7 };
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }

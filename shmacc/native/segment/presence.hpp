@@ -114,14 +114,14 @@ class Table {
     uint64_t reserved_ = 0;
 };
 
-// How many failures of the process with this token are no news any more.
+// How many failures of the process with this token were told.
 inline uint32_t failures_told(const Participant& entry, uint64_t token) {
     const uint64_t told = load(entry.told);
     return told >> 32 == token >> 32 ? static_cast<uint32_t>(told) : 0;
 }
 inline bool has_applied(const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; }
 inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took) != 0; }
-// Whether the process has failed after it had applied, and nobody was told of that.
+// Whether the process has applied, and has a failure that was not told yet.
 inline bool has_failed(const Participant& entry, uint64_t token) {
     return has_applied(entry) && load(entry.failures) != failures_told(entry, token);
 }

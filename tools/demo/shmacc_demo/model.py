@@ -95,7 +95,7 @@ class Batches:
         }
 
     def _draw(self, step: int, worker: int) -> tuple[NDArray[Any], ...]:
-        """Return centers, targets, and how often each two of them are near, and are noise."""
+        """Return centers, targets, and for each two of them how often they are near, and noise."""
         plan, dice = self._plan, np.random.default_rng((self._plan.seed, step, worker))
         starts = dice.integers(0, len(self._stream) - plan.span + 1, (plan.spans, 1))
         words = self._stream[starts + np.arange(plan.span)].astype(np.int64)

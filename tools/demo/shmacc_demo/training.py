@@ -84,8 +84,8 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
         return params.snapshot()[1], report
 
 
-class _Crew:  # the chief and the workers, a process each
-    def __init__(self, group: AccumulatorGroup, *more: Any) -> None:  # as `lead` has them
+class _Crew:  # a process for the chief and each worker
+    def __init__(self, group: AccumulatorGroup, *more: Any) -> None:  # more: the rest of `lead`'s
         self._group, self._begun, self.killed = group, more[1]["begun"], 0
         self._jobs: dict[int, Any] = {CHIEF: (lead, group, *more)}
         self._jobs |= {rank: (work, group, *more, rank) for rank in range(more[-1].workers)}
@@ -106,7 +106,7 @@ class _Crew:  # the chief and the workers, a process each
         return any(process.is_alive() for process in self._processes.values())
 
     def kill(self, rank: int) -> None:
-        """Replace a chief that dies within a round, a worker within an apply or after it."""
+        """Kill and replace the chief in a round, or a worker in an apply or after it."""
         process, doing = self._processes[rank], random.choice(("applies", "waits for the step"))
         for pid in [process.pid or 0] * 1000:  # it may be starting
             if not process.is_alive():
@@ -140,7 +140,7 @@ def _attend(role: Callable[..., None], *job: Any) -> None:
 
 def _leave_with_parent(*named: Any) -> None:
     multiprocessing.parent_process().join()  # type: ignore[union-attr]
-    for one in named:  # the parent was killed before it could do so
+    for one in named:  # the parent was killed before it unlinked them
         one.unlink()
     os._exit(1)
 

@@ -351,7 +351,7 @@ def _verdict(seen: Description) -> Iterator[tuple[str, Cell]]:
     elif not summary.finished:
         dead = sum(not process.alive for process in seen.processes)
         died = formatting.count_of(dead, "process", "processes") + " died"
-        # What their death stops is known only when the others have waited for a while.
+        # Whether the deaths block the others is known only when these have waited for a while.
         again = f"; {died}: look again in 10 s" if dead and summary.attached_alive else ""
         fine = f"nothing is known that makes it stand still{again}; `check` verifies more"
         yield "fine", Cell(fine)

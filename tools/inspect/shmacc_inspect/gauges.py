@@ -63,7 +63,7 @@ def _worst_straggler(seen: Description, now: float) -> float:
     late, head = stragglers(seen), _head(seen)
     waits_for_more = head is not None and seen.stats.num_accumulated < head.num_required
     if any(process.applied for process in late) or not waits_for_more:
-        late = tuple(process for process in late if process.applied)  # the others may never
+        late = tuple(process for process in late if process.applied)  # others may never apply
     return max((max(0.0, now - idle_since(process)) for process in late), default=0.0)
 
 

@@ -24,15 +24,15 @@ class Rates:
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster's hosts and network: seconds, and bytes a second."""
+    """A cluster's hosts and network: bytes a second, and seconds."""
 
-    bandwidth: float  # of a NIC, each way
+    bandwidth: float  # of a NIC, in each direction
     latency: float  # from one host to another
-    call: float  # of one call or answer in a process that sends or gets it
-    owner_call: float  # of a report or a chief's call at the owner, with its answer
+    call: float  # processor time to send or receive one call or answer
+    owner_call: float  # the owner's time for a report or a chief's call, with its answer
     sparse: Rates
     dense: Rates
-    retry: float = 0.2  # until a call to a shard that is gone is made again
+    retry: float = 0.2  # until a call to a lost shard is repeated
 
 
 # Measured on the machine of docs/many-hosts.md; `owner_call` and the bandwidth by `make bench-ray`:
@@ -57,16 +57,16 @@ class Scenario:
 
     name: str  # in the tables
     hosts: int
-    workers: int = 32  # of each host
+    workers: int = 32  # on each host
     shards: int = 1  # spread over the hosts
     table: Table = field(default_factory=lambda: Table(100_000_000, 1.0))
     need: float = 0.8  # the part of all workers' gradients that a round requires
     rounds: int = 20  # after one that is not counted
     compute: float = 0.3  # median seconds that a gradient takes, with its apply
-    spread: float = 0.3  # of these times: the deviation of their logarithm
+    spread: float = 0.3  # the standard deviation of the logarithm of these times
     pause: float = 0.0  # seconds from a round's end until the chief asks for the next one
     whole: bool = False  # the chief fetches the mean; else the rows stay at the shards
-    deaths: float = 0.0  # of hosts, a second
+    deaths: float = 0.0  # deaths of hosts a second
     away: float = 5.0  # seconds that a dead host is away
     seed: int = 1
     machine: Machine = CLUSTER
@@ -99,16 +99,16 @@ class Result:
 
     scenario: Scenario
     rounds: list[Round]
-    seconds: float  # of a round, the mean
-    worst: float  # the longest
-    latency: float  # from asking to the block's beginning, the median
-    gigabytes: float  # between hosts, a round, in large messages
-    messages: float  # between hosts, a round
-    gradients: float  # of a round
+    seconds: float  # mean seconds of a round
+    worst: float  # seconds of the longest round
+    latency: float  # median seconds from asking to the block's beginning
+    gigabytes: float  # sent between hosts in a round, in large messages
+    messages: float  # sent between hosts in a round
+    gradients: float  # in a round
     late: float  # share of the gradients that segments refused: their step was over or sealed
     lost: float  # share of the accepted gradients that got into no round
-    died: int  # hosts
+    died: int  # deaths of hosts
     regrants: int  # grants that came to nothing, and batches that shards had lost
-    voided: int  # steps
+    voided: int  # void steps
     lost_hosts: int  # how often the owner took a host for lost
     cancelled: int  # rounds whose chief the owner took for lost

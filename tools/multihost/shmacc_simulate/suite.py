@@ -27,7 +27,7 @@ _MEASURED, _FAST, _CHATTY, _ONE = (
 
 
 def sweep() -> dict[str, list[Scenario]]:
-    """Return jobs of more and more hosts, by the other thing that differs."""
+    """Return jobs with more and more hosts, by their other difference."""
     many = (2, 10, 30, 100, 300)
     chatty = dataclasses.replace(Timing(), heartbeats=1e6)
     return {

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shmacc_soak.campaign import Effort
 
 _GROUP, _PARAMS = "soak", "soak.parameters"
-_TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
+_TIMEOUT: Final = 0.25  # seconds of each wait, so that the request to stop is noticed
 _BETWEEN_FAILURES: Final = 1.0  # seconds between two failures of all power, on the average
 _LIFE_OF_A_LOADER: Final = 0.02  # seconds, of the first attempt; later ones live longer
 # Probabilities:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from shmacc_soak.books import Books
     from shmacc_soak.plans import Plan
 
-_PAUSE: Final = 0.001  # seconds, of a worker while many gradients wait
+_PAUSE: Final = 0.001  # seconds that a worker pauses while many gradients wait
 _LONGEST_BLOCK: Final = 0.005  # seconds in the block, after the round is noted
-_TIMEOUT: Final = 0.25  # of all waits, so that the request to stop is noticed
+_TIMEOUT: Final = 0.25  # seconds of each wait, so that the request to stop is noticed
 _REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
 _ON_DEATH: Final = ("wait", "raise")
 _NEVER: Final = np.iinfo(np.int32).max  # later than any step

@@ -86,7 +86,7 @@ class Run:
 
     @property
     def half_way(self) -> float:
-        """The loss in the middle between the first that was judged and the target."""
+        """The loss half-way between the first judged one and the target."""
         return (self.losses[0][2] + self.target) / 2
 
     @property

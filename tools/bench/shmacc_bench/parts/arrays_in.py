@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     """What is measured, what it is compared with, and a call of each."""
 
 _WIDTH: Final = 64
-_ROWS, _FEW = 10, 2  # of arrays, and of lists
+_ROWS, _FEW = 10, 2  # rows of a gradient given as arrays, and as lists
 _CALLS: Final = 50  # in a turn
 _GOAL: Final = 2.0
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shmacc.inspection import Finding
 
-_NAMED: Final = 5  # of several segments with the same finding
+_NAMED: Final = 5  # at most this many segments with the same finding are named
 
 
 def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:

@@ -16,7 +16,7 @@ from shmacc_inspect.sorting import SORTS_OF_LIST
 if TYPE_CHECKING:
     from shmacc.inspection import Summary
 
-_MENTIONED: Final = 0.01  # of all memory
+_MENTIONED: Final = 0.01  # of all shared memory: other files that use more are mentioned
 STATE_STYLES: Final = {
     "sound": "green",
     "finished": "cyan",

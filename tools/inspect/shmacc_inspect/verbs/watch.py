@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shmacc_inspect.screen import Screen
 
 _SHOWN_STRAGGLERS: Final = 4
-_REST: Final = 1.5  # times as long as a look took, at least: 40 % of a core at most
+_REST: Final = 1.5  # least pause, in times of the last look: at most 40 % of a core
 
 
 def run(
@@ -72,7 +72,7 @@ def _print(
 
 
 def _rested(began: float) -> float:
-    """Return when the next look may begin, after one that began then and ends now.
+    """Return when the next look may begin, after one that began at `began` and ends now.
 
     A look at very many segments takes long: most of a core must stay for the processes that work.
     """
