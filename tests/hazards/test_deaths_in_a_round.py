@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe
+from helpers.apart import Apart, Pipe, run_apart
+from helpers.lock_holder import activity
 from helpers.support import LONG, until
 
-import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
@@ -37,26 +37,21 @@ def hold(*, pipe: Pipe) -> int:
         return int(own.global_step)
 
 
-def take(number: int, *, pipe: Pipe) -> tuple[float, int]:
-    """Say that it begins, then take."""
+def take_two() -> tuple[float, int]:
     with ConditionalAccumulator.attach("rounds") as own:
-        pipe.say()
-        taken = own.take(number, timeout=LONG)
+        taken = own.take(2, timeout=LONG)
         return taken.value.item(), taken.step
 
 
-def apply(step: int, *, pipe: Pipe) -> bool:
-    """Say that it begins, then apply."""
+def apply_later() -> bool:
     with ConditionalAccumulator.attach("rounds") as own:
-        pipe.say()
-        return bool(own.apply_grad(4.0, step))
+        return bool(own.apply_grad(4.0, NEVER_STALE))
 
 
 def test_the_killed_holders_gradients_go_to_the_next_in_line(acc: ConditionalAccumulator) -> None:
     with Apart(hold) as holder:
         assert holder.hear() == 3.0  # it has the round: only now may another ask for it
-        with Apart(take, 2) as next_one:
-            next_one.hear()
+        with Apart(take_two) as next_one:
             until(lambda: acc.stats().waiting == 1)
             assert acc.stats().round_pid == holder.pid
             holder.kill()
@@ -79,14 +74,8 @@ def test_a_killed_holders_step_is_open_again(acc: ConditionalAccumulator) -> Non
 def test_applies_that_wait_for_a_killed_holder_go_on(acc: ConditionalAccumulator) -> None:
     with Apart(hold) as holder:
         holder.hear()
-        with Apart(apply, NEVER_STALE) as later:
-            later.hear()
-            until(
-                lambda: any(
-                    process.activity == "waits for the end of the round"
-                    for process in shmacc.inspection.describe("rounds").processes
-                )
-            )
+        with Apart(apply_later) as later:
+            until(lambda: activity("rounds", later.pid) == "waits for the end of the round")
             holder.kill()
             assert later.result(LONG)
     assert acc.take(3, timeout=0).value.item() == 7.0
@@ -131,46 +120,22 @@ def test_a_holder_that_exits_in_order_gives_it_up(acc: ConditionalAccumulator) -
     assert acc.take(2, timeout=0).value.item() == 3.0
 
 
-def test_a_forked_child_does_not_hold_its_parents_round(acc: ConditionalAccumulator) -> None:
-    with acc.round(2) as taken:
-        child = os.fork()
-        if child == 0:  # the end of the block is the parent's
-            status = 1
-            try:
-                acc.close()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert acc.stats().round_pid == os.getpid()
-        assert taken.count == 2
-    assert acc.global_step == 1
-
-
-def test_the_end_of_the_block_in_a_forked_child_is_an_error(acc: ConditionalAccumulator) -> None:
+def test_the_end_of_the_block_is_not_a_forked_childs(acc: ConditionalAccumulator) -> None:
     block = acc.round(2)
     block.__enter__()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            block.__exit__(None, None, None)
-        except errors.FailedPreconditionError:
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert acc.global_step == 0
+    with pytest.raises(errors.FailedPreconditionError):
+        run_apart(lambda: block.__exit__(None, None, None))
+    run_apart(acc.close)
+    assert (acc.global_step, acc.stats().round_pid) == (0, os.getpid())
     block.__exit__(None, None, None)
     assert acc.global_step == 1
 
 
-@pytest.mark.parametrize("kill", [True, False])
-def test_chiefs_that_die_in_turn_lose_nothing(acc: ConditionalAccumulator, *, kill: bool) -> None:
-    for _ in range(20):
+def test_chiefs_that_die_in_turn_lose_nothing(acc: ConditionalAccumulator) -> None:
+    for stopped in (True, False) * 4:
         with Apart(hold) as holder:
             assert holder.hear() == 3.0
-            if not kill:
+            if stopped:
                 holder.signal(signal.SIGSTOP)
             holder.kill()
     with acc.round(2, timeout=LONG) as taken:

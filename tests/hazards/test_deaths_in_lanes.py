@@ -22,7 +22,7 @@ from helpers.support import LONG, until
 from shmacc import NEVER_STALE, AccumulatorGroup, IndexedSlicesSpec, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from helpers.numpy_model import Array
 
@@ -57,7 +57,7 @@ def new_books() -> Books:
     return Books(shared_array(WORKERS), shared_array(WORKERS), shared_array(STEPS, WORKERS))
 
 
-@pytest.fixture(params=[1, 2, 4], ids=lambda lanes: f"{lanes} lanes")
+@pytest.fixture
 def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
     """A group in whose members each worker has a row, or a number."""
     specs = {
@@ -67,6 +67,12 @@ def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
     with AccumulatorGroup(specs, NAME, reduction_type="SUM", lanes=request.param) as made:
         yield made
         made.unlink()
+
+
+def lanes(*numbers: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "group", numbers, indirect=True, ids=lambda number: f"{number} lanes"
+    )
 
 
 def gradient(worker: int) -> dict[str, Any]:
@@ -106,57 +112,33 @@ def have_rounds_for_ever(books: Books) -> None:
                 books.taken[taken.step] = counted(taken)
 
 
-def _done(books: Books, worker: int) -> int:
-    return int(books.done[worker])
-
-
-def _reached(number: Callable[[], int], enough: int) -> bool:
-    return number() >= enough
-
-
-def kill_in_turn(
-    books: Books,
-    group: AccumulatorGroup,
-    start: dict[str, Callable[[], Apart]],
-    deaths: int,
-) -> dict[str, int]:
-    """Kill one process after the other while all are at work, and start it again."""
-    rng = random.Random(deaths)
-    killed = dict.fromkeys(start, 0)
-    with ExitStack() as stack:
-        processes = {who: stack.enter_context(begin()) for who, begin in start.items()}
-        for _ in range(deaths):
-            applied = group.stats().applied + rng.randrange(1, 20)
-            until(partial(_reached, lambda: group.stats().applied, applied))
-            who = rng.choice(list(start))
-            processes[who].kill()
-            killed[who] += 1
-            if who != "chief":
-                worker = int(who)
-                books.begun[worker] = max(books.begun[worker], books.done[worker])
-                in_doubt[worker] += books.begun[worker] - books.done[worker]
-            processes[who] = stack.enter_context(start[who]())
-        for who, process in processes.items():
-            process.kill()
-            if who != "chief":
-                in_doubt[int(who)] += books.begun[int(who)] - books.done[int(who)]
-    return killed
-
-
-in_doubt: Final = [0] * WORKERS
-
-
+@lanes(2, 4)
 def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
     """Workers and the chief are killed; a round that was held when its holder died is whole."""
-    books = new_books()
-    in_doubt[:] = [0] * WORKERS
-    start: dict[str, Callable[[], Apart]] = {
-        str(i): partial(Apart, apply_for_ever, books, i) for i in range(WORKERS)
-    }
-    start["chief"] = partial(Apart, have_rounds_for_ever, books)
-    killed = kill_in_turn(books, group, start, deaths=40)
-    assert sum(killed.values()) == 40
-    assert killed["chief"]
+    books, in_doubt, rng = new_books(), [0] * WORKERS, random.Random(40)
+    start = [partial(Apart, apply_for_ever, books, i) for i in range(WORKERS)]
+    start.append(partial(Apart, have_rounds_for_ever, books))
+    chiefs = 0
+
+    def kill(who: int) -> None:
+        nonlocal chiefs
+        processes[who].kill()
+        chiefs += who == WORKERS
+        if who < WORKERS:
+            books.begun[who] = max(books.begun[who], books.done[who])
+            in_doubt[who] += books.begun[who] - books.done[who]
+
+    with ExitStack() as stack:
+        processes = [stack.enter_context(begin()) for begin in start]
+        for _ in range(16):
+            applied = group.stats().applied + rng.randrange(1, 20)
+            until(lambda applied=applied: group.stats().applied >= applied)  # type: ignore[misc]
+            who = rng.randrange(WORKERS + 1)
+            kill(who)
+            processes[who] = stack.enter_context(start[who]())
+        assert chiefs
+        for who in range(WORKERS + 1):
+            kill(who)
     step = group.global_step
     assert 0 < step < STEPS
     rest = counted(group.take_partial(0, timeout=LONG))
@@ -181,20 +163,24 @@ def contribute(books: Books, worker: int, number: int, *, pipe: Pipe) -> None:
                 books.done[worker] += 1
 
 
+@lanes(2)
 def test_contributors_are_in_once_however_often_they_come(group: AccumulatorGroup) -> None:
     """A worker that was killed begins again at its first gradient."""
-    number, books, rng = 60, new_books(), random.Random(1)
+    number, books, rng = 30, new_books(), random.Random(1)
+
+    def until_done(worker: int, more: int) -> None:
+        enough = books.done[worker] + more
+        until(lambda: books.done[worker] >= enough)
+
     with ExitStack() as stack:
         workers = [stack.enter_context(Apart(contribute, books, i, number)) for i in range(WORKERS)]
-        for i in range(8 * WORKERS):
+        for i in range(3 * WORKERS):
             worker = i % WORKERS
-            done = books.done[worker] + rng.randrange(1, number)
-            until(partial(_reached, partial(_done, books, worker), done))
+            until_done(worker, rng.randrange(1, number))
             workers[worker].kill()
             workers[worker] = stack.enter_context(Apart(contribute, books, worker, number))
         for worker, process in enumerate(workers):
-            done = books.done[worker] + number
-            until(partial(_reached, partial(_done, books, worker), done))
+            until_done(worker, number)
             process.say()
             process.result()
     assert group.num_accumulated() == number * WORKERS
@@ -222,6 +208,7 @@ def take_for_ever(number: int, *, pipe: Pipe) -> None:
             pipe.hear()
 
 
+@lanes(4)
 def test_a_quorum_is_overshot_by_less_than_there_are_lanes(group: AccumulatorGroup) -> None:
     """The take waits in the queue, and then all apply at once."""
     number = 6
@@ -231,7 +218,7 @@ def test_a_quorum_is_overshot_by_less_than_there_are_lanes(group: AccumulatorGro
             worker.hear()
         head = stack.enter_context(Apart(take_for_ever, number))
         counts = []
-        for _ in range(25):
+        for _ in range(10):
             until(lambda: group.stats().waiting == 1)
             for worker in workers:
                 worker.say(number)

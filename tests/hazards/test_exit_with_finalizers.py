@@ -24,7 +24,7 @@ CRASHES: Final = ("Fatal", "terminate", "Segmentation")
 
 # What is imported at its first use cannot be when modules are taken down.
 WARM_UP: Final = """
-    import builtins, gc, weakref
+    import builtins, gc
     with shmacc.ConditionalAccumulator("f8", ()) as private:
         private.apply_grad(1.0)
         private.take(1)
@@ -74,24 +74,11 @@ BEGIN: Final = (
     class LateDel(Late):
         def __del__(self):
             self.work()
-    class Other:
-        pass
 """
 )
 FINALIZERS: Final = {
     "atexit": """
     atexit.register(Late().work)
-""",
-    "weakref.finalize": """
-    late, other = Late(), Other()
-    weakref.finalize(other, late.work)
-""",
-    "callback of a weakref": """
-    builtins.other = Other()
-    builtins.reference = weakref.ref(builtins.other, lambda _, work=Late().work: work())
-""",
-    "__del__ of a global": """
-    late = LateDel()
 """,
     "__del__ in a cycle": """
     gc.disable()  # not before the end
@@ -104,8 +91,6 @@ FINALIZERS: Final = {
     builtins.late.itself = builtins.late
 """,
 }
-# Python code runs as long as modules are there: nothing but what is in vain may fail then.
-EARLY: Final = {"atexit", "weakref.finalize"}
 DAEMONS: Final = """
     rows = shmacc.attach("rows")
     alone = shmacc.ConditionalAccumulator("f8", ())
@@ -145,7 +130,8 @@ def acc() -> Iterator[ConditionalAccumulator]:
 def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
     status, output, complaints = run(BEGIN + FINALIZERS[finalizer] + END)
     assert (status, complaints) == (STATUS, "")
-    if finalizer in EARLY:
+    if finalizer == "atexit":
+        # Python code runs as long as modules are there: nothing but what is in vain fails then.
         assert output == (
             "apply apply take-in-vain:DeadlineExceededError take-all "
             "wait-in-vain:DeadlineExceededError advance stats cancel make attach describe close "
@@ -161,7 +147,7 @@ def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
     assert all(finding.severity is Severity.NOTE for finding in inspection.check("exits"))
 
 
-@pytest.mark.parametrize("finalizer", FINALIZERS)
+@pytest.mark.parametrize("finalizer", ["atexit", "__del__ in builtins"])
 def test_with_daemon_threads_in_the_middle_of_applies_and_takes(
     acc: ConditionalAccumulator, finalizer: str
 ) -> None:
@@ -240,10 +226,9 @@ MEETS_OTHERS: Final = (
     "finalizer",
     [
         "atexit.register(Late().meet)",
-        "late = LateDel(); late.itself = late",
         "builtins.late = LateDel()",
     ],
-    ids=["atexit", "__del__ in a cycle", "__del__ in builtins"],
+    ids=["atexit", "__del__ in builtins"],
 )
 def test_it_waits_for_others_and_wakes_others(finalizer: str) -> None:
     script = f"{MEETS_OTHERS}\n    {finalizer}\n{END}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import signal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers.apart import run_apart
 from helpers.interpreter import run
 from helpers.support import until
 
@@ -34,20 +35,22 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 ENDS: Final = {
-    "falls off the end": ("", 0),
-    "sys.exit": ("sys.exit(3)", 3),
-    "raises": ("raise RuntimeError('on purpose')", 1),
-    "os._exit": ("os._exit(4)", 4),
-    "SIGTERM": (f"os.kill(os.getpid(), {int(signal.SIGTERM)})", -signal.SIGTERM),
-    "SIGKILL": (f"os.kill(os.getpid(), {int(signal.SIGKILL)})", -signal.SIGKILL),
+    "": 0,
+    "sys.exit(3)": 3,
+    "raise RuntimeError('on purpose')": 1,
+    "os._exit(4)": 4,
+    "os.kill(os.getpid(), 9)": -9,
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_a_named_one_stays_whole(acc: ConditionalAccumulator, how: str) -> None:
-    statement, expected = ENDS[how]
+@pytest.mark.parametrize("statement", ENDS)
+def test_a_named_one_stays_whole_and_a_private_one_goes_with_its_process(
+    acc: ConditionalAccumulator, statement: str
+) -> None:
     status, _, complaints = run(
         f"""
+        private = shmacc.SparseConditionalAccumulator("f4")
+        private.apply_grad([1], [1.0])
         acc = shmacc.attach("exits")
         also = shmacc.attach("exits")
         acc.apply_grad(1.0)
@@ -55,61 +58,38 @@ def test_a_named_one_stays_whole(acc: ConditionalAccumulator, how: str) -> None:
         {statement}
         """
     )
-    assert status == expected
+    assert status == ENDS[statement]
     assert complaints == "" or "on purpose" in complaints
     until(lambda: acc.stats().attached == 1)
     assert acc.take(2, timeout=0).value == 3.0
     assert all(finding.severity is Severity.NOTE for finding in inspection.check("exits"))
+    if statement.startswith("os."):
+        # Nothing in such a process could still run; the cleaner finds what it left.
+        assert len(left_behind()) == 4
+        for leftover in inspection.leftovers(namespace=os.environ["SHMACC_NAMESPACE"]):
+            assert inspection.clean(leftover)
+    assert len(left_behind()) == 2
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_a_private_one_goes_with_its_process(how: str) -> None:
-    statement, expected = ENDS[how]
-    status, _, complaints = run(
-        f"""
-        acc = shmacc.SparseConditionalAccumulator("f4")
-        other = shmacc.ConditionalAccumulator("f4")
-        acc.apply_grad([1], [1.0])
-        {statement}
-        """
-    )
-    assert status == expected
-    assert complaints == "" or "on purpose" in complaints
-    if how in {"falls off the end", "sys.exit", "raises"}:
-        assert left_behind() == ()
-        return
-    # Nothing in such a process could still run; the cleaner finds what it left.
-    assert len(left_behind()) == 4
-    for leftover in inspection.leftovers(namespace=os.environ["SHMACC_NAMESPACE"]):
-        assert leftover.removable
-        inspection.clean(leftover)
-    assert left_behind() == ()
-
-
-WAITS: Final = {
-    "take": "lambda: acc.take(5)",
-    "take with a timeout": "lambda: acc.take(5, timeout=3600)",
-    "take_partial": "lambda: acc.take_partial(5)",
-    "wait_step": "lambda: acc.wait_step(5)",
-}
-
-
-@pytest.mark.parametrize("ending", ["", "sys.exit(7)", "raise RuntimeError('on purpose')"])
-@pytest.mark.parametrize("wait", WAITS)
-def test_daemon_threads_that_wait(acc: ConditionalAccumulator, wait: str, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise RuntimeError('on purpose')"])
+def test_daemon_threads_that_wait(acc: ConditionalAccumulator, ending: str) -> None:
     """The interpreter shuts down with its own exit status, without a crash and without a hang."""
     status, _, complaints = run(
         f"""
         acc = shmacc.attach("exits")
-        for _ in range(3):
-            daemon({WAITS[wait]})
-        activities = {{"waits in the queue", "waits for the step"}}
-        until(lambda: acc.stats().waiting == 3 or {wait == "wait_step"})
-        until(lambda: shmacc.inspection.describe("exits").processes[-1].activity in activities)
+        for _ in range(2):
+            daemon(lambda: acc.take(5))
+            daemon(lambda: acc.take(5, timeout=3600))
+            daemon(lambda: acc.take_partial(5))
+        until(lambda: acc.stats().waiting == 6)
+        daemon(lambda: acc.wait_step(5))
+        def activities():
+            return shmacc.inspection.describe("exits").processes[-1].activity
+        until(lambda: activities() == "waits for the step")
         {ending}
         """
     )
-    assert status == {"": 0, "sys.exit(7)": 7}.get(ending, 1), complaints
+    assert status == ENDS[ending], complaints
     # The handle is closed at the end, as any open file: their takes may still hear of that.
     assert all(word not in complaints for word in ("Fatal", "terminate", "Segmentation"))
     # Those who wait are gone, and hold nobody up.
@@ -121,7 +101,7 @@ def test_daemon_threads_that_wait(acc: ConditionalAccumulator, wait: str, ending
 def test_daemon_threads_that_work() -> None:
     """They are cut off wherever they are, under the lock perhaps: what they did is whole."""
     with shmacc.SparseConditionalAccumulator("f8", None, "works", reduction_type="SUM") as sparse:
-        for _ in range(5):
+        for _ in range(2):
             status, _, complaints = run(
                 """
                 acc = shmacc.attach("works")
@@ -163,50 +143,25 @@ def test_a_thread_that_is_joined_at_the_end_must_be_let_go(acc: ConditionalAccum
     assert acc.stats().attached == 1
 
 
-def test_used_by_handlers_at_exit(acc: ConditionalAccumulator) -> None:
-    status, output, complaints = run(
-        """
-        class Late:
-            def __del__(self):
-                # When modules are taken down, nothing more is promised than that it is no crash.
-                try:
-                    self.acc.apply_grad(1.0)
-                except Exception:
-                    pass
-        late = Late()
-        late.acc = shmacc.attach("exits")
-        late.itself = late
-        def apply():
-            with shmacc.attach("exits") as acc:
-                print(acc.apply_grad(2.0))
-        atexit.register(apply)
-        """
-    )
-    assert (status, output, complaints) == (0, "True", "")
-    assert acc.num_accumulated() >= 1
-    assert acc.stats().attached == 1
-
-
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.usefixtures("acc")
 def test_dropped_without_a_close() -> None:
     """A handle that is garbage is as good as closed, also in a cycle; a private one is removed."""
-    status, output, complaints = run(
-        """
-        import gc
-        def drop():
-            handles = [shmacc.attach("exits") for _ in range(10)]
-            handles.append(shmacc.ConditionalAccumulator("f4"))
-            handles.append(handles)
+
+    def drop() -> None:
+        handles: list[Any] = [shmacc.attach("exits") for _ in range(10)]
+        handles.append(ConditionalAccumulator("f4"))
+        handles.append(handles)
+
+    def attached_after_drops() -> int:
         first = shmacc.attach("exits")
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  descriptors
         drop()
         gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == before
-        print(shmacc.attach("exits").stats().attached)
-        """,
-        warnings="ignore::ResourceWarning",
-    )
-    assert (status, output, complaints) == (0, "2", "")
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        return first.stats().attached
+
+    assert run_apart(attached_after_drops) == 2
     assert all("exits" in name for name in left_behind())
 
 
