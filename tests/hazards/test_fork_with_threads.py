@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from helpers.busy import busy
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, testing
+from shmacc import SparseConditionalAccumulator, errors, testing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.threads
 
-FORKS: Final = 12
+FORKS: Final = 6
 ROWS: Final = 400
 
 
@@ -75,53 +73,6 @@ def test_threads_in_mid_apply(acc: SparseConditionalAccumulator) -> None:
     assert taken.count == in_children + by_threads
     assert taken.row_counts.tolist() == [taken.count] * ROWS
     assert (taken.values == taken.count).all()
-
-
-def _open_and_close() -> None:
-    with ConditionalAccumulator("f4", (), f"other-{threading.get_ident()}") as other:
-        other.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
-
-
-def _opens_too() -> bool:
-    for i in range(3):
-        with ConditionalAccumulator("f4", (), f"child-{os.getpid()}-{i}") as made:
-            assert made.apply_grad(1.0)
-            made.unlink()
-    with shmacc.attach("forked") as again:
-        assert again.global_step == 0
-    return True
-
-
-def _parent_that_opens(acc: SparseConditionalAccumulator) -> None:
-    with busy(_open_and_close, _open_and_close, lambda: _apply(acc, 1)) as done:
-        for _ in range(FORKS):
-            assert run_apart(_opens_too)
-    assert all(done)
-    for name in testing.leaked_names(os.environ["SHMACC_NAMESPACE"]):
-        if ":other-" in name and not name.startswith("sem."):
-            shmacc.inspection.remove(name)
-
-
-def test_threads_in_the_middle_of_opening(acc: SparseConditionalAccumulator) -> None:
-    """The child's list of what its process has open is whole, and nothing of it is locked."""
-    run_apart(_parent_that_opens, acc)
-
-
-def _parent_that_waits(acc: SparseConditionalAccumulator) -> int:
-    taken: list[Any] = []
-    waiting = threading.Thread(target=lambda: taken.append(acc.take(FORKS, timeout=LONG)))
-    waiting.start()
-    until(lambda: acc.stats().waiting == 1)
-    for _ in range(FORKS):
-        assert acc.stats().waiting == 1
-        assert run_apart(_apply, acc, 1) == 1
-    waiting.join(LONG)
-    return int(taken[0].count)
-
-
-def test_a_thread_waits_in_line(acc: SparseConditionalAccumulator) -> None:
-    """The children inherit a handle with a waiting take, but not the take; and they serve it."""
-    assert run_apart(_parent_that_waits, acc) == FORKS
 
 
 def _apply_for_ever(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
@@ -186,19 +137,6 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def _close_the_parents(acc: SparseConditionalAccumulator) -> None:
-    _apply(acc, 1)
-    acc.close()
-    with pytest.raises(errors.FailedPreconditionError):
-        _apply(acc, 1)
-
-
-def test_a_child_that_closes_its_parents_handle(acc: SparseConditionalAccumulator) -> None:
-    run_apart(_close_the_parents, acc)
-    assert _apply(acc, 1) == 1
-    assert acc.num_accumulated() == 2
-
-
 def test_a_private_one_stays_when_a_child_ends() -> None:
     """A child that ends through the interpreter's own end, finalisers and all."""
     script = (
@@ -226,10 +164,3 @@ def _grandchildren(acc: SparseConditionalAccumulator, depth: int) -> int:
 def test_children_of_children(acc: SparseConditionalAccumulator) -> None:
     assert run_apart(_grandchildren, acc, 4) == 10
     assert acc.take(10, timeout=0).count == 10
-
-
-def test_many_children_at_once(acc: SparseConditionalAccumulator) -> None:
-    with ExitStack() as stack:
-        children = [stack.enter_context(Apart(_apply, acc, 5)) for _ in range(40)]
-        assert sum(child.result() for child in children) == 200
-    assert acc.take(200, timeout=0).count == 200
