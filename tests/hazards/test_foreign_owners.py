@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pytest
 from helpers.apart import Apart, needs_root, run_apart
 
@@ -15,7 +16,7 @@ from shmacc import ConditionalAccumulator, errors
 from shmacc._layout import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from helpers.apart import Pipe
 
@@ -106,14 +107,10 @@ def test_roots_are_everybodys() -> None:
         acc.unlink()
 
 
-def _construct_and_close(mode: int | None) -> None:
-    construct(mode=mode).close()
-
-
 @needs_root
-@pytest.mark.parametrize("mode", [None, 0o644, 0o666])
-def test_a_segment_and_a_semaphore_of_different_owners(mode: int | None) -> None:
-    run_apart(_construct_and_close, mode)
+def test_a_segment_and_a_semaphore_of_different_owners() -> None:
+    """Its owner could truncate it under those who have it mapped."""
+    run_apart(lambda: construct().close())
     file = Path(names.segment_name("whose").path)
     (semaphore,) = file.parent.glob(f"sem.{file.name}.*")
     os.chown(semaphore, STRANGER, STRANGER)
@@ -126,44 +123,21 @@ def test_a_segment_and_a_semaphore_of_different_owners(mode: int | None) -> None
 
 
 BAD_OWNERS: Final = (
-    "",
-    "everybody",
-    "MINE",
-    b"mine",
-    None,
-    0,
-    1.0,
-    ["root"],
-    [-1],
-    [2**32 - 1],
-    [True],
-    [1.0],
-    {"mine"},
-    object,
+    *("", "everybody", b"mine", None, 0, ["root"], [-1], [2**32 - 1], [True], [1.0]),
+    np.array([1, 2]),  # compared with a string, they have no truth
 )
 
 
 @pytest.mark.parametrize("owners", BAD_OWNERS, ids=repr)
 def test_what_says_no_owners(owners: Any) -> None:
-    calls: tuple[Callable[[], Any], ...] = (
-        lambda: construct(owners=owners),
-        lambda: shmacc.attach("whose", owners=owners),
-    )
-    for call in calls:
-        with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
-            call()
+    with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
+        construct(owners=owners)
+    with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
+        shmacc.attach("whose", owners=owners)
     assert not os.path.lexists(names.segment_name("whose").path)
 
 
-def test_arrays_of_owners() -> None:
-    """Compared with a string, they have no truth."""
-    import numpy as np
-
-    with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
-        construct(owners=np.array([1, 2]))
-
-
-@pytest.mark.parametrize("made", [0o600, 0o640, 0o666])
+@pytest.mark.parametrize("made", [0o600, 0o666])
 def test_modes_that_agree_and_that_do_not(made: int) -> None:
     with construct(mode=made) as acc:
         construct().close()

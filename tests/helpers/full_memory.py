@@ -1,4 +1,4 @@
-"""A /dev/shm of 64 MiB, as in a Docker container; a test chooses how much of it is free."""
+"""A small /dev/shm, as in a Docker container; a test chooses how much of it is free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.own_shm import MIB
 if TYPE_CHECKING:
     from shmacc import errors
 
-SIZE: Final = 64 * MIB
+SIZE: Final = 16 * MIB
 PAGE: Final = 4096
 FILLER: Final = "/dev/shm/filler"  # noqa: S108  the very place that is to be full
 
