@@ -427,4 +427,4 @@ def _flag(value: object, what: str) -> bool:
 
 
 def _is_flag(value: object) -> bool:
-    return type(value).__name__ in {"bool", "bool_"}  # also NumPy's, without importing NumPy
+    return type(value).__name__ in {"bool", "bool_"}  # NumPy's, too, without importing NumPy

@@ -245,7 +245,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
     ) -> "AsyncSteps":
         """Follow the run as `steps` does, for ``async for``, without blocking the event loop."""
-        from shmacc._accumulators.coroutines import AsyncSteps  # as in take_async
+        from shmacc._accumulators.coroutines import AsyncSteps  # it imports asyncio
 
         return AsyncSteps(self._handle, timeout, on_death)
 
@@ -409,7 +409,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         The block may await. If the task is cancelled, before the block or in it, nothing is
         consumed.
         """
-        from shmacc._accumulators.coroutines import AsyncRound  # as in take_async
+        from shmacc._accumulators.coroutines import AsyncRound  # it imports asyncio
 
         required, least = arguments.required(num_required, at_least)
         seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)

@@ -167,7 +167,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
                 )
 
     def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
-        """Keep what a subclass needs of the arrays' specs; DataLossError if they are damaged."""
+        """Keep the parts of the specs that a subclass needs; DataLossError if they are damaged."""
 
     def _differences(
         self, name: str, has: MemberSpec | None, wants: MemberSpec | None

@@ -80,7 +80,7 @@ class Totals(TypedDict):
     count: int
     weight: int
     all_rows: int
-    counters: dict[str, int]  # by the names of Stats
+    counters: dict[str, int]  # by their names in Stats
     round: RoundHolder | None
     belongs_to: int  # the token of the parameters that the rounds update; 0: not known yet
     update: Update | None

@@ -18,7 +18,7 @@ class Do(Enum):
     RELEASE = auto()  # give the segment's round up: nothing is consumed (`released`)
     CONSUME = auto()  # consume the segment's round, which moves its step on by one (`moved`)
     RESET = auto()  # empty the segment and set its step, in one commit (`moved`)
-    SET_STEP = auto()  # set the segment's step; what is there stays, its round ends (`step_set`)
+    SET_STEP = auto()  # set the segment's step; gradients stay, its round ends (`step_set`)
     FINISH = auto()  # finish the segment (`finished`)
     STOP = auto()  # a later incarnation is at work: give the segment's round up, and end
 

@@ -1,4 +1,4 @@
-"""A group on one of many hosts: what the protocol needs of a group beyond its public methods."""
+"""A group on one of many hosts, with what the protocol needs besides the public methods."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The owner: what hosts and chiefs say to it, and its answers.
+"""The owner: the messages of hosts and chiefs to it, and its answers.
 
 It has the step, counts gradients over all hosts, and decides what a round consists of (rounds.py).
 """
@@ -46,7 +46,7 @@ class OwnerCore(Rounds):
                 self.counters.died_workers += len(death.pids)
                 self._queue.lost(Loss(host.name, *death[1:]))
                 self._changed()
-        if report.finished and report.fence is not None:  # else it may be of an earlier run
+        if report.finished and report.fence is not None:  # without a fence: of an earlier run
             self.finish(now)
         self.tick(now)
 

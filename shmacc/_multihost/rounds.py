@@ -72,7 +72,7 @@ class Rounds:
         self.is_ready: bool = step is not None
         self.step: int = step or 0
         self.fence = Fence(term, 0)
-        self._set_at = self.fence  # at the last set_global_step
+        self._set_at = self.fence  # the fence at the last set_global_step
         self.serial = 0  # changes whenever an order or an answer has changed
         self._hosts = Hosts(term)
         self._queue = WaitQueue()
@@ -82,7 +82,7 @@ class Rounds:
         self.block: Opened | None = None  # the head of the queue has it
         self._block_ticket = ""
         self._opening = 0  # `serial` when the block was opened
-        self._last_required = 0  # by the last chief that got a block
+        self._last_required = 0  # what the last chief that got a block required
         self.finished = False
         # Whether workers may wait for the next step with nothing in this one: their gradients were
         # refused for a grant that led to no round, or dropped without a new step.

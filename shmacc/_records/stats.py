@@ -74,7 +74,7 @@ class Stats:
 
 def stats_of(state: State) -> Stats:
     """Return the counters that the extension reports."""
-    held = state["round"] if state["round_pid"] else None  # else its process is dead
+    held = state["round"] if state["round_pid"] else None  # pid 0: its process is dead
     update = state["update"]
     return Stats(
         **state["counters"],

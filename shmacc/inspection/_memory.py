@@ -9,9 +9,9 @@ from shmacc._layout import names
 from shmacc.inspection._findings import NOTHING, Finding, note, wrong
 from shmacc.inspection._remedies import command, memory
 
-_SCARCE = 0.1  # of all memory
+_SCARCE = 0.1  # free share of the whole, below which a note is due
 _NEXT_TO_NOTHING = 0.02
-_NAMED = 3  # of the largest files
+_NAMED = 3  # how many of the largest files are named
 _OF_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 

@@ -27,7 +27,7 @@ class Gates:
 
     def __init__(self, by: str, hosts: frozenset[str] | None) -> None:
         self._by, self._hosts = by, hosts
-        self._links: dict[str, set[Link]] = {}  # to owners that have closed it, by node
+        self._links: dict[str, set[Link]] = {}  # by node: links to owners that closed its gate
         self._told: frozenset[Link] = frozenset()  # owners who know which nodes are fed
 
     @property

@@ -80,7 +80,7 @@ class HostActor:
         return os.getpid()
 
     def config(self) -> Config:
-        """Return what the group was made with."""
+        """Return the group's config."""
         return self._config
 
     # The forwarder

@@ -1,4 +1,4 @@
-"""What a chief asks of the hosts themselves: copies of what they have, and their counters."""
+"""A chief's calls to the hosts themselves: for copies of their content, and their counters."""
 
 from typing import Any
 

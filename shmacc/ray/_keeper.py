@@ -1,4 +1,4 @@
-"""The actor that writes the published arrays of its node, and what it is sent."""
+"""The actor that writes the published arrays of its node, and the rows that it is sent."""
 
 import os
 from collections.abc import Mapping

@@ -235,7 +235,7 @@ OPEN: dict[str, tuple[Link, int]] = {}
 
 
 def open_links() -> set[Link]:
-    """Return the links of the groups of which this process has a round open."""
+    """Return the links of the groups in which this process has a round open."""
     return {link for link, _ in OPEN.copy().values()}
 
 

@@ -52,7 +52,7 @@ class OwnerActor:
         self._since: dict[str, float] = {}  # when each node was first seen alive
 
     async def config(self) -> Config:
-        """Return what the group was made with."""
+        """Return the group's config."""
         return self._config
 
     async def place(self) -> tuple[Config, str]:

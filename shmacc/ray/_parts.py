@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
-_namespaces: dict[str, str | None] = {}  # by node, as asked by this process
+_namespaces: dict[str, str | None] = {}  # of nodes that this process has asked
 _MOMENT = 0.2  # seconds for the head's answer, if the caller asks again anyway
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError

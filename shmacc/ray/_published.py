@@ -111,7 +111,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._name, self._chief = shared_name, uuid.uuid4().hex
         self._unlink_on_close, self._closed = unlink_on_close, False
         self._options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
-        self._keepers: dict[str, Any] = {}  # by node; each got all arrays first
+        self._keepers: dict[str, Any] = {}  # by node; each was sent all arrays first
         self._given: dict[str, Any] = {}  # the last call to nodes that have not answered it
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gates = Gates(shared_name, self._hosts)
@@ -319,7 +319,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._stop.set()
             if self._unlink_on_close:
                 self.unlink()
-            for node in self._gates.nodes:  # they must hear of the end
+            for node in self._gates.nodes:  # owners must open these gates
                 with contextlib.suppress(DeadlineExceededError):
                     self._gates.open(node, time.monotonic() + ANSWER)
             self._closed = True

@@ -57,7 +57,7 @@ class Round(Generic[_Result]):
         self._tell = arguments.on_death(on_death)
         self._sharded = sharded
         self._ticket = ""
-        self._heartbeat: threading.Event | None = None  # until it is set
+        self._heartbeat: threading.Event | None = None  # set to end the heartbeats
 
     def __enter__(self) -> _Result:
         """Wait for the gradients and open the round.
@@ -104,7 +104,7 @@ class Round(Generic[_Result]):
                         link.call("do", "missing", self._ticket)
                     else:
                         OPEN[self._ticket] = link, threading.get_ident()
-                        return cast("_Result", result)  # as `sharded` says
+                        return cast("_Result", result)  # `sharded` determines the type
                 case Waiting():
                     if waiting.is_over():
                         raise self._deadline_exceeded(answer)

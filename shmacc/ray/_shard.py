@@ -77,7 +77,7 @@ class HostShard:
         return self._reduce(share, pieces or [])
 
     def _reduce_ahead(self) -> None:
-        """Reduce what the next round will probably be."""
+        """Reduce the pieces that the next round will probably have."""
         with self._lock:
             keys = self._core.latest(self._hosts)
             # What a chief has asked for stays: its block may be open.

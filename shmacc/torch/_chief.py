@@ -232,7 +232,7 @@ class Chief:
                 update._block.rate = rate  # noqa: SLF001
                 yield update
         finally:
-            if waited is not None:  # else this block is inside another one
+            if waited is not None:  # None: this block is inside another one
                 self._waits = timeout, on_death, threading.get_ident()
 
     def _enter(
@@ -292,7 +292,7 @@ class Chief:
             trained.grad = None
             if name in taken:
                 gradient = on_model.given(trained, taken[name])
-                if leaving:  # these counted in the divisor
+                if leaving:  # the divisor counted those that leave
                     gradient.mul_(taken.weight / weight)
                 trained.grad = gradient
         ids = {name: taken[name].indices for name in self._tables if name in taken}

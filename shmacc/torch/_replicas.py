@@ -62,11 +62,11 @@ class SyncReplicas(Chief):
             replicas_to_aggregate: How many gradients an update needs; None: all replicas'. Replicas
                 that have left are not waited for.
             optimizer: For all parameters that require grad, which are float32 or float64: one of
-                `shmacc.optim`; a mapping from patterns of names to such, as in
-                ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``, of which the first that matches is
-                taken; or `optimizer_of` one of torch. Parameters and slots are `Parameters`,
-                which only rounds change, wholly or not at all, and once, whenever a chief dies.
-                None: the block has one of torch.
+                `shmacc.optim`; a mapping from patterns of names to optimizers, where the first
+                match counts, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``; or the result of
+                `optimizer_of` for one of torch. Parameters and slots are `Parameters`, which only
+                rounds change, wholly or not at all, and once, whenever a chief dies. None: the
+                block calls an optimizer of torch.
             schedule: A function from the number of an update to its learning rate, as for `round`.
                 It must depend on nothing else, so that it goes on after a death. None: the
                 optimizers' own rates.

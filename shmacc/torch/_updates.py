@@ -29,7 +29,7 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 
 @dataclass(slots=True)
 class Block:
-    """A round's block: its tables, and what it has asked for."""
+    """A round's block: its tables, and the changes that it has asked for."""
 
     tables: Mapping[str, TableEmbedding]
     ids: Mapping[str, IndexArray]
@@ -216,7 +216,7 @@ class Atomic:
 
     def __init__(self, arrays: Parameters) -> None:
         self.arrays = arrays
-        arrays.snapshot()  # puts back what a dead chief has left half done, before it is read
+        arrays.snapshot()  # undoes a dead chief's half update before a read
 
     @property
     def done(self) -> int:

@@ -97,7 +97,7 @@ def start(*role: str) -> subprocess.Popen[bytes]:
 def job() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Return the processes of a running job, the workers first."""
     embeddings, bias = open_both()
-    # Both stay open in the workers alone: that is what the pictures are to show.
+    # Only the workers keep both open, and the pictures are to show that.
     processes = [start("work", str(number)) for number in range(WORKERS)] + [start("lead")]
     while embeddings.stats().attached <= len(processes):
         time.sleep(INTERVAL)

@@ -37,13 +37,13 @@ COLOURS: Final = {
     "default": INK,
     "red": "#ef6b73",
     "green": "#8cc570",
-    "brown": "#dfb65f",  # as pyte calls what terminals show as yellow
+    "brown": "#dfb65f",  # pyte's name for what terminals show as yellow
     "magenta": "#c983dd",
     "cyan": "#5bb8c4",
 }
 _BARS: Final = {mark: eighths / 8 for eighths, mark in enumerate("▁▂▃▄▅▆▇█", start=1)}
 _SHADE: Final = "░"
-_TALL: Final = 0.86  # of a cell: the highest bar; lines of bars must not touch
+_TALL: Final = 0.86  # height of a full bar in cells: lines of bars must not touch
 _PIECE: Final = re.compile(r"\S+(?: \S+)*")
 
 

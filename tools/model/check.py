@@ -26,7 +26,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SEARCHES = HERE / "searches.md"
-MEGABYTES = 2800  # of memory for one search; two run at a time
+MEGABYTES = 2800  # memory for one search; two run at a time
 STEPS = 1_000_000  # the longest run that is followed
 
 

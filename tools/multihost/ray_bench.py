@@ -105,7 +105,7 @@ def main() -> None:
             object_store_memory=1 << 30,
             env_vars={"SHMACC_NAMESPACE": f"{run}{number}"},
         )
-    os.environ["SHMACC_NAMESPACE"] = f"{run}0"  # as on the node to which this process belongs
+    os.environ["SHMACC_NAMESPACE"] = f"{run}0"  # that of this process's node
     ray.init(address=cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
     try:
         measure(run, options)
@@ -144,7 +144,7 @@ def measure(run: str, options: argparse.Namespace) -> None:
                 print(number, file=worker.stdin, flush=True)
             for worker in workers:
                 next(iter(worker.stdout or ()))
-            time.sleep(0.2)  # until counts are reported and nothing else runs
+            time.sleep(0.2)  # lets the hosts report their counts
             busy, start = _processor_seconds(), time.perf_counter()
             with group.round(HOSTS * GRADIENTS, timeout=120) as taken:
                 ours.append(time.perf_counter() - start)

@@ -55,7 +55,7 @@ class Load {
         for (const Gradients& each : gradients_) activities.emplace_back(*each.segment, kWaitsForLock);
         while (OpenSegment* const busy = replace_if_free(activities)) {
             interruption_.check();
-            HeldLocks wait(*busy);  // its lock may be long in coming, so no other one is held meanwhile
+            HeldLocks wait(*busy);  // its locks may be long in coming: no other lock is held meanwhile
             wait.acquire_all(kForever, interruption_);
         }
     }

@@ -33,7 +33,7 @@ struct Taken {
     int64_t weight;
     int64_t step;
     std::vector<TakenMember> members;
-    std::vector<Columns> shards;  // of a divided round: its members' numbers and values, in place of TakenMember's
+    std::vector<Columns> shards;  // a divided round's row numbers and values, which its TakenMembers lack
     uint64_t contributor_count;
     Output contributors;
 };
@@ -58,7 +58,7 @@ class Tables {
     explicit Tables(std::vector<Member>& in_lanes) : in_lanes_(in_lanes) {
         std::vector<RowSource<T>> sources;
         for (Member& member : in_lanes) {
-            // Sizes are proved before memory is allocated for what the segment only claims to hold.
+            // Proves the sizes that the segment claims, before memory is allocated for them.
             const uint64_t count = member.state.rows;
             const Slot* slots = member.array<Slot>(kSlots, count);
             const T* rows = member.array<T>(kRows0, count * member.state.row_elements);
@@ -201,7 +201,7 @@ class RoundCopy {
             if (specs[number].kind == kSparse) {
                 std::vector<uint64_t> rows(division.shards);
                 for (Member& member : in_lanes) {
-                    // Sizes are proved before memory is allocated for what the segment only claims to hold.
+                    // Proves the sizes that the segment claims, before memory is allocated for them.
                     const Slot* const slots = member.array<Slot>(kSlots, member.state.rows);
                     if (member.row_bytes() != row_bytes) data_loss("its lanes' shapes disagree");
                     member.array<unsigned char>(kRows0, member.state.rows * row_bytes);

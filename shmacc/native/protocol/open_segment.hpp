@@ -131,7 +131,7 @@ class OpenSegment {
     void open_semaphore(const std::string& path) {
         const struct stat file = mapping_->file().status();
         const bool may_make = geteuid() == file.st_uid || geteuid() == 0;
-        if (lanes_[0]->lockable()) {  // this process keeps its semaphores; the name is for others
+        if (lanes_[0]->lockable()) {  // this process has semaphores; makes missing ones for others
             if (may_make && access(path.c_str(), F_OK) != 0 && errno == ENOENT)
                 NamedSemaphore::make(path, config_.lanes, config_.mode, file.st_uid);
             return;

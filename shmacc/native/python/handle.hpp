@@ -29,7 +29,7 @@ class Handle {
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
         }
-        // A close wakes the wait, and so does a caller that leaves.
+        // A close, and a caller that leaves, wake the wait; a signal does only if it comes to this thread.
         bool ends_sleep() const override { return released_.signals_come_here(); }
 
       private:

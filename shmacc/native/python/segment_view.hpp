@@ -247,7 +247,7 @@ class SegmentView {
     struct Snapshot {
         Totals totals;
         uint64_t finished, kept_free;
-        uint64_t reserved;  // by all lanes and members
+        uint64_t reserved;  // bytes reserved by all lanes and members
         std::vector<SeenLane> lanes;
         Shape shape;  // the viewed table's in this round, if it is not the declared one
     };

@@ -324,7 +324,7 @@ void update_array(const Rule& rule, const TouchedArray<T>& array, Saving& saving
 #endif
         return update_entries_plain<width.value>(rule, array, saving);
     };
-    if constexpr (!kDecays<Rule>) {  // with decay the loop for any width will do: each compiles for seconds
+    if constexpr (!kDecays<Rule>) {  // with decay, only the loop for any width: each takes seconds to compile
         if (array.rows && array.width == 64) return run(std::integral_constant<uint64_t, 64>());
         if (array.rows && array.width == 16) return run(std::integral_constant<uint64_t, 16>());
     }

@@ -591,7 +591,7 @@ struct SavedArray {
     uint64_t listed;  // 1: entry numbers follow; 0: all entries from the first on, in order
     struct {
         uint64_t entry_bytes;  // 0: the update does not change this region
-        uint64_t bytes;  // of all entries in the region, saved or not
+        uint64_t bytes;  // size of all the region's entries, saved or not
     } regions[std::size(kArrayRegions)];
 };
 

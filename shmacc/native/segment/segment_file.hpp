@@ -280,7 +280,7 @@ class SegmentFile {
 
     struct State {
         bool open;  // the descriptor is still this file's
-        bool intact;  // as long as it was made
+        bool intact;  // the file still has its original length
         bool named;  // some name still leads to it
     };
     State state() const {

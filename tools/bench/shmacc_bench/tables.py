@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_WHOLE = 1000  # from here on without decimals
+_WHOLE = 1000  # larger numbers have no decimals
 
 
 @dataclass

@@ -81,7 +81,7 @@ class Batches:
         """Return `(rows, values)` for each table; "figures" are the loss and the pairs."""
         centers, targets, pairs, noise = self._draw(step, worker)
         inputs, outputs = state["inputs"][centers], state["outputs"][targets]
-        inputs, outputs = inputs.astype(np.float32), outputs.astype(np.float32)  # to be quicker
+        inputs, outputs = inputs.astype(np.float32), outputs.astype(np.float32)  # float32 is faster
         scores = inputs @ outputs.T + state["bias"][targets].astype(np.float32)
         np.clip(scores, -30, 30, out=scores)  # exp overflows beyond 88; s is at its limit before
         inverse = 1 + np.exp(-scores)  # 1 / s(score)

@@ -50,7 +50,7 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
     most = min(12, plan.steps // 4)  # times that somebody is killed
     tables = start(len(text["counts"]), plan) | {"figures": np.zeros((plan.steps, 2))}
     adagrad = dict.fromkeys(TABLES, optim.Adagrad(plan.rate, SQUARES))
-    figures = {"figures": TensorSpec((2,), "float64", reduction_type="SUM")}  # of all workers
+    figures = {"figures": TensorSpec((2,), "float64", reduction_type="SUM")}  # summed over workers
     kept = {
         "begun": TensorSpec((plan.steps,), "int64"),  # how often a round was handed out
         "given": flags,  # which gradients were accepted, as far as their workers know ...
@@ -111,7 +111,7 @@ class _Crew:  # a process for the chief and each worker
         for pid in [process.pid or 0] * 1000:  # it may be starting
             if not process.is_alive():
                 return  # its work is done
-            soon = time.monotonic() + 0.1 * (rank == CHIEF)  # its rounds are short
+            soon = time.monotonic() + 0.1 * (rank == CHIEF)  # a chief's rounds are short
             while time.monotonic() < soon and self._group.stats().round_pid != pid:
                 time.sleep(0.0001)
             os.kill(pid, signal.SIGSTOP)  # so that it does not go on while we look

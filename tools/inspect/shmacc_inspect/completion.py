@@ -15,7 +15,7 @@ from shmacc_inspect import NAMESPACE_VARIABLE, parsers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_PREFIX: Final = "shmacc."  # of names as they stand in /dev/shm
+_PREFIX: Final = "shmacc."  # names in /dev/shm begin with it
 
 
 def answer(arguments: Sequence[str], *, described: bool) -> None:
@@ -68,7 +68,7 @@ def _options(parser: parsers.Parser) -> Iterable[str]:
 
 
 def _names(before: Sequence[str], word: str) -> Iterable[str]:
-    import os  # with the library's, late: see the package
+    import os  # late: see the package
 
     from shmacc import inspection
     from shmacc_inspect.naming import typed_name

@@ -133,7 +133,7 @@ def events(found: Sequence[Event], now: float) -> Table:
 
 
 def condition(process: AttachedProcess) -> Cell | str:
-    """Return what the kernel says of a process; in red if it is halted."""
+    """Return a process's condition, as the kernel reports it; in red if it is halted."""
     halted = process.condition in {"stopped", "traced"}
     return Cell(process.condition, "bold red") if halted else process.condition
 

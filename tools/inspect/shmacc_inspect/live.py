@@ -54,7 +54,7 @@ class Picture:
         """Draw these lines over the last ones, as far as there is room."""
         terminal, height = self.terminal()
         width = terminal.width or 0
-        # A terminal that became narrower has wrapped what it showed.
+        # A terminal that became narrower has wrapped its lines.
         start = _HOME if self._size == (width, height) else _CLEAR + _HOME
         self._size = (width, height)
         # Clear first: after a line as wide as the terminal, the cursor stands on its last letter.

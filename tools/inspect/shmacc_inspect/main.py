@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command line; return its exit status."""
     try:
         _run(list(arguments))
-    except SystemExit as end:  # also argparse's, after --help
+    except SystemExit as end:  # argparse raises it, too, after --help
         return end.code if isinstance(end.code, int) else failures.FINE
     except Exception as error:
         status = failures.status_of(error)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NAMES: Final = (
     "a shared_name, a segment's whole name in /dev/shm (shmacc....), or a glob in quotes"
 )
-_MOST: Final = 10**9  # of anything that is counted
+_MOST: Final = 10**9  # the largest number that an option accepts
 _LONGEST: Final = 10 * 365 * 86400.0  # seconds
 
 

@@ -318,7 +318,7 @@ def shown(
 
 
 def descriptions(record: type) -> dict[str, str]:
-    """Return what the docstring of a type says of its attributes, by name."""
+    """Return the descriptions of a type's attributes, from its docstring, by name."""
     import inspect  # late: few need it
     import re
 
@@ -336,7 +336,7 @@ def to_json(answer: Any, *, in_one_line: bool = False) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; null where it has no number."""
+    """Return a value for JSON; null in place of NaN and infinity."""
     if dataclasses.is_dataclass(value):
         return {
             key: plain

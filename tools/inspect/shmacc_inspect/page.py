@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 EMPTY: Final = "-"
 _GAP: Final = 2
 _LABEL_WIDTH: Final = 12
-_USUAL_WIDTH: Final = 80  # of a terminal that does not know its own
-_LEAST_WIDTH: Final = 20  # of a field's text
+_USUAL_WIDTH: Final = 80  # if a terminal does not tell its own
+_LEAST_WIDTH: Final = 20  # for the text of a field
 _IN_ASCII: Final = str.maketrans("█░▁▂▃▄▅▆▇…▶↑↓", "#._.:-=+*~>^v")
 _PARTS: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 _STYLES: Final = {  # SGR parameters

@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def declared(self) -> list[argparse.Action]:
-        """Return the arguments, of which argparse itself has no public list."""
+        """Return the declared arguments; argparse has no public list of them."""
         return self._actions
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:

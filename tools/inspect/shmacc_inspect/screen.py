@@ -35,7 +35,7 @@ _LONG_IDLE: Final = 5.0  # seconds; a straggler is shown in red from here on
 _LEAST_LINES: Final = 3
 _LEAST_EVENTS: Final = 3
 _EVENT_HEAD_LINES: Final = 2
-_HEAD_LINES: Final = 7  # of the selected segment: all but its history and its processes
+_HEAD_LINES: Final = 7  # lines of the selected segment without its history and its processes
 
 
 class Screen:

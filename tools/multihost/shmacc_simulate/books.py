@@ -101,7 +101,7 @@ class Segment:
 
 
 class BrokenPromiseError(AssertionError):
-    """A round is not what the library promises."""
+    """A round breaks a promise of the library."""
 
 
 class Books:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shmacc_simulate.center import Owner
     from shmacc_simulate.world import Steps, World
 
-_AT = 0  # its host: the first one
+_AT = 0  # the chief's host is the first one
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Host:
         self.core: ForwarderCore | None = None
         self.incarnation = 0
         self.shards: dict[int, Shard] = {}
-        self._calls = 0  # to the owner, not answered yet
+        self._calls = 0  # calls to the owner without an answer yet
         self._sealing = False
         self._shipping: _Pieces | None = None
         self._processor = Processor(world.clock)
@@ -54,7 +54,7 @@ class Host:
         self._waiting: list[int] = []  # workers that wait for a step after _waiting_at
         self._waiting_at = -1
         self._life = 0
-        self._serial = -1  # of the last order
+        self._serial = -1  # number of the last order
 
     def start(self) -> None:
         """Boot: a new segment, a forwarder, workers."""

@@ -8,9 +8,9 @@ from typing import Final
 from shmacc._multihost.messages import Timing
 from shmacc_simulate.popularity import Table
 
-WIDTH = 64  # of every table, in float32
+WIDTH = 64  # numbers of float32 in a row of every table
 ROW_BYTES = WIDTH * 4 + 8 + 8  # as shipped: values, index, count
-SMALL_BYTES = 300  # of a report, an order, a call without rows; each contributor adds 8
+SMALL_BYTES = 300  # a report, an order, a call without rows; each contributor adds 8
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Rates:
 class Machine:
     """A cluster's hosts and network: bytes a second, and seconds."""
 
-    bandwidth: float  # of a NIC, in each direction
-    latency: float  # from one host to another
+    bandwidth: float  # bytes a second of a NIC, in each direction
+    latency: float  # seconds from one host to another
     call: float  # processor time to send or receive one call or answer
     owner_call: float  # the owner's time for a report or a chief's call, with its answer
     sparse: Rates
     dense: Rates
-    retry: float = 0.2  # until a call to a lost shard is repeated
+    retry: float = 0.2  # seconds until a call to a lost shard is repeated
 
 
 # Measured on the machine of docs/many-hosts.md; `owner_call` and the bandwidth by `make bench-ray`:

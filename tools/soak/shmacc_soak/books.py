@@ -161,10 +161,10 @@ class Books:
         # Gradients in the take that closed it, plus 1; 0: the taker was killed before it noted
         # them.
         self.logged = _shared(MOST, np.int32)
-        self.digests = _shared(model.STEPS, np.int64)  # of the parameters
+        self.digests = _shared(model.STEPS, np.int64)  # digests of the parameters
         # By process:
         self.turn = _shared(processes, np.int64)  # a worker's next gradient
-        self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted yet what it got
+        self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted its take yet
         self.in_block = _shared(processes, np.uint8)  # a chief that has a round open
         self.updating = _shared(processes, np.uint8)  # a chief that is in an update
         self.asking = _shared(processes, np.uint8)  # a taker that wants to be told who is gone

@@ -33,7 +33,7 @@ class Gradients:
     """Derives from a gradient's number its worker, its members and its weight."""
 
     workers: int  # consecutive numbers belong to them in turn
-    members: int = 1  # of the accumulator
+    members: int = 1  # members of the accumulator
     # Each gradient's contributor is its number. A worker that was killed applies it again, and it
     # must not be in a round twice.
     contribute: bool = False

@@ -29,7 +29,7 @@ STEPS: Final = 1 << 16
 
 _ROWS, _WIDTH, _TOUCHED = 300, 8, 12
 _DENSE: Final = 6000
-_BASE: Final = 8  # of the ledger's numbers, which have a digit for each worker
+_BASE: Final = 8  # base of the ledger's numbers, which have a digit for each worker
 _SKIPPED: Final = 13  # one round in 13 is skipped
 
 CONTENTS: Final[dict[str, Any]] = {

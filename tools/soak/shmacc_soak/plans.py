@@ -18,7 +18,7 @@ MOST_WAITING: Final = 512
 class Contents:
     """What a take handed out."""
 
-    numbers: Numbers  # of the gradients in it, ascending
+    numbers: Numbers  # the gradients in it, ascending
     torn: int  # gradients missing from some members, and members that are not their sum
     repeated: int  # gradients that are in it more than once
     misreported: int  # counts, weights and lists of contributors that are wrong

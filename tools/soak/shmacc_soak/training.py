@@ -39,7 +39,7 @@ _LIFE_OF_A_LOADER: Final = 0.02  # seconds, of the first attempt; later ones liv
 # Probabilities:
 _RAISES: Final = 0.03  # a block raises, before its update and after it
 _LOOKED_AT: Final = 0.2  # a chief looks at the parameters, after its update
-_SAVED: Final = 0.05  # it saves everything
+_SAVED: Final = 0.05  # a chief saves everything
 _REBOOTED: Final = 0.5  # the segments are lost in a failure, too
 _TRIED: Final = 0.5  # workers work in between two attempts to load
 

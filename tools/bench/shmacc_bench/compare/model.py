@@ -67,5 +67,5 @@ class Task:
             torch.from_numpy(np.searchsorted(shares, random.random(samples) * shares[-1]))
             for shares in self._shares
         )
-        # The hidden products are of about 1 / sqrt(8): ratings of about 1.
+        # The hidden products are about 1 / sqrt(8), so the ratings are about 1.
         return nn.functional.mse_loss(model(user, item), 8**0.5 * self._hidden(user, item))

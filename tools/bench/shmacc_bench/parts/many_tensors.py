@@ -16,7 +16,7 @@ from shmacc_bench.tables import Table, column, figure, paired, spread
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_WIDTHS: Final = (32, 64, 64, 32, 4)  # of the layers of each of two networks, as A3C has them
+_WIDTHS: Final = (32, 64, 64, 32, 4)  # of the layers of two networks, as in A3C
 SHAPES: Final = {
     f"{network}.{layer}.{what}": shape
     for network in ("actor", "critic")

@@ -35,7 +35,7 @@ def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: boo
 
 
 def _planned(summary: Summary, *, force: bool) -> tuple[Removal, bool]:
-    """Return what would be done, and whether --force would do what is refused."""
+    """Return the planned removal, and whether --force would allow it if it is refused."""
     attached = _attached(summary)
     obstacle = _obstacle(summary, [process.pid_label for process in attached])
     refused = bool(obstacle) and not force

@@ -52,7 +52,7 @@ def run(
 
 
 def _unfit(summary: Summary, *, rows: int, values: bool) -> str:
-    """Return why what is asked for cannot be shown of a segment; empty: it can."""
+    """Return why a segment has nothing that the options ask for; empty: it has it."""
     kind = summary.kind or ""
     if rows and kind in _WITHOUT_ROWS:
         return f"{_WITHOUT_ROWS[kind]} no rows of a round to count"
