@@ -19,7 +19,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.lock_holder import held
-from helpers.support import until
+from helpers.support import EVERY_INSTANT, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection, testing
@@ -47,22 +47,6 @@ class Process:
         self.acc: Any = None
         self.beside: list[Any] = []
 
-    def nothing(self) -> None:
-        """Leave it at that."""
-
-    def there(self) -> None:
-        """An accumulator that nobody has open."""
-        make().close()
-
-    def open(self) -> None:
-        """One that is open."""
-        self.acc = make()
-
-    def open_twice(self) -> None:
-        """One that is open beside it, too."""
-        self.open()
-        self.beside.append(attach())
-
     def make(self) -> None:
         self.acc = make()
 
@@ -81,16 +65,12 @@ class Process:
     def attach_beside(self) -> None:
         self.beside.append(attach())
 
-    def make_and_close(self) -> None:
-        make().close()
-
     def make_and_unlink(self) -> None:
         with make() as acc:
             acc.unlink()
 
     def look_and_clean(self) -> None:
         inspection.describe(NAME)
-        inspection.check(NAME)
         for leftover in inspection.leftovers(namespace=names.current_namespace()):
             inspection.clean(leftover)
 
@@ -104,52 +84,51 @@ class Process:
                 acc.unlink()
 
 
+def _there(_: Process) -> None:
+    make().close()
+
+
+def _open_twice(process: Process) -> None:
+    process.make()
+    process.attach_beside()
+
+
 # What is interrupted, what there was before, and the error that is fair when it was taken away.
 CALLS: Final[dict[str, tuple[Any, Any, Any]]] = {
-    "making": (Process.nothing, Process.make, ()),
-    "making what is there": (Process.there, Process.make, ()),
-    "attaching": (Process.there, Process.attach, errors.NotFoundError),
-    "closing": (Process.open, Process.close, ()),
-    "closing one of two": (Process.open_twice, Process.close, ()),
-    "removing": (Process.open, Process.unlink, errors.FailedPreconditionError),
+    "making": (lambda _: None, Process.make, ()),
+    "making what is there": (_there, Process.make, ()),
+    "attaching": (_there, Process.attach, errors.NotFoundError),
+    "closing": (Process.make, Process.close, ()),
+    "closing one of two": (_open_twice, Process.close, ()),
+    "removing": (Process.make, Process.unlink, errors.FailedPreconditionError),
 }
 HANDLERS: Final[dict[str, Any]] = {
     "makes": Process.make_beside,
     "attaches": Process.attach_beside,
-    "makes and closes": Process.make_and_close,
+    "makes and closes": lambda _: make().close(),
     "makes and removes": Process.make_and_unlink,
     "looks and cleans": Process.look_and_clean,
     "closes the same": Process.close,
     "removes the same": Process.unlink,
 }
+# Each call, and each handler, with those of the others from which most is to be feared.
 PAIRS: Final = [
     ("making", "makes"),
-    ("making", "makes and closes"),
-    ("making", "makes and removes"),
     ("making", "looks and cleans"),
-    ("making what is there", "attaches"),
     ("making what is there", "makes and removes"),
     ("attaching", "attaches"),
-    ("attaching", "makes and closes"),
     ("attaching", "makes and removes"),
-    ("attaching", "looks and cleans"),
     ("closing", "attaches"),
-    ("closing", "makes and removes"),
-    ("closing", "looks and cleans"),
     ("closing", "closes the same"),
     ("closing", "removes the same"),
-    ("closing one of two", "makes and closes"),
     ("closing one of two", "closes the same"),
-    ("removing", "makes"),
     ("removing", "makes and closes"),
-    ("removing", "closes the same"),
     ("removing", "removes the same"),
 ]
 # Each has hundreds of instructions: some of the pairs must do.
 CLOSELY: Final = [
     ("making", "makes and closes"),
-    ("attaching", "makes and removes"),
-    ("closing", "attaches"),
+    ("closing", "looks and cleans"),
     ("removing", "makes"),
 ]
 
@@ -209,8 +188,9 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
             HANDLERS[handler](process)
 
     signal.signal(signal.SIGUSR1, handle)
+    every = EVERY_INSTANT or points is not Points.INSTRUCTIONS
     with Apart(_witness) as witness:
-        for number in itertools.count(1):
+        for number in itertools.count(1, 1 if every else 4):
             process = Process()
             before(process)
             with (
@@ -234,21 +214,16 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("call", "handler"), PAIRS)
-def test_at_every_line(call: str, handler: str) -> None:
-    assert run_apart(_at_every_point, call, handler, Points.LINES) > 5
-
-
-@pytest.mark.parametrize(("call", "handler"), CLOSELY)
-def test_at_every_instruction(call: str, handler: str) -> None:
-    assert run_apart(_at_every_point, call, handler, Points.INSTRUCTIONS) > 20
-
-
 @pytest.mark.parametrize(
-    ("call", "handler"), [pair for pair in PAIRS if pair[0] in {"making", "attaching"}]
+    ("call", "handler", "points"),
+    [
+        *((*pair, Points.LINES) for pair in PAIRS),
+        *((*pair, Points.INSTRUCTIONS) for pair in CLOSELY),
+        *((*pair, Points.COLLECTIONS) for pair in PAIRS if pair[0] in {"making", "attaching"}),
+    ],
 )
-def test_at_every_collection_of_garbage(call: str, handler: str) -> None:
-    assert run_apart(_at_every_point, call, handler, Points.COLLECTIONS) > 1
+def test_at_every_point(call: str, handler: str, points: Points) -> None:
+    assert run_apart(_at_every_point, call, handler, points) > 1
 
 
 def _open_with_a_handler(function: Any, *, pipe: Pipe) -> None:

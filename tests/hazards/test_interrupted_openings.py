@@ -20,11 +20,10 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.lock_holder import held
-from helpers.support import until
+from helpers.support import EVERY_INSTANT, until
 
 import shmacc
 from shmacc import (
-    ConditionalAccumulator,
     SharedArrays,
     SparseConditionalAccumulator,
     inspection,
@@ -56,9 +55,6 @@ class Holder:
         self.acc: Any = None
         self.pickled = b""
 
-    def nothing(self) -> None:
-        """Leave it at that."""
-
     def there(self) -> None:
         with named() as acc:
             acc.apply_grad([1], [1.0])
@@ -68,14 +64,8 @@ class Holder:
         self.acc = named()
         self.acc.apply_grad([1], [1.0])
 
-    def open_private(self) -> None:
+    def make(self) -> None:
         self.acc = SparseConditionalAccumulator("f8")
-
-    def make_sparse(self) -> None:
-        self.acc = SparseConditionalAccumulator("f8")
-
-    def make_dense(self) -> None:
-        self.acc = ConditionalAccumulator("f8", (2, 3))
 
     def use_in_a_block(self) -> None:
         with SparseConditionalAccumulator("f8"):
@@ -91,8 +81,7 @@ class Holder:
         self.acc = SharedArrays({"a": [1.0]}, NAME)
 
     def arrays_there(self) -> None:
-        with SharedArrays({"a": [1.0]}, NAME) as params:
-            self.pickled = pickle.dumps(params)
+        SharedArrays({"a": [1.0]}, NAME).close()
 
     def get_from_attached_arrays(self) -> None:
         params = SharedArrays.attach(NAME)
@@ -117,6 +106,10 @@ class Holder:
 
 def named() -> Any:
     return SparseConditionalAccumulator("f8", None, NAME)
+
+
+def _nothing(_: Holder) -> None:
+    pass
 
 
 def _private(holder: Holder, *, interrupted: bool) -> None:
@@ -166,21 +159,18 @@ def _unlinked(holder: Holder, **_: bool) -> None:
 
 # What there is before; what is interrupted; and what holds after it.
 CALLS: Final[dict[str, tuple[Any, Any, Callable[..., None]]]] = {
-    "making a private sparse one": (Holder.nothing, Holder.make_sparse, _private),
-    "making a private dense one": (Holder.nothing, Holder.make_dense, _private),
-    "using a private one in a block": (Holder.nothing, Holder.use_in_a_block, _private),
-    "making a named one": (Holder.nothing, Holder.make_named, _named),
+    "using a private one in a block": (_nothing, Holder.use_in_a_block, _private),
+    "making a named one": (_nothing, Holder.make_named, _named),
     "making what is there": (Holder.there, Holder.make_named, _named),
     "attaching": (Holder.there, Holder.attach, _named),
     "unpickling": (Holder.there, Holder.unpickle, _named),
-    "making private arrays": (Holder.nothing, Holder.make_arrays, _private),
-    "making named arrays": (Holder.nothing, Holder.make_named_arrays, _named),
+    "making private arrays": (_nothing, Holder.make_arrays, _private),
+    "making named arrays": (_nothing, Holder.make_named_arrays, _named),
     "attaching to arrays": (Holder.arrays_there, Holder.get_from_attached_arrays, _named),
-    "unpickling arrays": (Holder.arrays_there, Holder.unpickle, _named),
     "closing private arrays": (Holder.make_arrays, Holder.close, _closed),
-    "closing a private one": (Holder.open_private, Holder.close, _closed),
-    "closing a private one that is dropped then": (Holder.open_private, Holder.close, _dropped),
-    "dropping a private one": (Holder.open_private, Holder.drop, _goes_at_the_end),
+    "closing a private one": (Holder.make, Holder.close, _closed),
+    "closing a private one that is dropped then": (Holder.make, Holder.close, _dropped),
+    "dropping a private one": (Holder.make, Holder.drop, _goes_at_the_end),
     "removing": (Holder.open, Holder.unlink, _unlinked),
 }
 
@@ -196,7 +186,8 @@ def _at_every_instruction(call: str) -> int:
     sys.unraisablehook = lambda _: None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()  # what pytest has made need not be looked at each time
-    for number in itertools.chain((0,), itertools.count(1)):  # number 0: nothing comes in between
+    # Number 0: nothing comes in between.
+    for number in itertools.chain((0,), itertools.count(1, 1 if EVERY_INSTANT else 2)):
         holder = Holder()
         if number:
             had = descriptors()
