@@ -1,64 +1,71 @@
-"""The README and the pages: programs run as a reader would paste them, what they name exists."""
+"""The README, the pages and the examples: programs run as a reader would paste them.
+
+And the files, links and commands that pages name exist.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import tomllib
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import pytest
 from helpers import pages
 from helpers.pages import PAGES, ROOT
-from helpers.pages import page_id as _id
 from helpers.support import LONG
 from helpers.thrice import Thrice
 
 import links
 import published_links
 import shmacc
+from shmacc import errors
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+NAVIGATION: Final = runpy.run_path(str(ROOT / "docs" / "site" / "navigation.py"))
 
-
-def _text(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
-PROGRAMS: Final = pages.programs(with_others=False)
+SURVIVE: Final = next(block for _, block in pages.tutorial() if block.startswith("# survive.py"))
+SHOWN: Final = next(block for _, block in pages.tutorial() if "$ python survive.py" in block)
+PROGRAMS: Final = pages.programs(with_others=False) | {"survive.py": SURVIVE}
 # What they print, where they say so.
 PRINTED: Final = {
     "README.md-0": "100% of the table is learnt",
     "docs/guide.md-0": "step 2: rows [0, 1, 2, 3, 7], row 7 has mean [2.0, 2.0]",
+    "survive.py": SHOWN.partition("\n")[2],
 }
+EXAMPLES: Final = pages.examples(with_others=False)
 
 
-# Of the tutorial, those that run without others and without arguments.
-ALONE: Final = {
-    f"tutorial-{pages.name_of(block)}": block
-    for kind, block in pages.tutorial()
-    if kind == "python" and pages.name_of(block) in {"first.py", "survive.py"}
-}
-
-
-@pytest.mark.parametrize("name", PROGRAMS | ALONE)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace: str) -> None:
-    typos = (1, 2) if name in {"README.md-0", "docs/guide.md-0"} else (2,)
-    runs = Thrice.of_text((PROGRAMS | ALONE)[name], tmp_path, namespace, typos=typos)
+    typos = (1, 2) if name == "README.md-0" else (2,)
+    assert PRINTED.keys() < PROGRAMS.keys()
+    runs = Thrice.of_text(PROGRAMS[name], tmp_path, namespace, typos=typos)
     assert PRINTED.get(name, "") in runs.run()
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_comes_to_its_result_whatever_was_before(
+    example: Path, tmp_path: Path, namespace: str
+) -> None:
+    Thrice(example, tmp_path, namespace).run()
+    assert "assert" in example.read_text()
+
+
 def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
-    pages.run_tutorial(tmp_path, Path(sys.prefix))
+    pages.run_tutorial(tmp_path, Path(sys.prefix), but="python survive.py")
 
 
 def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -> None:
-    recipes = _text(ROOT / "docs" / "recipes.md")
+    recipes = (ROOT / "docs" / "recipes.md").read_text()
     [program] = re.findall(r"```python\n(# service\.py\n.*?)```", recipes, re.DOTALL)
     (tmp_path / "service.py").write_text(program)
 
@@ -87,65 +94,51 @@ def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -
         params.unlink()
 
 
-def test_there_are_programs() -> None:
-    assert PRINTED.keys() < PROGRAMS.keys()
-
-
 def _targets() -> set[str]:
     """Of the Makefile, those that `make help` lists."""
     return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_all_that_pages_name_exists() -> None:
     assert list(links.dead(PAGES, ROOT)) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=_id)
-def test_every_file_and_target_that_is_named_exists(page: Path) -> None:
-    words = re.findall(r"`([^`\n]+)`", links.prose(_text(page)))
     tops = ("shmacc/", "tests/", "tools/", "docs/", "constraints/", ".ci/", ".github/")
-    for path in (word for word in words if re.fullmatch(r"[\w./-]+", word)):
-        if path.startswith(tops):
-            assert (ROOT / path).exists(), path
-    for command in (word for word in words if word.startswith("make ")):
-        assert set(command.split()[1:]) <= _targets(), command
+    for page in PAGES:
+        for word in re.findall(r"`([^`\n]+)`", links.prose(page.read_text())):
+            if word.startswith(tops) and re.fullmatch(r"[\w./-]+", word):
+                assert (ROOT / word).exists(), (page, word)
+            if word.startswith("make "):
+                assert set(word.split()[1:]) <= _targets(), (page, word)
 
 
-def test_the_index_names_every_page() -> None:
-    index = ROOT / "docs" / "README.md"
-    linked = {(index.parent / link.partition("#")[0]).resolve() for link in links.links(index)}
-    assert not set(PAGES) - linked - {index, ROOT / "README.md"}
+def test_every_page_example_and_target_is_named() -> None:
+    def linked(page: Path) -> set[Path]:
+        return {(page.parent / link.partition("#")[0]).resolve() for link in links.links(page)}
 
-
-def test_every_target_of_make_is_described() -> None:
-    table = re.findall(r"^\| `make ([a-z0-9-]+)` \|", _text(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
+    index, examples = ROOT / "docs" / "README.md", ROOT / "docs" / "examples" / "README.md"
+    assert not set(PAGES) - linked(index) - {index, ROOT / "README.md"}
+    assert not set(EXAMPLES) - linked(examples)
+    commands = (ROOT / "CONTRIBUTING.md").read_text()
+    table = re.findall(r"^\| `make ([a-z0-9-]+)` \|", commands, re.MULTILINE)
     assert set(table) == _targets() - {"help"}
 
 
-def _made_by(file: str) -> set[str]:
-    """The targets that a workflow or script makes."""
-    made = r"^ *(?:- run: |part .*)make ([a-z-]+)"
-    return set(re.findall(made, _text(ROOT / file), re.MULTILINE))
-
-
 def test_workflows_make_targets_that_exist_and_all_that_ci_makes() -> None:
-    here, on_github = _made_by(".ci/run"), _made_by(".github/workflows/tests.yml")
+    here, on_github = (
+        set(re.findall(r"^ *(?:- run: |part .*)make ([a-z-]+)", text, re.MULTILINE))
+        for text in map(Path.read_text, (ROOT / ".ci/run", ROOT / ".github/workflows/tests.yml"))
+    )
     assert here | on_github <= _targets()
     assert here - {"smoke"} | {"dist"} <= on_github  # a matrix of Pythons instead of smokes
     assert {"test", "smoke"} <= here
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:
-    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", _text(ROOT / "Makefile"), re.MULTILINE)
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     linted = re.findall(r"^\t\$\(BIN\)/([\w-]+(?: (?:check|format))?)", recipe[1], re.MULTILINE)
-    hooks = re.findall(r"entry: \.venv/bin/(.*)", _text(ROOT / ".pre-commit-config.yaml"))
+    hooks = re.findall(r"entry: \.venv/bin/(.*)", (ROOT / ".pre-commit-config.yaml").read_text())
     assert len(hooks) == len(linted) > 0
     assert all(any(hook.startswith(command) for hook in hooks) for command in linted)
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 120
 
 
 def test_the_readme_of_a_release_has_no_link_that_needs_the_repository_around_it(
@@ -168,3 +161,53 @@ def test_a_release_has_urls() -> None:
     published = tomllib.loads(published_links.with_urls(settings, "https://forge.example/a", "v1"))
     assert published["project"]["urls"]["Issues"] == "https://forge.example/a/issues"
     assert published["project"]["scripts"] == tomllib.loads(SETTINGS)["project"]["scripts"]
+
+
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_a_link_that_leads_nowhere_is_found(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (tmp_path / f"outside.{kind}").touch()
+    (site / f"b.{kind}").write_text("## There" if kind == "md" else '<p id="there">')
+    monkeypatch.setattr(sys, "argv", ["links.py", str(site)])
+    alive = (f"b.{kind}", f"b.{kind}#there", "#here", "https://elsewhere.example/")
+    dead = (f"c.{kind}", f"b.{kind}#here", "#there", f"../outside.{kind}")
+    page = site / f"a.{kind}"
+    for link in alive + dead:
+        html = f'<p id="here"><a href="{link}">a</a>'
+        page.write_text(html if kind == "html" else f"# Here\n[a]({link})")
+        found = [(page, link)] * (link in dead)
+        assert list(links.dead(site.iterdir(), site)) == found
+        assert links.main() == (kind == "html" and link in dead)
+
+
+def test_where_pages_stand_in_the_navigation() -> None:
+    named = ["docs/tutorial", "docs/guide", "docs/brand-new", "docs/concepts/new", "LICENSE"]
+    sections = NAVIGATION["toctrees"](named).split(":caption: ")
+    holds = {part.split("\n")[0]: part for part in sections[1:]}
+    assert "/docs/brand-new\n" in holds["How to"], "in no section, so among those that say how"
+    assert "/docs/concepts/new\n" in holds["Concepts"]
+    assert not any("LICENSE" in part or "/docs/jax" in part for part in sections)
+    behind = ["docs/trust", "docs/performance", "docs/simulation", "docs/guide"]
+    assert "docs/performance" not in NAVIGATION["toctrees"](behind)
+    listed = re.findall("^/(.*)$", NAVIGATION["behind"]("docs/trust", behind), re.MULTILINE)
+    assert listed == ["docs/performance", "docs/simulation"]
+    assert NAVIGATION["behind"]("docs/guide", behind) == ""
+
+
+def test_every_error_says_what_to_do() -> None:
+    """The table of errors has it from there."""
+    for name in set(errors.__all__) - {"ShmaccError"}:
+        said = inspect.cleandoc(vars(errors)[name].__doc__)
+        assert len(re.findall(r"^What to do: \w", said, re.MULTILINE)) == 1, name
+
+
+def test_the_reference_has_every_public_name() -> None:
+    reference = (ROOT / "docs" / "reference").glob("*.rst")
+    text = "\n".join(page.read_text() for page in reference)
+    shown = re.findall(r"^\.\. (?:auto\w+|py:data):: (?:shmacc\.)?(\w+)", text, re.MULTILINE)
+    for package in shmacc, shmacc.inspection, errors:
+        modules = {name for name in package.__all__ if type(getattr(package, name)) is ModuleType}
+        assert set(package.__all__) - modules <= {*shown, "__version__"}

@@ -41,9 +41,16 @@ def _says_what_to_do(words: str, folder: Path) -> bool:
     )
 
 
-def test_an_import_in_the_checkout_says_that_the_tree_has_no_extension() -> None:
+def test_an_import_in_the_checkout_says_that_the_tree_has_no_extension(tmp_path: Path) -> None:
     ran = _run([sys.executable, "-c", _WHERE], _ROOT, status=1)
     assert _says_what_to_do(ran.stderr, _ROOT)
+    # Also in a script there, whatever it imports first.
+    (tmp_path / "shmacc").symlink_to(_ROOT / "shmacc")
+    script = tmp_path / "script.py"
+    for first in ("import shmacc.inspection", "from shmacc import attach"):
+        script.write_text(first)
+        ran = _run([sys.executable, script], Path("/"), status=1)
+        assert _says_what_to_do(ran.stderr, tmp_path)
 
 
 def test_only_an_orphaned_semaphore_needs_posix_ipc() -> None:
@@ -63,17 +70,6 @@ def test_only_an_orphaned_semaphore_needs_posix_ipc() -> None:
     """
     status, _, complaints = interpreter.run(script)
     assert (status, complaints) == (0, "")
-
-
-@pytest.mark.parametrize("first", ["import shmacc.inspection", "from shmacc import attach"])
-def test_so_does_a_script_in_the_checkout_whatever_it_imports_first(
-    first: str, tmp_path: Path
-) -> None:
-    (tmp_path / "shmacc").symlink_to(_ROOT / "shmacc")
-    script = tmp_path / "script.py"
-    script.write_text(first)
-    ran = _run([sys.executable, script], Path("/"), status=1)
-    assert _says_what_to_do(ran.stderr, tmp_path)
 
 
 def test_the_ways_out_that_it_names_lead_to_the_installed_package(tmp_path: Path) -> None:
@@ -114,7 +110,9 @@ def test_an_editable_install_works_inside_and_outside_of_the_checkout(
     install: list[str | Path] = [fresh / "pip", "install", "--quiet", "--editable", "."]
     _run(install, checkout)
     script = checkout / "script.py"
-    script.write_text(_example())
+    program = re.search(r"```python\n(.*?)```", (_ROOT / "README.md").read_text(), re.DOTALL)
+    assert program is not None
+    script.write_text(program[1])
     for folder in checkout, tmp_path:
         ran = _run([fresh / "python", "-c", _WHERE], folder)
         assert Path(ran.stdout.strip()) == checkout / "shmacc" / "__init__.py"
@@ -129,10 +127,3 @@ def test_an_editable_install_works_inside_and_outside_of_the_checkout(
     _run(install, checkout)
     ran = _run([fresh / "python", "-c", "from shmacc import _core; print(_core.VERSION)"], checkout)
     assert ran.stdout == "4711\n"
-
-
-def _example() -> str:
-    """The README's first program."""
-    found = re.search(r"```python\n(.*?)```", (_ROOT / "README.md").read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]

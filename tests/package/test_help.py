@@ -8,7 +8,6 @@ import pydoc
 import re
 import subprocess
 import sys
-from typing import Any
 
 import shmacc
 
@@ -52,14 +51,10 @@ def test_a_class_is_known_by_its_public_name_before_anybody_asked_for_it() -> No
         import pickle, sys
         with_class = pickle.loads(sys.stdin.buffer.read())
         print(repr(type(with_class)), with_class.value.tolist())"""
-    taken: Any = shmacc.DenseTaken(shmacc_array(), 1, 0)
+    with shmacc.ConditionalAccumulator("i4") as acc:
+        acc.apply_grad([1, 2])
+        taken = acc.take(1)
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], input=pickle.dumps(taken), stdout=-1, check=True
     )
     assert done.stdout.decode() == "<class 'shmacc.DenseTaken'> [1, 2]\n"
-
-
-def shmacc_array() -> Any:
-    with shmacc.ConditionalAccumulator("i4") as acc:
-        acc.apply_grad([1, 2])
-        return acc.take(1).value

@@ -88,20 +88,11 @@ def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.Co
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "optimized"),
-    [
-        (("-O",), 1),
-        (("-OO",), 2),
-        (("-W", "error"), 0),
-        (("-X", "dev", "-bb", "-W", "error"), 0),
-    ],
-    ids=["O", "OO", "W", "dev"],
-)
-def test_the_library_works_under(options: tuple[str, ...], optimized: int, tmp_path: Path) -> None:
-    ran = _run(tmp_path, *options)
+@pytest.mark.parametrize("options", ["-OO", "-X dev -bb -W error"])
+def test_the_library_works_under(options: str, tmp_path: Path) -> None:
+    ran = _run(tmp_path, *options.split())
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.split() == ["optimize", str(optimized)]
+    assert ran.stdout.split() == ["optimize", "2" if options == "-OO" else "0"]
 
 
 def test_the_command_needs_no_docstrings(tmp_path: Path) -> None:
@@ -130,13 +121,10 @@ _WITHOUT_GIL: Final = """
 """
 
 
-def test_a_free_threaded_interpreter_that_keeps_its_gil_off_is_refused(tmp_path: Path) -> None:
+def test_a_free_threaded_interpreter_must_have_its_gil_on(tmp_path: Path) -> None:
     ran = _run(tmp_path, program=_WITHOUT_GIL.format(enabled=False))
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith("ImportError: shmacc needs the GIL, ")
-
-
-def test_with_the_gil_on_it_is_not_refused(tmp_path: Path) -> None:
     ran = _run(tmp_path, program=_WITHOUT_GIL.format(enabled=True))
     assert (ran.returncode, ran.stderr) == (0, "")
 
@@ -172,32 +160,34 @@ _SUBINTERPRETER: Final = """
 
         acc = shmacc.ConditionalAccumulator("f4", ())
         use()
-    number = make({isolated})
-    for module in ("shmacc", "shmacc.inspection", "shmacc._core", "shmacc"):
-        try_in(number, module)
-    if {first}:
-        acc.apply_grad(1.0)
-    else:
-        import shmacc
-    use()
-    interpreters.destroy(number)
-    number = make({isolated})
+    for isolated in (False, True):
+        number = make(isolated)
+        print("isolated", isolated)
+        for module in ("shmacc", "shmacc.inspection", "shmacc._core", "shmacc"):
+            try_in(number, module)
+        if {first}:
+            acc.apply_grad(1.0)
+        else:
+            import shmacc
+        use()
+        interpreters.destroy(number)
+    number = make(True)
     try_in(number, "shmacc")
     use()
     interpreters.destroy(number)
 """
 
 
-@pytest.mark.parametrize("isolated", [False, True], ids=["legacy", "isolated"])
 @pytest.mark.parametrize("first", [True, False], ids=["in use", "not in use"])
 def test_a_sub_interpreter_is_refused_and_leaves_the_main_one_as_it_was(
-    *, first: bool, isolated: bool, tmp_path: Path
+    *, first: bool, tmp_path: Path
 ) -> None:
-    ran = _run(tmp_path, program=_SUBINTERPRETER.format(first=first, isolated=isolated))
+    ran = _run(tmp_path, program=_SUBINTERPRETER.format(first=first))
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     refusals = [line for line in lines if "interpreter" in line]
-    assert len(refusals) == 5
-    ours = [line for line in refusals if line.startswith("shmacc works in a process's main ")]
-    assert isolated or refusals == ours
-    assert [line for line in lines if line not in refusals] == ["3.0"] * (3 if first else 2)
+    assert len(refusals) == 9
+    ours = [line.startswith("shmacc works in a process's main ") for line in refusals]
+    assert all(ours[:4])  # of the one that is not isolated; Python itself may refuse in the other
+    said = ["3.0"] * first + ["isolated False", "3.0", "isolated True", "3.0", "3.0"]
+    assert [line for line in lines if line not in refusals] == said

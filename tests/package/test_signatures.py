@@ -199,53 +199,32 @@ def test_indexed_slices() -> None:
 
 def test_results_are_named_and_frozen() -> None:
     with SparseConditionalAccumulator(np.float32, reduction_type="SUM") as acc:
-        step = 0
-
-        def fill() -> None:
-            assert acc.apply_grad([3, 1, 3], [[1.0], [2.0], [4.0]], local_step=step)
-            assert acc.apply_grad([3], [[8.0]], local_step=step)
-
-        fill()
+        assert acc.apply_grad([3], [[1.0]])
         triple = acc.take_grad(1)
         assert isinstance(triple, tuple)
-        assert len(triple) == 3
         assert triple._fields == ("indices", "values", "shape")
-        step = 1
-        fill()
-        slices = acc.take_indexed_slices_grad(1)
-        assert isinstance(slices, IndexedSlices)
-        assert slices.values.tolist() == triple.values.tolist() == [[2.0], [13.0]]
-        step = 2
-        fill()
-        partial = acc.take_partial(2)
+        assert acc.apply_grad([3], [[1.0]], local_step=1)
+        assert type(acc.take_indexed_slices_grad(1)) is IndexedSlices
+        assert acc.apply_grad([3, 1, 3], [[1.0], [2.0], [4.0]], local_step=2)
+        partial = acc.take_partial()
         assert acc.apply_partial(partial, local_step=2)
-        taken = acc.take(2)
-        for record in (partial, taken):
-            assert record.indices.tolist() == [1, 3]
-            assert record.values.tolist() == [[2.0], [13.0]]
-            assert record.shape.tolist() == [-1, 1]
-            assert record.row_counts.tolist() == [1, 2]
-            assert (record.count, record.step) == (2, 2)
+        for record in (partial, acc.take(1)):
+            assert (record.indices.tolist(), record.values.tolist()) == ([1, 3], [[2.0], [5.0]])
+            assert (record.shape.tolist(), record.row_counts.tolist()) == ([-1, 1], [1, 1])
+            assert (record.count, record.step) == (1, 2)
             _is_frozen(record, "count")
         again = pickle.loads(pickle.dumps(partial))
         assert again.values.tolist() == partial.values.tolist()
         stats = acc.stats()
-        assert {"applied", "dropped", "taken", "waiting", "attached", "recoveries"} <= set(
-            dir(stats)
-        )
+        assert (stats.applied, stats.dropped, stats.taken) == (4, 0, 4)
         assert (stats.waiting, stats.attached, stats.recoveries) == (0, 1, 0)
         _is_frozen(stats, "applied")
-
     with ConditionalAccumulator(np.float32) as dense:
         dense.apply_grad([1.0, 3.0])
-        dense.apply_grad([3.0, 5.0])
-        dense_partial = dense.take_partial()
-        assert dense_partial.value.tolist() == [4.0, 8.0]
-        assert dense.apply_partial(dense_partial)
-        dense_taken = dense.take(2)
-        assert dense_taken.value.tolist() == [2.0, 4.0]
-        assert (dense_taken.count, dense_taken.step, dense.global_step) == (2, 0, 1)
-        _is_frozen(dense_taken, "value")
+        assert dense.apply_partial(dense.take_partial())
+        taken = dense.take(1)
+        assert (taken.value.tolist(), taken.count, taken.step) == ([1.0, 3.0], 1, 0)
+        _is_frozen(taken, "value")
 
 
 def _is_frozen(record: Any, name: str) -> None:

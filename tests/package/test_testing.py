@@ -5,13 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.apart import every_start_method
-from helpers.support import LONG
+from helpers.support import LONG, START_METHODS
 
 import shmacc
 from shmacc import ConditionalAccumulator, testing
@@ -20,51 +17,41 @@ if TYPE_CHECKING:
     from helpers.apart import Crew
 
 
-def _apply() -> tuple[str, int]:
+def _apply() -> str:
     with shmacc.attach("gradients") as acc:
         assert isinstance(acc, ConditionalAccumulator)
         acc.apply_grad(1.0)
-        return os.environ["SHMACC_NAMESPACE"], os.getpid()
+        return os.environ["SHMACC_NAMESPACE"]
 
 
-@every_start_method
-@pytest.mark.parametrize("again", [1, 2])
-def test_children_are_in_the_namespace(crew: Crew, again: int, namespace: str) -> None:
-    """Again, because the second test of a session meets a forkserver that the first one started."""
+# The second test of a session meets a forkserver that the first one started.
+@pytest.mark.parametrize("crew", [*START_METHODS, "forkserver"], indirect=True)
+def test_children_are_in_the_namespace(crew: Crew, namespace: str) -> None:
     with ConditionalAccumulator("f8", (), "gradients", reduction_type="SUM") as acc:
-        assert crew.start(_apply).result()[0] == namespace, again
+        assert crew.start(_apply).result() == namespace
         with testing.isolated_namespace() as inner:
             with ConditionalAccumulator("f8", (), "gradients") as other:
-                assert crew.start(_apply).result()[0] == inner
+                assert crew.start(_apply).result() == inner
                 assert other.num_accumulated() == 1
                 other.unlink()
             assert testing.leaked_names(inner) == ()
-        assert crew.start(_apply).result()[0] == namespace
+        assert crew.start(_apply).result() == namespace
         assert acc.take_grad(2, timeout=0) == 2.0
         acc.unlink()
 
 
-def _grandchild(method: str) -> str:
-    context = multiprocessing.get_context(method)
+def _grandchild() -> str:
+    context = multiprocessing.get_context("forkserver")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_apply).result(LONG)[0]
+        return pool.submit(_apply).result(LONG)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_pools_and_grandchildren(method: str, namespace: str) -> None:
+def test_pools_and_grandchildren(namespace: str) -> None:
     with ConditionalAccumulator("f8", (), "gradients") as acc:
-        context = multiprocessing.get_context(method)
+        context = multiprocessing.get_context("forkserver")
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-            assert pool.submit(_grandchild, method).result(LONG) == namespace
+            assert pool.submit(_grandchild).result(LONG) == namespace
         acc.unlink()
-
-
-def test_programs_that_inherit_the_environment(namespace: str) -> None:
-    script = "import os; print(os.environ['SHMACC_NAMESPACE'])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LONG
-    )
-    assert done.stdout.strip() == namespace
 
 
 def test_what_is_left_is_named_and_removed() -> None:

@@ -15,13 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import shmacc
-
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-if any("multiprocessing.resource_tracker" in argument for argument in sys.orig_argv):
-    os.setpgid(0, 0)  # the tracker must survive the kills: it removes the semaphores of pools
 
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
 # The process that makes this call of a chief, counted from 1, is killed. 0: none.
@@ -76,13 +71,22 @@ def _wrap(owner: type[Any], name: str, before: Callable[[], None]) -> None:
     setattr(owner, name, wrapped)
 
 
-for _class in (
-    shmacc.AccumulatorGroup,
-    shmacc.ConditionalAccumulator,
-    shmacc.SparseConditionalAccumulator,
-):
-    for _name in ("apply", "apply_grad"):
-        _wrap(_class, _name, _worker_applies)
-    for _name in ("round", "round_async", "take", "take_async", "take_grad", "take_partial"):
-        _wrap(_class, _name, _chief_calls)
-_wrap(shmacc.Parameters, "update", _chief_calls)
+def _disturb() -> None:
+    import shmacc  # not where nothing is to be disturbed: it takes a while
+
+    for cls in (
+        shmacc.AccumulatorGroup,
+        shmacc.ConditionalAccumulator,
+        shmacc.SparseConditionalAccumulator,
+    ):
+        for name in ("apply", "apply_grad"):
+            _wrap(cls, name, _worker_applies)
+        for name in ("round", "round_async", "take", "take_async", "take_grad", "take_partial"):
+            _wrap(cls, name, _chief_calls)
+    _wrap(shmacc.Parameters, "update", _chief_calls)
+
+
+if any("multiprocessing.resource_tracker" in argument for argument in sys.orig_argv):
+    os.setpgid(0, 0)  # the tracker must survive the kills: it removes the semaphores of pools
+else:
+    _disturb()
