@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import stat
 from typing import Any
 
@@ -17,8 +18,7 @@ from shmacc import ConditionalAccumulator, errors
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("umask", [0o000, 0o077, 0o177])
-@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
+@pytest.mark.parametrize(("umask", "mode"), [(0o000, 0o600), (0o077, 0o660), (0o177, 0o666)])
 def test_mode_is_exact_whatever_the_umask(kind: Any, umask: int, mode: int, namespace: str) -> None:
     before = os.umask(umask)
     try:
@@ -29,10 +29,11 @@ def test_mode_is_exact_whatever_the_umask(kind: Any, umask: int, mode: int, name
     assert modes == {mode}
 
 
-@pytest.mark.parametrize("bad", [-1, 0o10000, 6.0, "600", 0o400], ids=repr)
-def test_mode_refused(bad: Any, namespace: str) -> None:
-    with refused():
-        ConditionalAccumulator(np.float32, mode=bad)
+def test_mode_refused(namespace: str) -> None:
+    for bad in (-1, 0o10000, 6.0, "600", 0o400):
+        mode: Any = bad
+        with refused():
+            ConditionalAccumulator(np.float32, mode=mode)
     assert in_shared_memory(namespace) == []
 
 
@@ -70,13 +71,9 @@ def test_a_disagreement_names_both_values_and_how_to_get_rid_of_the_old_one(
 def test_disagreement_of_kind(kind: Any) -> None:
     (other,) = set(KINDS) - {kind}
     with kind(np.float32, shared_name="one") as acc:
-        with pytest.raises(errors.InvalidArgumentError) as caught:
+        with pytest.raises(errors.InvalidArgumentError, match=r"(?i)sparse") as caught:
             other(np.float32, shared_name="one")
-        message = str(caught.value).lower()
-        assert "sparse" in message
-        assert "dense" in message or "conditionalaccumulator" in message.replace(
-            "sparseconditionalaccumulator", ""
-        )
+        assert re.search("(?i)dense|(?<!Sparse)ConditionalAccumulator", str(caught.value))
         with shmacc.attach("one") as attached:
             assert type(attached) is kind
         acc.unlink()

@@ -21,20 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME: Final = "awaited"
-ATTACH: Final[tuple[Callable[..., Any], ...]] = (shmacc.attach, ConditionalAccumulator.attach)
-every_attach = pytest.mark.parametrize("attach", ATTACH, ids=["attach", "class"])
+every_attach = pytest.mark.parametrize(
+    "attach", [shmacc.attach, ConditionalAccumulator.attach], ids=["attach", "class"]
+)
 
 
 def make() -> ConditionalAccumulator:
     """Make what is waited for."""
     return ConditionalAccumulator("f4", (), NAME)
-
-
-def count_attached(*, pipe: Pipe) -> int:
-    """Wait for the name; say when it begins."""
-    pipe.say()
-    with ConditionalAccumulator.attach(NAME, timeout=LONG) as acc:
-        return acc.num_accumulated()
 
 
 @pytest.fixture
@@ -54,46 +48,41 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 
 
 @every_attach
-def test_without_a_timeout_it_is_an_error_at_once(attach: Callable[..., Any]) -> None:
-    with pytest.raises(errors.NotFoundError):
-        attach(NAME)
-    with pytest.raises(errors.NotFoundError):
-        attach(NAME, timeout=None)
-
-
-@every_attach
-@pytest.mark.parametrize("seconds", [0, 0.02])
-def test_its_end_names_what_it_waited_for(
-    attach: Callable[..., Any], seconds: float, namespace: str
-) -> None:
-    before = time.monotonic()
-    with pytest.raises(TimeoutError, match=f"after {seconds} seconds") as caught:
-        attach(NAME, timeout=seconds)
-    assert time.monotonic() - before >= seconds
-    error = pickle.loads(pickle.dumps(caught.value))
-    assert type(error) is errors.DeadlineExceededError
-    assert f"nothing named {NAME!r} in the namespace {namespace!r}" in str(error)
-    assert (error.shared_name, error.namespace) == (NAME, namespace)
-
-
-@every_attach
-@pytest.mark.parametrize("seconds", [0, 0.5, float("inf"), 10**400])
-def test_what_exists_is_attached_at_once(attach: Callable[..., Any], seconds: float) -> None:
+def test_how_long_it_waits(attach: Callable[..., Any], namespace: str) -> None:
+    for how in ({}, {"timeout": None}):
+        with pytest.raises(errors.NotFoundError):
+            attach(NAME, **how)
+    for bad in (-1, -0.001, float("nan"), "1", b"1", True, [1.0], 1j):
+        with refused():
+            attach(NAME, timeout=bad)
+    for seconds in (0, 0.02):
+        before = time.monotonic()
+        with pytest.raises(TimeoutError, match=f"after {seconds} seconds") as caught:
+            attach(NAME, timeout=seconds)
+        assert time.monotonic() - before >= seconds
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert type(error) is errors.DeadlineExceededError
+        assert f"nothing named {NAME!r} in the namespace {namespace!r}" in str(error)
+        assert (error.shared_name, error.namespace) == (NAME, namespace)
     with make() as acc:
         acc.apply_grad(1.0)
-        with attach(NAME, timeout=seconds) as other:
-            assert other.num_accumulated() == 1
+        for enough in (0, 0.5, float("inf"), 10**400):
+            with attach(NAME, timeout=enough) as other:
+                assert other.num_accumulated() == 1
+        with refused():  # another kind ends the wait
+            SparseConditionalAccumulator.attach(NAME, timeout=LONG)
+        pickled = pickle.dumps(acc)
         acc.unlink()
-
-
-@every_attach
-@pytest.mark.parametrize("bad", [-1, -0.001, float("nan"), "1", b"1", True, [1.0], 1j])
-def test_a_bad_timeout_is_refused(attach: Callable[..., Any], bad: Any) -> None:
-    with refused():
-        attach(NAME, timeout=bad)
+    with pytest.raises(errors.NotFoundError):  # pickled handles do not wait
+        pickle.loads(pickled)
 
 
 def test_it_waits_for_another_process_to_make_it() -> None:
+    def count_attached(*, pipe: Pipe) -> int:
+        pipe.say()
+        with ConditionalAccumulator.attach(NAME, timeout=LONG) as acc:
+            return acc.num_accumulated()
+
     with Apart(count_attached) as waiter:
         waiter.hear()
         with make() as acc:
@@ -125,13 +114,6 @@ def test_it_waits_through_one_that_goes_while_it_attaches(
                 new.unlink()
 
 
-def test_another_kind_ends_the_wait() -> None:
-    with make() as acc:
-        with refused():
-            SparseConditionalAccumulator.attach(NAME, timeout=LONG)
-        acc.unlink()
-
-
 def test_signal_handlers_run_and_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*, pipe: Pipe) -> None:
         def handler(*_: object) -> None:
@@ -151,11 +133,3 @@ def test_signal_handlers_run_and_may_raise(monkeypatch: pytest.MonkeyPatch) -> N
         waiter.hear()
         os.kill(waiter.pid, signal.SIGUSR1)
         waiter.result()
-
-
-def test_pickled_handles_do_not_wait() -> None:
-    with make() as acc:
-        pickled = pickle.dumps(acc)
-        acc.unlink()
-    with pytest.raises(errors.NotFoundError):
-        pickle.loads(pickled)

@@ -86,8 +86,8 @@ def test_two_handles_in_one_process_are_independent(kind: Any) -> None:
     first = kind(np.float32, shared_name="one")
     second = kind(np.float32, shared_name="one")
     apply(first)
-    first.close()
-    first.close()
+    for _ in range(2):
+        first.close()
     with pytest.raises(errors.FailedPreconditionError):
         apply(first)
     assert second.num_accumulated() == 1

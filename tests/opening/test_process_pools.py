@@ -36,13 +36,6 @@ def model() -> Iterator[tuple[AccumulatorGroup, SharedArrays]]:
         yield group, params
 
 
-@pytest.fixture(params=START_METHODS)
-def pool(request: pytest.FixtureRequest) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    context = multiprocessing.get_context(request.param)
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as made:
-        yield made
-
-
 def _apply(group: AccumulatorGroup, params: SharedArrays, task: int) -> tuple[bool, int]:
     gradient = {"rows": ([task], np.ones((1, WIDTH))), "all": params["all"] * task}
     with warnings.catch_warnings():
@@ -84,22 +77,20 @@ def _apply_to_attached(task: int) -> bool:
     return _apply(_ATTACHED["group"], _ATTACHED["params"], task)[0]
 
 
-@pytest.mark.parametrize("method", START_METHODS)
 def test_workers_attach_once_in_their_initializer(
-    model: tuple[AccumulatorGroup, SharedArrays], method: str
+    model: tuple[AccumulatorGroup, SharedArrays],
 ) -> None:
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("forkserver")
     with concurrent.futures.ProcessPoolExecutor(2, context, initializer=_attach) as pool:
         assert all(pool.map(_apply_to_attached, range(TASKS), timeout=LONG))
     assert _all_tasks_are_in(model[0])
     assert model[0].stats().attached == 1  # the workers left when they ended
 
 
-@pytest.mark.parametrize("method", START_METHODS)
 def test_multiprocessing_pools_whose_workers_are_replaced(
-    model: tuple[AccumulatorGroup, SharedArrays], method: str
+    model: tuple[AccumulatorGroup, SharedArrays],
 ) -> None:
-    with multiprocessing.get_context(method).Pool(2, _attach, maxtasksperchild=3) as pool:
+    with multiprocessing.get_context("fork").Pool(2, _attach, maxtasksperchild=3) as pool:
         assert all(pool.map(_apply_to_attached, range(TASKS), chunksize=1))
         pool.close()
         pool.join()
@@ -112,12 +103,16 @@ def _apply_and_die(group: AccumulatorGroup, params: SharedArrays, task: int) -> 
 
 
 def test_a_pool_that_breaks_loses_no_gradient(
-    model: tuple[AccumulatorGroup, SharedArrays], pool: concurrent.futures.ProcessPoolExecutor
+    model: tuple[AccumulatorGroup, SharedArrays],
 ) -> None:
-    with pytest.raises(BrokenProcessPool):
+    context = multiprocessing.get_context("fork")
+    with (
+        concurrent.futures.ProcessPoolExecutor(2, context) as pool,
+        pytest.raises(BrokenProcessPool),
+    ):
         pool.submit(_apply_and_die, *model, 0).result(LONG)
     # All are computed again, as nobody knows which were in: each contributor counts once.
-    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as other:
+    with concurrent.futures.ProcessPoolExecutor(2, context) as other:
         futures = [other.submit(_apply, *model, task) for task in range(TASKS)]
         assert all(future.result(LONG)[0] for future in futures)
     assert _all_tasks_are_in(model[0])
@@ -131,7 +126,7 @@ def _sum_of_others(task: int) -> float:
         return float(acc.take(task).value) if task else 0.0
 
 
-def test_tasks_may_have_accumulators_of_their_own(
-    pool: concurrent.futures.ProcessPoolExecutor,
-) -> None:
-    assert list(pool.map(_sum_of_others, range(5))) == [0, 0, 1, 3, 6]
+def test_tasks_may_have_accumulators_of_their_own() -> None:
+    context = multiprocessing.get_context("forkserver")
+    with concurrent.futures.ProcessPoolExecutor(2, context) as pool:
+        assert list(pool.map(_sum_of_others, range(5))) == [0, 0, 1, 3, 6]

@@ -26,27 +26,13 @@ if TYPE_CHECKING:
     from helpers.apart import Crew
 
 
-def _dense() -> Any:
-    return ConditionalAccumulator("f4", (2,))
-
-
-def _sparse() -> Any:
-    return shmacc.SparseConditionalAccumulator("f4", (None, 2))
-
-
-def _group() -> Any:
-    return shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,), "f4")})
-
-
-def _arrays() -> Any:
-    return shmacc.SharedArrays({"w": np.ones(2)})
-
-
-def _raw() -> Any:
-    return raw_ops.ConditionalAccumulator("f4", (2,))
-
-
-KINDS: Final = [_dense, _sparse, _group, _arrays, _raw]
+KINDS: Final[list[Callable[[], Any]]] = [
+    lambda: ConditionalAccumulator("f4", (2,)),
+    lambda: shmacc.SparseConditionalAccumulator("f4", (None, 2)),
+    lambda: shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,), "f4")}),
+    lambda: shmacc.SharedArrays({"w": np.ones(2)}),
+    lambda: raw_ops.ConditionalAccumulator("f4", (2,)),
+]
 
 
 def _warnings_of(use: Callable[[], object]) -> list[warnings.WarningMessage]:
@@ -70,19 +56,13 @@ def test_a_handle_that_is_collected_unclosed_is_a_warning(make: Callable[[], Any
     assert caught.filename == __file__
     assert caught.lineno == forget.__code__.co_firstlineno + 2
 
-
-@pytest.mark.parametrize("make", KINDS)
-def test_so_is_one_in_a_cycle(make: Callable[[], Any]) -> None:
-    def forget() -> None:
+    def in_a_cycle() -> None:
         cycle: list[Any] = [make()]
         cycle.append(cycle)
 
-    (caught,) = _warnings_of(forget)
+    (caught,) = _warnings_of(in_a_cycle)
     assert caught.category is ResourceWarning
 
-
-@pytest.mark.parametrize("make", KINDS)
-def test_closed_ones_are_not(make: Callable[[], Any]) -> None:
     def close() -> None:
         made = make()
         getattr(made, "accumulator", made).close()
@@ -107,7 +87,7 @@ def test_attached_ones_are_and_the_name_is_said() -> None:
 def test_arrays_are_collected_with_their_last_view() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        params = _arrays()
+        params = shmacc.SharedArrays({"w": np.ones(2)})
         view = params["w"][1:]
         del params
         assert not caught
@@ -134,7 +114,7 @@ def test_tracemalloc_says_where_it_was_made() -> None:
 def test_it_is_closed_also_where_the_warning_is_an_error(namespace: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _dense()
+        ConditionalAccumulator("f4", (2,))
         gc.collect()
     assert testing.leaked_names(namespace) == ()
 
@@ -154,7 +134,10 @@ def test_constructors_that_fail_leave_nothing_to_close() -> None:
 
 
 def test_unpickled_ones_need_not_be_closed() -> None:
-    with ConditionalAccumulator("f4", (), "gradients") as acc, _arrays() as params:
+    with (
+        ConditionalAccumulator("f4", (), "gradients") as acc,
+        shmacc.SharedArrays({"w": [1.0]}) as params,
+    ):
         for made in (acc, params):
             sent = pickle.dumps(made)
             assert not _warnings_of(partial(pickle.loads, sent))
@@ -182,7 +165,7 @@ def _drop_the_parents() -> list[str]:
         warnings.simplefilter("always")
         _PARENTS.clear()
         gc.collect()
-        _dense()
+        ConditionalAccumulator("f4", (2,))
         gc.collect()
     return [str(warning.message).split()[1] for warning in caught]
 
@@ -191,7 +174,7 @@ _PARENTS: list[Any] = []
 
 
 def test_a_forked_child_answers_for_its_own_only(crew: Crew) -> None:
-    with _sparse() as acc:
+    with shmacc.SparseConditionalAccumulator("f4", (None, 2)) as acc:
         _PARENTS.append(acc)
         assert crew.start(_drop_the_parents).result() == ["ConditionalAccumulator"]
         _PARENTS.clear()

@@ -37,8 +37,10 @@ def nothing_is_left() -> Iterator[None]:
     inspection.remove(NAME, force=True)
 
 
-@pytest.mark.parametrize("make", [group, parameters])
-@pytest.mark.parametrize("what", ["dtype", "sum", "reduction", "optimizer"])
+@pytest.mark.parametrize(
+    ("what", "make"),
+    [("dtype", group), ("sum", parameters), ("reduction", group), ("optimizer", parameters)],
+)
 def test_a_number_that_this_version_does_not_have_is_named(
     make: Callable[[], Any], what: str
 ) -> None:
