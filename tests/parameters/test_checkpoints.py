@@ -1,13 +1,15 @@
-"""What is saved is restored as a whole, or nothing is."""
+"""What is saved is restored as a whole, or nothing is: a state is checked before any change."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
 from pathlib import Path  # noqa: TC003  likewise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers.support import EVERY_INSTANT
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, optim
@@ -123,27 +125,126 @@ def test_what_does_not_fit_restores_nothing(both: Both, path: Path) -> None:
     assert everything(both) == before
 
 
-@pytest.mark.parametrize("content", [b"", b"nothing of the kind"])
-def test_other_files_are_refused(both: Both, path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def test_other_files_are_refused(both: Both, path: Path) -> None:
+    for content in (b"", b"nothing of the kind"):
+        path.write_bytes(content)
+        with pytest.raises(errors.DataLossError, match=r"no file of shmacc\.save"):
+            shmacc.load(path, both)
+    array = path.with_suffix(".npy")
+    np.save(array, np.ones(3))
     with pytest.raises(errors.DataLossError, match=r"no file of shmacc\.save"):
-        shmacc.load(path, both)
+        shmacc.load(array, both)
 
 
-def test_a_damaged_file_is_refused(both: Both, path: Path) -> None:
-    shmacc.save(path, both)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 0xFF
-    path.write_bytes(content)
-    before = everything(both)
-    with pytest.raises((errors.DataLossError, errors.InvalidArgumentError)):
-        shmacc.load(path, both)
-    assert everything(both) == before
-
-
-@pytest.mark.parametrize("what", [None, {"a": 1}, {1: None}])
-def test_what_cannot_be_saved_is_refused(path: Path, what: Any) -> None:
-    for call in (shmacc.save, shmacc.load):
-        with pytest.raises(errors.InvalidArgumentError):
-            call(path, what)
+def test_what_cannot_be_saved_is_refused(both: Both, path: Path) -> None:
+    not_given_back = [{name: both["params"]} for name in ("a\0b", "\0", "\udc80", "a\ud800")]
+    no_mappings: list[Any] = [None, {"a": 1}, {1: None}]
+    for what in [*no_mappings, *not_given_back]:
+        for call in (shmacc.save, shmacc.load):
+            with pytest.raises(errors.InvalidArgumentError):
+                call(path, what)
     assert not path.exists()
+
+
+def test_any_other_name_is_given_back(both: Both, path: Path) -> None:
+    for name in ("a/b", "a b", "ä", "..", "/", "x" * 300, "a.npy", "file"):
+        what = {name: both["params"], "group": both["grads"]}
+        shmacc.save(path, what)
+        shmacc.load(path, what)
+
+
+WRONG: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "a count below 0": ("params", {"updates": np.array([-1, 1])}),
+    "a count that the next update takes past its range": (
+        "params",
+        {"updates": np.array([2**63 - 1, 1])},
+    ),
+    "too few counts": ("params", {"updates": np.array([1])}),
+    "too many counts": ("params", {"updates": np.array([1, 1, 1])}),
+    "counts in a table": ("params", {"updates": np.array([[1, 1]])}),
+    "counts that are no integers": ("params", {"updates": np.array([1.0, 1.0])}),
+    "counts that do not fit": ("params", {"updates": np.array([1, 2**64 - 1], np.uint64)}),
+    "no counts": ("params", {"updates": None}),
+    "a step that is none": ("params", {"step": np.array([1, 2])}),
+    "a step with a fraction": ("params", {"step": np.array(1.5)}),
+    "a step out of range": ("params", {"step": np.array(2**63, np.uint64)}),
+    "a step before all others": ("params", {"step": np.array(-(2**63))}),
+    "fewer specs than arrays": ("params", {"specs": np.array(["float64 [4,2] None"])}),
+    "an array twice": ("params", {"arrays": np.array(["a", "b", "a"])}),
+    "names that are no strings": ("params", {"arrays": np.array([1, 2])}),
+    "contents of another shape": ("params", {"0.array": np.ones((2, 4))}),
+    "contents that are none": ("params", {"0.array": {}}),
+    "a slot that is missing": ("params", {"1.m": ...}),
+    "a group's count below 0": ("grads", {"count": np.array(-1)}),
+    "a group's step with a fraction": ("grads", {"step": np.array(0.5)}),
+    "a member twice": ("grads", {"members": np.array(["a", "b", "a"])}),
+    "row numbers that are missing": ("grads", {"0.indices": ...}),
+    "row numbers below 0": ("grads", {"0.indices": np.array([-1, 3])}),
+}
+
+
+def test_a_wrong_state_is_refused_and_changes_nothing(both: Both) -> None:
+    one_round(both, 1)
+    apply(both, 1)
+    before = everything(both)
+    for what, (name, change) in WRONG.items():
+        state = both[name].state() | change
+        state = {key: value for key, value in state.items() if value is not ...}
+        with pytest.raises(errors.InvalidArgumentError):
+            both[name].restore(state)
+        assert everything(both) == before, what
+    with both["grads"].round(1) as taken:
+        assert both["params"].update(taken)
+
+
+def _damaged(content: bytes) -> Iterator[bytes]:
+    """Some bytes flipped in some bits, and the file cut off at some places."""
+    flips = (0x01, 0x80, 0xFF)
+    for number, at in enumerate(range(0, len(content), 7 if EVERY_INSTANT else 47)):
+        for flip in flips if EVERY_INSTANT else flips[number % 3 :][:1]:
+            yield content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :]
+    for length in range(0, len(content), 131 if EVERY_INSTANT else 1001):
+        yield content[:length]
+
+
+def test_a_damaged_checkpoint_is_refused_or_the_same(both: Both, path: Path) -> None:
+    """zipfile, zlib and NumPy raise a dozen classes of errors for it."""
+    apply(both, 1)
+    shmacc.save(path, both)
+    whole, saved = path.read_bytes(), everything(both)
+    one_round(both, 2)
+    before = everything(both)
+    states = {name: one.state() for name, one in both.items()}
+    came = {True: 0, False: 0}
+    for content in _damaged(whole):
+        path.write_bytes(content)
+        try:
+            shmacc.load(path, both)
+        except (errors.DataLossError, errors.InvalidArgumentError, errors.ResourceExhaustedError):
+            came[False] += 1
+            assert everything(both) == before
+        else:
+            came[True] += 1
+            assert everything(both) == saved
+            for name, one in both.items():
+                one.restore(states[name])
+    assert came[False] > 30
+    assert came[True] > 0
+
+
+def test_a_damaged_file_of_a_state_is_refused(both: Both) -> None:
+    """``np.load`` reads an array when it is asked for."""
+    one_round(both)
+    before = everything(both)
+    for one in both.values():
+        file = io.BytesIO()
+        np.savez_compressed(file, **one.state())
+        content = bytearray(file.getvalue())
+        at = content.index(b"step.npy") + len(b"step.npy")
+        content[at : at + 40] = b"\xff" * 40
+        with (
+            np.load(io.BytesIO(bytes(content))) as lazy,
+            pytest.raises((errors.DataLossError, errors.InvalidArgumentError)),
+        ):
+            one.restore(lazy)
+    assert everything(both) == before

@@ -44,13 +44,11 @@ def test_what_the_refusal_names_are_copies() -> None:
         assert arrays["a"].tolist() == params["a"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    "shape", [(3, 1), (3, 2), (3, 0), (0, 2), (2, 3, 1), (4,), (1,), ()], ids=str
-)
-def test_slots_have_the_shapes_that_a_state_has(shape: tuple[int, ...]) -> None:
-    for optimizer in shmacc.optim.Adagrad(1, rowwise=True), shmacc.optim.Adam(1):
-        with shmacc.Parameters({"a": np.ones(shape)}, optimizer=optimizer) as params:
-            state = params.state()
-            for name, slot in params.slots["a"].items():
-                assert slot.shape == state[f"0.{name}"].shape
-                assert slot.tobytes() == state[f"0.{name}"].tobytes()
+def test_slots_have_the_shapes_that_a_state_has() -> None:
+    for shape in ((3, 1), (3, 2), (3, 0), (0, 2), (2, 3, 1), (4,), (1,), ()):
+        for optimizer in shmacc.optim.Adagrad(1, rowwise=True), shmacc.optim.Adam(1):
+            with shmacc.Parameters({"a": np.ones(shape)}, optimizer=optimizer) as params:
+                state = params.state()
+                for name, slot in params.slots["a"].items():
+                    assert slot.shape == state[f"0.{name}"].shape
+                    assert slot.tobytes() == state[f"0.{name}"].tobytes()

@@ -1,4 +1,4 @@
-"""Random programs of rounds, updates, exceptions and checkpoints, beside a model in plain NumPy."""
+"""Random programs of rounds, updates, exceptions and checkpoints, beside NumPy and a dict."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from helpers import numpy_initial
 from helpers.numpy_optimizers import ALL, Reference
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import shmacc
-from shmacc import AccumulatorGroup, Parameters, errors
+from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-ROWS, WIDTH, SIZE = 12, 3, 5
+ROWS, SIZE, MOST = 12, 5, 40
+OF_TABLES = [one for one in ALL if repr(one) != repr(optim.Adagrad(0.05, weight_decay=0.01))]
 
 rows = st.lists(st.integers(0, ROWS - 1), max_size=6)  # an index may occur twice
+# Few, so that they come back; and many at once, so that the index grows.
+ids = st.lists(st.sampled_from([0, 1, 2, 3, 5, 2**31, 2**32 + 1, 2**40, 2**63 - 1]), max_size=6)
+many = st.integers(0, 60)
 numbers = st.integers(-8, 8)
 # A loss of the chief's: an exception at this point of its block.
 leaves = st.sampled_from(["in order", "in order", "before the update", "after the update"])
@@ -34,35 +39,86 @@ class _Left(Exception):  # noqa: N818  it is no error
     """Leaves a block."""
 
 
+class Rows:
+    """A table as a dict from id to row, each with what the optimizer keeps, and its last step."""
+
+    def __init__(self, optimizer: optim.Optimizer, spec: TableSpec) -> None:
+        """Begin with no rows."""
+        self.optimizer = optimizer
+        self.spec = spec
+        self.updates = 0
+        self.rows: dict[int, tuple[Reference, int]] = {}
+
+    def row(self, number: int) -> Reference:
+        """Return the row of an id, or what it has at first."""
+        if number in self.rows:
+            return self.rows[number][0]
+        first = numpy_initial.rows(
+            self.spec.initial, [number], self.spec.row_shape, self.spec.dtype
+        )
+        return Reference(self.optimizer, first)
+
+    def update(self, gradient: dict[int, npt.NDArray[Any]], step: int, rate: float | None) -> None:
+        """Apply gradients by id."""
+        self.updates += bool(gradient) or getattr(self.optimizer, "as_torch", False)
+        for number, values in gradient.items():
+            row = self.row(number)
+            row.updates = self.updates - 1
+            row.update(values[None], np.array([0]), rate)
+            self.rows[number] = row, step
+
+    def remove(self, numbers: list[int]) -> None:
+        """Forget ids."""
+        for number in numbers:
+            self.rows.pop(number, None)
+
+
 class Programs(RuleBasedStateMachine):
     """A group and its parameters; gradients are whole numbers, so that every sum is exact."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pending: list[dict[str, Any]] = []
-        self.step = 0
-        self.params_step = 0
+        self.step = self.params_step = 0
         self.is_in = False  # the open round is in the parameters, and final
         self.saved: tuple[Any, ...] | None = None
 
     @initialize(
-        optimizers=st.tuples(st.sampled_from(ALL), st.sampled_from(ALL)),
+        optimizers=st.tuples(
+            st.sampled_from(ALL), st.sampled_from(ALL), st.sampled_from(OF_TABLES)
+        ),
         dtype=st.sampled_from(["float32", "float64"]),
+        row_shape=st.sampled_from([(3,), (), (2, 2), (16,)]),
+        initial=st.sampled_from(
+            [init.Constant(0.5), init.Uniform(-1, 1, seed=3), init.Normal(0, 1, seed=4)]
+        ),
+        limit=st.sampled_from([None, MOST]),
         lanes=st.integers(1, 3),
     )
-    def begin(self, optimizers: Any, dtype: str, lanes: int) -> None:
+    def begin(
+        self,
+        optimizers: Any,
+        dtype: str,
+        row_shape: tuple[int, ...],
+        initial: Any,
+        limit: int | None,
+        lanes: int,
+    ) -> None:
         random = np.random.default_rng(0)
-        contents = {
-            "table": random.standard_normal((ROWS, WIDTH)).astype(dtype),
+        self.spec = TableSpec(row_shape, dtype, initial=initial, max_rows=limit)
+        arrays = {
+            "rows": random.standard_normal((ROWS, 3)).astype(dtype),
             "vector": random.standard_normal(SIZE).astype(dtype),
         }
-        pair = dict(zip(contents, optimizers, strict=True))
-        self.params = Parameters(contents, "params", optimizer=pair, unlink_on_close=True)
-        specs = self.params.member_specs(sparse=["table"])
+        contents = {**arrays, "table": self.spec}
+        by = dict(zip(contents, optimizers, strict=True))
+        self.params = Parameters(contents, "params", optimizer=by, unlink_on_close=True)
+        specs = self.params.member_specs(sparse=["rows"])
         self.group = AccumulatorGroup(
             specs, "grads", reduction_type="SUM", lanes=lanes, unlink_on_close=True
         )
-        self.model = {name: Reference(pair[name], contents[name]) for name in contents}
+        self.arrays = {name: Reference(by[name], arrays[name]) for name in arrays}
+        self.table = Rows(by["table"], self.spec)
         self.folder = tempfile.TemporaryDirectory()
 
     def teardown(self) -> None:
@@ -73,63 +129,90 @@ class Programs(RuleBasedStateMachine):
 
     # What is done
 
-    @rule(indices=rows, number=numbers, has=st.sampled_from(["table", "vector", "both"]))
+    @rule(given=ids, indices=rows, number=numbers, has=st.sets(st.sampled_from("rvt"), min_size=1))
     @precondition(lambda self: not self.is_in)
-    def apply(self, indices: list[int], number: int, has: str) -> None:
+    def apply(self, given: list[int], indices: list[int], number: int, has: set[str]) -> None:
         gradient: dict[str, Any] = {}
-        if has != "vector":
-            values = np.arange(len(indices) * WIDTH).reshape(-1, WIDTH) % 5 + number
-            gradient["table"] = np.array(indices, np.int64), self._like(values)
-        if has != "table":
-            gradient["vector"] = self._like(np.arange(SIZE) + number)
+        if "r" in has:
+            gradient["rows"] = np.array(indices, np.int64), self._whole(number, len(indices), 3)
+        if "v" in has:
+            gradient["vector"] = self._whole(number, SIZE)
+        if "t" in has:
+            values = self._whole(number, len(given), *self.spec.row_shape)
+            gradient["table"] = np.array(given, np.int64), values
         assert self.group.apply(gradient, self.step)
         self.pending.append(gradient)
 
-    @rule(end=leaves, rate=rates, skip=st.booleans())
+    @rule(first=many, count=many)
+    @precondition(lambda self: not self.is_in)
+    def apply_many(self, first: int, count: int) -> None:
+        self.apply(list(range(first, first + count)), [], 1, {"t"})
+
+    @rule(end=leaves, rate=rates, skip=st.booleans(), removed=ids, stale=st.booleans())
     @precondition(lambda self: self.pending)
-    def round(self, end: str, rate: float | None, *, skip: bool) -> None:
+    def round(
+        self, end: str, rate: float | None, removed: list[int], *, skip: bool, stale: bool
+    ) -> None:
         was_in = self.is_in
+        if stale:
+            removed = self.params["table"].ids(updated_before=self.step - 1).tolist()
+        left = {*self.table.rows, *self._sums("table")} - {*removed}
+        too_many = not skip and not was_in and self.spec.max_rows is not None and len(left) > MOST
         with contextlib.suppress(_Left), self.group.round(1) as taken:
             assert (taken.step, taken.count) == (self.step, len(self.pending))
             if end == "before the update":
                 raise _Left
             if skip:
                 assert self.params.skip(taken) == (not was_in)
+            elif too_many:
+                with pytest.raises(errors.ResourceExhaustedError, match=f"max_rows is {MOST}"):
+                    self.params.update(taken, remove={"table": removed})
+                raise _Left
             else:
-                assert self.params.update(taken, learning_rate=rate) == (not was_in)
+                gone = {"table": np.array(removed, np.int64)}
+                made = self.params.update(taken, remove=gone, learning_rate=rate)
+                assert made == (not was_in)
             if not was_in:
                 self.params_step = self.step + 1
                 if not skip:
-                    self._update(rate)
+                    self._update(rate, {"rows", "vector", "table"})
+                    self.table.remove(removed)
             self.is_in = True
             if end == "after the update":
                 raise _Left
-        if end == "in order":
+        if end == "in order" and not too_many:
             self._next()
         self._check()
 
-    @rule(number=numbers)
+    @rule(number=numbers, given=ids, removed=ids)
     @precondition(lambda self: self.pending and not self.is_in)
-    def new_contents(self, number: int) -> None:
-        """An optimizer of one's own gives rows of the table, and the slots stay."""
-        values = self._like(np.full((2, WIDTH), number))
+    def new_contents(self, number: int, given: list[int], removed: list[int]) -> None:
+        """An optimizer of one's own gives rows, and the slots stay."""
+        given = list(dict.fromkeys(given))
+        if self.spec.max_rows and len({*self.table.rows, *given} - {*removed}) > MOST:
+            return
+        dtype = self.spec.dtype
+        of_table = np.full((len(given), *self.spec.row_shape), number, dtype)
+        of_rows = np.full((2, 3), number, dtype)
+        values = {"table": (given, of_table), "rows": ([3, 7], of_rows)}
         with self.group.round(1) as taken:
-            only = {name: part for name, part in taken.items() if name == "vector"}
-            assert self.params.update(taken, {"table": ([3, 7], values)})
-        self.model["table"].array[[3, 7]] = values
-        if only:
-            self.model["vector"].update(self._like(self._sums()[1]))
+            assert self.params.update(taken, values, remove={"table": removed})
+        self._update(None, {"vector"})
+        self.arrays["rows"].array[[3, 7]] = of_rows
+        for one in given:
+            row = self.table.row(one)
+            row.array[0] = number
+            self.table.rows[one] = row, self.step
+        self.table.remove(removed)
         self.params_step = self.step + 1
         self._next()
         self._check()
 
     @rule()
+    @precondition(lambda self: self.is_in)
     def a_take(self) -> None:
-        if self.is_in:
-            self.group.take(1)
-            self._next()
-        elif not self.pending:
-            assert self.group.snapshot().count == 0
+        self.group.take(1)
+        self._next()
         self._check()
 
     @rule()
@@ -140,11 +223,10 @@ class Programs(RuleBasedStateMachine):
         self._check()
 
     @rule()
+    @precondition(lambda self: self.pending and not self.is_in)
     def bad_updates(self) -> None:
         """They change nothing, and make nothing final."""
-        if not self.pending or self.is_in:
-            return
-        wrong: tuple[Any, ...] = ({"table": ([ROWS], np.zeros((1, WIDTH)))}, {"none": 1.0})
+        wrong: tuple[Any, ...] = ({"rows": ([ROWS], np.zeros((1, 3)))}, {"none": 1.0})
         with contextlib.suppress(_Left), self.group.round(1) as taken:
             for values in wrong:
                 with pytest.raises(errors.InvalidArgumentError):
@@ -156,26 +238,22 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_in)
     def save(self) -> None:
         shmacc.save(self._path, {"grads": self.group, "params": self.params})
-        kept = self.model, self.pending, self.step, self.params_step
+        kept = self.arrays, self.table, self.pending, self.step, self.params_step
         self.saved = copy.deepcopy(kept)
 
     @rule()
     @precondition(lambda self: self.saved is not None)
     def load(self) -> None:
         shmacc.load(self._path, {"grads": self.group, "params": self.params})
-        assert self.saved is not None
-        self.model, self.pending, self.step, self.params_step = copy.deepcopy(self.saved)
+        kept: Any = copy.deepcopy(self.saved)
+        self.arrays, self.table, self.pending, self.step, self.params_step = kept
         self.is_in = False
         self._check()
 
     @rule()
     def another_process_sees_the_same(self) -> None:
         with Parameters.attach("params") as other:
-            for name, reference in self.model.items():
-                assert other[name].tobytes() == reference.array.tobytes()
-        step, copies = self.params.snapshot()
-        assert step == self.params_step
-        assert all(copies[n].tobytes() == m.array.tobytes() for n, m in self.model.items())
+            self._compare(other)
 
     # What is then there
 
@@ -183,23 +261,29 @@ class Programs(RuleBasedStateMachine):
     def _path(self) -> Path:
         return Path(self.folder.name) / "saved.npz"
 
-    def _like(self, values: Any) -> npt.NDArray[Any]:
-        return np.asarray(values).astype(self.model["vector"].array.dtype)
+    def _whole(self, number: int, *shape: int) -> npt.NDArray[Any]:
+        size = int(np.prod(shape, dtype=np.int64))
+        return (np.arange(size) % 5 + number).reshape(shape).astype(self.spec.dtype)
 
-    def _sums(self) -> tuple[dict[int, npt.NDArray[Any]], npt.NDArray[Any]]:
-        table: dict[int, npt.NDArray[Any]] = {}
-        for indices, values in (g["table"] for g in self.pending if "table" in g):
+    def _sums(self, name: str) -> dict[int, npt.NDArray[Any]]:
+        sums: dict[int, npt.NDArray[Any]] = {}
+        for indices, values in (g[name] for g in self.pending if name in g):
             for row, value in zip(indices.tolist(), values, strict=True):
-                table[row] = table.get(row, 0) + value
-        return table, sum((g["vector"] for g in self.pending if "vector" in g), np.zeros(()))
+                sums[row] = np.asarray(sums.get(row, 0) + value, self.spec.dtype)
+        return sums
 
-    def _update(self, rate: float | None) -> None:
-        table, vector = self._sums()
-        if table:
-            touched = np.array(sorted(table))
-            self.model["table"].update(np.stack([table[row] for row in touched]), touched, rate)
-        if any("vector" in gradient for gradient in self.pending):
-            self.model["vector"].update(self._like(vector), rate=rate)
+    def _update(self, rate: float | None, members: set[str]) -> None:
+        given = {name for gradient in self.pending for name in gradient} & members
+        if "rows" in given:
+            sums = self._sums("rows")
+            touched = np.array(sorted(sums), np.int64)
+            values = np.array([sums[row] for row in touched], self.spec.dtype).reshape(-1, 3)
+            self.arrays["rows"].update(values, touched, rate)
+        if "vector" in given:
+            total = np.sum([g["vector"] for g in self.pending if "vector" in g], axis=0)
+            self.arrays["vector"].update(total, rate=rate)
+        if "table" in given:
+            self.table.update(self._sums("table"), self.step, rate)
 
     def _next(self) -> None:
         self.pending, self.is_in, self.step = [], False, self.step + 1
@@ -208,10 +292,29 @@ class Programs(RuleBasedStateMachine):
         assert self.params.step == self.params_step
         assert self.group.global_step == self.step
         assert self.group.num_accumulated() == len(self.pending)
-        for name, reference in self.model.items():
-            assert self.params[name].tobytes() == reference.array.tobytes()
+        self._compare(self.params)
+
+    def _compare(self, params: Parameters) -> None:
+        step, copies = params.snapshot()
+        assert step == self.params_step
+        for name, reference in self.arrays.items():
+            assert params[name].tobytes() == copies[name].tobytes() == reference.array.tobytes()
             for slot, expected in reference.slots.items():
-                assert self.params.slots[name][slot].tobytes() == expected.tobytes(), slot
+                assert params.slots[name][slot].tobytes() == expected.tobytes(), slot
+        table, known = params["table"], sorted(self.table.rows)
+        asked = np.array([*known, 3, 9, 2**62, *known], np.int64)
+        assert len(table) == len(known)
+        assert table.ids().tolist() == copies["table"].indices.tolist() == known
+        assert table.contains(asked).tolist() == [one in self.table.rows for one in asked]
+        steps = [self.table.rows[n][1] if n in self.table.rows else -1 for n in asked.tolist()]
+        assert table.last_updated(asked).tolist() == steps
+        rows = [self.table.row(number) for number in asked.tolist()]
+        in_bytes = [row.array.tobytes() for row in rows]
+        assert table[asked].tobytes() == b"".join(in_bytes)
+        assert copies["table"].values.tobytes() == b"".join(in_bytes[: len(known)])
+        for name, slot in params.slots["table"].items():
+            made = b"".join(row.slots[name].tobytes() for row in rows)
+            assert slot[asked].tobytes() == made, name
 
 
 Programs.TestCase.settings = settings(
