@@ -346,9 +346,11 @@ def test_a_closed_one_says_so(group: AccumulatorGroup) -> None:
                 call()
 
 
-def test_what_is_seen_of_them_from_outside(params: Parameters, group: AccumulatorGroup) -> None:
+def test_what_is_seen_of_them_from_outside(
+    params: Parameters, group: AccumulatorGroup, namespace: str
+) -> None:
     one_round(params, group, 1)
-    (summary,) = inspection.list_segments("params")
+    (summary,) = inspection.list_segments("params", namespace=namespace)
     assert (summary.kind, summary.members, summary.global_step) == ("parameters", 3, 1)
     assert summary.num_accumulated is None
     assert inspection.check("params") == ()
