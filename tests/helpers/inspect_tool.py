@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import io
 import json
@@ -20,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import pyte
+from helpers.apart import run_apart
 from helpers.support import LONG, stop, until
 
 import shmacc
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
 COMMAND: Final = Path(sys.executable).with_name("shmacc-inspect")
 # A test runner in the background ignores SIGINT, and its children inherit that.
 HEEDING_CTRL_C: Final = ("env", "--default-signal=INT")
-WITHOUT_ROOTS_POWERS: Final = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner")
+OTHERS_FILES: Final = 0b1110  # root's powers over them: DAC_OVERRIDE, DAC_READ_SEARCH and FOWNER
 
 
 def run(
     *arguments: str,
     before: tuple[str, ...] = (),
     command: tuple[str, ...] = (),
+    weak: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run `shmacc-inspect` in this process; one of its own, in pipes, if anything about it is said.
@@ -49,8 +52,12 @@ def run(
         arguments: The command line.
         before: A program that starts it.
         command: What to start: `COMMAND`, or a copy of it.
+        weak: Whether root is to be as weak as others, in a fork of this process.
         environment: What else is in its environment. Only a namespace needs no process of its own.
     """
+    if weak:
+        done: subprocess.CompletedProcess[str] = run_apart(_run_weak, arguments)
+        return done
     if not (before or command or environment.keys() - {"SHMACC_NAMESPACE"}):
         return _run_here(arguments, environment)
     return subprocess.run(
@@ -79,6 +86,15 @@ def _run_here(
     for number, handler in handlers.items():
         signal.signal(number, handler)
     return subprocess.CompletedProcess(arguments, status, *said)
+
+
+def _run_weak(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    library = ctypes.CDLL(None, use_errno=True)
+    header, powers = struct.pack("Ii", 0x20080522, 0), (ctypes.c_uint32 * 6)()
+    for call in (library.capget, library.capset):
+        assert call(header, powers) == 0, os.strerror(ctypes.get_errno())
+        powers[0] &= ~OTHERS_FILES  # the effective ones
+    return run(*arguments)
 
 
 def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
@@ -234,15 +250,6 @@ def idle(name: str) -> None:
         signal.pause()
 
 
-def apply_and_idle(name: str, gradients: int, step: int) -> None:
-    """Apply some gradients at a step, then stay attached."""
-    with shmacc.attach(name) as acc:
-        for _ in range(gradients):
-            assert isinstance(acc, shmacc.SparseConditionalAccumulator)
-            acc.apply_grad([1, 2], np.ones((2, 4), np.float32), local_step=step)
-        signal.pause()
-
-
 def wait_in_line(name: str, num_required: int) -> None:
     """Take; being cancelled is fine."""
     with shmacc.attach(name) as acc:
@@ -250,15 +257,6 @@ def wait_in_line(name: str, num_required: int) -> None:
             acc.take(num_required)
         except shmacc.errors.CancelledError:
             return
-
-
-def apply_for_ever(name: str, rows: int, width: int) -> None:
-    """Hold the lock most of the time."""
-    indices, values = np.arange(rows), np.ones((rows, width), np.float32)
-    with shmacc.attach(name) as acc:
-        assert isinstance(acc, shmacc.SparseConditionalAccumulator)
-        while True:
-            acc.apply_grad(indices, values, local_step=shmacc.NEVER_STALE)
 
 
 def make_as(uid: int, name: str) -> None:
@@ -282,33 +280,34 @@ def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Apart:
     return child
 
 
-def look_for_ever(name: str) -> None:
-    """Hold the lock most of the time, and change nothing."""
+def hold_the_lock_mostly(name: str, changes: bool) -> None:
+    """Apply for ever, or look for ever."""
+    acc: Any
     with shmacc.attach(name) as acc:
-        assert isinstance(acc, shmacc.SparseConditionalAccumulator)
+        rows = np.arange(50_000), np.ones((50_000, 16), np.float32)
         while True:
-            acc.state()
+            acc.apply_grad(*rows, local_step=shmacc.NEVER_STALE) if changes else acc.state()
 
 
 @contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Iterator[int]:
     """Stop a process in the middle of an apply, or of a look; yield its pid."""
-    child = (
-        start(crew, apply_for_ever, name, 50_000, 16)
-        if changes
-        else start(crew, look_for_ever, name)
-    )
-    pid = child.pid
+    child = start(crew, hold_the_lock_mostly, name, changes)
+    try:
+        stop_within(child.pid, name, in_operation=changes)
+        yield child.pid
+    finally:
+        child.kill()
+
+
+def stop_within(pid: int, name: str, *, in_operation: bool = True) -> None:
+    """Stop a process that works all the time while it has the segment's lock."""
     deadline = time.monotonic() + LONG
     while True:
         stop(pid)
-        seen = inspection.describe(name)
-        if seen.lock.held and seen.lock.in_operation == changes:
-            break
+        lock = inspection.describe(name).lock
+        if lock.held and lock.in_operation == in_operation:
+            return
         os.kill(pid, signal.SIGCONT)
         assert time.monotonic() < deadline, "it is never caught with the lock"
         time.sleep(0.003)
-    try:
-        yield pid
-    finally:
-        child.kill()

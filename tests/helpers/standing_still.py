@@ -1,18 +1,106 @@
-"""A segment that stands still, and checks that every verb shows the cause."""
+"""Processes of a job that stands still, and checks that every verb shows the cause."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from helpers import support
-from helpers.inspect_tool import ask, run
+from helpers.inspect_tool import ask, run, start
 
 import shmacc
-from shmacc import SparseConditionalAccumulator, inspection
-from shmacc.inspection import Severity, StallKind
+from shmacc import errors, inspection
+from shmacc.inspection import Severity, StallKind, _nobody_takes, _standstill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+    from helpers.apart import Apart, Crew
 
 NAME: Final = "still"
+
+# -- what a process does with the accumulator that it has attached --------------------------------
+
+
+def begin(crew: Crew, *deeds: Callable[[Any], Any], name: str = NAME) -> Apart:
+    """Start a process that does one thing after another, and leaves; it is attached."""
+    return start(crew, do, name, *deeds)
+
+
+def once(crew: Crew, *deeds: Callable[[Any], Any], name: str = NAME) -> None:
+    """Let a process do one thing after another, and wait for its end."""
+    crew.start(do, name, *deeds).result()
+
+
+def do(name: str, *deeds: Callable[[Any], Any]) -> None:
+    """Attach, do one thing after another, and leave."""
+    with shmacc.attach(name) as acc:
+        for deed in deeds:
+            deed(acc)
+
+
+def pause(_: Any) -> None:
+    """Stay attached."""
+    signal.pause()
+
+
+def apply(acc: Any, step: int = shmacc.NEVER_STALE) -> bool:
+    """Apply a gradient of ones, whatever kind it is of."""
+    if isinstance(acc, shmacc.AccumulatorGroup):
+        return acc.apply({"w": np.ones(2, np.float32)}, step)
+    if isinstance(acc, shmacc.SparseConditionalAccumulator):
+        return acc.apply_grad([1], np.ones((1, 16), np.float32), local_step=step)
+    return bool(acc.apply_grad(np.ones(acc.shape, np.float32), step))
+
+
+def work(acc: Any) -> None:
+    """Be a worker of a synchronous job, for a round."""
+    step = acc.global_step
+    apply(acc, step)
+    acc.wait_step(step)
+
+
+def take(number: int) -> Callable[[Any], Any]:
+    """Take so many gradients; to be cancelled is fine."""
+
+    def deed(acc: Any) -> None:
+        with contextlib.suppress(errors.CancelledError):
+            acc.take(number)
+
+    return deed
+
+
+def wait_for_ever(acc: Any) -> None:
+    """Wait for a step that never comes."""
+    acc.wait_step(10**6)
+
+
+def hold_a_round(acc: Any) -> None:
+    """Be a chief that computes in its block."""
+    with acc.round(1):
+        signal.pause()
+
+
+# -- what is to be seen of it ---------------------------------------------------------------------
+
+
+def patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let this be how long a standstill must have lasted."""
+    for module, names in (
+        (_nobody_takes, ("_AFTER_TAKES", "AT_THE_START")),
+        (_standstill, ("_AFTER_GRADIENTS", "_AFTER_A_DEATH", "AT_THE_START")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, seconds)
+
+
+def doing(activity: str) -> int:
+    """How many living processes do that."""
+    processes = inspection.describe(NAME).processes
+    return sum(each.alive and each.activity == activity for each in processes)
 
 
 def stop(child: Any) -> int:
@@ -34,6 +122,11 @@ def kinds() -> list[StallKind]:
     return [stall.kind for stall in inspection.describe(NAME).summary.stalls]
 
 
+def named(kind: StallKind) -> None:
+    """Wait until this is the segment's only stall."""
+    support.until(lambda: kinds() == [kind])
+
+
 def problem() -> str:
     """Return the only stall's cause, in words."""
     (stall,) = inspection.describe(NAME).summary.stalls
@@ -41,7 +134,8 @@ def problem() -> str:
 
 
 def seen_in_every_verb(kind: StallKind, command: str | None) -> None:
-    """Check that all verbs show this cause, and the remedy."""
+    """Check that the library and all verbs show this cause, and the remedy."""
+    seen(kind, command)
     (listed,) = ask("list", NAME)["segments"]
     assert [stall["kind"] for stall in listed["stalls"]] == [kind]
     assert listed["stalls"][0]["command"] == command
@@ -71,18 +165,3 @@ def seen(kind: StallKind, command: str | None) -> None:
     assert (stall.kind, stall.command) == (kind, command)
     found = [each for each in inspection.check(NAME) if each.severity is Severity.WRONG]
     assert [(each.kind, each.problem) for each in found] == [(kind, stall.problem)]
-
-
-def apply_and_wait_for_the_step(name: str) -> None:
-    """Act as a worker of a synchronous job."""
-    with shmacc.attach(name) as acc:
-        assert isinstance(acc, SparseConditionalAccumulator)
-        acc.apply_grad([1], np.ones((1, 16), np.float32))
-        acc.wait_step(0)
-
-
-def apply_one(name: str) -> None:
-    """Apply a gradient, and leave in order."""
-    with shmacc.attach(name) as acc:
-        assert isinstance(acc, SparseConditionalAccumulator)
-        acc.apply_grad([1], np.ones((1, 16), np.float32), local_step=shmacc.NEVER_STALE)

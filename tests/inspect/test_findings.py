@@ -5,9 +5,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import shlex
-import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -21,9 +18,6 @@ from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
 from helpers.apart import Apart, needs_own_shm, needs_root, run_apart
 from helpers.inspect_tool import (
-    COMMAND,
-    WITHOUT_ROOTS_POWERS,
-    Terminal,
     ask,
     path_of,
     run,
@@ -83,56 +77,23 @@ def test_another_programs_file_under_our_prefix_is_not_removed(namespace: str) -
     assert ask("remove", "foreign", "--yes", "--force")["removed"] == [path.name]
 
 
-def test_every_remedy_names_the_whole_command_for_that_one_thing(namespace: str) -> None:
-    one, another = orphan("one"), orphan("another")
-    semaphore = inspect_tool.semaphore_of("another")
-    path_of("another").unlink()
-    damaged = path_of("damaged")
-    damaged.write_bytes(b"not a segment" * 1000)
-    commands = {
-        one.name: f"shmacc-inspect remove {one.name} --yes",
-        semaphore.name: f"shmacc-inspect clean -A --yes {semaphore.name}",
-        damaged.name: f"shmacc-inspect remove {damaged.name} --force --yes",
-    }
-    wrong = {
-        finding["subject"]: finding
-        for finding in ask("check", status=1)["findings"]
-        if finding["severity"] == "wrong"
-    }
-    assert set(wrong) == set(commands)
-    for subject, finding in wrong.items():  # what removes something is no command, but words
-        assert finding["command"] is None
-        assert f"`{commands[subject]}`" in finding["remedy"]
-    text = run("check").stdout
-    assert all(command in text for command in commands.values())
-    # As pasted, each removes its own thing: a neighbour's of another namespace stays.
-    for subject, command in commands.items():
-        assert (damaged.parent / subject).exists()
-        words = shlex.split(command)
-        done = run(*words[1:], SHMACC_NAMESPACE=f"{namespace}-other")
-        assert done.returncode == 0, done.stderr
-        assert not (damaged.parent / subject).exists()
-    assert not another.exists()
-    assert ask("check")["findings"] == []
-
-
-def test_older_than_counts_from_the_last_use(namespace: str) -> None:
+def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None:
     path = orphan("made-long-ago")
-    token = inspection.describe("made-long-ago").token
     _made_before(path, 3 * HOUR)
     (leftover,) = inspection.leftovers(namespace=namespace)
     assert leftover.age > 3 * HOUR > HOUR > leftover.idle
     assert ask("clean", "--older-than", "2h")["would_remove"] == []
-    assert ask("clean", "--older-than", "2h", "--yes")["removed"] == []
     for entry in range(2):
         place = layout.region("participants") + entry * 128
         _set_times(path, place, time.time() - 2.5 * HOUR)
-    assert inspection.describe("made-long-ago").token == token
     (would,) = ask("clean", "--older-than", "2h")["would_remove"]
     assert 2.4 * HOUR < would["idle"] < 2.6 * HOUR < would["age"]
     (listed,) = ask("list", "made-long-ago")["segments"]
     assert time.time() - listed["last_used"] == pytest.approx(would["idle"], abs=60)
-    assert len(ask("clean", "--older-than", "2h", "--yes")["removed"]) == 2
+    crew.start(_attach, "made-long-ago").result()
+    assert inspection.leftovers(namespace=namespace)[0].idle < HOUR
+    assert ask("clean", "--older-than", "2h", "--yes")["removed"] == []
+    inspection.remove("made-long-ago")
 
 
 def _made_before(path: Path, seconds: float) -> None:
@@ -146,16 +107,6 @@ def _set_times(path: Path, entry: int, moment: float) -> None:
     fields = layout.Participant
     for field in (fields.attached_ns, fields.seen_ns):
         scribble(path, entry + field.offset, struct.pack("<q", int(moment * 1e9)))
-
-
-def test_a_use_by_a_process_that_has_left_is_a_use(crew: Crew, namespace: str) -> None:
-    path = orphan("used")
-    _made_before(path, 3 * HOUR)
-    _set_times(path, layout.region("participants"), time.time() - 3 * HOUR)
-    crew.start(_attach, "used").result()
-    (leftover,) = inspection.leftovers(namespace=namespace)
-    assert leftover.idle < HOUR
-    inspection.remove("used")
 
 
 def _attach(name: str) -> None:
@@ -172,11 +123,11 @@ def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
 
 
 def test_healthy_churn_is_not_wrong(namespace: str) -> None:
-    crowd = [Apart(_make_and_unlink, number) for number in range(4)]
+    crowd = [Apart(_make_and_unlink, number) for number in range(2)]
     try:
         for process in crowd:
             process.hear()
-        for _ in range(25):
+        for _ in range(10):
             found = inspection.check_all(namespace=namespace)
             assert [each for each in found if each.severity is Severity.WRONG] == []
         for process in crowd:
@@ -227,13 +178,6 @@ def test_what_a_process_is_about_to_attach_is_not_orphaned() -> None:
         process.say()
         process.result()
     assert [finding.kind for finding in inspection.check("left")] == ["orphaned"]
-    inspection.remove("left")
-
-
-def test_what_stays_wrong_is_found_beside_what_passes() -> None:
-    path = orphan("left")
-    (finding,) = inspection.check("left")
-    assert (finding.subject, finding.kind) == (path.name, "orphaned")
     inspection.remove("left")
 
 
@@ -303,7 +247,7 @@ def test_rows_and_values_are_the_committed_ones(
 
 def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
     original = orphan("original")
-    _copy(original, path_of("copy"))
+    subprocess.run(["cp", "--sparse=always", original, path_of("copy")], check=True)
     path_of("link").hardlink_to(original)
     orphan("before")
     path_of("before").rename(path_of("after"))
@@ -325,28 +269,12 @@ def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
             "link": ["linked"],
             "original": ["orphaned"],
         }
-        for name in ("copy", "link", "after"):
-            _follow_the_remedy(name)
-            assert not path_of(name).exists()
-        assert shmacc.inspection.describe("original").stats.attached == 0
     finally:
         for name in ("copy", "link", "after"):
             path_of(name).unlink(missing_ok=True)
         inspection.remove("original")
         for semaphore in original.parent.glob(f"sem.{path_of('before').name}.*"):
             semaphore.unlink()
-
-
-def _follow_the_remedy(name: str) -> None:
-    findings = ask("check", name, status=1)["findings"]
-    [wrong] = [found for found in findings if found["severity"] == "wrong"]
-    command = wrong["remedy"].split("`")[1]
-    path = f"{COMMAND.parent}:{os.environ['PATH']}"
-    subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, check=True)
-
-
-def _copy(source: Path, target: Path) -> None:
-    subprocess.run(["cp", "--sparse=always", source, target], check=True)
 
 
 def test_to_remove_a_link_is_not_to_remove_the_segment() -> None:
@@ -361,9 +289,8 @@ def test_to_remove_a_link_is_not_to_remove_the_segment() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("mode", [0o644, 0o640])
-def test_who_may_read_need_not_be_root(mode: int) -> None:
-    with SparseConditionalAccumulator("f4", [100, 4], "read", mode=mode) as acc:
+def test_who_may_read_need_not_be_root() -> None:
+    with SparseConditionalAccumulator("f4", [100, 4], "read", mode=0o640) as acc:
         os.chown(path_of("read"), 0, STRANGER)
         acc.apply_grad([3], np.full((1, 4), 2, "f4"))
         assert run_apart(_read_all, uid=STRANGER) == (1, 4.0, 3, [])
@@ -381,67 +308,9 @@ def _read_all() -> tuple[int, float, int, list[str]]:
     return seen.stats.num_accumulated, norm, row, wrong
 
 
-@needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
-def test_clean_is_brief_about_what_is_not_ours(crew: Crew) -> None:
-    crew.start(inspect_tool.make_as, STRANGER, "theirs").result()
-    weak = WITHOUT_ROOTS_POWERS
-    left = run("clean", before=weak).stderr.splitlines()
-    assert [line.split()[2] for line in left if " left " in line] == [f"{path_of('theirs').name}:"]
-    assert len(ask("clean", "--yes")["removed"]) == 2
-
-
-@needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
-def test_a_rehearsal_promises_nothing_that_is_refused(crew: Crew) -> None:
-    crew.start(inspect_tool.make_as, STRANGER, "theirs").result()
-    path_of("theirs").chmod(0o644)
-    weak = WITHOUT_ROOTS_POWERS
-    for verb in (["remove", "theirs"], ["remove", "theirs", "--force"], ["cancel", "theirs"]):
-        rehearsed, done = run(*verb, before=weak), run(*verb, "--yes", before=weak)
-        assert (rehearsed.returncode, done.returncode) == (1, 1), verb
-        assert "would" not in rehearsed.stdout
-    answer = ask("remove", "theirs", status=1, before=weak)
-    assert (answer["refused"], answer["would_remove"]) == (True, [])
-    assert "--force" not in run("remove", "theirs", before=weak).stderr  # which would not help
-    assert ask("clean", before=weak)["would_remove"] == []
-    (left,) = ask("clean", before=weak)["left"]
-    assert f"it belongs to uid {STRANGER}" in left["why"]
-    rehearsed = run("remove", "theirs")
-    assert rehearsed.stdout.splitlines() == [
-        f"would remove {name}" for name in ask("remove", "theirs", "--yes")["removed"]
-    ]
-
-
-def test_only_private_ones_are_removed(crew: Crew, namespace: str) -> None:
-    orphan("named")
-    child = crew.start(_make_private)
-    until(lambda: _attached(namespace) == [0, 1])
-    assert [left.private for left in inspection.leftovers(namespace=namespace)] == [False]
-    child.kill()
-    (would,) = ask("clean", "--private")["would_remove"]
-    assert would["private"]
-    done = ask("clean", "--private", "--yes")
-    assert len(done["removed"]) == 2
-    assert done["bytes_freed"] == would["bytes_reserved"] > 0
-    assert "KiB)" in run("clean", "--yes").stderr
-    assert not path_of("named").exists()
-
-
-def _attached(namespace: str) -> list[int]:
-    return sorted(
-        each.attached_alive or 0 for each in inspection.list_segments(namespace=namespace)
-    )
-
-
-def _make_private() -> None:
-    with ConditionalAccumulator(np.float32, [2]):
-        signal.pause()
-
-
 def test_a_check_costs_less_memory_than_the_segment() -> None:
     """Whatever number of rows it has, or was forged to have."""
-    number = 1_000_000
+    number = 500_000
     with SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
         acc.apply_grad(np.arange(number), np.ones((number, 1), np.float32))
         peak = _peak_of("inspection.check('large')") - _peak_of("inspection.describe('large')")
@@ -473,14 +342,14 @@ def _apply_without_end(*, pipe: Pipe) -> None:
 
 
 def test_a_busy_segment_is_compared_all_the_same() -> None:
-    rows = 300_000
+    rows = 100_000
     with SparseConditionalAccumulator("f4", [rows, 4], "busy") as acc:
         acc.apply_grad(np.arange(rows), np.ones((rows, 4), "f4"))
         crowd = [Apart(_apply_without_end) for _ in range(2)]
         try:
             for process in crowd:
                 process.hear()
-            for _ in range(5):
+            for _ in range(3):
                 found = inspection.check("busy")
                 assert not [f for f in found if f.kind in {"not_compared", "inconsistent"}]
             # What is wrong is found, however busy it is.
@@ -493,68 +362,6 @@ def test_a_busy_segment_is_compared_all_the_same() -> None:
             for process in crowd:
                 process.kill()
         acc.unlink()
-
-
-def _fill(*, pipe: Pipe) -> None:
-    with ConditionalAccumulator("f4", [2], "there") as acc:
-        space = inspection.shared_memory_space()
-        kinds = [each.kind for each in inspection.check_all()]
-        assert "bytes_scarce" not in kinds
-        assert "bytes_exhausted" not in kinds
-        filler = Path("/dev/shm/filler")  # noqa: S108  in the process's own
-        with filler.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, space.free - space.total // 20)
-            kinds = [each.kind for each in inspection.check_all()]
-            assert "bytes_scarce" in kinds
-            os.posix_fallocate(file.fileno(), 0, space.free - 8192)
-        (found,) = [each for each in inspection.check_all() if each.severity is Severity.WRONG]
-        assert found.kind == "bytes_exhausted"
-        assert [each.kind for each in inspection.check("there")] == ["bytes_exhausted"]
-        listed = subprocess.run([COMMAND, "list"], capture_output=True, text=True, check=True)
-        assert "(100 %)" in listed.stderr
-        with Terminal("watch", "there") as screen:
-            screen.wait_for("memory 100 %")
-        pipe.say()
-        filler.unlink()
-        acc.unlink()
-
-
-@needs_own_shm
-def test_full_shared_memory_is_told() -> None:
-    with Apart(_fill, shm=8 * MIB) as process:
-        process.hear()
-        process.result()
-
-
-def test_memory_of_removed_segments_is_told() -> None:
-    with ConditionalAccumulator("f4", [MIB], "removed") as acc:
-        acc.apply_grad(np.ones(MIB, "f4"))
-        acc.unlink()
-        (use,) = [use for use in inspection.unlinked_uses() if use.name == _name("removed")]
-        assert use.bytes_reserved > 4 * MIB
-        assert ask("list")["removed_but_used_bytes"] >= use.bytes_reserved
-        assert "by removed segments that processes still use" in run("list").stderr
-        notes = [f["problem"] for f in ask("check")["findings"] if f["kind"] == "removed_in_use"]
-        assert any(f"{use.bytes_reserved / MIB:.1f} MiB" in problem for problem in notes)
-        assert "shmacc_removed_but_used_bytes" in run("metrics").stdout
-
-
-def _remove_in_own_shm() -> list[str]:
-    with open("/dev/shm/removed", "wb") as file:  # noqa: PTH123, S108
-        os.posix_fallocate(file.fileno(), 0, 8192)
-        os.unlink(file.name)  # noqa: PTH108
-        return [use.name.system_name for use in inspection.unlinked_uses()]
-
-
-@needs_own_shm
-def test_memory_of_another_containers_segments_is_not_told() -> None:
-    with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:
-        acc.unlink()
-        assert path_of("removed-elsewhere").name not in run_apart(_remove_in_own_shm, shm=MIB)
-
-
-def _name(name: str) -> inspection.SegmentName:
-    return inspection.resolve(name)
 
 
 def test_errors_are_those_of_the_thing(crew: Crew) -> None:

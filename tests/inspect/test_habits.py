@@ -1,10 +1,12 @@
-"""Habits of a good tool: help, documentation, exit statuses, a quick start."""
+"""Habits of a good tool: help, documentation, exit statuses, completion, a quick start."""
 
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,17 +17,18 @@ from helpers.pages import PAGES, ROOT, page_id
 from helpers.support import LONG
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+from shmacc.inspection import _unlinked
 from shmacc_inspect import sorting
 from shmacc_inspect.parsers import VERBS, parser_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-DOCS = ROOT / "docs" / "inspect.md"
+DOCS = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
 OF_COMMAND = {"inspect", "standing-still"}
-MANUAL = ROOT / "docs" / "inspect" / "shmacc-inspect.1"
+MANUAL = (ROOT / "docs" / "inspect" / "shmacc-inspect.1").read_text(encoding="utf-8")
+LONG_NAME = "n" * 5000
 
 
 @pytest.fixture
@@ -36,17 +39,22 @@ def bias() -> Iterator[ConditionalAccumulator]:
         acc.unlink()
 
 
+def section_of(verb: str) -> str:
+    """What docs/inspect.md says of it."""
+    [section] = re.findall(rf"^## `{verb}.*?(?=^## |\Z)", DOCS, re.DOTALL | re.MULTILINE)
+    return str(section)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_its_help_and_its_place_in_the_docs(verb: str) -> None:
     said = run(verb, "--help")
     assert said.returncode == 0
-    assert f"shmacc-inspect {verb}" in said.stdout
-    assert "Examples:" in said.stdout
-    assert "--json" in said.stdout
-    page = DOCS.read_text(encoding="utf-8")
-    [section] = re.findall(rf"^## `{verb}.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
-    assert f"shmacc-inspect {verb}" in section
-    manual = MANUAL.read_text(encoding="utf-8").replace("\\-", "-")
+    assert run("help", verb).stdout == said.stdout
+    assert f"\n  {verb} " in run("--help").stdout
+    for words in (f"shmacc-inspect {verb}", "Examples:", "--json"):
+        assert words in said.stdout
+    assert f"shmacc-inspect {verb}" in section_of(verb)
+    manual = MANUAL.replace("\\-", "-")
     [section] = re.findall(
         rf"^\.SH {verb.upper()}\n.*?(?=^\.SH )", manual, re.DOTALL | re.MULTILINE
     )
@@ -66,22 +74,11 @@ def test_a_page_names_options_that_there_are(page: Path) -> None:
             assert option in declared, f"{verb} {option}"
 
 
-@pytest.mark.parametrize(
-    ("verb", "keys"), [("list", sorting.SORTS_OF_LIST), ("watch", sorting.SORTS)]
-)
-def test_every_key_of_a_sort_stands_on_the_page(verb: str, keys: dict[str, object]) -> None:
-    page = DOCS.read_text(encoding="utf-8")
-    [section] = re.findall(rf"^## `{verb}.*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
-    words = re.sub(r" \([^)]*\)", "", " ".join(section.split()))
-    *first, last = keys
-    assert re.search(rf"{', '.join(first)} (or|and) {last}\b", words)
-
-
-def test_the_verbs_stand_in_the_help() -> None:
-    said = run("--help")
-    assert said.returncode == 0
-    for verb in VERBS:
-        assert f"\n  {verb} " in said.stdout
+def test_every_key_of_a_sort_stands_on_the_page() -> None:
+    for verb, keys in (("list", sorting.SORTS_OF_LIST), ("watch", sorting.SORTS)):
+        words = re.sub(r" \([^)]*\)", "", " ".join(section_of(verb).split()))
+        *first, last = keys
+        assert re.search(rf"{', '.join(first)} (or|and) {last}\b", words)
 
 
 def test_the_version_is_that_of_the_package_and_that_of_segments() -> None:
@@ -89,104 +86,113 @@ def test_the_version_is_that_of_the_package_and_that_of_segments() -> None:
     assert run("--version").stdout == versions
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [
-        (["list"], 0),
-        (["check"], 0),
-        (["clean"], 0),
-        (["clean", "no*"], 0),
-        (["clean", "no*", "nobody"], 3),
-        (["list", "no*"], 3),
-        (["show", "no*"], 3),
-        (["watch", "no*", "--count", "1"], 3),
-        (["check", "no*"], 3),
-        (["metrics", "no*"], 3),
-        (["remove", "no*", "--yes"], 3),
-        (["wait", "nobody", "--for", "step=1"], 3),
-        (["wait", "nobody", "no*", "--for", "gone"], 0),
-        (["list", "nobody"], 3),
-        (["show", "nobody"], 3),
-        (["watch", "nobody", "--count", "1"], 3),
-        (["check", "nobody"], 3),
-        (["remove", "nobody", "--yes"], 3),
-        (["cancel", "nobody", "--yes"], 3),
-        (["show", "shmacc.other:nobody"], 3),
-        ([], 2),
-        (["frobnicate"], 2),
-        (["show"], 2),
-        (["show", "a/b"], 2),
-        (["show", "bias", "--rows", "-1"], 2),
-        (["list", "--sort", "colour"], 2),
-        (["clean", "--older-than", "soon"], 2),
-        (["watch", "--interval", "0"], 2),
-        (["watch", "--interval", "inf"], 2),
-        (["watch", "--interval", "nan"], 2),
-        (["watch", "--interval", "1e300"], 2),
-        (["watch", "--interval", "9999999999999d"], 2),
-        (["watch", "--count", "99999999999999999999"], 2),
-        (["list", "-n", "a/b"], 2),
-        (["list", "-n", "a", "-A"], 2),
-        (["wait", "bias"], 2),
-        (["wait", "bias", "--for", "step"], 2),
-        (["wait", "bias", "--for", "gone=1"], 2),
-        (["metrics", "--output", "a", "--listen", "b"], 2),
-        (["metrics", "--listen", "localhost:x"], 2),
-        (["metrics", "--listen", "0.0.0.0:0"], 2),
-        (["metrics", "--listen", "127.0.0.1"], 2),
-        (["metrics", "--output", "/nowhere/at/all"], 1),
-    ],
+LINES = {
+    0: "help; list; check; clean; clean no*; wait nobody no* --for gone",
+    3: "clean no* nobody; list no*; show no*; watch no* --count 1; check no*; metrics no*; "
+    "remove no* --yes; wait nobody --for step=1; watch nobody --count 1; "
+    "list nobody --json; show nobody --json; check nobody --json; metrics nobody --json; "
+    "remove nobody --yes --json; cancel nobody --yes --json; show shmacc.other:nobody",
+    2: "; frobnicate; show; show a/b; show bias --rows -1; list --sort colour; list -n a -A; "
+    "clean --older-than soon; watch --interval 0; watch --interval nan; watch --interval 1e300; "
+    "watch --interval 9999999999999d; watch --count 99999999999999999999; "
+    "wait bias; wait bias --for step; wait bias --for gone=1; "
+    "metrics --output a --listen b; metrics --listen localhost:x; metrics --listen 127.0.0.1",
+}
+TOO_LONG = (
+    f"show {LONG_NAME}; show {LONG_NAME}*; show shmacc.{LONG_NAME}; list -n {LONG_NAME}; "
+    f"wait {LONG_NAME} --for gone; wait x --for {LONG_NAME}; {LONG_NAME}; help {LONG_NAME}"
 )
-def test_exit_status(arguments: list[str], status: int) -> None:
-    done = run(*arguments)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    if status:
-        assert done.stdout == ""
-        assert done.stderr
+
+
+@pytest.mark.parametrize("status", LINES)
+def test_exit_status(status: int) -> None:
+    for line in LINES[status].split("; "):
+        done = run(*line.split())
+        assert done.returncode == status, (line, done.stderr)
+        assert status == 0 or (done.stdout == "" and done.stderr), line
+
+
+def test_a_name_of_5000_characters_is_shortened_wherever_it_is_given() -> None:
+    for line in TOO_LONG.split("; "):
+        done = run(*line.split())
+        assert done.returncode in {2, 3}, line
+        assert len(done.stderr) < 1000, line
+    with pytest.raises(errors.InvalidArgumentError, match="5002 characters") as refused:
+        ConditionalAccumulator(np.float32, [2], LONG_NAME)
+    assert len(str(refused.value)) < 500
+
+
+def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "x"
+    done = run("metrics", "--output", str(missing))
+    assert done.returncode == 1
+    assert f"--output: {missing}: No such file or directory" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("metrics", "--listen", address)
+    assert done.returncode == 1
+    assert f"--listen: http://{address}/metrics: Address already in use" in done.stderr
 
 
 def test_a_name_alike_is_suggested(bias: ConditionalAccumulator, namespace: str) -> None:
     assert "there is bias" in run("show", "bais").stderr
     assert "there is watch" in run("wacth").stderr
+    assert "there is list" in run("help", "lsit").stderr
     elsewhere = run("show", "bias", SHMACC_NAMESPACE=f"{namespace}-other")
-    assert elsewhere.returncode == 3
-    assert ":bias" in elsewhere.stderr
+    assert (elsewhere.returncode, ":bias" in elsewhere.stderr) == (3, True)
     assert bias.stats().attached == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["list", "--help"],
-        ["list"],
-        ["check"],
-        ["clean"],
-        ["watch", "--count", "1", "--interval", "0.05"],
-        ["wait", "nobody", "--for", "gone"],
-        ["cancel", "bias"],
-        ["cancel", "bias", "--yes"],
-        ["metrics", "--json"],
-    ],
-)
+def completed(*words: str, how: str = "--complete") -> list[str]:
+    """What is offered for the last word."""
+    return run(how, str(len(words)), *words).stdout.splitlines()
+
+
+def test_values_of_options_are_completed_and_fish_gets_descriptions() -> None:
+    assert completed("wait", "x", "--for", "") == ["count=", "gone", "step="]
+    assert completed("wait", "x", "--for", "st") == ["step="]
+    assert completed("help", "wat") == ["watch"]
+    described = "--complete-described"
+    assert f"check\t{VERBS['check']}" in completed("", how=described)
+    (orphaned,) = completed("list", "--orph", how=described)
+    assert orphaned == "--orphaned\tonly those that no living process has attached"
+    assert described in run("--completion", "fish").stdout
+    assert described not in run("--completion", "bash").stdout
+
+
+def test_removal_at_logout_is_noted_only_where_logind_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image has its folders, and nothing that would remove anything."""
+    monkeypatch.setattr(_unlinked, "_LOGIND_USERS", str(tmp_path))
+    assert not _unlinked.goes_at_logout(1000, inspection.Look())
+    own = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
+    monkeypatch.setattr(_unlinked, "_LOGIND", own)
+    assert _unlinked.goes_at_logout(1000, inspection.Look())
+    assert not _unlinked.goes_at_logout(0, inspection.Look())
+
+
+QUICK = "list --help; list; check; watch --count 1 --interval 0.05; wait nobody --for gone; "
+QUICK += "cancel bias --yes; metrics --json"
+
+
+@pytest.mark.parametrize("line", QUICK.split("; "))
 @pytest.mark.usefixtures("bias")
-def test_it_starts_without_what_it_does_not_need(arguments: list[str]) -> None:
+def test_it_starts_without_what_it_does_not_need(line: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", COMMAND, *arguments],
+        [sys.executable, "-X", "importtime", COMMAND, *line.split()],
         capture_output=True,
         text=True,
         check=True,
         timeout=LONG,
     )
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    loaded = {entry.rpartition("|")[2].strip() for entry in done.stderr.splitlines()}
     assert "argparse" in loaded
     assert not loaded & {"numpy", "prometheus_client", "http.server"}
     assert not loaded & {"asyncio", "importlib.metadata", "subprocess", "tempfile", "socket"}
-    assert not loaded & {"shutil", "textwrap"} or "--help" in arguments
-    assert "json" not in loaded or "--json" in arguments
-    if "--help" in arguments:
-        assert "shmacc" not in loaded
+    assert not loaded & {"shutil", "textwrap"} or "--help" in line
+    assert "json" not in loaded or "--json" in line
+    assert "shmacc" not in loaded or "--help" not in line
 
 
 COUNTING_THREADS = """

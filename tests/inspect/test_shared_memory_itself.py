@@ -10,55 +10,48 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import own_shm
-from helpers.apart import needs_own_shm, run_apart
-from helpers.inspect_tool import run
+from helpers.apart import Apart, needs_own_shm, run_apart
+from helpers.inspect_tool import Terminal, ask, path_of, run
 
 import shmacc
-from shmacc import errors, inspection
+from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc.inspection import Severity, _memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from helpers.apart import Pipe
+
 MIB: Final = 1 << 20
-
-pytestmark = needs_own_shm
-
-
-def make_single() -> Any:
-    return shmacc.ConditionalAccumulator(np.float32, [2], "new")
+SHM: Final = Path("/dev/shm")  # noqa: S108
 
 
-def make_group() -> Any:
-    return shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,))}, "new")
+MAKERS: Final[list[Callable[[], Any]]] = [
+    lambda: ConditionalAccumulator(np.float32, [2], "new"),
+    lambda: shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,))}, "new"),
+    lambda: shmacc.Parameters({"w": np.zeros(2, np.float32)}, "new"),
+    lambda: shmacc.SharedArrays({"w": np.zeros(2, np.float32)}, "new"),
+]
 
 
-def make_parameters() -> Any:
-    return shmacc.Parameters({"w": np.zeros(2, np.float32)}, "new")
-
-
-def make_arrays() -> Any:
-    return shmacc.SharedArrays({"w": np.zeros(2, np.float32)}, "new")
-
-
-every_maker = pytest.mark.parametrize(
-    "make", [make_single, make_group, make_parameters, make_arrays]
-)
+def _kinds() -> list[str]:
+    return [each.kind for each in inspection.check_all()]
 
 
 def _on_a_disk(folder: str, make: Callable[[], Any]) -> tuple[str, list[str]]:
     own_shm.enter_own_namespace()
-    own_shm.mount(folder, "/dev/shm", flags=own_shm.BIND)  # noqa: S108
+    own_shm.mount(folder, str(SHM), flags=own_shm.BIND)
     said = ""
     try:
         with make() as made:
             made.unlink()
     except errors.ShmaccError as error:
         said = str(error)
-    return said, [each.kind for each in inspection.check_all()]
+    return said, _kinds()
 
 
-@every_maker
+@needs_own_shm
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_disk_is_named(make: Callable[[], Any]) -> None:
     """Kubernetes mounts such a disk for an emptyDir without `medium: Memory`."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
@@ -72,17 +65,13 @@ def test_a_disk_is_named(make: Callable[[], Any]) -> None:
         assert "ulimit" not in said
 
 
+@needs_own_shm
 def test_memory_is_no_disk() -> None:
-    kinds = run_apart(_kinds, shm=MIB)
-    assert "not_in_memory" not in kinds
-
-
-def _kinds() -> list[str]:
-    return [each.kind for each in inspection.check_all()]
+    assert "not_in_memory" not in run_apart(_kinds, shm=MIB)
 
 
 def _without_proc(act: Callable[[], Any]) -> str:
-    shmacc.ConditionalAccumulator(np.float32, [2], "there").close()
+    ConditionalAccumulator(np.float32, [2], "there").close()
     own_shm.mount("none", "/proc", "tmpfs")
     try:
         act()
@@ -91,23 +80,13 @@ def _without_proc(act: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def _attach() -> None:
-    shmacc.attach("there")
-
-
-def _describe() -> None:
-    inspection.describe("there")
-
-
+@needs_own_shm
 @pytest.mark.parametrize(
     "act",
     [
-        make_single,
-        make_group,
-        make_parameters,
-        make_arrays,
-        _attach,
-        _describe,
+        *MAKERS,
+        lambda: shmacc.attach("there"),
+        lambda: inspection.describe("there"),
         inspection.check_all,
         inspection.list_segments,
         inspection.leftovers,
@@ -118,15 +97,72 @@ def test_a_missing_proc_is_named(act: Callable[[], Any]) -> None:
 
 
 def _full_of_others() -> tuple[str, str]:
-    os.mkdir("/dev/shm/another")  # noqa: PTH102, S108
-    with open("/dev/shm/another/programs", "wb") as file:  # noqa: PTH123, S108
-        space = inspection.shared_memory_space()
-        os.posix_fallocate(file.fileno(), 0, space.free - 4096)
+    (SHM / "another").mkdir()
+    with (SHM / "another" / "programs").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, inspection.shared_memory_space().free - 4096)
     (found,) = [each for each in inspection.check_all() if each.severity is Severity.WRONG]
     return found.problem, run("list").stderr
 
 
+@needs_own_shm
 def test_foreign_files_that_fill_it_are_named() -> None:
     problem, listed = run_apart(_full_of_others, shm=8 * MIB)
     assert "; most is taken by another/programs 8.0 MiB" in problem
     assert "8.0 MiB of it by files that are not shmacc's" in listed
+
+
+def _fill(*, pipe: Pipe) -> None:
+    with ConditionalAccumulator("f4", [2], "there") as acc:
+        space = inspection.shared_memory_space()
+        assert not {"bytes_scarce", "bytes_exhausted"} & {*_kinds()}
+        filler = SHM / "filler"  # in the process's own
+        with filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, space.free - space.total // 20)
+            assert "bytes_scarce" in _kinds()
+            os.posix_fallocate(file.fileno(), 0, space.free - 8192)
+        (found,) = [each for each in inspection.check_all() if each.severity is Severity.WRONG]
+        assert found.kind == "bytes_exhausted"
+        assert [each.kind for each in inspection.check("there")] == ["bytes_exhausted"]
+        assert "(100 %)" in run("list").stderr
+        with Terminal("watch", "there") as screen:
+            screen.wait_for("memory 100 %")
+        pipe.say()
+        filler.unlink()
+        acc.unlink()
+
+
+@needs_own_shm
+def test_full_shared_memory_is_told() -> None:
+    with Apart(_fill, shm=8 * MIB) as process:
+        process.hear()
+        process.result()
+
+
+def test_memory_of_removed_segments_is_told() -> None:
+    with ConditionalAccumulator("f4", [MIB], "removed") as acc:
+        acc.apply_grad(np.ones(MIB, "f4"))
+        acc.unlink()
+        (use,) = [
+            use for use in inspection.unlinked_uses() if use.name == inspection.resolve("removed")
+        ]
+        assert use.bytes_reserved > 4 * MIB
+        assert ask("list")["removed_but_used_bytes"] >= use.bytes_reserved
+        assert "by removed segments that processes still use" in run("list").stderr
+        notes = [f["problem"] for f in ask("check")["findings"] if f["kind"] == "removed_in_use"]
+        assert any(f"{use.bytes_reserved / MIB:.1f} MiB" in problem for problem in notes)
+        assert "shmacc_removed_but_used_bytes" in run("metrics").stdout
+
+
+def _remove_in_own_shm() -> list[str]:
+    removed = SHM / "removed"
+    with removed.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 8192)
+        removed.unlink()
+        return [use.name.system_name for use in inspection.unlinked_uses()]
+
+
+@needs_own_shm
+def test_memory_of_another_containers_segments_is_not_told() -> None:
+    with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:
+        acc.unlink()
+        assert path_of("removed-elsewhere").name not in run_apart(_remove_in_own_shm, shm=MIB)

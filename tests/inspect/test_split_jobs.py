@@ -13,30 +13,16 @@ from shmacc import ConditionalAccumulator, Parameters, SharedArrays, inspection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
     from helpers.apart import Crew
 
 NAME: Final = "split"
-
-
-def accumulator(**how: Any) -> AbstractContextManager[Any]:
-    return ConditionalAccumulator(np.float32, [2], NAME, **how)
-
-
-def group(**how: Any) -> AbstractContextManager[Any]:
-    return shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,))}, NAME, **how)
-
-
-def parameters(**how: Any) -> AbstractContextManager[Any]:
-    return Parameters({"w": np.zeros(2, np.float32)}, NAME, **how)
-
-
-def arrays(**how: Any) -> AbstractContextManager[Any]:
-    return SharedArrays({"w": np.zeros(2, np.float32)}, NAME, **how)
-
-
-every_kind = pytest.mark.parametrize("make", [accumulator, group, parameters, arrays])
+MAKERS: Final[list[Callable[[], Any]]] = [
+    lambda: ConditionalAccumulator(np.float32, [2], NAME),
+    lambda: shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,))}, NAME),
+    lambda: Parameters({"w": np.zeros(2, np.float32)}, NAME),
+    lambda: SharedArrays({"w": np.zeros(2, np.float32)}, NAME),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -46,69 +32,50 @@ def nothing_is_left() -> Iterator[None]:
     run("clean", "--yes")
 
 
-def findings() -> list[dict[str, Any]]:
+def finding(status: int) -> dict[str, Any]:
     """What `check` finds about uses of what has no name."""
-    found: list[dict[str, Any]] = []
-    for status in (0, 1):
-        done = run("check", "--json")
-        if done.returncode == status:
-            found = [
-                each
-                for each in ask("check", status=status)["findings"]
-                if each["kind"] == "removed_in_use"
-            ]
+    findings: list[dict[str, Any]] = ask("check", status=status)["findings"]
+    (found,) = [each for each in findings if each["kind"] == "removed_in_use"]
     return found
 
 
 def split() -> float:
     """The metric of this name; 0: it has none."""
     metrics = {metric["name"]: metric["samples"] for metric in ask("metrics")["metrics"]}
-    of_name: list[float] = [
-        each["value"]
-        for each in metrics["shmacc_removed_under_users"]
-        if each["labels"]["name"] == NAME
-    ]
-    return sum(of_name)
+    of_all = metrics["shmacc_removed_under_users"]
+    return sum(float(each["value"]) for each in of_all if each["labels"]["name"] == NAME)
 
 
-@every_kind
-def test_a_job_that_rm_has_split_is_wrong(
-    make: Callable[..., AbstractContextManager[Any]], crew: Crew
-) -> None:
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_job_that_rm_has_split_is_wrong(make: Callable[[], Any], crew: Crew) -> None:
     with make():
         old = start(crew, idle, NAME)
         semaphore_of(NAME).unlink()
         path_of(NAME).unlink()
         alone = run("check", NAME)  # there is no such name
-        assert alone.returncode == 1
-        assert "still use" in alone.stdout
+        assert (alone.returncode, "still use" in alone.stdout) == (1, True)
         with make():
-            (found,) = findings()
+            found = finding(1)
             assert found["severity"] == "wrong"
             assert f"{old.pid}" in found["problem"]
             assert "the job is split" in found["problem"]
             assert "still use" in run("check", "--quiet").stdout
-            assert [
-                each.kind for each in inspection.check(NAME) if each.kind == "removed_in_use"
-            ] == ["removed_in_use"]
+            kinds = [each.kind for each in inspection.check(NAME)]
+            assert kinds.count("removed_in_use") == 1
             assert split() == 2
 
 
-@every_kind
+def by_command() -> None:
+    assert run("remove", NAME, "--yes", "--force").returncode == 0
+
+
+@pytest.mark.parametrize("remove", [None, by_command])
+@pytest.mark.parametrize("make", MAKERS)
 def test_what_was_removed_on_purpose_is_a_note(
-    make: Callable[..., AbstractContextManager[Any]],
+    make: Callable[[], Any], remove: Callable[[], None] | None
 ) -> None:
     with make() as made:
-        made.unlink()
-        (found,) = findings()
-        assert found["severity"] == "note"
+        (remove or made.unlink)()
+        assert finding(0)["severity"] == "note"
         assert split() == 0
         assert run("check", NAME).returncode == 3
-
-
-def test_what_the_command_removed_is_a_note() -> None:
-    with accumulator():
-        assert run("remove", NAME, "--yes", "--force").returncode == 0
-        (found,) = findings()
-        assert found["severity"] == "note"
-        assert split() == 0

@@ -7,12 +7,12 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers import inspect_tool
-from helpers.inspect_tool import COMMAND, ask, run, start
+from helpers.inspect_tool import COMMAND, ask, path_of, run, semaphore_of, start, wait_in_line
+from helpers.standing_still import begin, pause
 from helpers.support import until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
@@ -43,6 +43,10 @@ def orphan(name: str) -> None:
     ConditionalAccumulator(np.float32, [2], name).close()
 
 
+def apply(acc: Any, step: int = 0) -> None:
+    assert acc.apply_grad([1], np.ones((1, 4), np.float32), local_step=step)
+
+
 def test_list_says_what_is_there(
     embeddings: SparseConditionalAccumulator, bias: ConditionalAccumulator
 ) -> None:
@@ -65,29 +69,15 @@ def test_list_says_what_is_there(
     assert [line.split()[0] for line in lines[1:]] == ["embeddings", "bias", "left"]
     assert run("list", "--orphaned", "--mine").stdout.splitlines()[1].split()[0] == "left"
     assert [s["name"] for s in ask("list", "e*")["segments"]] == ["embeddings"]
+    assert run("list", "--quiet", "e*").stdout == run("list", "-q", "e*").stdout == "embeddings\n"
     assert run("clean", "--yes", "left").returncode == 0
-
-
-def test_list_keeps_to_the_namespace_unless_told_otherwise(
-    bias: ConditionalAccumulator, namespace: str
-) -> None:
-    other = f"{namespace}-other"
-    own = inspection.resolve("bias").system_name
-    assert [s["name"] for s in ask("list", "bias")["segments"]] == ["bias"]
-    found = run("list", "-A", own, SHMACC_NAMESPACE=other)
-    assert found.stdout.splitlines()[1].split()[0] == own
-    assert run("show", own, SHMACC_NAMESPACE=other).returncode == 0
-    nothing = run("list", SHMACC_NAMESPACE=other)
-    assert (nothing.returncode, nothing.stdout) == (0, "")
-    assert "no segments" in nothing.stderr
-    assert bias.stats().attached == 1
 
 
 def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
     for _ in range(2):
         embeddings.apply_grad([3, 5], np.full((2, 4), 2, np.float32))
     embeddings.apply_grad([3], np.full((1, 4), np.nan, np.float32))
-    taker = start(crew, inspect_tool.wait_in_line, "embeddings", 7)
+    taker = start(crew, wait_in_line, "embeddings", 7)
     until(lambda: embeddings.stats().waiting == 1)
     said = ask("show", "embeddings", "--rows", "1", "--values")
     assert "error" not in said
@@ -97,22 +87,21 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     assert said["most_touched_still"]
     assert (said["values"]["numbers"], said["values"]["nan"]) == (8, 4)
     assert said["values"]["norm"] == pytest.approx(8.0)
-    assert [(taker["num_required"], taker["alive"]) for taker in said["line"]] == [(7, True)]
-    assert said["line"][0]["pid"] == taker.pid
+    (waiting,) = said["line"]
+    assert (waiting["num_required"], waiting["alive"], waiting["pid"]) == (7, True, taker.pid)
     processes = {process["pid"]: process for process in said["processes"]}
-    assert processes[os.getpid()]["applied"] == 3
-    assert processes[os.getpid()]["last_applied_step"] == said["stats"]["global_step"]
+    own = processes[os.getpid()]
+    assert (own["applied"], own["last_applied_step"]) == (3, said["stats"]["global_step"])
     program, *_ = Path("/proc/self/cmdline").read_text().split("\0")
-    assert processes[os.getpid()]["command"].startswith(f"{program} ")
+    assert own["command"].startswith(f"{program} ")
     assert processes[taker.pid]["activity"] == "waits in the queue"
     assert not said["lock"]["held"]
     regions = {region["name"]: region for region in said["regions"]}
     assert regions.keys() >= {"slots", "rows 0", "undo log"}
     for always in ("header", "directory", "states"):
         assert 0 < regions[always]["used"] <= regions[always]["reserved"]
-    assert (
-        sum(region["reserved"] for region in regions.values()) == said["summary"]["bytes_reserved"]
-    )
+    reserved = sum(region["reserved"] for region in regions.values())
+    assert reserved == said["summary"]["bytes_reserved"]
 
     text = run("show", "embeddings", "--rows", "2", "--values", "--layout").stdout
     assert "3 of the 7 gradients" in text
@@ -124,20 +113,17 @@ def test_show_of_a_dense_one_has_no_rows(bias: ConditionalAccumulator) -> None:
     bias.apply_grad([1, 2, 2])
     assert ask("show", "bias", "--values")["values"]["norm"] == 3.0
     refused = run("show", "bias", "--rows", "3")
-    assert refused.returncode == 2
-    assert "dense" in refused.stderr
+    assert (refused.returncode, "dense" in refused.stderr) == (2, True)
 
 
 def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAccumulator) -> None:
+    watched = run("watch", "embeddings", "--json", "--interval", "0.05", "--count", "3")
+    assert (watched.returncode, len(watched.stdout.splitlines())) == (0, 3)
     command = [str(COMMAND), "watch", "embeddings", "--json", "--interval", "0.2"]
-    with subprocess.Popen([*command, "--count", "3"], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert len(process.stdout.readlines()) == 3
-    assert process.returncode == 0
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         first, *_ = lines = [json.loads(process.stdout.readline())]
-        embeddings.apply_grad([1], np.ones((1, 4), np.float32))
+        apply(embeddings)
         while not lines[-1]["gradients_per_second"]:
             lines.append(json.loads(process.stdout.readline()))
         process.terminate()
@@ -149,68 +135,61 @@ def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAc
 
 
 def test_watch_names_the_stragglers(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
-    quick, dead = (start(crew, inspect_tool.apply_and_idle, "embeddings", 1, 0) for _ in range(2))
+    quick, dead = (begin(crew, apply, pause, name="embeddings") for _ in range(2))
     until(lambda: embeddings.num_accumulated() == 2)
     embeddings.take_grad(2)
     dead.kill()
-    assert embeddings.apply_grad([1], np.ones((1, 4), np.float32), local_step=1)
+    apply(embeddings, step=1)
     [said] = run("watch", "embeddings", "--count", "1", "--interval", "0.1").stdout.splitlines()
     assert " embeddings step=1 gradients=1 " in said
     assert f"behind={quick.pid}:" in said
-    [said] = [
-        json.loads(line)
-        for line in run("watch", "--count", "1", "--interval", "0.1", "--json").stdout.splitlines()
-    ]
+    said = json.loads(run("watch", "--count", "1", "--interval", "0.1", "--json").stdout)
     assert [straggler["pid"] for straggler in said["stragglers"]] == [quick.pid]
 
 
 def test_watch_goes_on_when_the_segment_goes(bias: ConditionalAccumulator) -> None:
-    process = subprocess.Popen(
-        [COMMAND, "watch", "bias", "--interval", "0.05", "--count", "100"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert "step=0" in process.stdout.readline()
-    bias.unlink()
-    until(lambda: "state=gone" in process.stdout.readline())  # type: ignore[union-attr]
-    with ConditionalAccumulator(np.float32, [1], "bias") as again:
-        until(lambda: "step=0" in process.stdout.readline())  # type: ignore[union-attr]
-        again.unlink()
-    process.kill()
-    process.communicate()
+    command = [str(COMMAND), "watch", "bias", "--interval", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        read = process.stdout.readline  # type: ignore[union-attr]
+        assert "step=0" in read()
+        bias.unlink()
+        until(lambda: "state=gone" in read())
+        with ConditionalAccumulator(np.float32, [1], "bias") as again:
+            until(lambda: "step=0" in read())
+            again.unlink()
+        process.kill()
 
 
 def test_remove_is_a_rehearsal_until_told_otherwise(
     bias: ConditionalAccumulator, namespace: str
 ) -> None:
     in_use = run("remove", "bias", "--yes")
-    assert in_use.returncode == 1
-    assert str(os.getpid()) in in_use.stderr
-    rehearsal = ask("remove", "bias", "--force")
-    assert rehearsal["dry_run"]
-    assert [each["pid"] for each in rehearsal["attached"]] == [os.getpid()]
+    assert (in_use.returncode, str(os.getpid()) in in_use.stderr) == (1, True)
+    answer = ask("remove", "bias", "--yes", status=1)
+    assert (answer["refused"], answer["removed"], answer["dry_run"]) == (True, [], True)
+    assert "in use" in answer["obstacle"]
+    for each in (answer, ask("remove", "bias", "--force")):
+        assert each["dry_run"]
+        assert [process["pid"] for process in each["attached"]] == [os.getpid()]
     assert inspection.list_segments("bias", namespace=namespace)
-    removed = ask("remove", "bias", "--force", "--yes")["removed"]
-    assert len(removed) == 2
+    assert len(ask("remove", "bias", "--force", "--yes")["removed"]) == 2
     assert not inspection.list_segments("bias", namespace=namespace)
     assert bias.apply_grad([1, 2, 3])  # who has it open goes on
     assert run("remove", "bias", "--yes").returncode == 3
 
 
 def test_remove_is_of_all_or_none(bias: ConditionalAccumulator, namespace: str) -> None:
-    with ConditionalAccumulator(np.float32, [1], "alone") as alone:
-        pass
+    orphan("alone")
     assert run("remove", "alone", "bias", "--yes").returncode == 1
     there = [each.shared_name for each in inspection.list_names(namespace=namespace)]
     assert there == ["alone", bias.shared_name]
-    alone.unlink()
+    assert run("remove", "alone", "bias", "--yes", "--force").returncode == 0
 
 
 def test_cancel_ends_the_takes_that_wait(
     embeddings: SparseConditionalAccumulator, crew: Crew
 ) -> None:
-    waiting = [start(crew, inspect_tool.wait_in_line, "embeddings", 9) for _ in range(2)]
+    waiting = [start(crew, wait_in_line, "embeddings", 9) for _ in range(2)]
     until(lambda: embeddings.stats().waiting == 2)
     rehearsal = run("cancel", "embeddings")
     assert rehearsal.returncode == 0
@@ -225,66 +204,40 @@ def test_cancel_ends_the_takes_that_wait(
 def test_clean_removes_what_nobody_uses_and_nothing_else(bias: ConditionalAccumulator) -> None:
     for name in ("old", "older", "other"):
         orphan(name)
-    semaphore = inspect_tool.semaphore_of("other")
-    inspect_tool.path_of("other").unlink()
-    unfinished = inspect_tool.path_of("half")
+    semaphore, unfinished = semaphore_of("other"), path_of("half")
+    path_of("other").unlink()
     unfinished.touch()
 
     rehearsal = ask("clean")
     assert rehearsal["dry_run"]
     planned = {leftover["file_name"] for leftover in rehearsal["would_remove"]}
-    assert planned == {
-        inspect_tool.path_of("old").name,
-        inspect_tool.path_of("older").name,
-        semaphore.name,
-    }
+    assert planned == {path_of("old").name, path_of("older").name, semaphore.name}
     assert [left["file_name"] for left in rehearsal["left"]] == [unfinished.name]
     assert ask("clean", "--older-than", "1h")["would_remove"] == []
-    assert unfinished.exists()
 
     done = run("clean", "--yes", "old")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 2  # it and its semaphore
-    assert inspect_tool.path_of("older").exists()
-    removed = ask("clean", "--yes")["removed"]
-    assert semaphore.name in removed
+    assert path_of("older").exists()
+    assert semaphore.name in ask("clean", "--yes")["removed"]
     assert run("clean", "--yes").stdout == ""
     assert unfinished.exists()  # which no version makes: it is another program's
     assert ask("remove", "half", "--force", "--yes")["removed"] == [unfinished.name]
     assert bias.apply_grad([1, 2, 3])
-    assert inspect_tool.path_of("bias").exists()
-
-
-def test_two_cleaners_at_once_are_harmless() -> None:
-    expected = set()
-    for number in range(30):
-        orphan(f"orphan{number}")
-        expected.add(inspect_tool.path_of(f"orphan{number}").name)
-        expected.add(inspect_tool.semaphore_of(f"orphan{number}").name)
-    cleaners = [
-        subprocess.Popen(
-            [COMMAND, "clean", "--yes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(3)
-    ]
-    answers = [json.loads(cleaner.communicate()[0]) for cleaner in cleaners]
-    assert [cleaner.returncode for cleaner in cleaners] == [0, 0, 0]
-    assert [answer["failed"] for answer in answers] == [[], [], []]
-    removed = [name for answer in answers for name in answer["removed"]]
-    assert sorted(removed) == sorted(expected)
+    assert path_of("bias").exists()
 
 
 def test_a_worker_that_was_killed_is_a_note(
     embeddings: SparseConditionalAccumulator, crew: Crew
 ) -> None:
-    worker = start(crew, inspect_tool.apply_and_idle, "embeddings", 1, 0)
+    worker = begin(crew, apply, pause, name="embeddings")
     until(lambda: embeddings.num_accumulated() == 1)
     worker.kill()
     said = ask("check", "embeddings")
     assert (said["wrong"], said["notes"]) == (0, 1)
     assert str(worker.pid) in said["findings"][0]["problem"]
     [dead] = [p for p in ask("show", "embeddings")["processes"] if not p["alive"]]
-    assert dead["pid"] == worker.pid
+    assert (dead["pid"], dead["condition"], dead["command"]) == (worker.pid, "", "")
 
 
 def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None:
@@ -293,13 +246,10 @@ def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None
     assert "1 segment checked: nothing wrong" in sound.stderr
     orphan("left")
     found = run("check")
-    assert found.returncode == 1
-    assert "WRONG" in found.stdout
-    whole_name = inspect_tool.path_of("left").name
-    assert found.stdout.endswith(f"`shmacc-inspect remove {whole_name} --yes`\n")
-    assert run("check", "bias").returncode == 0
-    assert run("check", "left").returncode == 1
-    assert run("check", "l*").returncode == 1
-    assert inspect_tool.path_of("left").exists()
+    assert (found.returncode, "WRONG" in found.stdout) == (1, True)
+    assert found.stdout.endswith(f"`shmacc-inspect remove {path_of('left').name} --yes`\n")
+    for names, status in (("bias", 0), ("left", 1), ("l*", 1)):
+        assert run("check", names).returncode == status
+    assert path_of("left").exists()
     assert run("clean", "--yes").returncode == 0
     assert bias.stats().attached == 1

@@ -49,7 +49,6 @@ def ended(process: subprocess.Popen[str]) -> int:
 
 
 def test_it_waits_for_a_step(bias: ConditionalAccumulator) -> None:
-    assert run("wait", "bias", "--for", "step=0").returncode == 0
     process = started("bias", "--for", "step=2")
     for step in range(2):
         assert process.poll() is None
@@ -59,26 +58,8 @@ def test_it_waits_for_a_step(bias: ConditionalAccumulator) -> None:
     assert run("wait", "bias", "--for", "step=1").returncode == 0  # it is past that
 
 
-def test_it_waits_for_gradients(bias: ConditionalAccumulator) -> None:
-    process = started("bias", "--for", "count=2")
-    bias.apply_grad([1, 2, 3])
-    assert run("wait", "bias", "--for", "count=2", "--timeout", SHORT).returncode == 124
-    assert process.poll() is None
-    bias.apply_grad([1, 2, 3])
-    assert ended(process) == 0
-
-
-def test_it_waits_for_the_end(bias: ConditionalAccumulator) -> None:
-    process = started("bias", "--for", "gone")
-    has_looked(process)
-    assert run("wait", "bias", "--for", "gone", "--timeout", SHORT).returncode == 124
-    assert process.poll() is None
-    bias.unlink()
-    assert ended(process) == 0
-
-
-def test_another_segment_of_the_name_is_not_the_one(bias: ConditionalAccumulator) -> None:
-    assert bias.stats().attached == 1
+@pytest.mark.usefixtures("bias")
+def test_another_segment_of_the_name_is_not_the_one() -> None:
     process = started("bias", "--for", "gone")
     has_looked(process)
     assert run("wait", "bias", "--for", "gone", "--timeout", SHORT).returncode == 124
@@ -93,11 +74,12 @@ def test_another_segment_of_the_name_is_not_the_one(bias: ConditionalAccumulator
         semaphore.unlink()
 
 
-def test_a_segment_that_goes_away_never_gets_there(bias: ConditionalAccumulator) -> None:
-    process = started("bias", "--for", "step=5")
-    has_looked(process)
+def test_it_waits_for_the_end_which_is_no_step(bias: ConditionalAccumulator) -> None:
+    gone, never = started("bias", "--for", "gone"), started("bias", "--for", "step=5")
+    for process in (gone, never):
+        has_looked(process)
     bias.unlink()
-    assert ended(process) == 3
+    assert (ended(gone), ended(never)) == (0, 3)
 
 
 def test_it_waits_for_all_of_several(bias: ConditionalAccumulator) -> None:
