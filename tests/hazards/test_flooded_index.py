@@ -61,35 +61,27 @@ def test_rows_that_shared_a_bucket_under_a_fixed_hash() -> None:
         assert cost(acc, flood) < MUCH * cost(acc, random_rows())
 
 
-def key_of(acc: SparseConditionalAccumulator) -> list[int]:
-    """The key of its hash: whoever may read the segment can have it."""
-    key: list[int] = acc._handle.config()["hash_key"]
-    return key
-
-
 def test_rows_that_share_buckets_under_another_segments_key() -> None:
     with (
         SparseConditionalAccumulator("f4", (None, 1)) as known,
         SparseConditionalAccumulator("f4", (None, 1)) as secret,
     ):
-        assert key_of(known) != key_of(secret)
+        # Whoever may read the segment can have the key of its hash.
+        key = known._handle.config()["hash_key"]
+        assert key != secret._handle.config()["hash_key"]
         # Of many rows those that stand in the first hundredth of the index.
         rows = random_rows(100 * ROWS)
-        flood = np.sort(rows[np.argsort(hash_rows(rows, key_of(known)))[:ROWS]])
+        flood = np.sort(rows[np.argsort(hash_rows(rows, key))[:ROWS]])
         ordinary = cost(secret, random_rows())
         assert cost(known, flood, 1) > MUCH * ordinary  # not kept out: see docs/hazards.md
         assert cost(secret, flood) < MUCH * ordinary
 
 
 RUNS = {
-    "one after the other": np.arange(3000),
     "3 * 2**20 apart": np.arange(3000) * (3 << 20),
     "in squares": (np.arange(3000) // 50 << 32) + np.arange(3000) % 50,
     "in squares, far apart": (np.arange(3000) // 50 << 40) + (np.arange(3000) % 50 << 16),
-}
-RUNS |= {
-    f"2**{bits} apart": np.arange(3000) << bits for bits in (1, 4, 8, 16, 24, 31, 32, 33, 40, 48)
-}
+} | {f"2**{bits} apart": np.arange(3000) << bits for bits in (0, 1, 8, 16, 31, 32, 48)}
 
 
 def overflow(rows: IndexArray, key: list[int]) -> int:
@@ -109,8 +101,8 @@ def test_rows_in_regular_steps_are_spread_like_random_ones(rows: IndexArray) -> 
     assert max(found) < 2 * max(random)
 
 
-@pytest.mark.parametrize("rows", [*RUNS.values(), rows_of_one_bucket(), random_rows(30_000)])
-def test_check_finds_every_row_through_the_index(rows: IndexArray) -> None:
+def test_check_finds_every_row_through_the_index() -> None:
+    rows = np.concatenate([*RUNS.values(), rows_of_one_bucket(), random_rows(30_000)])
     with SparseConditionalAccumulator("f4", (None, 1), "checked") as acc:
         for part in np.array_split(rows, 3):
             assert acc.apply_grad(part, np.ones((part.size, 1), np.float32))

@@ -64,35 +64,26 @@ def in_line(acc: Any, *numbers: int) -> Iterator[list[Apart]]:
         yield waiting
 
 
-def wakes(pid: int) -> int:
+def wakes(process: Apart) -> int:
     """How often a process has slept."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
-def wakes_in_a_second(process: Apart) -> float:
-    """After it has slept for a while."""
-    time.sleep(LONG_AGO)
-    before, start = wakes(process.pid), time.monotonic()
-    time.sleep(1.0)
-    return (wakes(process.pid) - before) / (time.monotonic() - start)
-
-
-def test_those_far_back_in_line_sleep(acc: ConditionalAccumulator) -> None:
-    with in_line(acc, *[2] * (NEAR + 2)) as waiting:
-        assert wakes_in_a_second(waiting[-1]) <= 4
-        acc.cancel()
-        for process in waiting:
-            with pytest.raises(errors.CancelledError):
-                process.result()
-
-
-def test_those_who_follow_the_step_sleep(acc: ConditionalAccumulator) -> None:
-    with Apart(_follow) as follower:
-        until(lambda: acc.stats().attached == 2)
-        assert wakes_in_a_second(follower) <= 4
+def test_those_far_back_in_line_and_those_who_follow_the_step_sleep(
+    acc: ConditionalAccumulator,
+) -> None:
+    with Apart(_follow) as follower, in_line(acc, *[2] * (NEAR + 2)) as waiting:
+        until(lambda: acc.stats().attached == NEAR + 4)
+        time.sleep(LONG_AGO)
+        before, start = [wakes(follower), wakes(waiting[-1])], time.monotonic()
+        time.sleep(1.0)
+        lasted = time.monotonic() - start
+        assert wakes(follower) - before[0] <= 4 * lasted
+        assert wakes(waiting[-1]) - before[1] <= 4 * lasted
         acc.set_global_step(1)
         assert follower.result() == 1
+        acc.cancel()
 
 
 def test_all_in_front_die(acc: ConditionalAccumulator) -> None:
@@ -141,16 +132,18 @@ def _interrupted(call: Callable[[Any], Any], sender: str, *, pipe: Pipe) -> floa
         raise AssertionError("the wait ended by itself")
 
 
-@pytest.mark.parametrize("sender", ["a thread", "a process"])
-@pytest.mark.parametrize("waits", ["far back in the queue", "for the step"])
-def test_a_signal_breaks_a_long_sleep(acc: ConditionalAccumulator, waits: str, sender: str) -> None:
-    calls: dict[str, Callable[[Any], Any]] = {
-        "far back in the queue": lambda acc: acc.take(2, timeout=LONG),
-        "for the step": lambda acc: acc.wait_step(0, timeout=LONG),
-    }
+WAITS: Final[tuple[tuple[Callable[[Any], Any], str], ...]] = (
+    (lambda acc: acc.take(2, timeout=LONG), "a thread"),  # far back in the queue
+    (lambda acc: acc.wait_step(0, timeout=LONG), "a process"),
+)
 
+
+@pytest.mark.parametrize(("call", "sender"), WAITS)
+def test_a_signal_breaks_a_long_sleep(
+    acc: ConditionalAccumulator, call: Callable[[Any], Any], sender: str
+) -> None:
     def late() -> float:
-        with Apart(_interrupted, calls[waits], sender) as process:
+        with Apart(_interrupted, call, sender) as process:
             process.hear()
             if sender == "a process":
                 until(lambda: sleeps(process.pid))
@@ -172,10 +165,10 @@ def _top(path: str) -> int:
 
 def test_the_line_is_as_long_as_those_who_stand_in_it(acc: ConditionalAccumulator) -> None:
     path = names.segment_name(NAME).path
-    with ThreadPoolExecutor(150) as pool:
-        takes = [pool.submit(acc.take, 2, timeout=LONG) for _ in range(150)]
-        until(lambda: acc.stats().waiting == 150)
-        assert run_apart(_top, path) == 150
+    with ThreadPoolExecutor(70) as pool:
+        takes = [pool.submit(acc.take, 2, timeout=LONG) for _ in range(70)]
+        until(lambda: acc.stats().waiting == 70)
+        assert run_apart(_top, path) == 70
         acc.cancel()
         for take in takes:
             with pytest.raises(errors.CancelledError):
@@ -198,11 +191,6 @@ def _attach(*, pipe: Pipe) -> None:
         pipe.hear()
 
 
-def attached_of(error: Exception) -> str:
-    """The end of a message, after those that are gone."""
-    return str(error).partition("because of a seal; ")[2]
-
-
 def test_a_timeout_names_some_of_many(acc: ConditionalAccumulator) -> None:
     """It must not ask the kernel about each; what it says is true all the same."""
     with ExitStack() as stack:
@@ -221,7 +209,8 @@ def test_a_timeout_names_some_of_many(acc: ConditionalAccumulator) -> None:
             other.kill()
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(1, timeout=0)
-        still = {other.pid for other in others[15:]} | {os.getpid()}
-        named = {int(pid) for pid in re.findall(r"pid (\d+)", attached_of(caught.value))}
-        assert named <= still
+        # The end of the message, after those that are gone.
+        attached = str(caught.value).partition("because of a seal; ")[2]
+        named = {int(pid) for pid in re.findall(r"pid (\d+)", attached)}
+        assert named <= {other.pid for other in others[15:]} | {os.getpid()}
         assert acc.stats().attached == 6

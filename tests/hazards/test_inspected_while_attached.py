@@ -12,7 +12,6 @@ import fcntl
 import os
 import struct
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +19,7 @@ import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
 from helpers.apart import Apart, run_apart
+from helpers.busy import busy
 from helpers.segment_file import SegmentFile
 from helpers.support import until
 
@@ -28,24 +28,19 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors,
 from shmacc._layout import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from helpers.apart import Pipe
 
 pytestmark = pytest.mark.threads
 
-ROUNDS: Final = 80
+ROUNDS: Final = 12
 SHM: Final = Path(names.SHM_DIRECTORY)
 FLOCK: Final = "hhqqi4x"
 
 
 def path(name: str) -> Path:
     return Path(names.segment_name(name).path)
-
-
-def _damage(name: str) -> None:
-    with SegmentFile(path(name)) as file:
-        file.write(layout.ROUNDS, b"damage" * 300)
 
 
 def make_segments_in_all_states() -> list[Any]:
@@ -60,7 +55,7 @@ def make_segments_in_all_states() -> list[Any]:
     kept[0].apply_grad([1], [1.0])
     kept[1].apply_grad(1.0)
     kept[3].unlink()
-    run_apart(_damage, "damaged")
+    run_apart(lambda: SegmentFile(path("damaged")).write(layout.ROUNDS, b"damage" * 300))
     ConditionalAccumulator("f4", (), "orphaned").close()
     path("empty").touch()
     path("zeros").write_bytes(bytes(8192))
@@ -74,10 +69,7 @@ def make_segments_in_all_states() -> list[Any]:
 
 def remove_them() -> None:
     for file in SHM.glob(f"*{os.environ[names.NAMESPACE_VARIABLE]}:*"):
-        if file.is_dir():
-            file.rmdir()
-        else:
-            file.unlink()
+        file.rmdir() if file.is_dir() else file.unlink()
 
 
 def look_at_all() -> None:
@@ -164,30 +156,12 @@ def is_attached(fd: int) -> bool:
     return bool(kind != fcntl.F_UNLCK)
 
 
-@contextlib.contextmanager
-def beside(work: Callable[[], None]) -> Iterator[None]:
-    """A thread that does this over and over."""
-    stop = threading.Event()
-
-    def repeat() -> None:
-        while not stop.is_set():
-            work()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 def _inspect(*, pipe: Pipe) -> int:
     acc = ConditionalAccumulator("f8", (), "watched", reduction_type="SUM")
     acc.apply_grad(1.0)
     pipe.say("attached")
     pipe.hear()
-    with beside(lambda: _apply_to(acc)):
+    with busy(lambda: _apply_to(acc)):
         for _ in range(ROUNDS):
             _look_and_clean()
     pipe.say("looked")

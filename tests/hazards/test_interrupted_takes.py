@@ -66,6 +66,9 @@ METHODS: Final[dict[str, Callable[[Any], Any]]] = {
     "raw op": lambda acc: shmacc.raw_ops.SparseAccumulatorTakeGradient(acc, 1, acc.dtype),
 }
 
+SPARSE: Final = ("take", "take_grad", "take_indexed_slices_grad", "take_partial", "raw op")
+DENSE: Final = ("take", "take_grad", "take_partial", "take_partial of anything")
+
 
 def _take_under_fire(kind: Any, rows: int, dtype: str, method: str, hits: int) -> list[str]:
     """Take round after round, with one alarm for each at a random instant; say what went wrong."""
@@ -112,29 +115,20 @@ def _take_under_fire(kind: Any, rows: int, dtype: str, method: str, hits: int) -
     return wrong
 
 
-SORTS: Final = [
-    (SparseConditionalAccumulator, "take"),
-    (SparseConditionalAccumulator, "take_grad"),
-    (SparseConditionalAccumulator, "take_indexed_slices_grad"),
-    (SparseConditionalAccumulator, "take_partial"),
-    (SparseConditionalAccumulator, "raw op"),
-    (ConditionalAccumulator, "take"),
-    (ConditionalAccumulator, "take_grad"),
-    (ConditionalAccumulator, "take_partial"),
-    (ConditionalAccumulator, "take_partial of anything"),
-]
-
-
-@pytest.mark.parametrize("rows", [SMALL, LARGE])
-@pytest.mark.parametrize(("kind", "method"), SORTS)
-def test_what_goes_in_comes_out(kind: Any, method: str, rows: int) -> None:
-    assert run_apart(_take_under_fire, kind, rows, "float32", method, 200) == []
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16"])
-def test_also_while_it_is_converted(dtype: str) -> None:
-    kind = SparseConditionalAccumulator
-    assert run_apart(_take_under_fire, kind, LARGE, dtype, "take", 100) == []
+@pytest.mark.parametrize(
+    ("kind", "method", "rows", "dtype"),
+    [
+        *((SparseConditionalAccumulator, method, SMALL, "float32") for method in SPARSE),
+        *((ConditionalAccumulator, method, SMALL, "float32") for method in DENSE),
+        (SparseConditionalAccumulator, "take", LARGE, "float32"),
+        # Also while it is converted.
+        (SparseConditionalAccumulator, "take", LARGE, "bfloat16"),
+        (ConditionalAccumulator, "take_partial", LARGE, "int16"),
+    ],
+)
+def test_what_goes_in_comes_out(kind: Any, method: str, rows: int, dtype: str) -> None:
+    hits = 200 if rows == SMALL else 60
+    assert run_apart(_take_under_fire, kind, rows, dtype, method, hits) == []
 
 
 def _apply_often(times: int) -> int:
@@ -169,15 +163,15 @@ def test_others_apply_meanwhile() -> None:
     """What is copied is held against what is there when the take commits."""
     with make(SparseConditionalAccumulator) as acc:
         with (
-            Apart(_take_all_under_fire, 300) as taker,
-            Apart(_apply_often, 150) as one,
-            Apart(_apply_often, 150) as other,
+            Apart(_take_all_under_fire, 120) as taker,
+            Apart(_apply_often, 60) as one,
+            Apart(_apply_often, 60) as other,
         ):
-            assert one.result() + other.result() == 300
+            assert one.result() + other.result() == 120
             # No more, no less: it would have waited on.
-            assert taker.result() == 300
+            assert taker.result() == 120
         stats = acc.stats()
-        assert (stats.applied, stats.taken, stats.num_accumulated) == (300, 300, 0)
+        assert (stats.applied, stats.taken, stats.num_accumulated) == (120, 120, 0)
         acc.unlink()
 
 
@@ -232,15 +226,9 @@ def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tup
     return handled, sleeping
 
 
-def _exit(_: Any) -> Never:
-    os._exit(0)
-
-
-def test_a_handler_that_ends_the_process_finds_nothing_consumed(
-    huge: Any,
-) -> None:
+def test_a_handler_that_ends_the_process_finds_nothing_consumed(huge: Any) -> None:
     for _ in _attempts(huge):
-        with Apart(_take_with_a_handler, _exit) as taker:
+        with Apart(_take_with_a_handler, lambda _: os._exit(0)) as taker:
             _signal_amid_the_copy(taker)
             taker.wait()
         if huge.num_accumulated() == 1:
@@ -283,15 +271,13 @@ def test_a_handler_may_set_the_step(huge: Any) -> None:
     assert step == _NEW_STEP
 
 
-def _take_all(acc: Any) -> int:
-    return int(acc.take(1, timeout=LONG).count)
+HANDLERS: Final[tuple[Callable[[Any], int], ...]] = (
+    lambda acc: acc.take(1, timeout=LONG).count,
+    lambda acc: acc.take_partial(0, timeout=0).count,
+)
 
 
-def _take_partially(acc: Any) -> int:
-    return int(acc.take_partial(0, timeout=0).count)
-
-
-@pytest.mark.parametrize("handler", [_take_all, _take_partially])
+@pytest.mark.parametrize("handler", HANDLERS, ids=["take", "take_partial"])
 def test_a_handler_may_take(huge: Any, handler: Any) -> None:
     """Then the take that it interrupts has nothing, and waits on."""
     in_handler, _ = _with_a_handler(huge, handler, count=0)
