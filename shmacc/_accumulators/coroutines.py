@@ -49,7 +49,7 @@ _in_rounds: "weakref.WeakKeyDictionary[asyncio.Task[object], weakref.WeakSet[Any
 async def wait_in_thread(
     handle: _core.Handle, call: Callable[[_core.Caller], _Result], undo: Callable[[], None]
 ) -> _Result:
-    """Return what the call returns; if this coroutine is cancelled, end the call's wait, and undo.
+    """Return the call's result; if this coroutine is cancelled, end the call's wait, then `undo`.
 
     Raises:
         ResourceExhaustedError: No thread could be started.

@@ -147,7 +147,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        terms = None  # for most gradients: a call saved
+        terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
         times = 1 if terms is None else terms[1]

@@ -143,7 +143,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
         step = arguments.int64(local_step, "local_step")
-        terms = None  # for most gradients: a call saved
+        terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = arguments.terms(contributor, weight, timeout)
         if grad_shape is None and weight is arguments.ONCE:

@@ -40,7 +40,7 @@ class ForwarderCore:
         self._count = 0
         self._is_finished = False
         self._held = False
-        self._sealed_for: int | None = None  # the grant for which the content was looked at
+        self._sealed_for: int | None = None  # the grant that it was last sealed for
         self._unshipped: Batch | None = None  # sealed for that grant, and not shipped yet
         self._batch: Batch | None = None  # shipped for that grant
         self._seal_began = float("-inf")

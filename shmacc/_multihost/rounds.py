@@ -76,10 +76,10 @@ class Rounds:
         self.serial = 0  # changes whenever an order or an answer has changed
         self._hosts = Hosts(term)
         self._queue = WaitQueue()
-        self._conflict: Conflict | None = None  # for which the last step was void
+        self._conflict: Conflict | None = None  # made the last step void
         self._grant: Grant | None = None
         self._last_grant = term << NUMBER_BITS
-        self.block: Opened | None = None  # the head of the queue has it
+        self.block: Opened | None = None  # the round that the head of the queue has
         self._block_ticket = ""
         self._opening = 0  # `serial` when the block was opened
         self._last_required = 0  # what the last chief that got a block required

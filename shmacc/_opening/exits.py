@@ -176,5 +176,5 @@ def _uncaught() -> BaseException | None:
     error: BaseException | None = getattr(sys, "last_exc", getattr(sys, "last_value", None))
     if error is None or error.__traceback__ is None or hasattr(sys, "ps1"):
         return None  # an interactive prompt prints each exception and goes on
-    # An exception may be printed without an end, too: by a framework that goes on, or a callback.
+    # A framework that goes on, or a callback, may also have printed an exception.
     return error if error.__traceback__.tb_frame.f_back is None else None

@@ -85,6 +85,6 @@ def _mode_bits(mode: object) -> int | None:
     bits = arguments.int64(mode, "mode")
     if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
         raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
-    if bits & _OWNERS_BITS != _OWNERS_BITS:  # the owner's rights are not to be taken away
+    if bits & _OWNERS_BITS != _OWNERS_BITS:  # its owner must keep access
         raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
     return bits

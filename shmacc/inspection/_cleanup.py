@@ -188,7 +188,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
         with open_view(segment_name) as view:
             _check_is_taken_from(name, view.config())
             waiting = len([waiter for waiter in view.waiters() if waiter["alive"]])
-        # Ask for the rights; do not try: opening the segment for writing attaches to it.
+        # Check permissions without opening: opening the segment for writing would attach to it.
         if not os.access(segment_name.path, os.R_OK | os.W_OK, effective_ids=True):
             raise PermissionDeniedError(
                 f"{segment_name.system_name}: to cancel is to write, which this user may not"

@@ -208,15 +208,15 @@ class AccumulatorGroup:
         """Take the gradients of all hosts for the length of a ``with`` block.
 
         As on one host: `num_required` counts gradients; leaving the block consumes them and moves
-        the step on; an exception, or the death of this process, consumes nothing. Other than there,
-        a process that is stopped for longer than ``timing.chief_lease`` loses its round, and the
-        end of its block raises.
+        the step on; an exception, or the death of this process, consumes nothing. Unlike there, a
+        process that is stopped for longer than ``timing.chief_lease`` loses its round, and the end
+        of its block raises.
 
         Args:
             num_required: How many gradients, of all hosts together.
             timeout: Seconds to wait for them; None: for ever.
-            on_death: "raise": a host that is lost ends the wait with WorkerDiedError, as does a
-                process on any host that had applied and has died since the last take: once.
+            on_death: "raise": WorkerDiedError ends the wait, once for each loss, if a host is lost,
+                or a process that had applied on any host has died since the last take.
         """
         return Round(self._link, num_required, timeout, on_death, sharded=False)
 

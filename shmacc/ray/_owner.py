@@ -94,7 +94,7 @@ class OwnerActor:
         return self._core.answer(ticket)
 
     async def do(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the core that takes the time; let calls that wait look again."""
+        """Call a method of the core with the present time; let calls that wait look again."""
         answer = getattr(self._core, method)(*args, now=time.monotonic(), **options)
         self._wake()
         return answer

@@ -194,7 +194,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
         """Wait until each node has answered, is dead, or is lost to an open round."""
         waiting = {call: node for node, call in calls.items()}
-        refusals: list[Exception] = []  # hear all: else the next call would get the others
+        refusals: list[Exception] = []  # raised last: else the next call would get other answers
         while waiting:
             ended = ray.wait(list(waiting), timeout=until_asked(wait.until))[0]
             for call in ended:

@@ -55,7 +55,7 @@ class Chief:
             raise InvalidArgumentError(
                 f"total_num_replicas must be 1 to {run.MOST_REPLICAS}, but was {total}"
             )
-        names.segment_name(shared_name)  # there are no private ones
+        names.segment_name(shared_name)  # refuses None: no training is private
         own = on_model.tensors(model)
         members = on_model.member_specs(model)
         chosen = optimizers.by_name(optimizer, model)

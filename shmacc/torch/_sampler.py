@@ -63,7 +63,7 @@ class StepSampler:
         self._steps = self._size // at_once  # in an epoch
         self._epochs = None if epochs is None else arguments.int64(epochs, "epochs")
         self._shuffle, self._seed = shuffle, seed
-        self._order: tuple[int, list[int]] = -1, []  # the last epoch's
+        self._order: tuple[int, list[int]] = -1, []  # the last epoch, and its order
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield each batch as a list of sample numbers, starting at the replica's step."""
@@ -71,7 +71,7 @@ class StepSampler:
         while self._replica.running and (self._epochs is None or step < self._epochs * self._steps):
             yield self.batch(step)
             now = self._replica.global_step
-            step = step + 1 if now in {seen, seen + 1} else now  # ran ahead; or it was moved
+            step = step + 1 if now in {seen, seen + 1} else now  # asked for ahead; else it was set
             seen = now
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ class Apply : public Operation {
         HeadGrace grace;
         Refused refused;
         bool given_back = false;
-        bool waited = false;  // for more than the lock: while it checks again, inspection still shows that wait
+        bool waited = false;  // not only for the lock; while it checks again, inspection shows that wait
         for (bool everywhere = contributors_everywhere(request);;) {
             if (!waited) activity.now(kWaitsForLock);
             ApplySession session(segment_, contributor_of(request), everywhere,

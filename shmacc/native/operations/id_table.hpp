@@ -302,7 +302,7 @@ class IdTable {
         rebuilds_ = !fresh_.empty() &&
                     Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
         if (rebuilds_) {
-            // Room for as many rows again: a table that grows little by little then moves each row to a new index
+            // Room for nearly twice the rows: if a table grows little by little, each row then moves to a new index
             // twice, not five times.
             const uint64_t least = Index::buckets_for(state_.in_table + fresh_.size());
             buckets_ = least + least / 2;

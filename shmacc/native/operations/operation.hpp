@@ -101,7 +101,7 @@ class Operation {
                         "), so that round ends only when the update is in, or is skipped: open the round, "
                         "which gives the same gradients, and call Parameters.update or Parameters.skip");
     }
-    // Ends an operation, after its commit, that others may have waited for.
+    // Call it after a commit that others may have waited for.
     template <class Session>
     void let_others_go_on(Session& session) {
         session.release();

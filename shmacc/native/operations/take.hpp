@@ -234,7 +234,7 @@ class Take : public Operation {
     // Copying up to this many bytes delays a signal by about 0.1 ms only.
     static constexpr uint64_t kQuickCopy = 1 << 20;
     static constexpr int kLooks = 2;
-    static constexpr std::size_t kNamed = 3;  // in a message
+    static constexpr std::size_t kNamed = 3;  // processes that a message names
 
     // A final round that nobody holds gives no partials. A take consumes it only if its update is in.
     static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {

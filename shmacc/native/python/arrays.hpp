@@ -118,7 +118,7 @@ class NewArrays {
         uint64_t bytes;
         std::unique_ptr<ArrayBuffer<unsigned char>> contents;
     };
-    static constexpr uint64_t kFilledAtOnce = 32 * kPiece;  // between two looks for signals
+    static constexpr uint64_t kFilledAtOnce = 32 * kPiece;  // bytes filled between two looks for signals
 
     const size_t members_;
     std::vector<Array> arrays_;

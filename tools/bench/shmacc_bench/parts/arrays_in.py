@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 64
 _ROWS, _FEW = 10, 2  # rows of a gradient given as arrays, and as lists
-_CALLS: Final = 50  # in a turn
+_CALLS: Final = 50  # calls in a turn
 _GOAL: Final = 2.0
 
 
 def measure(quick: bool) -> Iterator[Table]:
-    """Yield the microseconds of a call of both sides, in turns."""
+    """Yield the microseconds of a call: shmacc's, and the one beside it, in turns."""
     table = Table("Arrays of other packages (us)", ("apply of", "time", "beside", "time", "ratio"))
     specs = {
         "rows": IndexedSlicesSpec((100, _WIDTH), "float32"),

@@ -23,7 +23,7 @@ SHAPES: Final = {
     for layer, (inputs, outputs) in enumerate(itertools.pairwise(_WIDTHS))
     for what, shape in (("weights", (inputs, outputs)), ("bias", (outputs,)))
 }
-_APPLIES: Final = 100  # in a turn, and then a take
+_APPLIES: Final = 100  # applies in a turn, before a take
 
 
 def measure(quick: bool) -> Iterator[Table]:

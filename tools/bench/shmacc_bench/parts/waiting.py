@@ -60,7 +60,7 @@ class Side:
 
 
 def measure(quick: bool) -> Iterator[Table]:
-    """Yield the microseconds, and those of a message through a pipe."""
+    """Yield the microseconds of such a wait, and of a message through a pipe."""
     trials = 15 if quick else 200
     peer = ShmaccPeer()
     peer.open(WORKLOAD)
