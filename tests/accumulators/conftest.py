@@ -1,10 +1,11 @@
-"""What tests of several processes share."""
+"""What tests of several processes share; and tests that are coroutines run."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from shmacc import ConditionalAccumulator
@@ -14,8 +15,24 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def dense() -> Iterator[ConditionalAccumulator]:
-    """A named dense accumulator of sums, removed at the end."""
-    with ConditionalAccumulator(np.float64, (), "dense", reduction_type="SUM") as acc:
-        yield acc
-        acc.unlink()
+def lanes() -> int:
+    """How many lanes ``acc`` has; files may say otherwise."""
+    return 1
+
+
+@pytest.fixture
+def acc(lanes: int) -> Iterator[ConditionalAccumulator]:
+    """A dense accumulator of sums, named so, removed at the end."""
+    with ConditionalAccumulator("f8", (), "acc", reduction_type="SUM", lanes=lanes) as made:
+        yield made
+        made.unlink()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

@@ -7,23 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.accumulator_machine import Accumulators
-from helpers.elements import ELEMENTS
-from helpers.gradients import KINDS, filled, numbers, shapes
+from helpers.accumulator_machine import SEEDS, Accumulators
+from helpers.gradients import KINDS, filled, numbers
 from helpers.numpy_model import DenseModel, SparseModel
 from helpers.support import same_bits
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 import shmacc
 
 if TYPE_CHECKING:
-    from helpers.elements import Element
-    from helpers.numpy_model import Array, Shape
-
-SEEDS: Final = st.integers(0, 2**32 - 1)
-REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
+    from helpers.numpy_model import Array
 
 
 class DenseAccumulators(Accumulators):
@@ -31,19 +26,7 @@ class DenseAccumulators(Accumulators):
 
     model: DenseModel
 
-    @initialize(
-        element=st.sampled_from(list(ELEMENTS.values())),
-        declared=shapes(),
-        reduction=st.sampled_from(REDUCTIONS),
-        name=st.sampled_from(["", "shared"]),
-    )
-    def create(self, element: Element, declared: Shape, reduction: str, name: str) -> None:
-        self.model = DenseModel(element, declared, reduction)
-        self.make(shmacc.ConditionalAccumulator, element, declared, reduction, name)
-
-    def plain_gradient(self) -> tuple[Any, ...]:
-        shape = tuple(1 if d is None else d for d in self.model.declared or ())
-        return (numbers(self.element, shape, "small", 0),)
+    kinds = shmacc.ConditionalAccumulator, DenseModel
 
     @rule(
         data=st.data(),
@@ -91,19 +74,7 @@ class SparseAccumulators(Accumulators):
 
     model: SparseModel
 
-    @initialize(
-        element=st.sampled_from(list(ELEMENTS.values())),
-        declared=shapes(),
-        reduction=st.sampled_from(REDUCTIONS),
-        name=st.sampled_from(["", "shared"]),
-    )
-    def create(self, element: Element, declared: Shape, reduction: str, name: str) -> None:
-        self.model = SparseModel(element, declared, reduction)
-        self.make(shmacc.SparseConditionalAccumulator, element, declared, reduction, name)
-
-    def plain_gradient(self) -> tuple[Any, ...]:
-        inner = tuple(1 if d is None else d for d in (self.model.declared or ())[1:])
-        return [0], numbers(self.element, (1, *inner), "small", 0)
+    kinds = shmacc.SparseConditionalAccumulator, SparseModel
 
     def draw_gradient(self, data: st.DataObject, kind: str, seed: int) -> tuple[Array, Array]:
         """Draw indices in any order, with repeats unless a 64-bit sum could wrap half-way."""
@@ -216,7 +187,7 @@ def _take(handle: Any, form: str) -> tuple[Any, Any, Any]:
 
 
 LIMITS: Final = settings(
-    max_examples=100,
+    max_examples=70,
     stateful_step_count=30,
     deadline=None,  # two cores shared with whatever else runs
     # Not the explaining of a failure, which takes longer than finding it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import random
 import signal
 import subprocess
@@ -14,12 +13,12 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
+from shmacc import NEVER_STALE, ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -29,29 +28,21 @@ pytestmark = pytest.mark.threads
 Accumulator = ConditionalAccumulator
 
 
-@pytest.fixture
-def acc() -> Iterator[Accumulator]:
-    """A named accumulator of sums; no thread may be left behind."""
-    with ConditionalAccumulator(np.float64, (), "coroutines", reduction_type="SUM") as made:
-        yield made
-        made.unlink()
+@pytest.fixture(autouse=True)
+def _no_thread_is_left_behind() -> Iterator[None]:
+    yield
     assert threading.active_count() == 1
 
 
-def waits(acc: Accumulator) -> bool:
-    """Whether a take is in the queue."""
-    return acc.stats().waiting > 0
-
-
-def round_is_open(acc: Accumulator) -> bool:
-    """Whether the thread of a wait has its gradients."""
-    return acc.stats().round_pid is not None
+def until_taken(acc: Accumulator) -> None:
+    """Block the loop until the thread of a wait has its gradients."""
+    until(lambda: acc.stats().round_pid is not None)
 
 
 async def in_line(acc: Accumulator, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """A task whose take is in the queue."""
     task = asyncio.create_task(wait)
-    await until_async(lambda: waits(acc))
+    await until_async(lambda: acc.stats().waiting > 0)
     return task
 
 
@@ -77,173 +68,104 @@ def untouched(acc: Accumulator, count: int, step: int = 0) -> None:
     assert acc.apply_grad(1.0, local_step=step)
 
 
-def test_a_take_is_awaited_while_the_loop_goes_on(acc: Accumulator) -> None:
-    async def main() -> None:
-        task = await in_line(acc, acc.take_async(2))
-        acc.apply_grad(1.0)
-        acc.apply_grad(2.0)
-        taken = await task
-        assert (taken.value.item(), taken.count, taken.step) == (3.0, 2, 0)
-        assert acc.global_step == 1
-        assert acc.stats().taken == 2
-
-    asyncio.run(main())
+async def test_a_take_is_awaited_while_the_loop_goes_on(acc: Accumulator) -> None:
+    task = await in_line(acc, acc.take_async(2))
+    acc.apply_grad(1.0)
+    acc.apply_grad(2.0)
+    taken = await task
+    assert (taken.value.item(), taken.count, taken.step) == (3.0, 2, 0)
+    assert acc.global_step == 1
+    assert acc.stats().taken == 2
 
 
-def test_groups_have_it_too() -> None:
-    async def main() -> None:
-        with AccumulatorGroup({"w": TensorSpec((2,), "float32")}) as group:
-            group.apply({"w": [1, 2]}, 0)
-            taken = await group.take_async(1)
-            np.testing.assert_array_equal(taken["w"].value, [1, 2])
-            group.apply({"w": [3, 4]}, 1)
-            async with group.round_async(1) as taken:
-                np.testing.assert_array_equal(taken["w"].value, [3, 4])
-
-    asyncio.run(main())
+async def test_a_cancelled_wait_consumes_nothing(acc: Accumulator) -> None:
+    acc.apply_grad(1.0)
+    await cancelled(await in_line(acc, acc.take_async(2)))
+    assert threading.active_count() == 1
+    untouched(acc, 1)
 
 
-def test_a_cancelled_wait_consumes_nothing(acc: Accumulator) -> None:
-    async def main() -> None:
-        acc.apply_grad(1.0)
-        await cancelled(await in_line(acc, acc.take_async(2)))
-        assert threading.active_count() == 1
-        untouched(acc, 1)
-
-    asyncio.run(main())
-
-
-def test_a_cancel_between_the_gradients_and_the_task_consumes_nothing(acc: Accumulator) -> None:
-    async def main() -> None:
-        task = await in_line(acc, acc.take_async(1))
-        acc.apply_grad(1.0)
-        until(lambda: round_is_open(acc))  # blocks the loop: the task does not know yet
-        await cancelled(task)
-        untouched(acc, 1)
-
-    asyncio.run(main())
-
-
-def test_a_cancel_after_delivery_consumes_nothing(acc: Accumulator) -> None:
-    async def main() -> None:
-        task = await in_line(acc, acc.take_async(1))
-        acc.apply_grad(1.0)
-        until(lambda: round_is_open(acc))
+@pytest.mark.parametrize("delivered", [False, True])
+async def test_a_cancel_after_the_gradients_consumes_nothing(
+    acc: Accumulator, *, delivered: bool
+) -> None:
+    task = await in_line(acc, acc.take_async(1))
+    acc.apply_grad(1.0)
+    until_taken(acc)  # the task does not know yet
+    if delivered:
         until(lambda: threading.active_count() == 1)  # it has handed its result to the loop
-        loop = asyncio.get_running_loop()
-        loop.call_soon(task.cancel)  # right after the result, before the task runs
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        untouched(acc, 1)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("bound", ["wait_for", "timeout"])
-def test_asyncios_own_timeouts(acc: Accumulator, bound: str) -> None:
-    async def main() -> None:
-        acc.apply_grad(1.0)
-
-        async def waiting() -> None:
-            if bound == "wait_for":
-                await asyncio.wait_for(acc.take_async(2), 0.01)
-            async with asyncio.timeout(0.01):
-                await acc.take_async(2)
-
-        with pytest.raises(TimeoutError):
-            await waiting()
-        untouched(acc, 1)
-
-    asyncio.run(main())
+        # Right after the result, before the task runs:
+        asyncio.get_running_loop().call_soon(task.cancel)
+    else:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    untouched(acc, 1)
 
 
-def test_our_timeout_says_what_came(acc: Accumulator) -> None:
-    async def main() -> None:
-        acc.apply_grad(1.0)
+async def test_asyncios_own_timeouts(acc: Accumulator) -> None:
+    acc.apply_grad(1.0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(acc.take_async(2), 0.01)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await acc.take_async(2)
+    untouched(acc, 1)
+
+
+async def test_our_timeout_says_what_came(acc: Accumulator) -> None:
+    acc.apply_grad(1.0)
+    for timeout in 0.01, 0:
         with pytest.raises(errors.DeadlineExceededError, match="1 of the 3 required") as caught:
-            await acc.take_async(3, timeout=0.01)
+            await acc.take_async(3, timeout=timeout)
         assert (caught.value.accumulated, caught.value.required) == (1, 3)
-        with pytest.raises(errors.DeadlineExceededError):
-            await acc.take_async(3, timeout=0)
-        with pytest.raises(errors.DeadlineExceededError, match="still 0, not past 0"):
-            await acc.wait_step_async(0, timeout=0.01)
-        untouched(acc, 1)
-
-    asyncio.run(main())
+    with pytest.raises(errors.DeadlineExceededError, match="still 0, not past 0"):
+        await acc.wait_step_async(0, timeout=0.01)
+    untouched(acc, 1)
 
 
-def test_a_task_group_that_fails_takes_nothing_along(acc: Accumulator) -> None:
-    async def main() -> None:
-        acc.apply_grad(1.0)
-
-        async def fail() -> None:
-            await until_async(lambda: acc.stats().waiting == 1)
-            raise ValueError
-
-        async def group() -> None:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(acc.take_async(2))
-                tasks.create_task(acc.wait_step_async(0))
-                tasks.create_task(fail())
-
-        with pytest.raises(ExceptionGroup):
-            await group()
-        untouched(acc, 1)
-
-    asyncio.run(main())
+async def test_a_round_is_consumed_when_its_block_ends(acc: Accumulator) -> None:
+    acc.apply_grad(1.0)
+    follower = asyncio.create_task(acc.wait_step_async(0))
+    async with acc.round_async(1) as taken:
+        await asyncio.sleep(0)
+        assert taken.value.item() == 1.0
+        assert not follower.done()
+        assert not acc.apply_grad(2.0)  # sealed
+        assert acc.global_step == 0
+    assert await follower == 1
 
 
-def test_a_round_is_consumed_when_its_block_ends(acc: Accumulator) -> None:
-    async def main() -> None:
-        acc.apply_grad(1.0)
-        follower = asyncio.create_task(acc.wait_step_async(0))
-        async with acc.round_async(1) as taken:
-            await asyncio.sleep(0)
-            assert taken.value.item() == 1.0
-            assert not follower.done()
-            assert not acc.apply_grad(2.0)  # sealed
-            assert acc.global_step == 0
-        assert await follower == 1
-
-    asyncio.run(main())
-
-
-def test_an_exception_or_a_cancel_in_the_block_consumes_nothing(acc: Accumulator) -> None:
-    async def main() -> None:
-        acc.apply_grad(1.0)
-        with pytest.raises(ZeroDivisionError):
-            async with acc.round_async(1):
-                raise ZeroDivisionError
-        entered = asyncio.Event()
-
-        async def chief() -> None:
-            async with acc.round_async(1):
-                entered.set()
-                await asyncio.sleep(LONG)
-
-        task = asyncio.create_task(chief())
-        await entered.wait()
-        await cancelled(task)
-        untouched(acc, 1)
-
-    asyncio.run(main())
-
-
-def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator) -> None:
-    async def main() -> None:
-        acc.apply_grad(1.0)
+async def test_an_exception_or_a_cancel_in_the_block_consumes_nothing(acc: Accumulator) -> None:
+    acc.apply_grad(1.0)
+    with pytest.raises(ZeroDivisionError):
         async with acc.round_async(1):
-            with pytest.raises(errors.FailedPreconditionError, match="This task has a round"):
-                await acc.take_async(1)
-            with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
-                acc.take(1)  # would block the loop, and so the block's end, for ever
-            with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
-                acc.apply_grad(1.0, local_step=NEVER_STALE)
-            other = await in_line(acc, acc.take_async(1))
-        assert acc.apply_grad(2.0, local_step=1)
-        assert (await other).value.item() == 2.0
+            raise ZeroDivisionError
+    entered = asyncio.Event()
 
-    asyncio.run(main())
+    async def chief() -> None:
+        async with acc.round_async(1):
+            entered.set()
+            await asyncio.sleep(LONG)
+
+    task = asyncio.create_task(chief())
+    await entered.wait()
+    await cancelled(task)
+    untouched(acc, 1)
+
+
+async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator) -> None:
+    acc.apply_grad(1.0)
+    async with acc.round_async(1):
+        with pytest.raises(errors.FailedPreconditionError, match="This task has a round"):
+            await acc.take_async(1)
+        with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
+            acc.take(1)  # would block the loop, and so the block's end, for ever
+        with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
+            acc.apply_grad(1.0, local_step=NEVER_STALE)
+        other = await in_line(acc, acc.take_async(1))
+    assert acc.apply_grad(2.0, local_step=1)
+    assert (await other).value.item() == 2.0
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["one_handle", "two_handles"])
@@ -260,13 +182,13 @@ def test_the_loops_own_calls_do_not_wait_for_what_the_loop_was_not_told(
     async def main(other: Accumulator) -> None:
         task = await in_line(acc, chief())
         other.apply_grad(1.0)
-        until(lambda: round_is_open(acc))
+        until_taken(acc)
         assert other.apply_grad(2.0, local_step=NEVER_STALE)
         assert await task == 2
         assert acc.global_step == 1
         task = await in_line(acc, chief())
         other.apply_grad(4.0, local_step=1)
-        until(lambda: round_is_open(acc))
+        until_taken(acc)
         assert other.take(1).value.item() == 4.0
         other.apply_grad(8.0, local_step=2)
         assert await task == 1
@@ -276,69 +198,57 @@ def test_the_loops_own_calls_do_not_wait_for_what_the_loop_was_not_told(
         asyncio.run(main(acc if own else other))
 
 
-def test_a_new_step_ends_a_round_that_nobody_was_told_of(acc: Accumulator) -> None:
-    async def main() -> None:
-        task = await in_line(acc, acc.take_async(1))
-        acc.apply_grad(1.0)
-        until(lambda: round_is_open(acc))
-        assert acc.advance_step(7) == 1  # before the loop comes to the task
-        assert not acc.apply_grad(2.0, local_step=6)
-        assert acc.apply_grad(3.0, local_step=7)
-        taken = await task
-        assert (taken.value.item(), taken.step) == (3.0, 7)
-
-    asyncio.run(main())
+async def test_a_new_step_ends_a_round_that_nobody_was_told_of(acc: Accumulator) -> None:
+    task = await in_line(acc, acc.take_async(1))
+    acc.apply_grad(1.0)
+    until_taken(acc)
+    assert acc.advance_step(7) == 1  # before the loop comes to the task
+    assert not acc.apply_grad(2.0, local_step=6)
+    assert acc.apply_grad(3.0, local_step=7)
+    taken = await task
+    assert (taken.value.item(), taken.step) == (3.0, 7)
 
 
-def test_close_and_cancel_end_waits(acc: Accumulator) -> None:
-    async def main() -> None:
-        task = await in_line(acc, acc.take_async(1))
-        acc.cancel()
-        with pytest.raises(errors.CancelledError, match="was cancelled"):
-            await task
-        other = shmacc.attach(acc.shared_name)
-        task = await in_line(acc, other.take_async(1))
-        follower = asyncio.create_task(other.wait_step_async(0))
-        await asyncio.sleep(0)
-        other.close()
-        with pytest.raises(errors.CancelledError, match="closed"):
-            await task
-        with pytest.raises((errors.CancelledError, errors.FailedPreconditionError), match="closed"):
-            await follower
-        with pytest.raises(errors.FailedPreconditionError, match="closed"):
-            await other.take_async(1)
-
-    asyncio.run(main())
+async def test_close_and_cancel_end_waits(acc: Accumulator) -> None:
+    task = await in_line(acc, acc.take_async(1))
+    acc.cancel()
+    with pytest.raises(errors.CancelledError, match="was cancelled"):
+        await task
+    other = shmacc.attach(acc.shared_name)
+    task = await in_line(acc, other.take_async(1))
+    follower = asyncio.create_task(other.wait_step_async(0))
+    await asyncio.sleep(0)
+    other.close()
+    with pytest.raises(errors.CancelledError, match="closed"):
+        await task
+    with pytest.raises((errors.CancelledError, errors.FailedPreconditionError), match="closed"):
+        await follower
+    with pytest.raises(errors.FailedPreconditionError, match="closed"):
+        await other.take_async(1)
 
 
-def test_bad_arguments_are_refused_at_once(acc: Accumulator) -> None:
-    async def main() -> None:
-        with pytest.raises(errors.InvalidArgumentError, match="num_required must be positive"):
-            await acc.take_async(0)
-        with pytest.raises(errors.InvalidArgumentError, match="timeout"):
-            acc.round_async(1, timeout=-1)
-        with pytest.raises(errors.InvalidArgumentError, match="after"):
-            await acc.wait_step_async(1.5)  # type: ignore[arg-type]
-
-    asyncio.run(main())
+async def test_bad_arguments_are_refused_at_once(acc: Accumulator) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="num_required must be positive"):
+        await acc.take_async(0)
+    with pytest.raises(errors.InvalidArgumentError, match="timeout"):
+        acc.round_async(1, timeout=-1)
+    with pytest.raises(errors.InvalidArgumentError, match="after"):
+        await acc.wait_step_async(1.5)  # type: ignore[arg-type]
 
 
-def test_no_more_threads(acc: Accumulator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_threads(acc: Accumulator, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    async def main() -> None:
-        acc.apply_grad(1.0)
-        monkeypatch.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(errors.ResourceExhaustedError, match="can't start new thread"):
-            await acc.take_async(1)
-        monkeypatch.undo()
-        untouched(acc, 1)
-
-    asyncio.run(main())
+    acc.apply_grad(1.0)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(errors.ResourceExhaustedError, match="can't start new thread"):
+        await acc.take_async(1)
+    monkeypatch.undo()
+    untouched(acc, 1)
 
 
-def test_a_signal_handler_that_raises_while_the_thread_starts_ends_its_wait(
+async def test_a_signal_handler_that_raises_while_the_thread_starts_ends_its_wait(
     acc: Accumulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start
@@ -347,95 +257,78 @@ def test_a_signal_handler_that_raises_while_the_thread_starts_ends_its_wait(
         start(thread)
         raise KeyboardInterrupt
 
-    async def main() -> None:
-        acc.apply_grad(1.0)
-        monkeypatch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            await acc.take_async(2)
-        monkeypatch.undo()
-        await until_async(lambda: threading.active_count() == 1)
-        untouched(acc, 1)
-
-    asyncio.run(main())
+    acc.apply_grad(1.0)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        await acc.take_async(2)
+    monkeypatch.undo()
+    await until_async(lambda: threading.active_count() == 1)
+    untouched(acc, 1)
 
 
 def test_a_failed_wait_keeps_nothing_alive(acc: Accumulator) -> None:
+    async def main() -> weakref.ref[Any]:
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            await acc.round_async(1, timeout=0).__aenter__()
+        known = weakref.ref(caught.value.with_traceback(None))
+        del caught
+        return known
+
     gc.collect()
     gc.disable()
     try:
-        known = []
-
-        async def main() -> None:
-            wait = acc.round_async(1, timeout=0)
-            with pytest.raises(errors.DeadlineExceededError) as caught:
-                await wait.__aenter__()
-            known.append(weakref.ref(caught.value))
-            caught.value.with_traceback(None)
-            del caught
-
-        asyncio.run(main())
-        assert known[0]() is None
+        assert asyncio.run(main())() is None
     finally:
         gc.enable()
 
 
-def apply_for_ever(acc: Accumulator, count: Any, stop: Any) -> None:
-    """Apply 1 until told to stop; say how many."""
-    with acc:
-        while not stop.is_set():
-            count.value += acc.apply_grad(1.0, local_step=NEVER_STALE)
+def apply_until_told(name: str, *, pipe: Pipe) -> int:
+    """Apply 1 until told to stop; return how often."""
+    count = 0
+    with Accumulator.attach(name) as own:
+        while not pipe.poll():
+            count += own.apply_grad(1.0, local_step=NEVER_STALE)
             time.sleep(0)
+    return count
 
 
-def test_a_thousand_cancellations_lose_nothing(acc: Accumulator) -> None:
-    context = multiprocessing.get_context("spawn")
-    count, stop = context.Value("q", 0, lock=False), context.Event()
-    process = context.Process(target=apply_for_ever, args=(acc, count, stop))
-    process.start()
+def test_many_cancellations_lose_nothing(acc: Accumulator) -> None:
     took = cancellations = 0
 
-    async def take(delay: random.Random) -> None:
-        nonlocal took, cancellations
-        try:
-            async with asyncio.timeout(delay.random() * 0.004):
-                taken = await acc.take_async(3)
-        except TimeoutError:
-            cancellations += 1
-        else:
-            assert taken.value.item() == taken.count
-            took += taken.count
-
     async def taker(seed: int) -> None:
+        nonlocal took, cancellations
         delay = random.Random(seed)
-        while cancellations < 1000:
-            await take(delay)
+        while cancellations < 300 or not took:
+            try:
+                async with asyncio.timeout(delay.random() * 0.004):
+                    taken = await acc.take_async(3)
+            except TimeoutError:
+                cancellations += 1
+            else:
+                assert taken.value.item() == taken.count
+                took += taken.count
 
     async def main() -> None:
         await asyncio.gather(*(taker(seed) for seed in range(4)))
-        stop.set()
 
-    try:
+    with Apart(apply_until_told, acc.shared_name) as process:
         asyncio.run(main())
-    finally:
-        stop.set()
-        process.join(LONG)
-    assert process.exitcode == 0
-    assert threading.active_count() == 1
-    assert took > 0
-    assert took + acc.num_accumulated() == count.value
-    assert acc.stats().taken == took
-    assert acc.stats().waiting == 0
+        process.say()
+        assert process.result() == took + acc.num_accumulated()
+    assert (acc.stats().taken, acc.stats().waiting) == (took, 0)
 
 
-INTERRUPTED = """
-import asyncio, sys, shmacc
+def test_ctrl_c_ends_the_program_at_once(acc: Accumulator) -> None:
+    acc.apply_grad(1.0)
+    program = "import asyncio, sys, shmacc; asyncio.run(shmacc.attach(sys.argv[1]).take_async(2))"
+    command = [sys.executable, "-P", "-c", program, acc.shared_name]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: acc.stats().waiting > 0)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LONG)
+    assert "KeyboardInterrupt" in said
+    untouched(acc, 1)
 
-async def main():
-    acc = shmacc.attach(sys.argv[1])
-    await acc.take_async(2)
-
-asyncio.run(main())
-"""
 
 THROWN_AWAY = """
 import asyncio, sys, shmacc
@@ -450,21 +343,10 @@ print("closed", flush=True)
 """
 
 
-def test_ctrl_c_ends_the_program_at_once(acc: Accumulator) -> None:
-    acc.apply_grad(1.0)
-    command = [sys.executable, "-P", "-c", INTERRUPTED, acc.shared_name]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
-        until(lambda: waits(acc))
-        program.send_signal(signal.SIGINT)
-        _, said = program.communicate(timeout=LONG)
-    assert "KeyboardInterrupt" in said
-    untouched(acc, 1)
-
-
 def test_a_loop_that_is_thrown_away_keeps_no_process(acc: Accumulator) -> None:
     acc.apply_grad(1.0)
     command = [sys.executable, "-P", "-c", THROWN_AWAY, acc.shared_name]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG)
     assert done.stdout == "closed\n"
-    until(lambda: not waits(acc))
+    until(lambda: acc.stats().waiting == 0)
     untouched(acc, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,7 +13,15 @@ from helpers.lock_holder import activity
 from helpers.support import LONG, refused, until
 
 import shmacc
-from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
+from shmacc import (
+    NEVER_STALE,
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    TensorSpec,
+    errors,
+)
+from shmacc._multihost.host_group import HostGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +48,11 @@ def acc() -> Iterator[ConditionalAccumulator]:
         made.unlink()
 
 
-def apply(value: float, step: int = NEVER_STALE, *, pipe: Pipe) -> bool:
+def apply(value: float, step: int = NEVER_STALE, who: int | None = None, *, pipe: Pipe) -> bool:
     """Say that it begins, then apply."""
     with ConditionalAccumulator.attach(NAME) as own:
         pipe.say()
-        return own.apply_grad(value, step)
+        return own.apply_grad(value, step, contributor=who)
 
 
 def wait_for_room(process: Apart) -> None:
@@ -63,20 +72,6 @@ def test_an_apply_waits_for_a_take(acc: ConditionalAccumulator) -> None:
     assert acc.take(2, timeout=0).value == 12.0
 
 
-def test_producers_never_get_ahead_by_more_than_the_capacity() -> None:
-    with make(3) as acc, Apart(_produce, 100) as one, Apart(_produce, 100) as other:
-        total = count = 0
-        while count < 200:
-            taken = acc.take(1, timeout=LONG)
-            assert taken.count <= 3
-            total += taken.value.item()
-            count += taken.count
-        assert total == 2 * sum(range(100))
-        assert one.result()
-        assert other.result()
-        acc.unlink()
-
-
 def _produce(number: int) -> bool:
     with ConditionalAccumulator.attach(NAME) as own:
         return all(own.apply_grad(float(i), NEVER_STALE) for i in range(number))
@@ -86,13 +81,11 @@ def _produce(number: int) -> bool:
 def test_what_else_makes_room(acc: ConditionalAccumulator, make_room: str) -> None:
     with Apart(apply, 4.0) as waiting:
         wait_for_room(waiting)
-        if make_room == "take_partial":
-            acc.take_partial(2)
-        elif make_room == "advance_step":
-            assert acc.advance_step(1) == 2
-        else:
+        if make_room == "round":
             with acc.round(2):
                 pass
+        else:
+            getattr(acc, make_room)(2)
         assert waiting.result(LONG)
     assert acc.snapshot().value == 4.0
 
@@ -101,12 +94,10 @@ def test_what_else_makes_room(acc: ConditionalAccumulator, make_room: str) -> No
 def test_it_is_judged_when_it_gets_in(acc: ConditionalAccumulator, judged_by: str) -> None:
     with Apart(apply, 4.0, 0) as waiting:
         wait_for_room(waiting)
-        if judged_by == "take":
-            acc.take(2)
-        elif judged_by == "seal":
+        if judged_by == "seal":
             acc.take_partial(2, seal=True)
         else:
-            acc.set_global_step(1)  # it becomes stale while there is still no room
+            getattr(acc, judged_by)(2)  # a step: it becomes stale while there is still no room
         assert waiting.result(LONG) is False
     assert acc.stats().dropped == 1
 
@@ -139,7 +130,7 @@ def test_a_contributor_that_comes_in_while_it_waits_is_answered(
     acc: ConditionalAccumulator,
 ) -> None:
     """Its twin, that is: the gradient that it sends a second time."""
-    with Apart(_apply_of, 5) as one, Apart(_apply_of, 5) as twin:
+    with Apart(apply, 4.0, NEVER_STALE, 5) as one, Apart(apply, 4.0, NEVER_STALE, 5) as twin:
         wait_for_room(one)
         wait_for_room(twin)
         acc.take(2)
@@ -147,12 +138,6 @@ def test_a_contributor_that_comes_in_while_it_waits_is_answered(
         assert twin.result(LONG)
     assert acc.contributors().tolist() == [5]
     assert acc.num_accumulated() == 1
-
-
-def _apply_of(contributor: int, *, pipe: Pipe) -> bool:
-    with ConditionalAccumulator.attach(NAME) as own:
-        pipe.say()
-        return own.apply_grad(4.0, NEVER_STALE, contributor=contributor)
 
 
 def test_a_close_ends_the_wait(acc: ConditionalAccumulator) -> None:
@@ -176,14 +161,9 @@ def test_more_than_the_capacity_is_never_there(acc: ConditionalAccumulator) -> N
 
 
 def test_a_partial_counts_as_its_count() -> None:
-    with make(4) as acc, ConditionalAccumulator("f8", ()) as other:
-        for _ in range(5):
-            other.apply_grad(1.0)
-        large = other.take_partial(5)
-        other.apply_grad(1.0)
-        other.apply_grad(1.0)
-        two = other.take_partial(2)
-        assert acc.apply_partial(large)  # into an empty one it gets, whatever its size
+    five, two = (shmacc.DensePartial(np.array(1.0), count, 0) for count in (5, 2))
+    with make(4) as acc:
+        assert acc.apply_partial(five)  # into an empty one it gets, whatever its size
         with pytest.raises(errors.DeadlineExceededError):
             acc.apply_partial(two, timeout=0)
         assert acc.take(1).count == 5
@@ -206,23 +186,15 @@ def test_a_group_has_one_capacity_for_all_members() -> None:
 
 
 def test_it_is_part_of_the_agreement() -> None:
-    with make(2) as acc:
-        for other in (make(2), make(None)):
-            assert other.capacity == 2
-            other.close()
-        with pytest.raises(errors.InvalidArgumentError) as caught:
-            make(3)
-        assert (caught.value.what, caught.value.existing, caught.value.asked) == (
-            "capacity",
-            "2",
-            "3",
-        )
-        acc.unlink()
-    with make(None) as acc:
-        assert acc.capacity is None
-        with pytest.raises(errors.InvalidArgumentError, match="unbounded"):
-            make(1)
-        acc.unlink()
+    for capacity, other, said in (2, 3, "2"), (None, 1, "unbounded"):
+        with make(capacity) as acc:
+            for same in (make(capacity), make(None)):
+                assert same.capacity == capacity
+                same.close()
+            with pytest.raises(errors.InvalidArgumentError, match=said) as caught:
+                make(other)
+            assert (caught.value.what, caught.value.asked) == ("capacity", str(other))
+            acc.unlink()
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "4", 2**63])
@@ -231,32 +203,102 @@ def test_what_is_no_capacity(capacity: Any) -> None:
         ConditionalAccumulator("f8", capacity=capacity)
 
 
-def test_counts_may_come_near_64_bits_without_a_capacity() -> None:
-    """Nobody waits for room in an accumulator that has no bounds."""
-    most = shmacc.DensePartial(np.array(1.0), 2**48, 0)
-    with ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
-        for _ in range(2**15 - 1):
-            acc.apply_partial(most)
-        assert acc.apply_grad(1.0, timeout=0)
-        with pytest.raises(errors.OutOfRangeError):
-            acc.apply_partial(most, timeout=0)
+# A segment that leaves memory to others grows no further: an apply waits for a take, or fails.
 
 
-@pytest.mark.parametrize("lanes", [2, 4])
-def test_with_lanes_it_is_exceeded_by_less_than_their_number(lanes: int) -> None:
-    with make(3, lanes) as acc:
-        workers = [Apart(_produce, 60) for _ in range(lanes + 1)]
-        try:
-            total = count = 0
-            while count < 60 * len(workers):
-                taken = acc.take(1, timeout=LONG)
-                assert taken.count <= 3 + lanes - 1
-                count += taken.count
-                total += taken.value.item()
-            assert total == len(workers) * sum(range(60))
-            assert all(worker.result() for worker in workers)
-        finally:
-            for worker in workers:
-                with worker:
-                    pass
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_it_is_exceeded_by_less_than_the_number_of_lanes(lanes: int) -> None:
+    each, number = 60, lanes + 1
+    with make(3, lanes) as acc, ExitStack() as stack:
+        workers = [stack.enter_context(Apart(_produce, each)) for _ in range(number)]
+        total = count = 0
+        while count < each * number:
+            taken = acc.take(1, timeout=LONG)
+            assert taken.count <= 3 + lanes - 1
+            count += taken.count
+            total += taken.value.item()
+        assert total == number * sum(range(each))
+        assert all(worker.result() for worker in workers)
         acc.unlink()
+
+
+ROWS: Final = 20_000
+
+
+EVERYTHING: Final = 1 << 62  # bytes: no segment may grow
+
+
+def gradient(first: int, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Rows from `first` on, with ones."""
+    return {"m": (np.arange(first, first + rows), np.ones((rows, 8), np.float32))}
+
+
+@pytest.fixture(params=[1, 3], ids=["one lane", "three lanes"])
+def group(request: pytest.FixtureRequest) -> Iterator[HostGroup]:
+    """One that has memory for `ROWS` rows in each lane, none of them pending; it must not grow."""
+    specs: dict[str, TensorSpec] = {"m": IndexedSlicesSpec((None, 8), "float32")}
+    specs["dense"] = TensorSpec((300_000,), "float64")
+    with HostGroup(specs, NAME, lanes=request.param) as made:
+        for contributor in range(3 * request.param):  # each lane has its contributors
+            assert made.apply(gradient(contributor), 0, contributor=contributor)
+        made.take(1, timeout=0)
+        made.handle.keep_free(EVERYTHING)
+        yield made
+        made.unlink()
+
+
+def apply_rows(first: int, step: int, *, pipe: Pipe) -> bool:
+    """Say that it begins, then apply, as contributor 0."""
+    with shmacc.AccumulatorGroup.attach(NAME) as own:
+        pipe.say()
+        return own.apply(gradient(first), step, contributor=0)
+
+
+def test_a_gradient_that_alone_is_too_large_is_an_error_and_changes_nothing(
+    group: HostGroup,
+) -> None:
+    rows, dense = gradient(0, 20 * ROWS), {"dense": np.ones(300_000)}
+    with pytest.raises(errors.ResourceExhaustedError, match="kept for Ray's object store") as found:
+        group.apply(rows, 1, contributor=0)
+    assert found.value.kept == EVERYTHING
+    assert None not in (found.value.needed, found.value.free, found.value.total)
+    with pytest.raises(errors.ResourceExhaustedError, match="'dense'"):
+        group.apply(dense, 1)
+    assert group.num_accumulated() == 0
+    group.handle.keep_free(0)
+    assert group.apply(rows, 1, contributor=0)
+    assert group.apply(dense, 1)
+    taken = group.take(2, timeout=0)["m"]
+    assert taken.indices.tolist() == list(range(20 * ROWS))
+    assert (taken.values == 1).all()
+
+
+def test_an_apply_for_which_there_is_no_room_waits_for_a_take(group: HostGroup) -> None:
+    assert group.apply(gradient(0), 1, contributor=group.lanes * 3)  # of lane 0, as contributor 0
+    for contributor in range(3 * group.lanes):
+        group.apply(gradient(0), 1, contributor=contributor + 100)
+    pending = group.num_accumulated()
+    with Apart(apply_rows, 1_000_000, NEVER_STALE) as process:
+        wait_for_room(process)
+        assert group.num_accumulated() == pending
+        taken = group.take(1, timeout=0)
+        assert (taken.count, taken["m"].indices.tolist()) == (pending, list(range(ROWS)))
+        assert process.result(LONG)
+    taken = group.take(1, timeout=0)
+    assert (taken.count, taken["m"].indices[0], len(taken["m"].indices)) == (1, 1_000_000, ROWS)
+
+
+def test_an_apply_for_which_there_is_no_room_is_judged_when_it_looks_again(
+    group: HostGroup,
+) -> None:
+    for contributor in range(3 * group.lanes):
+        group.apply(gradient(0), 1, contributor=contributor + 100)
+    pending = group.num_accumulated()
+    with pytest.raises(errors.DeadlineExceededError, match="for room"):
+        group.apply(gradient(1_000_000), 1, contributor=0, timeout=0.05)
+    with Apart(apply_rows, 1_000_000, 1) as process:
+        wait_for_room(process)
+        assert group.num_accumulated() == pending
+        assert group.take(1, timeout=0)["m"].indices.tolist() == list(range(ROWS))
+        assert process.result(LONG) is False
+    assert group.num_accumulated() == 0

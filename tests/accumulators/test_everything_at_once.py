@@ -7,6 +7,7 @@ out of exactly one take, once; and each adds its own number to one of a few rows
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers import process_work
+from helpers.apart import Apart
 from helpers.support import LONG
 
 import shmacc
@@ -44,8 +46,7 @@ class Books:
     def enter(self, taken: Any) -> None:
         """Write down a take or a partial."""
         if taken.count:
-            entry = (taken.indices.tolist(), taken.values[:, 0].tolist(), taken.count)
-            self.taken.append(entry)
+            self.taken.append((taken.indices.tolist(), taken.values[:, 0].tolist(), taken.count))
 
 
 def apply(acc: Any, books: Books, rng: random.Random, identity: int) -> None:
@@ -83,16 +84,14 @@ def cancel(acc: Any, _books: Books, rng: random.Random, _identity: int) -> None:
 
 
 ROLES: Final[dict[Callable[..., None], int]] = {
-    apply: 500,
-    take: 150,
-    pass_on: 150,
-    take_and_close: 20,
-    cancel: 20,
+    apply: 300,
+    take: 100,
+    pass_on: 100,
+    take_and_close: 15,
+    cancel: 15,
 }
 REFUSALS: Final = (
-    errors.DeadlineExceededError,
-    errors.CancelledError,
-    errors.FailedPreconditionError,
+    *(errors.DeadlineExceededError, errors.CancelledError, errors.FailedPreconditionError),
 )
 
 
@@ -147,3 +146,35 @@ def test_books_balance(crew: Crew) -> None:
     with contextlib.suppress(KeyError):  # closing at just that moment is rare
         refusals.remove("FailedPreconditionError")
     assert refusals == {"DeadlineExceededError", "CancelledError"}
+
+
+# So many that a turn is longer than anybody looks for a token without sleeping.
+ROWS: Final = 10_000
+
+
+def test_nobody_is_passed_over_for_long() -> None:
+    """An apply in a loop gives the lock back and wants it again within microseconds.
+
+    Who sleeps for it takes longer than that to wake up. Left to chance, the first would go on for
+    seconds.
+    """
+    fork, processes = multiprocessing.get_context("fork"), 2
+    begin, end, done = fork.Barrier(processes), fork.Event(), fork.RawArray("q", processes)
+
+    def apply_often(number: int) -> None:
+        acc = process_work.attached("fair")
+        indices, values = np.arange(ROWS), np.ones((ROWS, 64), np.float32)
+        begin.wait(LONG)
+        while not end.is_set():
+            assert acc.apply_grad(indices, values, local_step=shmacc.NEVER_STALE)
+            done[number] += 1
+            if done[number] >= 1_500:
+                end.set()
+
+    with SparseConditionalAccumulator("float32", (ROWS, 64), "fair", reduction_type="SUM") as acc:
+        with Apart(apply_often, 0) as one, Apart(apply_often, 1) as other:
+            one.result()
+            other.result()
+        acc.unlink()
+        assert acc.stats().num_accumulated == sum(done)
+        assert min(done) > max(done) / 10

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import every_start_method
-from helpers.group_model import MEMBERS, ModelledGroup, gradients
+from helpers.group_model import ModelledGroup, gradients
 from helpers.support import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shmacc
 from shmacc import (
-    NEVER_STALE,
     AccumulatorGroup,
     GroupPartial,
     IndexedSlices,
@@ -26,9 +22,6 @@ from shmacc import (
     errors,
     inspection,
 )
-
-if TYPE_CHECKING:
-    from helpers.apart import Crew
 
 TWO: Final = {
     "emb": IndexedSlicesSpec((10, 2), "float32"),
@@ -42,29 +35,25 @@ def make_group(*args: Any, **keywords: Any) -> Any:
     return AccumulatorGroup(*args, **keywords)
 
 
+_apply: Final = st.tuples(
+    st.just("apply"),
+    gradients,
+    st.sampled_from((0, 0, 0, 1, -1)),
+    st.none() | st.integers(0, 5),
+    st.sampled_from((1, 1, 2, 7)),
+)
 _deeds: Final = st.lists(
     st.one_of(
-        *[
-            st.tuples(
-                st.just("apply"),
-                gradients,
-                st.sampled_from((0, 0, 0, 1, -1)),
-                st.none() | st.integers(0, 5),
-                st.sampled_from((1, 1, 2, 7)),
-            )
-        ]
-        * 4,
-        st.tuples(st.just("take")),
+        *[_apply] * 4,
+        st.tuples(st.sampled_from(["take", "move", "the other"])),
         st.tuples(st.just("round"), st.booleans()),
-        st.tuples(st.just("move")),
         st.tuples(st.just("advance"), st.integers(0, 2)),
-        st.tuples(st.just("the other")),
     ),
     max_size=25,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(deeds=_deeds, lanes=st.sampled_from((1, 1, 2, 3)))
 def test_any_sequence_of_calls_gives_what_numpy_gives(
     deeds: list[tuple[Any, ...]], lanes: int
@@ -95,64 +84,25 @@ def group() -> Any:
         yield made
 
 
-def test_a_member_left_out_contributes_nothing(group: Any) -> None:
-    assert group.apply({"emb": ([3], [[2, 4]])}, 0)
+BAD: Final[list[tuple[str, Any]]] = [
+    *(("fc", [[1, 2, 3]]), ("fc", [1, 2]), ("fc", "four"), ("fc", np.array([1j, 2, 3]))),
+    *(("emb", [1, 2, 3]), ("emb", ([10], [[1, 2]])), ("emb", ([-1], [[1, 2]]))),
+    *(("emb", ([1, 2], [[1, 2]])), ("emb", ([1], [[1, 2, 3]]))),
+    ("emb", IndexedSlices([[1.0, 2.0]], [1], [10, 3])),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_members_bad_gradient_names_it_and_adds_nothing(
+    group: Any, name: str, value: Any
+) -> None:
     assert group.apply(GRADIENT, 0)
-    taken = group.take(2)
-    assert (taken.count, taken["emb"].count, taken["fc"].count) == (2, 2, 1)
-    np.testing.assert_array_equal(taken["emb"].values, [[2.5, 4], [1, 2]])
-    np.testing.assert_array_equal(taken["fc"].value, [1, 2, 3])
-
-
-def test_an_empty_mapping_is_a_gradient(group: Any) -> None:
-    assert group.apply({}, 0)
-    assert group.num_accumulated() == 1
-    taken = group.take(1, timeout=0)
-    assert (taken.count, dict(taken), taken.step) == (1, {}, 0)
-    assert group.global_step == 1
-
-
-def test_a_member_without_rows_is_present(group: Any) -> None:
-    assert group.apply({"emb": ([], np.empty((0, 2)))}, 0)
-    taken = group.take(1)
-    assert list(taken) == ["emb"]
-    assert taken["emb"].values.shape == (0, 2)
-    with pytest.raises(KeyError):
-        taken["fc"]
-
-
-def test_slices_of_any_make_go_into_a_sparse_member(group: Any) -> None:
-    alike = SimpleNamespace(indices=[1], values=[[1.0, 1.0]], dense_shape=[10, 2])
-    for slices in (([1], [[1.0, 1.0]]), IndexedSlices([[1.0, 1.0]], [1]), alike):
-        assert group.apply({"emb": slices}, 0)
-    assert group.take(3)["emb"].row_counts.tolist() == [3]
-
-
-BAD: Final[dict[str, tuple[str, Any]]] = {
-    "another rank": ("fc", [[1, 2, 3]]),
-    "another size": ("fc", [1, 2]),
-    "no array": ("fc", "four"),
-    "no rows": ("emb", [1, 2, 3]),
-    "an index too large": ("emb", ([10], [[1, 2]])),
-    "a negative index": ("emb", ([-1], [[1, 2]])),
-    "as many indices as rows": ("emb", ([1, 2], [[1, 2]])),
-    "another width": ("emb", ([1], [[1, 2, 3]])),
-    "of another type": ("fc", np.array([1j, 2, 3])),
-    "another shape": ("emb", IndexedSlices([[1.0, 2.0]], [1], [10, 3])),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_a_members_bad_gradient_names_it_and_adds_nothing(group: Any, bad: str) -> None:
-    assert group.apply(GRADIENT, 0)
-    name, value = BAD[bad]
     with pytest.raises(errors.InvalidArgumentError, match=repr(name)) as caught:
         group.apply(GRADIENT | {name: value}, 0)
     assert repr(name) in str(pickle.loads(pickle.dumps(caught.value)))
     taken = group.take(1)
-    assert (taken.count, taken["emb"].count, taken["fc"].count) == (1, 1, 1)
-    np.testing.assert_array_equal(taken["fc"].value, [1, 2, 3])
-    np.testing.assert_array_equal(taken["emb"].row_counts, [1, 1])
+    assert (taken.count, taken["emb"].row_counts.tolist()) == (1, [1, 1])
+    assert taken["fc"].value.tolist() == [1, 2, 3]
 
 
 def test_an_unknown_member_is_refused(group: Any) -> None:
@@ -165,7 +115,7 @@ def test_an_unknown_member_is_refused(group: Any) -> None:
     assert group.num_accumulated() == 0
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 32])
+@pytest.mark.parametrize("lanes", [1, 32])
 def test_a_member_that_was_never_touched_costs_what_the_page_on_sizes_says(lanes: int) -> None:
     """With up to three lanes that is 1 KiB."""
     members, page = 1000, 4096
@@ -178,41 +128,27 @@ def test_a_member_that_was_never_touched_costs_what_the_page_on_sizes_says(lanes
         acc.unlink()
 
 
-class Repeating(Mapping[str, Any]):
-    """A mapping whose items repeat a name, as those of a careless multi-dict do."""
-
-    def __init__(self, *pairs: tuple[str, Any]) -> None:
-        self.pairs = pairs
-
-    def __getitem__(self, name: str) -> Any:
-        return dict(self.pairs)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.pairs)
-
-    def __len__(self) -> int:
-        return len(self.pairs)
+class Repeating(dict[str, Any]):
+    """A mapping whose items repeat each name, as those of a careless multi-dict do."""
 
     def items(self) -> Any:
-        return list(self.pairs)
+        return [*super().items(), *super().items()]
 
 
 def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
     """Only one of the two would be added."""
-    rows = ("emb", GRADIENT["emb"])
-    for pairs in ((rows, rows), (("fc", [1, 2, 3]), rows, ("fc", [4, 5, 6]))):
-        with pytest.raises(errors.InvalidArgumentError, match=r"'(emb|fc)'.* more than once"):
-            group.apply(Repeating(*pairs), 0)
     group.apply(GRADIENT, 0)
     partial = group.take_partial(1)
-    repeating: Any = Repeating(*partial.items(), ("fc", partial["fc"]))
+    repeating: Any = Repeating(partial)
     repeating.count = partial.count
-    with pytest.raises(errors.InvalidArgumentError, match=r"'fc'.* more than once"):
-        group.apply_partial(repeating)
+    for call in (
+        lambda: group.apply(Repeating(GRADIENT), 0),
+        lambda: group.apply_partial(repeating),
+        lambda: AccumulatorGroup(Repeating(TWO)),
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match=r"'(emb|fc)'.* more than once"):
+            call()
     assert group.num_accumulated() == 0
-    assert group.apply(Repeating(*GRADIENT.items()), 0)
-    with pytest.raises(errors.InvalidArgumentError, match=r"'fc'.* more than once"):
-        AccumulatorGroup(Repeating(*TWO.items(), ("fc", TWO["fc"])))
 
 
 def test_a_members_round_shape_is_checked_under_the_lock_and_rolled_back() -> None:
@@ -295,68 +231,53 @@ def test_as_many_members_as_there_may_be() -> None:
         group.unlink()
     with pytest.raises(errors.InvalidArgumentError, match="1 to 4096 members"):
         make_group(specs | {"one more": TensorSpec()})
-    with refused():
-        make_group({})
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 200, "décodeur", "層" * 200, "['enc'][0].w", "a/b c"])
-def test_names_of_members(name: str) -> None:
-    with make_group({name: TensorSpec((), "float32")}, "named") as group:
-        assert group.apply({name: 2}, 0)
+def test_names_of_members() -> None:
+    names = ["a", "x" * 200, "décodeur", "層" * 200, "['enc'][0].w", "a/b c"]
+    with make_group(dict.fromkeys(names, TensorSpec(())), "named") as group:
+        assert group.apply(dict.fromkeys(names, 2), 0)
         with AccumulatorGroup.attach("named") as other:
-            assert list(other.take(1)) == [name]
+            assert list(other.take(1)) == names
         group.unlink()
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201, "a\0b", "a\nb", "\x7f", 3, None, b"bytes"])
-def test_names_that_no_member_has(name: Any) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="name"):
-        make_group({name: TensorSpec()})
+def test_members_are_a_mapping_of_names_to_specs() -> None:
+    for name in ("", "x" * 201, "a\0b", "a\nb", "\x7f", 3, None, b"bytes"):
+        with pytest.raises(errors.InvalidArgumentError, match="name"):
+            make_group({name: TensorSpec()})
+    for specs in (None, 4, [("a", TensorSpec())], {"a": "float32"}, {"a": None}, {}):
+        with refused():
+            make_group(specs)
 
 
-@pytest.mark.parametrize("specs", [None, 4, [("a", TensorSpec())], {"a": "float32"}, {"a": None}])
-def test_members_are_a_mapping_to_specs(specs: Any) -> None:
-    with refused():
-        make_group(specs)
-
-
-DIFFERENT: Final[dict[str, tuple[dict[str, Any], tuple[str, str, str]]]] = {
-    "dtype": (
-        TWO | {"fc": TensorSpec((3,), "int8", reduction_type="SUM")},
-        ("dtype of member 'fc'", "float32", "int8"),
-    ),
-    "shape": (
-        TWO | {"emb": IndexedSlicesSpec((10, 3), "float32")},
-        ("shape of member 'emb'", "[10,2]", "[10,3]"),
-    ),
-    "kind": (TWO | {"emb": TensorSpec((10, 2))}, ("kind of member 'emb'", "sparse", "dense")),
-    "reduction": (
-        TWO | {"fc": TensorSpec((3,), reduction_type="MEAN")},
-        ("reduction_type of member 'fc'", "SUM", "MEAN"),
-    ),
-    "one more": (TWO | {"more": TensorSpec()}, ("member 'more'", "none", "dense float32")),
-    "one less": ({"fc": TWO["fc"]}, ("member 'emb'", "sparse float32", "none")),
+DIFFERENT: Final[dict[tuple[str, str, str], dict[str, Any]]] = {
+    ("dtype of member 'fc'", "float32", "int8"): TWO | {"fc": TensorSpec((3,), "int8")},
+    ("shape of member 'emb'", "[10,2]", "[10,3]"): TWO | {"emb": IndexedSlicesSpec((10, 3))},
+    ("kind of member 'emb'", "sparse", "dense"): TWO | {"emb": TensorSpec((10, 2))},
+    ("reduction_type of member 'fc'", "SUM", "MEAN"): TWO | {"fc": TensorSpec((3,))},
+    ("member 'more'", "none", "dense float32"): TWO | {"more": TensorSpec()},
+    ("member 'emb'", "sparse float32", "none"): {"fc": TWO["fc"]},
 }
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_a_disagreement_names_the_member_and_both_values(what: str) -> None:
-    specs, (where, existing, asked) = DIFFERENT[what]
+def test_a_disagreement_names_the_member_and_both_values() -> None:
     with make_group(TWO, "agreed") as group:
-        with pytest.raises(errors.InvalidArgumentError) as caught:
-            make_group(specs, "agreed")
-        error = caught.value
-        assert (error.what, error.existing, error.asked) == (where, existing, asked)
-        assert all(word in str(error) for word in (where, existing, asked))
+        for said, specs in DIFFERENT.items():
+            with pytest.raises(errors.InvalidArgumentError) as caught:
+                make_group(specs, "agreed")
+            error = caught.value
+            assert (error.what, error.existing, error.asked) == said
+            assert all(word in str(error) for word in said)
         group.unlink()
 
 
 def test_the_order_of_members_is_no_part_of_the_agreement() -> None:
-    turned = dict(reversed(TWO.items()))
+    turned, gradient = (dict(reversed(given.items())) for given in (TWO, GRADIENT))
     with make_group(TWO, "agreed") as group, make_group(turned, "agreed") as other:
         assert group.apply(GRADIENT, 0)
-        assert other.apply(dict(reversed(GRADIENT.items())), 0)
-        np.testing.assert_array_equal(group.take(2)["fc"].value, [2, 4, 6])
+        assert other.apply(gradient, 0)
+        assert group.take(2)["fc"].value.tolist() == [2, 4, 6]
         group.unlink()
 
 
@@ -388,77 +309,29 @@ def test_attach_gives_the_group() -> None:
         group.unlink()
 
 
-def _apply_and_send_back(group: Any, number: int) -> bool:
-    gradient = {"emb": ([number], [[number, 1]]), "fc": [number, 0, 0]}
-    return bool(group.apply(gradient, 0, contributor=number))
-
-
-@every_start_method
-def test_a_pickled_group_is_the_same_one(crew: Crew) -> None:
-    with make_group(TWO) as group:
-        workers = [crew.start(_apply_and_send_back, group, i) for i in (1, 2)]
-        assert all(worker.result() for worker in workers)
-        taken = group.take(2, timeout=0)
-        assert taken.contributors.tolist() == [1, 2]
-        np.testing.assert_array_equal(taken["fc"].value, [3, 0, 0])
-        np.testing.assert_array_equal(taken["emb"].values, [[1, 1], [2, 1]])
-
-
-def test_partials_pickle_and_go_into_another_group() -> None:
-    with make_group(TWO) as near, make_group(TWO) as far:
-        near.apply(GRADIENT, 0, contributor=4, weight=3)
-        near.apply({"fc": [1, 1, 1]}, 0)
-        partial = near.take_partial(2)
-        assert isinstance(partial, GroupPartial)
+def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
+    with make_group(TWO) as far:
+        group.apply(GRADIENT, 0, contributor=4, weight=3)
+        group.apply({"fc": [1, 1, 1]}, 0)
         far.apply(GRADIENT, 0)
-        near.apply(GRADIENT, 0, contributor=4)  # of another round by now
-        assert near.num_accumulated() == 1
-        again = pickle.loads(pickle.dumps(partial))
-        assert far.apply_partial(again)
+        partial = group.take_partial(2)
+        assert isinstance(partial, GroupPartial)
+        assert far.apply_partial(pickle.loads(pickle.dumps(partial)))
         taken = far.take(3, timeout=0)
         assert (taken.count, taken.weight, taken["emb"].weight) == (3, 5, 4)
         assert taken["emb"].row_counts.tolist() == [4, 4]
-        np.testing.assert_array_equal(taken["fc"].value, [5, 9, 13])
+        assert taken["fc"].value.tolist() == [5, 9, 13]
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [({"count": 5}, "'fc'"), ({"weight": 9}, "'fc'"), ({"count": 0}, "'fc'")],
-)
+@pytest.mark.parametrize("changed", [{"count": 5}, {"weight": 9}, {"count": 0}])
 def test_a_partial_whose_members_say_more_than_it_does_is_refused(
-    group: Any, changed: dict[str, int], words: str
+    group: Any, changed: dict[str, int]
 ) -> None:
     fields: dict[str, Any] = {"count": 1, "step": 0} | changed
     of_fc = shmacc.DensePartial(np.ones(3, np.float32), **fields)
-    with pytest.raises(errors.InvalidArgumentError, match=words):
+    with pytest.raises(errors.InvalidArgumentError, match="'fc'"):
         group.apply_partial(GroupPartial({"fc": of_fc}, 2, 0))
-    assert group.num_accumulated() == 0
-
-
-def test_a_take_is_no_partial(group: Any) -> None:
     group.apply(GRADIENT, 0)
-    taken = group.take(1)
     with pytest.raises(errors.InvalidArgumentError, match="take_partial"):
-        group.apply_partial(taken)
-
-
-def test_steps_seals_and_stats_are_those_of_a_single_one(group: Any) -> None:
-    assert not group.apply(GRADIENT, -1)
-    assert group.apply(GRADIENT, NEVER_STALE)
-    assert group.take_partial(1, seal=True).count == 1
-    assert not group.apply(GRADIENT, 0)
-    group.unseal()
-    assert group.apply(GRADIENT, 0)
-    assert group.advance_step(3) == 1
-    assert group.wait_step(2, timeout=0) == 3
-    group.set_global_step(1)
-    stats = group.stats()
-    assert (stats.applied, stats.dropped, stats.discarded, stats.taken) == (2, 2, 1, 1)
-    assert (stats.rows, stats.global_step, stats.sealed) == (0, 1, False)
-    assert repr(group).startswith("<AccumulatorGroup ")
-
-
-def test_members_of_the_model_are_of_all_reductions() -> None:
-    """Else the first test would say less than it seems to."""
-    kinds = {(type(spec).__name__, spec.reduction_type) for spec in MEMBERS.values()}
-    assert len(kinds) == len(MEMBERS)
+        group.apply_partial(group.take(1))  # no partial
+    assert group.num_accumulated() == 0

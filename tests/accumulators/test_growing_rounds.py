@@ -11,19 +11,16 @@ from helpers.elements import ELEMENTS
 from helpers.support import SHM_DIRECTORY, same_bits
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc import (
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    SparseConditionalAccumulator,
+    TensorSpec,
+)
 
-# Large enough for many steps of growth of the index and of every region; then small, then wide.
 ROUNDS: Final = [
-    (1, 10, (64,)),
-    (3, 40_000, ()),
-    (2, 5, (3, 2)),
-    (2, 300, (1000,)),
-    (4, 20_000, (8,)),
-    (1, 0, (5,)),
-    (2, 1000, (0,)),
-    (3, 60_000, (1,)),
-    (2, 7, ()),
+    *((1, 10, (64,)), (3, 40_000, ()), (2, 5, (3, 2)), (2, 300, (1000,)), (4, 20_000, (8,))),
+    *((1, 0, (5,)), (2, 1000, (0,)), (3, 60_000, (1,)), (2, 7, ())),
 ]
 # Rows may be anywhere: packed, spread, or at the end of what an index can be.
 SPREADS: Final = [2**12, 2**20, 2**63 - 1]
@@ -40,7 +37,7 @@ def gradient(
     return indices, values.view(element.dtype) if element.quantised else values
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "int8", "quint8", "complex64"])
+@pytest.mark.parametrize("name", ["float64", "bfloat16", "quint8"])
 def test_sparse(name: str) -> None:
     element = ELEMENTS[name]
     rng = np.random.default_rng(3)
@@ -72,7 +69,7 @@ def test_sparse(name: str) -> None:
         other.close()
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "complex128"])
+@pytest.mark.parametrize("name", ["bfloat16", "int8"])
 def test_dense(name: str) -> None:
     element = ELEMENTS[name]
     rng = np.random.default_rng(4)
@@ -116,10 +113,8 @@ SMALL_ROUNDS: Final = 8  # after so many in a row memory is given back
 def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) -> None:
     """To reserve it again with every other round would cost more than the rounds."""
     width, many = 16, 20_000
-    if kind == "sparse":
-        acc: Any = SparseConditionalAccumulator(np.float64, shared_name="rounds")
-    else:
-        acc = ConditionalAccumulator(np.float64, shared_name="rounds")
+    of_kind: Any = SparseConditionalAccumulator if kind == "sparse" else ConditionalAccumulator
+    acc = of_kind(np.float64, shared_name="rounds")
 
     def round_of(rows: int) -> None:
         for _ in range(2):
@@ -147,18 +142,35 @@ def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) ->
         acc.unlink()
 
 
-def test_memory_is_that_of_the_last_rounds(namespace: str) -> None:
-    """At every instant what the largest of this round and the eight before it may have."""
-    width = 16
-    rng = np.random.default_rng(6)
-    sizes = [int(2 ** rng.uniform(0, 15)) for _ in range(60)]
-    with SparseConditionalAccumulator(np.float64, shared_name="rounds") as acc:
-        for step, rows in enumerate(sizes):
+ROWS: Final = 50_000
+GRADIENT: Final = np.arange(ROWS), np.ones((ROWS, 16), np.float32)
+SPECS: Final = {
+    "rows": IndexedSlicesSpec((None, 16), "f4"),
+    "array": TensorSpec((ROWS, 16), "f4"),
+}
+
+
+@pytest.mark.parametrize("kind", ["group", "parameters"])
+def test_what_a_restore_saves_in_case_it_dies_goes_with_it(
+    kind: str, tmp_path: Path, namespace: str
+) -> None:
+    """A segment needs no more memory than before; what is saved of each has 3 MiB at least."""
+    one: Any
+    if kind == "group":
+        one = shmacc.AccumulatorGroup(SPECS, "rounds")
+        for _ in range(2):  # a dense member has two buffers from then on
+            one.apply({"rows": GRADIENT, "array": GRADIENT[1]}, 0)
+    else:
+        one = shmacc.Parameters({"t": GRADIENT[1]}, "rounds", optimizer=shmacc.optim.Adam(0.1))
+    path = tmp_path / "it.npz"
+    with one:
+        before = _occupied(namespace)
+        shmacc.save(path, {"it": one})
+        for restore in (
+            lambda: one.restore(one.state()),
+            lambda: shmacc.load(path, {"it": one}),
+        ):
             for _ in range(2):
-                assert acc.apply_grad(np.arange(rows), np.ones((rows, width)), local_step=step)
-            largest = max(sizes[max(0, step - SMALL_ROUNDS) : step + 1])
-            allowed = 1.5 * largest * (width * 8 + 16) + largest * width * 8 + 2**20
-            assert _occupied(namespace) <= allowed
-            acc.take_grad(2, timeout=0)
-            assert _occupied(namespace) <= allowed
-        acc.unlink()
+                restore()
+                assert _occupied(namespace) <= before + (1 << 18)
+        one.unlink()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers.support import refused
 
 from shmacc import (
     AccumulatorGroup,
@@ -15,96 +16,114 @@ from shmacc import (
     errors,
     raw_ops,
 )
+from shmacc._records.taken import GroupPartial, SparsePartial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WAYS: Final[dict[str, Callable[[Any, Any, Any], bool]]] = {
-    "an accumulator": lambda acc, ids, values: acc.apply_grad(ids, values),
+
+def partial(indices: Any, values: Any) -> SparsePartial:
+    counts = np.ones(len(indices), np.int64)
+    return SparsePartial(indices, values, np.array([-1, *values.shape[1:]]), counts, 1, 0)
+
+
+def restored(acc: Any, indices: Any, values: Any) -> None:
+    one = np.array(1)
+    of_member = {
+        "0.values": values,
+        "0.indices": indices,
+        "0.row_counts": np.ones(len(indices), np.int64),
+        "0.shape": np.array([-1, *values.shape[1:]]),
+        "0.count": one,
+        "0.weight": one,
+    }
+    acc.restore(acc.state() | of_member | {"count": one, "weight": one})
+
+
+# How rows come into a single accumulator or a group.
+WAYS: Final[dict[str, Callable[[Any, Any, Any], Any]]] = {
+    "arrays": lambda acc, ids, values: acc.apply_grad(ids, values),
     "slices": lambda acc, ids, values: acc.apply_indexed_slices_grad(IndexedSlices(values, ids)),
     "a raw op": lambda acc, ids, values: raw_ops.SparseAccumulatorApplyGradient(
         acc, 0, ids, values, [], has_known_shape=False
     ),
     "a weight": lambda acc, ids, values: acc.apply_grad(ids, values, weight=2),
     "a group": lambda acc, ids, values: acc.apply({"t": (ids, values)}, 0),
+    "a group's slices": lambda acc, ids, values: acc.apply({"t": IndexedSlices(values, ids)}, 0),
 }
+OTHER_WAYS: Final[dict[str, Callable[[Any, Any, Any], Any]]] = {
+    "lists": lambda acc, i, v: acc.apply_grad(i.tolist(), v.tolist() if v.size else v),
+    "a wider type": lambda acc, i, v: acc.apply_grad(i, v.astype("f8")),
+    "its own shape": lambda acc, i, v: acc.apply_grad(
+        i, v, [*acc.shape, *v.shape[len(acc.shape) :]]
+    ),
+    "a partial": lambda acc, i, v: acc.apply_partial(partial(i, v)),
+    "a state": restored,
+    "a group's wider type": lambda acc, i, v: acc.apply({"t": (i, v.astype("f8"))}, 0),
+    "a group's partial": lambda acc, i, v: acc.apply_partial(
+        GroupPartial({"t": partial(i, v)}, 1, 0), 0
+    ),
+    "a group's state": restored,
+}
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 def accumulator(way: str, shape: Any) -> Any:
-    if way == "a group":
+    if way.startswith("a group"):
         return AccumulatorGroup({"t": IndexedSlicesSpec(shape)})
     return SparseConditionalAccumulator("f4", shape)
 
 
-EMPTY: Final[dict[str, tuple[Any, Any]]] = {
-    "lists": ([], []),
-    "tuples": ((), ()),
-    "arrays of nothing said": (np.array([]), np.array([])),
-    "arrays": (np.array([], np.int32), np.array([], np.float32)),
-}
-
-
-@pytest.mark.parametrize("shape", [(10, 2), (None, 2), (10, 2, 3), (10,)], ids=str)
-@pytest.mark.parametrize("empty", EMPTY)
-@pytest.mark.parametrize("way", WAYS)
-def test_an_empty_batch_has_no_shape_to_be_wrong(way: str, empty: str, shape: Any) -> None:
+@every_way
+def test_an_empty_batch_has_no_shape_to_be_wrong(way: str) -> None:
     """`([], [])` counts as a gradient, before other ones and after them."""
-    row = np.ones((1, *shape[1:]), np.float32)
-    with accumulator(way, shape) as acc:
-        assert WAYS[way](acc, *EMPTY[empty])
-        assert WAYS[way](acc, [3], row)
-        assert WAYS[way](acc, *EMPTY[empty])
-        taken = acc.take(3)
-        part = taken["t"] if way == "a group" else taken
-        assert (taken.count, part.indices.tolist(), part.values.shape) == (3, [3], row.shape)
+    shapes: list[Any] = [(10, 2), (None, 2), (10, 2, 3), (10,)]
+    nothing_said: tuple[Any, ...] = ([], (), np.array([]), np.array([], np.int32))
+    for shape, empty in zip(shapes, nothing_said, strict=True):
+        row = np.ones((1, *shape[1:]), np.float32)
+        with accumulator(way, shape) as acc:
+            assert WAYS[way](acc, empty, empty)
+            assert WAYS[way](acc, [3], row)
+            assert WAYS[way](acc, empty, empty)
+            taken = acc.take(3)
+            part = taken["t"] if isinstance(acc, AccumulatorGroup) else taken
+            assert (taken.count, part.indices.tolist(), part.values.shape) == (3, [3], row.shape)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_values_without_ids_are_no_empty_batch(way: str) -> None:
-    with accumulator(way, (10, 2)) as acc:
-        for ids, values in ([], [[1.0, 2.0]]), ([1], []), ([1], np.zeros((0, 2))):
-            with pytest.raises(errors.InvalidArgumentError, match="non-empty input values"):
-                WAYS[way](acc, ids, values)
-
-
-MISSING: Final[dict[str, Any]] = {
-    "NaN": np.array([1, np.nan]),
-    "NaN in a list": [1.0, float("nan")],
-    "a mask": np.ma.masked_array([1, 2], [False, True]),
-}
-
-
-@pytest.mark.parametrize("missing", MISSING)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_missing_id_is_left_out_and_not_filled_with_row_0(way: str, missing: str) -> None:
-    with accumulator(way, (10, 1)) as acc:
-        with pytest.raises(
-            errors.InvalidArgumentError, match=r"indices.*leave these out"
-        ) as raised:
-            WAYS[way](acc, MISSING[missing], np.ones((2, 1)))
-        assert "fill" not in str(raised.value)
-
-
-@pytest.mark.parametrize("ids", [[2**63], np.array([1, 2**63], np.uint64)], ids=["list", "uint64"])
-@pytest.mark.parametrize("way", WAYS)
-def test_an_id_from_2_to_the_63_on_is_told_the_bound(way: str, ids: Any) -> None:
-    with (
-        accumulator(way, None) as acc,
-        pytest.raises(errors.InvalidArgumentError, match=r"below 2\*\*63, but one is 922337203685"),
+@every_way
+def test_bad_ids_are_told_what_is_wrong(way: str) -> None:
+    for ids, values, said in (
+        ([], [[1.0, 2.0]], "non-empty input values"),
+        ([1], [], "non-empty input values"),
+        ([1], np.zeros((0, 2)), "non-empty input values"),
+        # A missing id is left out, and not filled with row 0.
+        (np.array([1, np.nan]), np.ones((2, 2)), r"indices.*leave these out"),
+        ([1.0, float("nan")], np.ones((2, 2)), r"indices.*leave these out"),
+        (np.ma.masked_array([1, 2], [False, True]), np.ones((2, 2)), r"indices.*leave these out"),
+        ([2**63], np.ones((1, 2)), r"below 2\*\*63, but one is 922"),
+        (
+            np.array([1, 2**63], np.uint64),
+            np.ones((2, 2)),
+            r"below 2\*\*63, but one is 922",
+        ),
     ):
-        WAYS[way](acc, ids, np.ones((len(ids), 1)))
+        with (
+            accumulator(way, (None, 2)) as acc,
+            pytest.raises(errors.InvalidArgumentError, match=said),
+        ):
+            WAYS[way](acc, ids, values)
 
 
-@pytest.mark.parametrize("step", [0, 1, np.int64(3), np.array(2)], ids=repr)
-@pytest.mark.parametrize("declared", [(10, 2), (10,), None], ids=str)
-def test_a_step_in_the_place_of_the_shape(declared: Any, step: Any) -> None:
+def test_a_step_in_the_place_of_the_shape() -> None:
     """`apply_grad(ids, values, 0)`: the third argument is the gradient's shape."""
-    values = np.ones((1, *(declared or (0, 2))[1:]), np.float32)
-    with (
-        SparseConditionalAccumulator("f4", declared) as acc,
-        pytest.raises(errors.InvalidArgumentError, match=f"a step is passed as local_step={step}"),
-    ):
-        acc.apply_grad([9], values, step)
+    steps: list[Any] = [0, 1, np.int64(3), np.array(2)]
+    for declared in ((10, 2), (10,), None):
+        values = np.ones((1, *(declared or (0, 2))[1:]), np.float32)
+        with SparseConditionalAccumulator("f4", declared) as acc:
+            for step in steps:
+                said = f"a step is passed as local_step={step}"
+                with pytest.raises(errors.InvalidArgumentError, match=said):
+                    acc.apply_grad([9], values, step)
 
 
 @pytest.mark.parametrize("number", [5, 1000])
@@ -131,3 +150,42 @@ def test_a_row_whose_neighbours_stand_at_its_distance() -> None:
     assert dict(zip(taken.indices.tolist(), taken.values.tolist(), strict=True)) == {
         0: 2, 1: 1, 2: 1, 3: 2, 100: 1
     }  # fmt: skip
+
+
+# Of an accumulator, and of the rows of a gradient that must not get in: it would settle the round.
+WRONG: Final[list[tuple[tuple[int, ...], tuple[int, ...]]]] = [
+    ((10,), (1,)),
+    ((10,), (1, 1)),
+    ((10, 2), (2, 1)),
+    ((10, 2), (2, 3)),
+    ((10, 2, 3), (2, 3, 1)),
+    ((10, 0), (0, 1)),
+    ((0, 2), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("way", [*WAYS, *OTHER_WAYS])
+def test_a_declared_shape_is_what_a_gradient_must_have(way: str) -> None:
+    apply = (WAYS | OTHER_WAYS)[way]
+    for declared, wrong in WRONG:
+        ids = np.arange(min(2, declared[0]))
+        with accumulator(way, declared) as acc:
+            said = f"expected values rank {len(declared)}, got {len(wrong) + 1}"
+            with pytest.raises(errors.InvalidArgumentError, match=said):
+                apply(acc, ids, np.ones((len(ids), *wrong), np.float32))
+            assert acc.num_accumulated() == 0
+            apply(acc, ids, np.ones((len(ids), *declared[1:]), np.float32))
+            assert acc.num_accumulated() == 1
+    with AccumulatorGroup({"t": IndexedSlicesSpec((None, 2))}) as group:
+        said = "Member 't': .*expected values rank 2, got 3"
+        with pytest.raises(errors.InvalidArgumentError, match=said):
+            group.apply({"t": ([1], np.ones((1, 2, 1)))}, 0)
+
+
+def test_what_leaves_a_dimension_open_is_tensorflows() -> None:
+    """Its own tests apply rows of more dimensions to these; the first settles the round."""
+    for declared in (None, 2), (10, None):
+        with SparseConditionalAccumulator("f4", declared) as acc:
+            assert acc.apply_grad([0], np.ones((1, 2, 3)))
+            with refused("Shape mismatch: expected values rank 3, got 2"):
+                acc.apply_grad([0], np.ones((1, 2)))

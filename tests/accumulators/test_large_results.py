@@ -18,19 +18,8 @@ from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
 LARGE = 33 << 20  # bytes; results of 32 MiB and more are written past the caches
 
-# Rows of a cache line, of some lines, of more than one piece, and those that are not whole lines.
-WIDTHS = [
-    ("float32", 16),
-    ("float32", 64),
-    ("float32", 384),
-    ("float32", 100),
-    ("float64", 8),
-    ("float64", 1000),
-    ("int64", 24),
-    ("uint8", 40),
-    ("complex64", 8),
-    ("bfloat16", 32),
-]
+# Rows of a cache line, of more than one piece, of some lines, and those that are not whole lines.
+WIDTHS = [("float32", 16), ("float64", 1000), ("complex64", 64), ("float32", 100), ("uint8", 40)]
 
 
 def table(name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -55,10 +44,9 @@ def test_a_take_of_many_rows(name: str, width: int) -> None:
     assert np.array_equal(taken.values, values[order])
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "int64", "complex128", "float16"])
-@pytest.mark.parametrize("more", [0, 1, 1023])
+@pytest.mark.parametrize(("name", "more"), [("float32", 0), ("float16", 1), ("int64", 1023)])
 def test_a_take_of_a_large_array(name: str, more: int) -> None:
-    size = LARGE // (4 if name in ("float32", "float16") else 8) // 1024 * 1024 + more
+    size = LARGE // (8 if name == "int64" else 4) // 1024 * 1024 + more
     value = (np.arange(size) % 100).astype(name)
     with shmacc.ConditionalAccumulator(name, (size,)) as accumulator:
         for _ in range(3):
@@ -112,18 +100,17 @@ def test_arrays_of_several_hosts_are_added_up() -> None:
 def test_a_result_that_does_not_fit_is_found_wherever_it_is() -> None:
     count = LARGE // (64 * 8)
     values = np.full((count, 64), 100, np.int8)
-    shape = (count, 64)
-    for row in 0, count // 2, count - 1:
-        with shmacc.SparseConditionalAccumulator("int8", shape, reduction_type="SUM") as sums:
-            assert sums.apply_grad(np.arange(count), values, local_step=0)
-            assert sums.apply_grad([row], values[:1], local_step=0)
+    with shmacc.SparseConditionalAccumulator("int8", (count, 64), reduction_type="SUM") as sums:
+        for row in 0, count // 2, count - 1:
+            step = sums.global_step
+            assert sums.apply_grad(np.arange(count), values, local_step=step)
+            assert sums.apply_grad([row], values[:1], local_step=step)
             with pytest.raises(OutOfRangeError, match="does not fit"):
                 sums.take_grad(2)
-            assert sums.num_accumulated() == 2
+            assert sums.advance_step(step + 1) == 2
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("width", [64, 100])
+@pytest.mark.parametrize(("width", "lanes"), [(64, 2), (100, 1)])
 def test_a_sealed_segment_has_each_row_in_one_piece_in_ascending_order(
     width: int, lanes: int
 ) -> None:
@@ -144,8 +131,9 @@ def test_a_sealed_segment_has_each_row_in_one_piece_in_ascending_order(
     assert np.array_equal(got[where], values[order])
 
 
-@pytest.mark.parametrize("row_bytes", [4, 12, 64, 256])
-@pytest.mark.parametrize("size", [1 << 12, LARGE])
+@pytest.mark.parametrize(
+    ("row_bytes", "size"), [(4, 1 << 12), (12, LARGE), (64, LARGE), (256, 1 << 12)]
+)
 def test_values_are_put_into_their_places(row_bytes: int, size: int) -> None:
     """Of a member with rows, a dense one's run, and another one with rows."""
     count = size // row_bytes
@@ -168,44 +156,28 @@ def test_values_are_put_into_their_places(row_bytes: int, size: int) -> None:
     assert not wholes[2][untouched].any()
 
 
-@pytest.mark.parametrize(
-    ("first", "length", "positions", "size"),
-    [
-        (-1, 2, [0, 4], 6),
-        (-1, 2, [0, -1], 6),
-        (-1, 2, [0, 2**40], 6),
-        (-1, 2, [0], 6),
-        (-1, 2, [0, 1, 2], 6),
-        (-1, 5, [0, 1, 2, 3, 0], 15),
-        (-1, 2, [0, 1], 5),
-        (-1, 2, [0, 1], 7),
-        (-1, -1, [0, 1], 6),
-        (3, 2, [], 6),
-        (5, 0, [], 0),
-        (2**62, 2, [], 6),
-        (1, 2**62, [], 6),
-        (1, 2, [0], 6),
-    ],
-)
-def test_values_without_a_place_are_refused_and_nothing_is_written(
-    first: int, length: int, positions: list[int], size: int
-) -> None:
-    whole, values = np.zeros((4, 3), np.uint8), np.ones(size, np.uint8)
-    place = np.array(positions, np.int64)
-    given = [whole], np.array([first]), np.array([length]), place, values
-    with pytest.raises(InvalidArgumentError):
-        _core.put_values(*given)
-    assert not whole.any()
-
-
-def test_values_are_put_into_arrays_that_may_be_written() -> None:
+def test_values_without_a_place_are_refused_and_nothing_is_written() -> None:
+    cases: list[tuple[int, int, list[int], int]] = [
+        *((-1, 2, [0, 4], 6), (-1, 2, [0, -1], 6), (-1, 2, [0, 2**40], 6), (-1, 2, [0], 6)),
+        *((-1, 2, [0, 1, 2], 6), (-1, 5, [0, 1, 2, 3, 0], 15), (-1, 2, [0, 1], 5)),
+        *((-1, 2, [0, 1], 7), (-1, -1, [0, 1], 6), (3, 2, [], 6), (5, 0, [], 0)),
+        *((2**62, 2, [], 6), (1, 2**62, [], 6), (1, 2, [0], 6)),
+    ]
+    for first, length, positions, size in cases:
+        whole, values = np.zeros((4, 3), np.uint8), np.ones(size, np.uint8)
+        place = np.array(positions, np.int64)
+        given = [whole], np.array([first]), np.array([length]), place, values
+        with pytest.raises(InvalidArgumentError):
+            _core.put_values(*given)
+        assert not whole.any()
     one = np.array([1])
-    with pytest.raises((BufferError, ValueError)):
+    with pytest.raises((BufferError, ValueError)):  # it may not be written
         _core.put_values([bytes(12)], one, one, np.empty(0, np.int64), np.ones(3, np.uint8))
 
 
-@pytest.mark.parametrize("highest", [2**11, 2**32, 2**63 - 1])
-@pytest.mark.parametrize("count", [0, 1, 200, 5000])
+@pytest.mark.parametrize(
+    ("highest", "count"), [(2**11, 200), (2**32, 5000), (2**63 - 1, 200), (9, 0), (9, 1)]
+)
 def test_columns_are_merged_member_by_member(highest: int, count: int) -> None:
     random = np.random.default_rng(count)
     members = [np.unique(random.integers(0, highest, count, dtype=np.int64)) for _ in range(4)]
@@ -226,13 +198,10 @@ def test_columns_are_merged_member_by_member(highest: int, count: int) -> None:
 
 def test_columns_that_do_not_fit_are_refused() -> None:
     two = np.array([3, 4])
-    for counts, lengths in [
-        ([1], [2]),
-        ([1, 1], [1]),
-        ([1, 1], [3]),
-        ([1, 1], [-1, 3]),
-        ([1, 1], [2**62, 2]),
-    ]:
+    shards: list[tuple[list[int], list[int]]] = [
+        *(([1], [2]), ([1, 1], [1]), ([1, 1], [3]), ([1, 1], [-1, 3]), ([1, 1], [2**62, 2])),
+    ]
+    for counts, lengths in shards:
         with pytest.raises(InvalidArgumentError, match="do not fit"):
             _core.merge_columns([two], [np.array(counts)], [np.array(lengths)])
     with pytest.raises(InvalidArgumentError, match="do not fit"):

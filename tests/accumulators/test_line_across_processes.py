@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.apart import every_start_method
 from helpers.lock_holder import sleeps_in
 from helpers.support import LONG, stop, until
 
@@ -27,162 +26,142 @@ def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Any]
     """Start one taking process for each number, in this order."""
     takers = []
     for place, number in enumerate(numbers, start=1):
-        takers.append(crew.start(process_work.take_one, "dense", number, LONG))
+        takers.append(crew.start(process_work.take_one, "acc", number, LONG))
         until(lambda place=place: acc.stats().waiting == place)  # type: ignore[misc]
     return takers
 
 
-@every_start_method
-def test_first_come_first_served(crew: Crew, dense: ConditionalAccumulator) -> None:
-    takers = line_up(crew, dense, 1, 1, 2, 1)
+def test_first_come_first_served(crew: Crew, acc: ConditionalAccumulator) -> None:
+    takers = line_up(crew, acc, 1, 1, 2, 1)
     for step, value in enumerate([1.0, 2.0]):
-        assert dense.apply_grad(value, local_step=step)
+        assert acc.apply_grad(value, local_step=step)
     # The next round is the third's, which needs two.
     for value in (4.0, 8.0):
-        assert dense.apply_grad(value, local_step=2)
-    assert dense.apply_grad(16.0, local_step=3)
+        assert acc.apply_grad(value, local_step=2)
+    assert acc.apply_grad(16.0, local_step=3)
     results = [taker.result() for taker in takers]
     assert results == [(1.0, 1, 0), (2.0, 1, 1), (12.0, 2, 2), (16.0, 1, 3)]
 
 
-def test_head_of_line_blocks(crew: Crew, dense: ConditionalAccumulator) -> None:
-    first, second = line_up(crew, dense, 3, 1)
+def test_head_of_line_blocks(crew: Crew, acc: ConditionalAccumulator) -> None:
+    first, second = line_up(crew, acc, 3, 1)
     for value in (1.0, 2.0):
-        dense.apply_grad(value)
+        acc.apply_grad(value)
         # Enough for the second, but it is the first's turn.
-        assert dense.stats().waiting == 2
+        assert acc.stats().waiting == 2
         with pytest.raises(errors.DeadlineExceededError):
-            dense.take(1, timeout=0)
-    assert dense.num_accumulated() == 2
-    dense.apply_grad(4.0)
+            acc.take(1, timeout=0)
+    assert acc.num_accumulated() == 2
+    acc.apply_grad(4.0)
     assert first.result() == (7.0, 3, 0)
     assert not second.pipe.poll()
-    assert dense.apply_grad(8.0, local_step=1)
+    assert acc.apply_grad(8.0, local_step=1)
     assert second.result() == (8.0, 1, 1)
 
 
-def test_when_the_head_gives_up_the_next_is_served(
-    crew: Crew, dense: ConditionalAccumulator
-) -> None:
-    dense.apply_grad(1.0)
-    first = crew.start(process_work.take_one, "dense", 3, 0.4)
-    until(lambda: dense.stats().waiting == 1)
-    second = crew.start(process_work.take_one, "dense", 1, LONG)
+def test_when_the_head_gives_up_the_next_is_served(crew: Crew, acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    first = crew.start(process_work.take_one, "acc", 3, 0.4)
+    until(lambda: acc.stats().waiting == 1)
+    second = crew.start(process_work.take_one, "acc", 1, LONG)
     with pytest.raises(errors.DeadlineExceededError):
         first.result()
     # Nothing was consumed by the one, and no apply had to come for the other.
     assert second.result() == (1.0, 1, 0)
-    assert dense.stats().waiting == 0
+    assert acc.stats().waiting == 0
 
 
-@pytest.mark.parametrize("seal", [False, True])
-def test_take_partial_of_anything_waits_for_nobody(
-    crew: Crew, dense: ConditionalAccumulator, *, seal: bool
-) -> None:
-    (first,) = line_up(crew, dense, 2)
-    dense.apply_grad(1.0)
-    partial = dense.take_partial(0, timeout=0, seal=seal)
-    assert (partial.count, partial.value.item(), dense.stats().sealed) == (1, 1.0, seal)
-    assert dense.take_partial(0, timeout=0).count == 0
-    assert dense.stats().waiting == 1
-    dense.unseal()
+def test_take_partial_of_anything_waits_for_nobody(crew: Crew, acc: ConditionalAccumulator) -> None:
+    (first,) = line_up(crew, acc, 2)
+    for seal in (False, True):
+        acc.apply_grad(1.0)
+        partial = acc.take_partial(0, timeout=0, seal=seal)
+        assert (partial.count, partial.value.item(), acc.stats().sealed) == (1, 1.0, seal)
+        assert acc.take_partial(0, timeout=0).count == 0
+        assert acc.stats().waiting == 1
+    acc.unseal()
     for value in (2.0, 4.0):
-        dense.apply_grad(value)
+        acc.apply_grad(value)
     assert first.result() == (6.0, 2, 0)
 
 
 def test_take_partial_of_anything_leaves_the_heads_round_alone(
-    crew: Crew, dense: ConditionalAccumulator
+    crew: Crew, acc: ConditionalAccumulator
 ) -> None:
     """Its number is reached: it is the head's, also before that has come to take it."""
-    dense.apply_grad(1.0)
-    (first,) = line_up(crew, dense, 2)
-    until(lambda: sleeps_in("dense", first.pid, "waits in the queue"))
+    acc.apply_grad(1.0)
+    (first,) = line_up(crew, acc, 2)
+    until(lambda: sleeps_in("acc", first.pid, "waits in the queue"))
     stop(first.pid)
-    dense.apply_grad(2.0)
-    assert dense.take_partial(0, timeout=0).count == 0
-    assert dense.take_partial(0, timeout=0, seal=True).count == 0
-    assert dense.num_accumulated() == 2
-    assert not dense.apply_grad(4.0)
+    acc.apply_grad(2.0)
+    assert acc.take_partial(0, timeout=0).count == 0
+    assert acc.take_partial(0, timeout=0, seal=True).count == 0
+    assert acc.num_accumulated() == 2
+    assert not acc.apply_grad(4.0)
     os.kill(first.pid, signal.SIGCONT)
     assert first.result() == (3.0, 2, 0)
-    dense.unseal()
-    assert dense.apply_grad(8.0, local_step=1)
-    assert dense.take_partial(0, timeout=0).count == 1
+    acc.unseal()
+    assert acc.apply_grad(8.0, local_step=1)
+    assert acc.take_partial(0, timeout=0).count == 1
 
 
-def test_a_timeout_consumes_nothing(crew: Crew, dense: ConditionalAccumulator) -> None:
+def test_a_timeout_consumes_nothing(crew: Crew, acc: ConditionalAccumulator) -> None:
     """Applies land around the deadline; a take has all that it reports, or it has nothing."""
     rng = np.random.default_rng(1)
     applied = taken = timeouts = 0.0
     for _ in range(20):
-        taker = crew.start(_take_often, "dense", 15, float(rng.uniform(0.0005, 0.004)))
+        taker = crew.start(_take_often, "acc", 15, float(rng.uniform(0.0005, 0.004)))
         while not taker.pipe.poll(0.0015):
-            applied += dense.apply_grad(1.0, shmacc.NEVER_STALE)
+            applied += acc.apply_grad(1.0, shmacc.NEVER_STALE)
         values, late = taker.result()
         taken += sum(values)
         timeouts += late
         if timeouts and taken:
             break
     assert timeouts
-    assert taken + dense.take_partial(0).value.sum() == applied
+    assert taken + acc.take_partial(0).value.sum() == applied
 
 
-def test_cancel_reaches_every_process(crew: Crew, dense: ConditionalAccumulator) -> None:
-    takers = line_up(crew, dense, 1, 2)
-    with shmacc.attach("dense") as other:
+def test_cancel_reaches_every_process(crew: Crew, acc: ConditionalAccumulator) -> None:
+    takers = line_up(crew, acc, 1, 2)
+    with shmacc.attach("acc") as other:
         other.cancel()
     for taker in takers:
         with pytest.raises(errors.CancelledError, match="was cancelled"):
             taker.result()
-    assert dense.stats().waiting == 0
+    assert acc.stats().waiting == 0
     # It is no lasting state.
-    (later,) = line_up(crew, dense, 1)
-    dense.apply_grad(5.0)
+    (later,) = line_up(crew, acc, 1)
+    acc.apply_grad(5.0)
     assert later.result() == (5.0, 1, 0)
 
 
-def test_cancel_from_a_child(crew: Crew, dense: ConditionalAccumulator) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        take = pool.submit(dense.take, 1, timeout=LONG)
-        until(lambda: dense.stats().waiting == 1)
-        crew.start(_cancel, "dense").result()
-        with pytest.raises(errors.CancelledError, match="was cancelled"):
-            take.result()
-
-
-def test_close_wakes_this_handles_takes_only(crew: Crew, dense: ConditionalAccumulator) -> None:
-    mine = process_work.attached("dense")
+def test_close_wakes_this_handles_takes_only(crew: Crew, acc: ConditionalAccumulator) -> None:
+    mine = process_work.attached("acc")
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(mine.take, 1, timeout=LONG)]
         waits.append(pool.submit(mine.wait_step, 0, timeout=LONG))
-        until(lambda: dense.stats().waiting >= 1)
-        (theirs,) = line_up_behind(crew, dense)
+        until(lambda: acc.stats().waiting >= 1)
+        behind = acc.stats().waiting + 1
+        theirs = crew.start(process_work.take_one, "acc", 1, LONG)
+        until(lambda: acc.stats().waiting == behind)
         mine.close()
         for wait in waits:
             with pytest.raises((errors.CancelledError, errors.FailedPreconditionError)):
                 wait.result()
         with pytest.raises(errors.CancelledError, match="was cancelled"):
             waits[0].result()
-    dense.apply_grad(3.0)
+    acc.apply_grad(3.0)
     assert theirs.result() == (3.0, 1, 0)
 
 
-def line_up_behind(crew: Crew, acc: ConditionalAccumulator) -> list[Any]:
-    """Start one more taking process behind whoever waits."""
-    before = acc.stats().waiting
-    taker = crew.start(process_work.take_one, "dense", 1, LONG)
-    until(lambda: acc.stats().waiting == before + 1)
-    return [taker]
-
-
-def test_unlinked_under_their_users(crew: Crew, dense: ConditionalAccumulator) -> None:
-    (taker,) = line_up(crew, dense, 1)
-    dense.unlink()
+def test_unlinked_under_their_users(crew: Crew, acc: ConditionalAccumulator) -> None:
+    (taker,) = line_up(crew, acc, 1)
+    acc.unlink()
     with pytest.raises(errors.NotFoundError):
-        crew.start(process_work.refused_name, "dense").result()
+        crew.start(process_work.attached, "acc").result()
     # Those who have it go on.
-    dense.apply_grad(2.0)
+    acc.apply_grad(2.0)
     assert taker.result() == (2.0, 1, 0)
 
 
@@ -195,8 +174,3 @@ def _take_often(name: str, times: int, timeout: float) -> tuple[list[float], int
             except errors.DeadlineExceededError:
                 late += 1
     return values, late
-
-
-def _cancel(name: str) -> None:
-    with shmacc.attach(name) as acc:
-        acc.cancel()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from helpers import process_work
-from helpers.apart import every_start_method
+from helpers.apart import Apart, every_start_method
 from helpers.process_work import SHARED, WIDTH, gradient
 from helpers.support import LONG, until
 
@@ -38,64 +39,54 @@ def sparse() -> Iterator[SparseConditionalAccumulator]:
 
 
 @every_start_method
-def test_pickled_handles_and_names(crew: Crew, dense: ConditionalAccumulator) -> None:
-    children = [crew.start(process_work.apply_one, dense, 1.0)]
-    children.append(crew.start(process_work.open_and_apply, "dense", 2.0))
+def test_pickled_handles_and_names(crew: Crew, acc: ConditionalAccumulator) -> None:
+    children = [crew.start(process_work.apply_one, acc, 1.0)]
+    children.append(crew.start(process_work.open_and_apply, "acc", 2.0))
     assert [child.result() for child in children] == [True, True]
     # Here the parent makes, the child takes.
-    dense.apply_grad(4.0)
-    taker = crew.start(process_work.take_one, "dense", 3, LONG)
+    acc.apply_grad(4.0)
+    taker = crew.start(process_work.take_one, "acc", 3, LONG)
     assert taker.result() == (7.0, 3, 0)
-    assert dense.global_step == 1
-    assert crew.start(process_work.apply_one, dense, 1.0, 0).result() is False
-    assert dense.stats().dropped == 1
+    assert acc.global_step == 1
+    assert crew.start(process_work.apply_one, acc, 1.0, 0).result() is False
+    assert acc.stats().dropped == 1
 
 
-@every_start_method
-def test_private_handles_pickle_too(crew: Crew) -> None:
-    with ConditionalAccumulator(np.float32) as acc:
-        children = [crew.start(process_work.apply_one, acc, float(i)) for i in range(2)]
-        assert acc.take_grad(2, timeout=LONG).item() == 0.5
-        assert all(child.result() for child in children)
-        # The children are gone, and closed it; it is its creator's.
-        assert acc.apply_grad(1.0, local_step=1)
-
-
-@every_start_method
-def test_errors_come_back_from_children(crew: Crew, dense: ConditionalAccumulator) -> None:
-    nobody = crew.start(process_work.refused_name, "nobody")
-    otherwise = crew.start(process_work.open_otherwise, "dense")
-    with pytest.raises(errors.NotFoundError):
-        nobody.result()
+@pytest.mark.parametrize("crew", ["spawn"], indirect=True)
+def test_private_handles_pickle_too_and_errors_come_back(
+    crew: Crew, acc: ConditionalAccumulator
+) -> None:
+    with ConditionalAccumulator(np.float32) as private:
+        child = crew.start(process_work.apply_one, private, 1.0)
+        otherwise = crew.start(process_work.open_otherwise, acc.shared_name)
+        assert private.take_grad(1, timeout=LONG).item() == 1.0
+        assert child.result()
+        # The child is gone, and closed it; it is its creator's.
+        assert private.apply_grad(1.0, local_step=1)
     with pytest.raises(errors.InvalidArgumentError):
         otherwise.result()
-    assert dense.num_accumulated() == 0
+    assert acc.num_accumulated() == 0
 
 
-def test_any_other_process_with_the_name_alone(sparse: SparseConditionalAccumulator) -> None:
-    script = "import shmacc; shmacc.attach('sparse').apply_grad([4], [[1, 2, 3]])"
-    # It ends without a close: what it applied stays, and so does the name.
-    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", script], check=True, timeout=LONG)
+def test_any_other_process_with_the_name_alone(
+    sparse: SparseConditionalAccumulator, namespace: str
+) -> None:
+    """It ends without a close: what it applied stays; its private one goes with it."""
+    script = """if True:
+        import shmacc, sys
+        shmacc.attach("sparse").apply_grad([4], [[1, 2, 3]])
+        private = shmacc.ConditionalAccumulator("f4")
+        private.apply_grad(1.0)
+        print(private.shared_name)
+        assert len(shmacc.testing.leaked_names(sys.argv[1])) > 1
+    """
+    command = [sys.executable, "-P", "-W", "ignore", "-c", script, namespace]
+    done = subprocess.run(command, check=True, timeout=LONG, capture_output=True, text=True)
     taken = sparse.take(1, timeout=0)
     assert (taken.indices.tolist(), taken.values.tolist()) == ([4], [[1, 2, 3]])
     until(lambda: sparse.stats().attached == 1)
-
-
-def test_a_private_one_goes_with_its_creator(namespace: str) -> None:
-    script = (
-        "import shmacc, sys; acc = shmacc.ConditionalAccumulator('f4'); acc.apply_grad(1.0); "
-        "print(acc.shared_name); assert shmacc.testing.leaked_names(sys.argv[1])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", script, namespace],
-        check=True,
-        timeout=LONG,
-        capture_output=True,
-        text=True,
-    )
     with pytest.raises(errors.NotFoundError):
         shmacc.attach(done.stdout.strip())
-    assert shmacc.testing.leaked_names(namespace) == ()
 
 
 def test_forked_child_uses_its_parents_handle(sparse: SparseConditionalAccumulator) -> None:
@@ -106,23 +97,19 @@ def test_forked_child_uses_its_parents_handle(sparse: SparseConditionalAccumulat
         while not stop.is_set():
             sparse.num_accumulated()
 
-    with ThreadPoolExecutor(1) as pool:
+    def apply(number: int) -> None:
+        for i in range(20):
+            sparse.apply_grad(*gradient(number, i, 20), local_step=0)
+        sparse.close()
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         reading = pool.submit(keep_reading)
-        pids = []
+        children = []
         for number in range(4):
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
-                    for i in range(20):
-                        sparse.apply_grad(*gradient(number, i, 20), local_step=0)
-                    sparse.close()
-                    status = 0
-                finally:
-                    os._exit(status)
-            pids.append(pid)
+            children.append(stack.enter_context(Apart(apply, number)))
             assert sparse.apply_grad([number], np.zeros((1, WIDTH)))
-        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
+        for child in children:
+            child.result()
         stop.set()
         reading.result()
     taken = sparse.take(84, timeout=0)
@@ -131,15 +118,14 @@ def test_forked_child_uses_its_parents_handle(sparse: SparseConditionalAccumulat
 
 
 def test_threads_share_one_handle(sparse: SparseConditionalAccumulator) -> None:
+    def work(worker: int) -> int:
+        return sum(sparse.apply_grad(*gradient(worker, i, 25)) for i in range(25))
+
     with ThreadPoolExecutor(8) as pool:
-
-        def work(worker: int) -> int:
-            return sum(sparse.apply_grad(*gradient(worker, i, 40)) for i in range(40))
-
-        assert list(pool.map(work, range(8))) == [40] * 8
-    taken = sparse.take(320, timeout=0)
-    assert taken.count == 320
-    check_members(taken.indices, taken.values, 8, 40, [range(40)] * 8)
+        assert list(pool.map(work, range(8))) == [25] * 8
+    taken = sparse.take(200, timeout=0)
+    assert taken.count == 200
+    check_members(taken.indices, taken.values, 8, 25, [range(25)] * 8)
 
 
 def check_members(indices: Any, values: Any, workers: int, each: int, members: list[Any]) -> None:
@@ -158,14 +144,12 @@ def check_members(indices: Any, values: Any, workers: int, each: int, members: l
     np.testing.assert_array_equal(got, expected)
 
 
-@every_start_method
+@pytest.mark.parametrize("crew", ["fork"], indirect=True)
 def test_eight_processes_at_once(crew: Crew, sparse: SparseConditionalAccumulator) -> None:
     """While they apply, takes go on; all takes together are all gradients, each once."""
     workers, each = 8, 25
-    children = [
-        crew.start(process_work.apply_all_by_name, "sparse", worker, each)
-        for worker in range(workers)
-    ]
+    apply = process_work.apply_all
+    children = [crew.start(apply, "sparse", worker, each) for worker in range(workers)]
     total = np.zeros((SHARED + workers * each, WIDTH), np.float64)
     seen = np.zeros(len(total), dtype=np.int64)
     count = 0
@@ -195,7 +179,8 @@ def test_accepted_is_taken_and_dropped_is_not(
 ) -> None:
     """Workers that follow the step race with the takes: True means in a take, False in none."""
     workers, each = 8, 40
-    children = [crew.start(_follow, "sparse", worker, each) for worker in range(workers)]
+    follow = partial(process_work.apply_all, follow=True)
+    children = [crew.start(follow, "sparse", worker, each) for worker in range(workers)]
     total = np.zeros((SHARED + workers * each, WIDTH), np.float64)
     count = takes = 0
     while not all(child.pipe.poll() for child in children):
@@ -217,7 +202,6 @@ def test_accepted_is_taken_and_dropped_is_not(
     assert sparse.stats().dropped == workers * each - sum(map(len, accepted))
 
 
-@every_start_method
 def test_create_or_attach_without_a_race(crew: Crew, namespace: str) -> None:
     """Whoever comes first makes it; nobody's gradient goes into one that nobody else sees."""
     children = [crew.start(process_work.open_and_apply, "new", 2.0**i) for i in range(5)]
@@ -228,35 +212,11 @@ def test_create_or_attach_without_a_race(crew: Crew, namespace: str) -> None:
     assert shmacc.testing.leaked_names(namespace) == ()
 
 
-@every_start_method
-def test_workers_follow_the_step(crew: Crew, dense: ConditionalAccumulator) -> None:
+def test_workers_follow_the_step(crew: Crew, acc: ConditionalAccumulator) -> None:
     steps = 10
-    workers = [crew.start(process_work.follow_steps, "dense", steps, LONG) for _ in range(3)]
+    workers = [crew.start(process_work.follow_steps, "acc", steps, LONG) for _ in range(3)]
     for step in range(steps):
-        taken = dense.take(3, timeout=LONG)
+        taken = acc.take(3, timeout=LONG)
         assert (taken.value.item(), taken.count, taken.step) == (3.0, 3, step)
     assert [worker.result() for worker in workers] == [list(range(steps))] * 3
-    assert dense.stats().dropped == 0
-
-
-@pytest.mark.parametrize("how", ["set_global_step", "advance_step"])
-def test_wait_step_sees_every_way_to_move_it(
-    crew: Crew, dense: ConditionalAccumulator, how: str
-) -> None:
-    waiting = crew.start(process_work.follow_steps, "dense", 2, LONG)
-    until(lambda: dense.num_accumulated() == 1)
-    getattr(dense, how)(5)
-    assert waiting.result() == [0, 5]
-    with pytest.raises(errors.DeadlineExceededError):
-        dense.wait_step(5, timeout=0.01)
-
-
-def test_raw_ops_by_name(crew: Crew) -> None:
-    with SparseConditionalAccumulator(np.float32, shared_name="raw") as acc:
-        assert crew.start(process_work.raw_by_name, "raw").result() == (True, 1)
-        assert acc.take_grad(1, timeout=0).values.tolist() == [[1.0, 2.0]]
-        acc.unlink()
-
-
-def _follow(name: str, worker: int, each: int) -> list[int]:
-    return process_work.apply_all_by_name(name, worker, each, follow=True)
+    assert acc.stats().dropped == 0

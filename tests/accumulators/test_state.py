@@ -1,9 +1,9 @@
-"""A state is everything that has accumulated; restored, it is all there is, in one commit."""
+"""A state is all that has accumulated, and restored all there is; a snapshot is a take of now."""
 
 from __future__ import annotations
 
 import io
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -49,7 +49,8 @@ def group(lanes: int = 1) -> AccumulatorGroup:
     return AccumulatorGroup(SPECS, lanes=lanes)
 
 
-def group_in_another_order(lanes: int = 1) -> AccumulatorGroup:
+def turned(lanes: int = 1) -> AccumulatorGroup:
+    """Its members in another order."""
     return AccumulatorGroup(dict(reversed(SPECS.items())), lanes=lanes)
 
 
@@ -71,13 +72,12 @@ def fill(acc: Any) -> None:
         acc.apply_grad([3, 3], local_step=5, contributor=9)
 
 
-def saved_and_loaded(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def saved_and_loaded(state: Mapping[str, Any]) -> Any:
     """As it comes back from a file."""
     file = io.BytesIO()
     np.savez(file, **state)
     file.seek(0)
-    loaded: Mapping[str, Any] = np.load(file)
-    return loaded
+    return np.load(file)
 
 
 def same(got: Any, want: Any) -> None:
@@ -98,12 +98,11 @@ MAKE: Final = [sparse, dense, group]
 
 
 @pytest.mark.parametrize(
-    ("make", "again"),
-    [(sparse, sparse), (dense, dense), (group, group), (group, group_in_another_order)],
+    ("make", "lanes", "again", "lanes_again"),
+    [(sparse, 1, sparse, 3), (dense, 3, dense, 1), (group, 1, group, 1), (group, 3, turned, 1)],
 )
-@pytest.mark.parametrize(("lanes", "lanes_again"), [(1, 1), (3, 1), (1, 3)])
 def test_an_equal_accumulator_goes_on_from_it(
-    make: Callable[[int], Any], again: Callable[[int], Any], lanes: int, lanes_again: int
+    make: Callable[[int], Any], lanes: int, again: Callable[[int], Any], lanes_again: int
 ) -> None:
     with make(lanes) as acc, again(lanes_again) as other:
         fill(acc)
@@ -154,8 +153,7 @@ def test_its_contributors_are_in_the_round_whatever_their_lane() -> None:
         assert other.take(1)["array"].value.tolist() == [5, 5, 5]
 
 
-@pytest.mark.parametrize("make", MAKE)
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(("make", "lanes"), [(sparse, 3), (dense, 1), (group, 3)])
 def test_of_an_empty_one_it_is_a_step(make: Callable[[int], Any], lanes: int) -> None:
     with make(lanes) as acc, make(lanes) as other:
         acc.set_global_step(3)
@@ -169,32 +167,19 @@ def test_of_an_empty_one_it_is_a_step(make: Callable[[int], Any], lanes: int) ->
         same(other.take(1), acc.take(1))
 
 
-def test_the_step_is_open_afterwards() -> None:
-    with dense() as acc:
-        fill(acc)
-        state = acc.state()
-        acc.take_partial(1, seal=True)
-        acc.restore(state)
-        assert not acc.stats().sealed
-        assert acc.apply_grad([1, 1], local_step=5)
-
-
 def test_it_ends_a_round_that_is_open() -> None:
+    ended = r"ended before its block: .*\brestore\b"
     with sparse() as acc:
         fill(acc)
-
-        def end_by_restoring() -> None:
-            with acc.round(1) as taken:
-                state = acc.state()
-                acc.restore(state)
-                assert acc.stats().round_pid is None
-                assert acc.apply_grad([1], [[1, 1]], local_step=5)
-                same(taken, want)
-
         want = acc.snapshot()
-        ended = r"ended before its block: .*\brestore\b"
-        with pytest.raises(errors.FailedPreconditionError, match=ended):
-            end_by_restoring()
+        with (
+            pytest.raises(errors.FailedPreconditionError, match=ended),
+            acc.round(1) as taken,
+        ):
+            acc.restore(acc.state())
+            assert acc.stats().round_pid is None
+            assert acc.apply_grad([1], [[1, 1]], local_step=5)
+            same(taken, want)
         assert (acc.num_accumulated(), acc.global_step) == (4, 5)
 
 
@@ -212,30 +197,21 @@ def test_a_take_that_waits_gets_it() -> None:
         acc.unlink()
 
 
-def _activity() -> str:
-    return inspection.describe("restored").processes[0].activity
-
-
 def test_an_apply_that_waits_for_a_round_goes_on() -> None:
     """It waits in the block, and for its end no more."""
-    with ConditionalAccumulator("f8", (), "restored") as acc:
+
+    def waits_for_the_end() -> bool:
+        activity = inspection.describe("restored").processes[0].activity
+        return activity == "waits for the end of the round"
+
+    with ConditionalAccumulator("f8", (), "restored") as acc, ThreadPoolExecutor(1) as pool:
         acc.apply_grad(1.0)
-        state, results = acc.state(), []
-
-        def apply() -> None:
-            results.append(acc.apply_grad(1.0, local_step=NEVER_STALE))
-
-        def restore_in_a_block() -> None:
-            with acc.round(1):
-                waiting = threading.Thread(target=apply)
-                waiting.start()
-                until(lambda: _activity() == "waits for the end of the round")
-                acc.restore(state)
-                waiting.join(LONG)
-                assert results == [True]
-
-        with pytest.raises(errors.FailedPreconditionError):
-            restore_in_a_block()
+        state = acc.state()
+        with pytest.raises(errors.FailedPreconditionError), acc.round(1):
+            waiting = pool.submit(acc.apply_grad, 1.0, local_step=NEVER_STALE)
+            until(waits_for_the_end)
+            acc.restore(state)
+            assert waiting.result(LONG) is True
         assert acc.num_accumulated() == 2
         acc.unlink()
 
@@ -259,14 +235,18 @@ def _empty(state: dict[str, Any]) -> dict[str, Any]:
     return {name: array for name, array in state.items() if not name[0].isdigit()} | nothing
 
 
+KEYS: Final = (
+    *("members", "specs", "step", "contributors", "count", "weight"),
+    *("0.count", "0.weight", "0.indices", "0.row_counts", "0.shape"),
+)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda _: 3, "mapping"),
         (lambda state: list(state.items()), "mapping"),
-        *((_without(key), f"no '{key}'") for key in ("members", "specs", "step", "contributors")),
-        *((_without(key), f"no '{key}'") for key in ("count", "weight", "0.count", "0.weight")),
-        *((_without(key), f"no '{key}'") for key in ("0.indices", "0.row_counts", "0.shape")),
+        *((_without(key), f"no '{key}'") for key in KEYS),
         (_changed("members", ["rows", "array", "any", "other"]), "'(other|untouched)'.*no such"),
         (_changed("members", ["rows", "array", "any"]), "'untouched'"),
         (_changed("members", [*SPECS, "other"]), "names 5 members, but has specs of 4"),
@@ -309,31 +289,6 @@ def test_of_what_is_no_state_nothing_is_restored(
         same(acc.snapshot(), before)
 
 
-@pytest.mark.parametrize("make", [sparse, dense])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: {key: array for key, array in state.items() if not key.startswith("0.")},
-        lambda state: _empty(state) | {"0.values": state["0.values"]},
-        _changed("count", 4),
-        _changed("weight", 30),
-        _changed("0.count", 1),
-        _changed("0.weight", 2),
-        _with_a_member_twice,
-    ],
-)
-def test_of_what_is_no_state_of_a_single_one_nothing_is_restored(
-    make: Callable[[], Any], change: Callable[[dict[str, Any]], Any]
-) -> None:
-    with make() as acc:
-        fill(acc)
-        before, stats = acc.snapshot(), acc.stats()
-        with pytest.raises(errors.InvalidArgumentError):
-            acc.restore(change(acc.state()))
-        assert acc.stats() == stats
-        same(acc.snapshot(), before)
-
-
 def test_of_another_spec_it_names_the_member_and_both() -> None:
     other = SPECS | {"array": TensorSpec((3,), "int32", reduction_type="SUM")}
     with group() as acc, AccumulatorGroup(other) as different:
@@ -350,7 +305,95 @@ def test_of_a_closed_one() -> None:
     acc = dense()
     state = acc.state()
     acc.close()
-    with pytest.raises(errors.FailedPreconditionError):
-        acc.state()
-    with pytest.raises(errors.FailedPreconditionError):
-        acc.restore(state)
+    calls: tuple[Callable[[], Any], ...] = (
+        acc.state,
+        lambda: acc.restore(state),
+        acc.snapshot,
+        acc.contributors,
+    )
+    for call in calls:
+        with pytest.raises(errors.FailedPreconditionError):
+            call()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("make", MAKE)
+def test_a_snapshot_is_what_the_next_take_gives(make: Callable[[int], Any], lanes: int) -> None:
+    with make(lanes) as acc, make(1) as in_one_lane:
+        fill(acc)
+        fill(in_one_lane)
+        before = acc.stats()
+        first, second = acc.snapshot(), acc.snapshot()
+        assert acc.stats() == before
+        same(first, second)
+        same(first, in_one_lane.take(1))  # whole numbers: in any order
+        taken = acc.take(1)
+        same(first, taken)
+        if make is not group:
+            assert type(first) is type(taken)
+            first_array = first.values if make is sparse else first.value
+            first_array[...] = 0  # the caller's own memory
+            same(second, taken)
+
+
+def test_a_snapshot_of_an_empty_one() -> None:
+    with SparseConditionalAccumulator("f2", (9, 2)) as acc:
+        acc.set_global_step(4)
+        none = acc.snapshot()
+        assert (none.count, none.weight, none.step, none.contributors.size) == (0, 0, 4, 0)
+        same_bits(none.values, np.empty((0, 2), np.float16))
+        assert none.shape.tolist() == [9, 2]
+    with ConditionalAccumulator("int8", (2, None)) as acc:
+        none_dense = acc.snapshot()
+        assert none_dense.count == 0
+        same_bits(none_dense.value, np.empty((2, 0), np.int8))
+
+
+def test_a_snapshot_in_an_open_round_shows_the_round() -> None:
+    with ConditionalAccumulator("f8", (), "seen", reduction_type="SUM") as acc:
+        acc.apply_grad(1.0, contributor=3)
+        with ConditionalAccumulator.attach("seen") as other, acc.round(1) as taken:
+            same(other.snapshot(), taken)
+            same(acc.snapshot(), taken)
+            assert acc.contributors().tolist() == other.contributors().tolist() == [3]
+        assert acc.snapshot().count == 0
+        acc.unlink()
+
+
+def test_a_snapshot_does_not_wait_in_line() -> None:
+    with ConditionalAccumulator("f8", (), "seen", reduction_type="SUM") as acc:
+        acc.apply_grad(1.0)
+        with Apart(say_and_take, "seen", 2) as head:
+            head.hear()
+            until(lambda: acc.stats().waiting == 1)
+            assert acc.snapshot().value == 1.0
+            acc.apply_grad(2.0)
+            assert head.result() == 2
+        acc.unlink()
+
+
+def test_a_snapshot_of_a_result_that_does_not_fit() -> None:
+    with ConditionalAccumulator("int8", (), reduction_type="SUM") as acc:
+        for _ in range(2):
+            acc.apply_grad(100)
+        with pytest.raises(errors.OutOfRangeError):
+            acc.snapshot()
+        assert acc.take_partial(2).value == 200
+
+
+def test_of_what_is_no_state_of_a_single_one_nothing_is_restored() -> None:
+    changes: tuple[Callable[[dict[str, Any]], Any], ...] = (
+        lambda state: {key: array for key, array in state.items() if not key.startswith("0.")},
+        lambda state: _empty(state) | {"0.values": state["0.values"]},
+        *(_changed("count", 4), _changed("weight", 30)),
+        *(_changed("0.count", 1), _changed("0.weight", 2), _with_a_member_twice),
+    )
+    for make in (sparse, dense):
+        with make() as acc:
+            fill(acc)
+            before, stats = acc.snapshot(), acc.stats()
+            for change in changes:
+                with pytest.raises(errors.InvalidArgumentError):
+                    acc.restore(change(acc.state()))
+            assert acc.stats() == stats
+            same(acc.snapshot(), before)

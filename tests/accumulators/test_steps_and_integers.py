@@ -9,38 +9,23 @@ import numpy as np
 import pytest
 from helpers.support import nothing_changes, refused
 
-from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
 
 INT64: Final = 2**63
 
 NOT_INTEGERS: Final = [
-    True,
-    np.True_,
-    1.0,
-    1.9,
-    np.float32(1),
-    float("nan"),
-    "1",
-    None,
-    1j,
-    [1],
-    (),
-    np.ones(1, np.int64),
-    np.ones((), np.float64),
-    np.ones((), np.bool_),
-    INT64,
-    -INT64 - 1,
-    np.uint64(INT64),
+    *(True, np.True_, 1.0, 1.9, np.float32(1), float("nan"), "1", None, 1j, [1], ()),
+    *(np.ones(1, np.int64), np.ones((), np.float64), np.ones((), np.bool_)),
+    *(INT64, -INT64 - 1, np.uint64(INT64)),
 ]
 
 
 @pytest.mark.parametrize("bad", NOT_INTEGERS, ids=repr)
 def test_steps_and_numbers_are_integers_in_range(bad: Any) -> None:
     with ConditionalAccumulator(np.float32) as acc, SparseConditionalAccumulator("f4") as rows:
+        partial = acc.take_partial(0)
         acc.apply_grad(1.0)
         rows.apply_grad([0], [1.0])
-        partial = acc.take_partial(1)
-        acc.apply_partial(partial)
         for handle, call in (
             (acc, lambda: acc.apply_grad(1.0, local_step=bad)),
             (rows, lambda: rows.apply_grad([0], [1.0], local_step=bad)),
@@ -49,7 +34,6 @@ def test_steps_and_numbers_are_integers_in_range(bad: Any) -> None:
             (acc, lambda: acc.advance_step(bad)),
             (acc, lambda: acc.wait_step(bad, timeout=0)),
             (acc, lambda: acc.take(bad, timeout=0)),
-            (acc, lambda: acc.take_grad(bad, timeout=0)),
             (rows, lambda: rows.take_indexed_slices_grad(bad, timeout=0)),
             (acc, lambda: acc.take_partial(bad, timeout=0)),
         ):
@@ -57,15 +41,14 @@ def test_steps_and_numbers_are_integers_in_range(bad: Any) -> None:
                 call()
 
 
-@pytest.mark.parametrize(
-    "good", [1, np.int8(1), np.uint64(1), np.int64(1), np.array(1), INT64 - 1], ids=repr
-)
-def test_steps_of_any_integer_type(good: Any) -> None:
+def test_steps_of_any_integer_type() -> None:
     with ConditionalAccumulator(np.float32) as acc:
-        assert acc.apply_grad(1.0, local_step=good)
-        acc.set_global_step(good)
-        assert acc.global_step == int(good)
-        assert type(acc.global_step) is int
+        goods: list[Any] = [1, np.int8(1), np.uint64(1), np.int64(1), np.array(1), INT64 - 1]
+        for good in goods:
+            acc.set_global_step(good)
+            assert acc.global_step == int(good)
+            assert type(acc.global_step) is int
+            assert acc.apply_grad(1.0, local_step=good)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -1, -1e-9, float("-inf"), "1", [1]], ids=repr)
@@ -100,31 +83,11 @@ def test_lower_step_is_set_with_a_warning(caplog: pytest.LogCaptureFixture) -> N
         # What was accumulated stays and counts, whatever the step.
         assert acc.num_accumulated() == 1
         assert acc.apply_grad(3.0, local_step=-4)
+        assert acc.apply_grad(3.0, local_step=-5) is False
+        assert acc.stats().dropped == 1
         taken = acc.take(2)
         assert (taken.value.item(), taken.count, taken.step) == (2.0, 2, -4)
         assert acc.global_step == -3
-
-
-def test_future_steps_are_accepted_and_move_nothing() -> None:
-    with ConditionalAccumulator(np.float32) as acc:
-        assert acc.apply_grad(1.0, local_step=5)
-        assert acc.global_step == 0
-        assert acc.apply_grad(1.0, local_step=NEVER_STALE)
-        assert not acc.apply_grad(1.0, local_step=-1)
-        assert acc.num_accumulated() == 2
-
-
-def test_step_at_its_end() -> None:
-    with ConditionalAccumulator(np.float32) as acc:
-        acc.set_global_step(NEVER_STALE)
-        assert acc.apply_grad(1.0, local_step=NEVER_STALE)
-        with (
-            nothing_changes(acc),
-            pytest.raises((errors.OutOfRangeError, errors.InvalidArgumentError)),
-        ):
-            acc.take_grad(1)
-        assert acc.global_step == NEVER_STALE
-        assert acc.num_accumulated() == 1
 
 
 # --- integers that do not fit --------------------------------------------------------------------
@@ -147,9 +110,10 @@ def test_a_result_that_does_not_fit_stays(dtype: str, last: int) -> None:
         assert partial.value.dtype == (np.int64 if dtype.startswith("i") else np.uint64)
 
 
-@pytest.mark.parametrize(("dtype", "edge", "over"), [
-    ("int64", 2**63 - 1, 1), ("int64", -(2**63), -1), ("uint64", 2**64 - 1, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "edge", "over"),
+    [("int64", 2**63 - 1, 1), ("int64", -(2**63), -1), ("uint64", 2**64 - 1, 1)],
+)
 def test_a_sum_that_would_wrap_is_refused_at_the_apply(dtype: str, edge: int, over: int) -> None:
     with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
         acc.apply_grad([0, edge])
@@ -168,11 +132,10 @@ def test_a_sum_that_would_wrap_is_refused_at_the_apply(dtype: str, edge: int, ov
 @pytest.mark.parametrize(
     ("values", "mean"), [((-7, 0), -3), ((7, 0), 3), ((-1, 0), 0), ((-3, -4), -3)]
 )
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
-def test_integer_means_truncate_toward_zero(dtype: str, values: tuple[int, ...], mean: int) -> None:
-    with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
-        for value in values:
-            acc.apply_grad([value])
-            rows.apply_grad([3], [value])
-        assert acc.take_grad(2).tolist() == [mean]
-        assert rows.take_grad(2).values.tolist() == [mean]
+def test_integer_means_truncate_toward_zero(values: tuple[int, ...], mean: int) -> None:
+    for dtype in ("int8", "int64"):
+        with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
+            for value in values:
+                acc.apply_grad([value])
+                rows.apply_grad([3], [value])
+            assert acc.take_grad(2).tolist() == rows.take_grad(2).values.tolist() == [mean]

@@ -6,12 +6,13 @@ import contextlib
 import pickle
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pytest
-from helpers.numpy_model import DenseModel, Outcome, Refused, SparseModel
+from helpers.elements import ELEMENTS
+from helpers.gradients import shapes
+from helpers.numpy_model import Refused
 from helpers.support import same_outcome
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import shmacc
 from shmacc import errors, testing
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from helpers.elements import Element
-    from helpers.numpy_model import Shape
+    from helpers.numpy_model import Outcome, Shape
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
 REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
-BAD_STEPS: Final = (True, 1.0, float("nan"), "1", None, 2**63, -(2**63) - 1, [1], np.ones(1, int))
-BAD_TIMEOUTS: Final = (float("nan"), -1, -0.001)
 
 
 class Accumulators(RuleBasedStateMachine):
@@ -33,7 +32,9 @@ class Accumulators(RuleBasedStateMachine):
 
     acc: Any
     handles: list[Any]
-    model: DenseModel | SparseModel
+    model: Any
+    kinds: tuple[Any, Any]
+    element: Element
 
     def __init__(self) -> None:
         """Take a namespace of its own: one test runs many of these."""
@@ -44,11 +45,16 @@ class Accumulators(RuleBasedStateMachine):
         self.partials: list[tuple[Any, Outcome]] = []
         self.agreed = True
 
-    def make(
-        self, kind: type, element: Element, declared: Shape, reduction: str, name: str
-    ) -> None:
+    @initialize(
+        element=st.sampled_from(list(ELEMENTS.values())),
+        declared=shapes(),
+        reduction=st.sampled_from(REDUCTIONS),
+        name=st.sampled_from(["", "shared"]),
+    )
+    def create(self, element: Element, declared: Shape, reduction: str, name: str) -> None:
         """Create the accumulator; an empty name makes a private one."""
-        self.element = element
+        kind, model = self.kinds
+        self.element, self.model = element, model(element, declared, reduction)
         self.acc = kind(element.dtype, declared, name, reduction_type=reduction)
         self.handles = [self.acc]
 
@@ -192,25 +198,3 @@ class Accumulators(RuleBasedStateMachine):
         handle.close()
         with pytest.raises(errors.FailedPreconditionError):
             handle.num_accumulated()
-
-    @rule(data=st.data(), bad=st.sampled_from(BAD_STEPS), timeout=st.sampled_from(BAD_TIMEOUTS))
-    def malformed_arguments(self, data: st.DataObject, bad: Any, timeout: float) -> None:
-        handle = self.handle(data)
-        calls: tuple[Callable[[], Any], ...] = (
-            lambda: handle.set_global_step(bad),
-            lambda: handle.advance_step(bad),
-            lambda: handle.wait_step(bad, timeout=0),
-            lambda: handle.take(bad, timeout=0),
-            lambda: handle.take_partial(bad, timeout=0),
-            lambda: handle.take(1, timeout=timeout),
-            lambda: handle.take_partial(0, timeout=timeout),
-            lambda: handle.apply_grad(*self.plain_gradient(), local_step=bad),
-        )
-        for call in calls:
-            with pytest.raises(errors.InvalidArgumentError):
-                call()
-        self.same_state()
-
-    def plain_gradient(self) -> tuple[Any, ...]:
-        """Make a gradient that the declared shape allows."""
-        raise NotImplementedError

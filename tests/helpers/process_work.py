@@ -37,20 +37,15 @@ def attached(name: str) -> Any:
     return shmacc.attach(name)
 
 
-def apply_all(acc: Any, worker: int, each: int, *, follow: bool) -> list[int]:
+def apply_all(name: str, worker: int, each: int, *, follow: bool = False) -> list[int]:
     """Apply ``each`` gradients; return the numbers of those that were accepted."""
-    with acc:
+    with attached(name) as acc:
         accepted = []
         for number in range(each):
             step = acc.global_step if follow else shmacc.NEVER_STALE
             if acc.apply_grad(*gradient(worker, number, each), local_step=step):
                 accepted.append(number)
         return accepted
-
-
-def apply_all_by_name(name: str, worker: int, each: int, *, follow: bool = False) -> list[int]:
-    """Attach by name alone, then apply."""
-    return apply_all(attached(name), worker, each, follow=follow)
 
 
 def apply_one(acc: Any, value: float, step: int = 0) -> bool:
@@ -85,18 +80,6 @@ def follow_steps(name: str, steps: int, timeout: float) -> list[int]:
             seen.append(acc.wait_step(seen[-1], timeout=timeout))
             acc.apply_grad(1.0, local_step=seen[-1])
     return seen[1:]
-
-
-def raw_by_name(name: str) -> tuple[bool, int]:
-    """Call raw ops with nothing but a name."""
-    raw = shmacc.raw_ops
-    applied = raw.SparseAccumulatorApplyGradient(name, 0, [2], [[1.0, 2.0]], [], False)  # noqa: FBT003
-    return applied, raw.AccumulatorNumAccumulated(name)
-
-
-def refused_name(name: str) -> None:
-    """Ask for an accumulator that is not there."""
-    shmacc.attach(name)
 
 
 def say_and_take(name: str, number: int, *, pipe: Pipe) -> int:

@@ -1,0 +1,294 @@
+"""What else ends a take's wait: each death once, and a timeout if fewer gradients are enough."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import pytest
+from helpers.apart import Apart, Pipe, run_apart
+from helpers.support import LONG, refused, until
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors
+
+pytestmark = pytest.mark.threads
+
+NAME: Final = "acc"
+SHORT: Final = 0.05
+
+
+@pytest.fixture(params=[1, 2])
+def lanes(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def work(contributor: int | None, *, pipe: Pipe) -> None:
+    """Apply, say so, and stay until told to end."""
+    own = ConditionalAccumulator.attach(NAME)
+    own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
+    pipe.say()
+    pipe.hear()
+    own.close()
+
+
+def worker(contributor: int | None = None) -> Apart:
+    """A process that has applied."""
+    process = Apart(work, contributor)
+    process.hear()
+    return process
+
+
+def test_a_death_before_the_take_ends_its_wait(acc: ConditionalAccumulator) -> None:
+    with worker(7) as dead:
+        dead.kill()
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            acc.take(2, timeout=LONG, on_death="raise")
+        error = caught.value
+        assert (tuple(error.pids or ()), tuple(error.contributors or ())) == ((dead.pid,), (7,))
+        assert str(dead.pid) in str(error)
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.pids, again.contributors) == (error.pids, error.contributors)
+    assert (acc.num_accumulated(), acc.global_step) == (1, 0)
+    # Once: the next take waits.
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(2, timeout=SHORT, on_death="raise")
+    assert acc.take(1, timeout=0).contributors.tolist() == [7]
+
+
+def test_one_that_waits_without_a_take_is_told_the_same_once(acc: ConditionalAccumulator) -> None:
+    with worker(7) as dead, worker(8):
+        acc._handle.check_departures()
+        dead.kill()
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            acc._handle.check_departures()
+        error = caught.value
+        assert (tuple(error.pids or ()), tuple(error.contributors or ())) == ((dead.pid,), (7,))
+        acc._handle.check_departures()
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(3, timeout=SHORT, on_death="raise")
+    assert acc.take(2, timeout=0).contributors.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("how", ["take", "round"])
+def test_a_death_during_the_wait_ends_it(acc: ConditionalAccumulator, how: str) -> None:
+    def wait() -> Any:
+        if how == "take":
+            return acc.take(3, timeout=LONG, on_death="raise")
+        with acc.round(3, timeout=LONG, on_death="raise") as taken:
+            return taken
+
+    with worker(1) as dead, worker(2), ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait)
+        until(lambda: acc.stats().waiting == 1)
+        dead.kill()
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            waiting.result(LONG)
+        assert tuple(caught.value.pids or ()) == (dead.pid,)
+        assert acc.stats().waiting == 0
+        assert acc.take(2, timeout=0).count == 2
+
+
+def test_without_it_deaths_are_nothing(acc: ConditionalAccumulator) -> None:
+    with worker() as dead:
+        dead.kill()
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(2, timeout=SHORT)
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take_partial(2, timeout=SHORT)
+    assert acc.take(1, timeout=0).count == 1
+
+
+def test_deaths_are_told_together_or_one_after_the_other(acc: ConditionalAccumulator) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker(i or None)) for i in range(4)]
+        for dead, contributors in (workers[:3], (1, 2)), (workers[3:], (3,)):
+            for process in dead:
+                process.kill()
+            with pytest.raises(errors.WorkerDiedError) as caught:
+                acc.take(5, timeout=LONG, on_death="raise")
+            assert sorted(caught.value.pids or ()) == sorted(process.pid for process in dead)
+            assert tuple(sorted(caught.value.contributors or ())) == contributors
+
+
+def test_a_quorum_that_is_there_is_served(acc: ConditionalAccumulator) -> None:
+    with worker(1) as dead:
+        dead.kill()
+        assert acc.take(1, timeout=LONG, on_death="raise").count == 1
+        acc.apply_grad(1.0, acc.global_step)
+        with acc.round(1, timeout=LONG, on_death="raise") as taken:
+            assert taken.count == 1
+
+
+def test_a_process_that_never_applied_is_not_missed(acc: ConditionalAccumulator) -> None:
+    with Apart(_attach_only) as dead:
+        dead.hear()
+        dead.kill()
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(1, timeout=SHORT, on_death="raise")
+
+
+def _attach_only(*, pipe: Pipe) -> None:
+    own = ConditionalAccumulator.attach(NAME)
+    own.num_accumulated()
+    pipe.say()
+    pipe.hear()
+    own.close()
+
+
+def _apply(*, close: bool) -> None:
+    global _kept  # noqa: PLW0603 - open until the very end
+    _kept = ConditionalAccumulator.attach(NAME)
+    _kept.apply_grad(1.0, shmacc.NEVER_STALE)
+    if close:
+        _kept.close()
+
+
+_kept: ConditionalAccumulator
+
+
+def test_who_closes_or_returns_is_not_dead(acc: ConditionalAccumulator) -> None:
+    """A child of multiprocessing ends by os._exit: no finalizer of the interpreter runs."""
+    run_apart(partial(_apply, close=True))
+    for method in ("fork", "spawn"):
+        run_apart(partial(_apply, close=False), method=method)
+    assert acc.num_accumulated() == 3
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(4, timeout=SHORT, on_death="raise")
+
+
+def _apply_and_exit(*, pipe: Pipe) -> None:
+    own = ConditionalAccumulator.attach(NAME)
+    own.apply_grad(1.0)
+    pipe.say()
+    os._exit(3)
+
+
+def test_who_leaves_without_a_word_is_dead(acc: ConditionalAccumulator) -> None:
+    with Apart(_apply_and_exit) as process:
+        process.hear()
+        process.wait()
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            acc.take(2, timeout=LONG, on_death="raise")
+        assert tuple(caught.value.pids or ()) == (process.pid,)
+
+
+def test_of_two_waits_one_is_told(acc: ConditionalAccumulator) -> None:
+    def wait() -> Any:
+        try:
+            return acc.take(3, timeout=LONG, on_death="raise").count
+        except errors.WorkerDiedError as error:
+            return tuple(error.pids or ())
+
+    with worker() as dead, ThreadPoolExecutor() as pool:
+        waits = [pool.submit(wait) for _ in range(2)]
+        until(lambda: acc.stats().waiting == 2)
+        dead.kill()
+        until(lambda: any(waiting.done() for waiting in waits))
+        told = [waiting.result() for waiting in waits if waiting.done()]
+        assert told == [(dead.pid,)]
+        for _ in range(2):
+            acc.apply_grad(1.0)
+        assert sorted(waiting.result(LONG) == 3 for waiting in waits) == [False, True]
+
+
+def test_bad_arguments_are_refused(acc: ConditionalAccumulator) -> None:
+    bad: list[dict[str, Any]] = [{"on_death": word} for word in ("ignore", None, True, b"raise")]
+    bad += [{"at_least": number} for number in (0, -1, 4, 1.5, True, "2", int)]
+    for given in bad:
+        with refused():
+            acc.take(3, timeout=0, **given)
+        with refused():
+            acc.round(3, timeout=0, **given)
+
+
+# At the end of a timeout fewer gradients may be enough.
+
+
+def test_at_the_end_of_the_timeout_so_many_are_enough(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    acc.apply_grad(2.0)
+    start = time.monotonic()
+    taken = acc.take(3, at_least=2, timeout=SHORT)
+    assert time.monotonic() - start >= SHORT
+    assert (taken.count, taken.value.item()) == (2, 3.0)
+    assert acc.global_step == 1
+
+
+def test_fewer_are_not(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    for at_least in 2, None:  # None is the number itself
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            acc.take(3, at_least=at_least, timeout=SHORT)
+        assert (caught.value.accumulated, caught.value.required) == (1, 3)
+    assert acc.num_accumulated() == 1
+
+
+@pytest.mark.parametrize("timeout", [LONG, None])
+def test_all_end_the_wait(acc: ConditionalAccumulator, timeout: float | None) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(acc.take, 2, at_least=1, timeout=timeout)
+        until(lambda: acc.stats().waiting == 1)
+        acc.apply_grad(1.0)
+        assert not waiting.done()
+        acc.apply_grad(2.0)
+        assert waiting.result(LONG).count == 2
+
+
+def test_a_try_is_judged_at_once(acc: ConditionalAccumulator) -> None:
+    with pytest.raises(errors.DeadlineExceededError):
+        acc.take(5, at_least=1, timeout=0)
+    acc.apply_grad(1.0)
+    assert acc.take(5, at_least=1, timeout=0).count == 1
+
+
+async def test_of_a_round_and_of_coroutines(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    with acc.round(3, at_least=1, timeout=SHORT) as taken:
+        assert taken.count == 1
+    acc.apply_grad(1.0, 1)
+
+    assert (await acc.take_async(3, at_least=1, timeout=SHORT)).count == 1
+    acc.apply_grad(1.0, 2)
+    async with acc.round_async(3, at_least=1, timeout=SHORT) as taken:
+        assert taken.count == 1
+    with pytest.raises(errors.DeadlineExceededError):
+        await acc.take_async(3, at_least=1, timeout=SHORT)
+    assert acc.global_step == 3
+
+
+def test_who_is_not_the_head_gets_nothing(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(acc.take, 2, timeout=LONG)
+        until(lambda: acc.stats().waiting == 1)
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(2, at_least=1, timeout=SHORT)
+        acc.apply_grad(1.0)
+        assert first.result(LONG).count == 2
+
+
+def test_a_large_round_is_served_whole() -> None:
+    """The copy of a large round is made before the commit: see Take::take."""
+    with ConditionalAccumulator("f8", (1 << 18,)) as acc:
+        acc.apply_grad(range(1 << 18))
+        taken = acc.take(2, at_least=1, timeout=SHORT)
+        assert taken.count == 1
+        assert taken.value[-1] == (1 << 18) - 1
+
+
+def test_what_is_enough_and_deaths(acc: ConditionalAccumulator) -> None:
+    """A death comes before the timeout, and what is enough before a death."""
+    with worker() as dead:
+        dead.kill()
+        with pytest.raises(errors.WorkerDiedError):
+            acc.take(3, at_least=1, timeout=LONG, on_death="raise")
+    assert acc.take(3, at_least=1, timeout=SHORT, on_death="raise").count == 1
+    with worker() as dead:
+        dead.kill()
+        assert acc.take(3, at_least=1, timeout=0, on_death="raise").count == 1

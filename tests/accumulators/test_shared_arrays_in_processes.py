@@ -1,0 +1,247 @@
+"""Arrays in shared memory among processes: who shares them, and what keeps their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+import pytest
+from helpers import interpreter
+from helpers.apart import Apart, Pipe, run_apart
+from helpers.inspect_tool import run
+from helpers.support import LONG, same_bits
+
+import shmacc
+from shmacc import ConditionalAccumulator, SharedArrays, TensorSpec, errors, inspection, testing
+
+pytestmark = pytest.mark.threads
+
+# What is collected unclosed on purpose.
+unclosed = pytest.mark.filterwarnings("ignore:unclosed SharedArrays:ResourceWarning")
+
+NAME: Final = "params"
+TABLE: Final = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def make() -> SharedArrays:
+    """One table and one bias, under the name of these tests."""
+    return SharedArrays({"emb": TABLE, "bias": TensorSpec((3,), "float64")}, NAME)
+
+
+def test_processes_of_no_relation(namespace: str) -> None:
+    with make() as params:
+        script = """
+            params = shmacc.SharedArrays.attach("params", writable=True)
+            params["emb"][1] *= 10
+            reader = shmacc.attach("params")
+            print(reader["emb"].sum(), reader["emb"].dtype, reader["bias"].flags.writeable)
+            private = shmacc.SharedArrays({"a": np.ones(3)})
+            array = private["a"]  # goes with its creator all the same
+        """
+        assert interpreter.run(script) == (0, "174.0 float32 False", "")
+        assert params["emb"].sum() == 174
+        params.unlink()
+    assert testing.leaked_names(namespace) == ()
+
+
+def test_a_forked_child_shares_the_arrays_and_counts_as_a_process() -> None:
+    with make() as params:
+        emb = params["emb"]
+
+        def child(*, pipe: Pipe) -> None:
+            emb[0, 0] = 50  # got before the fork
+            params["bias"][0] = 60
+            pipe.say()
+            pipe.hear()
+
+        with Apart(child) as process:
+            process.hear()
+            assert emb[0, 0] == 50
+            assert params["bias"][0] == 60
+            assert inspection.describe(NAME).stats.attached == 2
+            process.say()
+            process.result()
+        params.unlink()
+
+
+def hold_an_array(*, pipe: Pipe) -> None:
+    """Keep nothing but one array."""
+    array = SharedArrays.attach(NAME)["emb"]
+    pipe.say()
+    pipe.hear()
+    del array
+    pipe.say()
+    pipe.hear()
+
+
+@unclosed
+def test_an_array_alone_keeps_the_process_attached(namespace: str) -> None:
+    make().close()
+    with Apart(hold_an_array) as process:
+        process.hear()
+        gc.collect()
+        assert inspection.describe(NAME).stats.attached == 1
+        assert inspection.leftovers(namespace=namespace) == ()
+        with pytest.raises(errors.FailedPreconditionError, match=f"pid {process.pid}"):
+            inspection.remove(NAME)
+        process.say()
+        process.hear()
+        (leftover,) = inspection.leftovers(namespace=namespace)
+        assert inspection.clean(leftover)
+        process.say()
+        process.result()
+
+
+def test_views_outlive_everything() -> None:
+    params = make()
+    view, transposed = params["emb"][1:3], params["emb"].T
+    params.unlink()
+    params.close()
+    del params
+    gc.collect()
+    same_bits(view, TABLE[1:3])
+    view[0, 0] = 77
+    assert transposed[0, 1] == 77
+
+
+def mapped_kib() -> int:
+    """How much shared memory of the tests' namespace this process has mapped."""
+    kib = 0
+    ours = False
+    with open("/proc/self/smaps", encoding="utf-8") as smaps:  # noqa: PTH123
+        for line in smaps:
+            if "-" in line.split(maxsplit=1)[0]:
+                ours = "/dev/shm/shmacc." in line  # noqa: S108
+            elif ours and line.startswith("Size:"):
+                kib += int(line.split()[1])
+    return kib
+
+
+def test_the_memory_goes_with_the_last_array() -> None:
+    before = mapped_kib()
+    with SharedArrays({"large": TensorSpec((1 << 20,)), "small": TensorSpec((1,))}) as params:
+        large, small = params["large"], params["small"]
+        assert mapped_kib() - before >= 4 << 10
+    view = large[5:6]
+    del large
+    assert mapped_kib() - before == (4 << 10) + 4  # closed: nothing but the arrays' memory
+    del view
+    assert mapped_kib() - before == 4
+    small += 1
+    assert small.tolist() == [1]
+    del small
+    assert mapped_kib() == before
+
+
+def test_closed_while_other_threads_get_arrays() -> None:
+    """They get the array, which is whole for as long as they have it, or the error."""
+
+    def get(params: SharedArrays) -> None:
+        while int(params["a"].sum()) == 1 << 16:
+            pass
+        raise AssertionError
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(20):
+            params = SharedArrays({"a": np.ones(1 << 16, np.uint8)})
+            getting = [pool.submit(get, params) for _ in range(3)]
+            params.close()
+            for thread in getting:
+                with pytest.raises(errors.FailedPreconditionError, match="closed"):
+                    thread.result()
+
+
+def test_arrays_outlive_the_descriptor() -> None:
+    """A daemon closes all it finds."""
+    script = """
+        params = shmacc.SharedArrays({"a": np.ones(3)})
+        same = shmacc.attach(params.shared_name)
+        kept = params["a"]
+        os.closerange(3, 1000)
+        kept += 1
+        for one in (params, same):
+            try:
+                one["a"]
+            except shmacc.errors.FailedPreconditionError as error:
+                assert "has closed the segment's descriptor" in str(error)
+            one.close()
+        print(kept.sum())
+    """
+    assert interpreter.run(script) == (0, "6.0", "")
+
+
+def write_to(address: int) -> None:
+    """Write one byte, whatever NumPy says."""
+    faulthandler.disable()  # its death is what is asked for
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # a sanitizer would end it otherwise
+    ctypes.memset(address, 1, 1)
+
+
+def test_not_even_the_memory_is_writable() -> None:
+    with make() as params:
+        with SharedArrays.attach(NAME) as same:
+            address = same["emb"].ctypes.data
+            emb = same["emb"]
+            with Apart(write_to, address) as process:
+                assert os.WTERMSIG(process.wait()) == signal.SIGSEGV
+            same_bits(emb, TABLE)
+        writable = params["emb"]
+        run_apart(write_to, writable.ctypes.data)
+        assert writable.tobytes()[0] == 1
+        params.unlink()
+
+
+def test_inspection_sees_them(namespace: str) -> None:
+    with make(), SharedArrays({"flags": np.ones(3, bool)}, "flags", unlink_on_close=True):
+        of_flags, found = inspection.list_segments(namespace=namespace)
+        assert (found.name.shared_name, found.kind, found.attached_alive) == (NAME, "arrays", 1)
+        assert found.bytes_reserved >= TABLE.nbytes
+        # The first one's dtype is one that accumulators do not have.
+        assert (of_flags.kind, of_flags.dtype, of_flags.shape) == ("arrays", "bool", (3,))
+        assert inspection.check(NAME) == inspection.check("flags") == ()
+        shown = run("show", NAME)
+        assert (shown.returncode, "arrays" in shown.stdout) == (0, True), shown.stderr
+        for refusal in (inspection.cancel, inspection.summarise_values):
+            with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
+                refusal(NAME)
+        assert run("clean", "--yes").returncode == 0
+        SharedArrays.attach(NAME).close()
+    assert run("clean", "--yes").returncode == 0
+    with pytest.raises(errors.NotFoundError):
+        shmacc.attach(NAME)
+
+
+def work(steps: int) -> list[float]:
+    """Send the parameters that were read, as gradients."""
+    read = []
+    with SharedArrays.attach(NAME) as params, ConditionalAccumulator.attach("gradients") as acc:
+        for step in range(steps):
+            acc.wait_step(step - 1)
+            seen = params["w"].copy()
+            if acc.apply_grad(seen, step):
+                read.append(float(seen[0]))
+    return read
+
+
+def test_a_round_needs_no_lock() -> None:
+    steps = 20
+    with (
+        SharedArrays({"w": np.ones(1000)}, NAME, unlink_on_close=True) as params,
+        ConditionalAccumulator(
+            "float64", (1000,), "gradients", reduction_type="SUM", unlink_on_close=True
+        ) as acc,
+        Apart(work, steps) as one,
+        Apart(work, steps) as other,
+    ):
+        for step in range(steps):
+            with acc.round(2, timeout=LONG) as taken:
+                # Both were computed from all of what there was before this block, and the same.
+                assert np.all(taken.value == 2 * params["w"])
+                params["w"][:] = step + 2
+        assert one.result() == other.result() == [float(step + 1) for step in range(steps)]
