@@ -71,25 +71,12 @@ BEGIN: Final = (
             ):
                 attempt(what, call)
             self.print(*said, flush=True)
-    class LateDel(Late):
-        def __del__(self):
-            self.work()
 """
 )
 FINALIZERS: Final = {
-    "atexit": """
-    atexit.register(Late().work)
-""",
-    "__del__ in a cycle": """
-    gc.disable()  # not before the end
-    late = LateDel()
-    late.itself = late
-    del late
-""",
-    "__del__ in builtins": """
-    builtins.late = LateDel()
-    builtins.late.itself = builtins.late
-""",
+    "atexit": "atexit.register(Late().work)",
+    "in a cycle": "gc.disable(); late = LateDel(); late.itself = late; del late",
+    "in builtins": "builtins.late = LateDel(); builtins.late.itself = builtins.late",
 }
 DAEMONS: Final = """
     rows = shmacc.attach("rows")
@@ -118,6 +105,16 @@ END: Final = f"""
 """
 
 
+def _ending(finalizer: str) -> str:
+    """The rest of a script whose finalizer calls `Late.work`."""
+    return f"""
+    class LateDel(Late):
+        def __del__(self):
+            self.work()
+    {FINALIZERS[finalizer]}
+{END}"""
+
+
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
     """A named accumulator of sums."""
@@ -128,7 +125,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 @pytest.mark.parametrize("finalizer", FINALIZERS)
 def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
-    status, output, complaints = run(BEGIN + FINALIZERS[finalizer] + END)
+    status, output, complaints = run(BEGIN + _ending(finalizer))
     assert (status, complaints) == (STATUS, "")
     if finalizer == "atexit":
         # Python code runs as long as modules are there: nothing but what is in vain fails then.
@@ -147,14 +144,13 @@ def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
     assert all(finding.severity is Severity.NOTE for finding in inspection.check("exits"))
 
 
-@pytest.mark.parametrize("finalizer", ["atexit", "__del__ in builtins"])
+@pytest.mark.parametrize("finalizer", ["atexit", "in builtins"])
 def test_with_daemon_threads_in_the_middle_of_applies_and_takes(
     acc: ConditionalAccumulator, finalizer: str
 ) -> None:
     """They go on in the extension for as long as they need no Python; nobody waits for them."""
     with SparseConditionalAccumulator("f8", None, "rows") as rows:
-        script = BEGIN + DAEMONS + FINALIZERS[finalizer] + END
-        status, _, complaints = run(script)
+        status, _, complaints = run(BEGIN + DAEMONS + _ending(finalizer))
         # Their takes may hear of a close, and say so.
         assert status == STATUS, complaints
         assert all(word not in complaints for word in CRASHES), complaints
@@ -212,33 +208,22 @@ MEETS_OTHERS: Final = (
     class Late:
         def __init__(self):
             self.attach = shmacc.attach
-        def meet(self):
+        def work(self):
             with self.attach("asks") as asks, self.attach("answers") as answers:
                 assert answers.apply_grad(asks.take(1).value)
-    class LateDel(Late):
-        def __del__(self):
-            self.meet()
 """
 )
 
 
-@pytest.mark.parametrize(
-    "finalizer",
-    [
-        "atexit.register(Late().meet)",
-        "builtins.late = LateDel()",
-    ],
-    ids=["atexit", "__del__ in builtins"],
-)
+@pytest.mark.parametrize("finalizer", ["atexit", "in builtins"])
 def test_it_waits_for_others_and_wakes_others(finalizer: str) -> None:
-    script = f"{MEETS_OTHERS}\n    {finalizer}\n{END}"
     with (
         ConditionalAccumulator("f8", (), "asks") as asks,
         ConditionalAccumulator("f8", (), "answers") as answers,
         ThreadPoolExecutor(2) as pool,
     ):
         answer = pool.submit(answers.take, 1, timeout=LONG)
-        ends = pool.submit(run, script)
+        ends = pool.submit(run, MEETS_OTHERS + _ending(finalizer))
         try:
             until(lambda: asks.stats().waiting == 1 or ends.done())
             assert asks.apply_grad(3.0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart
 from helpers.interpreter import run
 from helpers.lock_holder import held, sleeps
 from helpers.support import LONG, until
@@ -152,7 +152,7 @@ CHILDS_WAYS: Final[dict[str, Callable[[Any], object]]] = {
 def _fork_in_the_handler(
     acc: ConditionalAccumulator,
     wait: Callable[[], Any],
-    in_the_child: Callable[[Any], object],
+    way: str,
     afterwards: Callable[[], object] = tuple,
     *,
     pipe: Pipe,
@@ -161,15 +161,11 @@ def _fork_in_the_handler(
 
     def fork(*_: object) -> None:
         pid = os.fork()
-        if pid == 0:
-            in_the_child(acc)
-        else:
-            children.append(pid)
+        CHILDS_WAYS[way](acc) if pid == 0 else children.append(pid)
 
     signal.signal(signal.SIGALRM, fork)
+    pipe.say("about to wait")
     try:
-        if os.getpid() == parent:
-            pipe.say("about to wait")
         result = wait()
     except (errors.CancelledError, SystemExit) as error:
         if os.getpid() != parent:
@@ -204,7 +200,7 @@ def _attach_and_apply() -> None:
 def test_a_handler_forks_in_a_take_that_waits(acc: ConditionalAccumulator, way: str) -> None:
     """The entry in the queue is the parent's, and stays; the child's call is cancelled."""
     call = lambda: acc.take(50).count  # noqa: E731
-    with Apart(_fork_in_the_handler, acc, call, CHILDS_WAYS[way], _attach_and_apply) as waiting:
+    with Apart(_fork_in_the_handler, acc, call, way, _attach_and_apply) as waiting:
         _let_it_fork(waiting)
         until(lambda: acc.num_accumulated() == 1 + (way == "uses it"))  # the child has been
         assert acc.stats().waiting == 1
@@ -215,8 +211,7 @@ def test_a_handler_forks_in_a_take_that_waits(acc: ConditionalAccumulator, way: 
 
 def test_a_handler_forks_in_a_wait_for_the_step(acc: ConditionalAccumulator) -> None:
     call = lambda: acc.wait_step(0)  # noqa: E731
-    ways = CHILDS_WAYS["uses it"], _attach_and_apply
-    with Apart(_fork_in_the_handler, acc, call, *ways) as waiting:
+    with Apart(_fork_in_the_handler, acc, call, "uses it", _attach_and_apply) as waiting:
         _let_it_fork(waiting)
         until(lambda: acc.num_accumulated() == 2)
         acc.advance_step(3)
@@ -238,7 +233,7 @@ def test_a_handler_forks_in_a_wait_for_a_lock(
     for wait in waits[byte]:
         with (
             held("forked", byte) as holder,
-            Apart(_fork_in_the_handler, acc, wait, CHILDS_WAYS[way]) as waiting,
+            Apart(_fork_in_the_handler, acc, wait, way) as waiting,
         ):
             _let_it_fork(waiting)
             until(lambda: _has_a_child(waiting.pid))
@@ -299,22 +294,17 @@ def test_a_child_that_only_looks_does_not_take_its_parents_place(
 ) -> None:
     """It has its parent's memory, but not its parent's proof of life."""
     assert acc.stats().attached == 1
-    assert run_apart(_after_the_parents_end) == [True, False]
+    with Apart(_attach_fork_and_die) as parent:
+        parent.wait()
+        parent.say()
+        assert parent.hear() == [True, False]
 
 
-def _after_the_parents_end() -> Any:
-    reading, writing = os.pipe()
-    gate, opening = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        shmacc_handle: Any = shmacc.attach("forked")
-        if os.fork():
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.read(gate, 1)
-        seen = [process.alive for process in inspection.describe("forked").processes]
-        os.write(writing, bytes(seen))
-        del shmacc_handle
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.write(opening, b"!")
-    return [bool(byte) for byte in os.read(reading, 16)]
+def _attach_fork_and_die(*, pipe: Pipe) -> None:
+    acc = shmacc.attach("forked")
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    pipe.hear()
+    pipe.say([process.alive for process in inspection.describe("forked").processes])
+    del acc
+    os._exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -131,50 +132,6 @@ def test_what_goes_in_comes_out(kind: Any, method: str, rows: int, dtype: str) -
     assert run_apart(_take_under_fire, kind, rows, dtype, method, hits) == []
 
 
-def _apply_often(times: int) -> int:
-    acc: Any = shmacc.attach(NAME)
-    with acc:
-        each = gradient(acc, LARGE)
-        return sum(acc.apply_grad(*each, local_step=NEVER_STALE) for _ in range(times))
-
-
-def _take_all_under_fire(total: int) -> int:
-    """Take until so many came, with an alarm every now and then; how many came."""
-    came, rng = 0, random.Random(1)
-
-    def raise_it(*_: object) -> None:
-        if came < total:
-            raise AlarmError
-
-    signal.signal(signal.SIGALRM, raise_it)
-    with shmacc.attach(NAME) as acc:
-        while came < total:
-            try:
-                while came < total:  # inside: the alarm may come when the take is over
-                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 3e-3))
-                    came += acc.take(1, timeout=LONG).count
-            except AlarmError:
-                pass
-    return came
-
-
-@pytest.mark.beyond_tsan  # it holds signals back
-def test_others_apply_meanwhile() -> None:
-    """What is copied is held against what is there when the take commits."""
-    with make(SparseConditionalAccumulator) as acc:
-        with (
-            Apart(_take_all_under_fire, 120) as taker,
-            Apart(_apply_often, 60) as one,
-            Apart(_apply_often, 60) as other,
-        ):
-            assert one.result() + other.result() == 120
-            # No more, no less: it would have waited on.
-            assert taker.result() == 120
-        stats = acc.stats()
-        assert (stats.applied, stats.taken, stats.num_accumulated) == (120, 120, 0)
-        acc.unlink()
-
-
 @pytest.fixture
 def huge() -> Iterator[Any]:
     """With one gradient that takes long to copy."""
@@ -191,19 +148,18 @@ def _signal_amid_the_copy(taker: Apart) -> None:
     taker.signal(signal.SIGUSR1)
 
 
-def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[Any, int, float]:
-    """What the handler returned, what the take got, and how long it slept."""
+def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[Any, ...]:
+    """What the handler returned, how many the take got and at which step, and how long it slept."""
     acc = shmacc.attach(NAME)
     handled: list[Any] = []
     signal.signal(signal.SIGUSR1, lambda *_: handled.append(handler(acc)))
     pipe.say("ready")
     start = slept()
-    try:
-        # In vain if the handler takes it.
-        count = acc.take(1, timeout=0.2).count
-    except errors.DeadlineExceededError:
-        count = 0
-    return handled[0] if handled else None, count, slept() - start
+    count = step = 0
+    with contextlib.suppress(errors.DeadlineExceededError):  # in vain if the handler takes it
+        taken = acc.take(1, timeout=0.2)
+        count, step = taken.count, taken.step
+    return handled[0] if handled else None, count, step, slept() - start
 
 
 def _attempts(huge: Any) -> Iterator[None]:
@@ -215,15 +171,15 @@ def _attempts(huge: Any) -> Iterator[None]:
     pytest.fail("the signal always came too late")
 
 
-def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tuple[Any, float]:
-    """What the handler returned that ran amid the copy, so that the take gets so many."""
+def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
+    """As above, of a handler that ran amid the copy, so that the take got so many."""
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, handler) as taker:
             _signal_amid_the_copy(taker)
-            handled, got, sleeping = taker.result()
+            handled, got, step, sleeping = taker.result()
         if got == count:
             break
-    return handled, sleeping
+    return handled, step, sleeping
 
 
 def test_a_handler_that_ends_the_process_finds_nothing_consumed(huge: Any) -> None:
@@ -242,33 +198,23 @@ def _apply_one(acc: Any) -> bool:
 
 def test_a_handler_may_apply(huge: Any) -> None:
     """It does not wait for the take that it interrupts; which takes what is there then."""
-    applied, sleeping = _with_a_handler(huge, _apply_one, count=2)
+    applied, _, sleeping = _with_a_handler(huge, _apply_one, count=2)
     assert applied
     assert sleeping < 0.9  # less than an apply waits for a head that does not come
     assert huge.num_accumulated() == 0
 
 
-_NEW_STEP: Final = 1_000_000
-
-
-def _take_while_the_step_moves(*, pipe: Pipe) -> int:
-    """The step that the take names; the handler sets another one."""
-    acc = shmacc.attach(NAME)
-    signal.signal(signal.SIGUSR1, lambda *_: acc.set_global_step(_NEW_STEP))
-    pipe.say("ready")
-    return int(acc.take(1, timeout=LONG).step)
-
-
 def test_a_handler_may_set_the_step(huge: Any) -> None:
     """The take names the step that it was taken at, not the one at which it began to copy."""
+    new = 1_000_000
     for _ in _attempts(huge):
         huge.set_global_step(0)
-        with Apart(_take_while_the_step_moves) as taker:
+        with Apart(_take_with_a_handler, lambda acc: acc.set_global_step(new)) as taker:
             _signal_amid_the_copy(taker)
-            step = taker.result()
-        if huge.stats().global_step == _NEW_STEP + 1:
+            _, _, step, _ = taker.result()
+        if huge.stats().global_step == new + 1:
             break
-    assert step == _NEW_STEP
+    assert step == new
 
 
 HANDLERS: Final[tuple[Callable[[Any], int], ...]] = (
@@ -280,7 +226,7 @@ HANDLERS: Final[tuple[Callable[[Any], int], ...]] = (
 @pytest.mark.parametrize("handler", HANDLERS, ids=["take", "take_partial"])
 def test_a_handler_may_take(huge: Any, handler: Any) -> None:
     """Then the take that it interrupts has nothing, and waits on."""
-    in_handler, _ = _with_a_handler(huge, handler, count=0)
+    in_handler, *_ = _with_a_handler(huge, handler, count=0)
     assert in_handler == 1
     assert (huge.num_accumulated(), huge.stats().waiting) == (0, 0)
 
@@ -296,10 +242,9 @@ def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
 
     signal.signal(signal.SIGUSR1, fork)
     pipe.say("ready")
-    try:
+    count = 0
+    with contextlib.suppress(errors.CancelledError):
         count = acc.take(1, timeout=LONG).count
-    except errors.CancelledError:
-        count = 0
     if child == 0:
         os._exit(count)
     return count, 1 if child < 0 else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
