@@ -24,6 +24,8 @@ from helpers.support import LONG, until
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from helpers.apart import Crew
 
 BESIDE: Final = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -36,40 +38,21 @@ pytestmark = [
 ]
 
 
-def test_every_verb_from_beside_a_stopped_process(crew: Crew) -> None:
-    cancelling = _look_from_beside(crew, before=BESIDE)
-    assert "would cancel the take of pid" in cancelling.stdout
-    assert "* for 1000000 gradients" in cancelling.stdout
-
-
-@needs_root
-def test_every_verb_from_beside_a_stopped_process_as_another_user(crew: Crew) -> None:
-    with command_for_everyone() as command:
-        cancelling = _look_from_beside(crew, before=(*BESIDE, *AS_NOBODY), command=command)
-    assert (cancelling.returncode, "to cancel is to write" in cancelling.stderr) == (1, True)
-
-
-def _look_from_beside(crew: Crew, **how: Any) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def holder(crew: Crew) -> Iterator[int]:
+    """A process that is stopped with the lock of a table, for which another one waits in line."""
     with SparseConditionalAccumulator("f4", [50_000, 16], "table", mode=0o644) as acc:
         start(crew, inspect_tool.wait_in_line, "table", 10**6)
         until(lambda: acc.stats().waiting == 1)
-        with stopped_with_the_lock(crew, "table") as holder:
-            _look_at_the_stopped(holder, **how)
-            cancelling = run("cancel", "table", **how)
+        with stopped_with_the_lock(crew, "table") as pid:
+            yield pid
         acc.cancel()
         acc.unlink()
-    return cancelling
 
 
-def _look_at_the_stopped(holder: int, **how: Any) -> None:
-    [segment] = ask("list", **how)["segments"]
-    assert (segment["state"], segment["attached_alive"]) == ("sound", 3)
-    shown = ask("show", "table", **how)
-    assert {process["pid_is_here"] for process in shown["processes"]} == {False}
-    assert {process["condition"] for process in shown["processes"]} == {""}
-    lock = shown["lock"]
-    assert (lock["pid"], lock["pid_is_here"]) == (holder, False)
-    assert f"held by pid {holder}*, in an operation for" in run("show", "table", **how).stdout
+def test_every_verb_from_beside_a_stopped_process(holder: int) -> None:
+    look_at_the_stopped(holder, before=BESIDE)
+    how: dict[str, Any] = {"before": BESIDE}
     [line] = run("watch", "--interval", "0.1", "--count", "1", **how).stdout.splitlines()
     assert f" lock={holder}*" in line
     # That it is stopped cannot be seen from there; that it has had the lock for long can be.
@@ -78,8 +61,32 @@ def _look_at_the_stopped(holder: int, **how: Any) -> None:
     assert run("clean", **how).stdout == ""
     assert f"{holder}*" in run("remove", "table", **how).stderr
     assert run("wait", "table", "--for", "count=0", **how).returncode == 0
-    samples = [each for metric in ask("metrics", **how)["metrics"] for each in metric["samples"]]
-    assert [each["value"] for each in samples if each["name"] == "shmacc_attached_alive"] == [3]
+    metrics = {each["name"]: each["samples"] for each in ask("metrics", **how)["metrics"]}
+    assert [each["value"] for each in metrics["shmacc_attached_alive"]] == [3]
+    cancelling = run("cancel", "table", **how)
+    assert "would cancel the take of pid" in cancelling.stdout
+    assert "* for 1000000 gradients" in cancelling.stdout
+
+
+@needs_root
+def test_the_same_as_another_user(holder: int) -> None:
+    with command_for_everyone() as command:
+        how: dict[str, Any] = {"before": (*BESIDE, *AS_NOBODY), "command": command}
+        look_at_the_stopped(holder, **how)
+        cancelling = run("cancel", "table", **how)
+    assert (cancelling.returncode, "to cancel is to write" in cancelling.stderr) == (1, True)
+
+
+def look_at_the_stopped(holder: int, **how: Any) -> None:
+    """List and show it."""
+    [segment] = ask("list", **how)["segments"]
+    assert (segment["state"], segment["attached_alive"]) == ("sound", 3)
+    shown = ask("show", "table", **how)
+    assert {process["pid_is_here"] for process in shown["processes"]} == {False}
+    assert {process["condition"] for process in shown["processes"]} == {""}
+    lock = shown["lock"]
+    assert (lock["pid"], lock["pid_is_here"]) == (holder, False)
+    assert f"held by pid {holder}*, in an operation for" in run("show", "table", **how).stdout
 
 
 def test_an_event_of_a_process_beside_is_marked() -> None:

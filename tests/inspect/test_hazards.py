@@ -16,10 +16,11 @@ from helpers.inspect_tool import ask, path_of, run, scribble, start
 from helpers.segment_file import SegmentFile
 from helpers.support import until
 
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from helpers.apart import Crew
 
@@ -89,25 +90,6 @@ def test_a_gradient_that_is_taken_twice(table: SparseConditionalAccumulator) -> 
     run_apart(_count_a_taken_one_twice, str(path_of("table")))
     found = "1 gradients were applied, but 2 taken, 0 discarded and 0 are there"
     assert found in problems("table")
-
-
-def test_a_segment_of_version_1() -> None:
-    path = path_of("old")
-    path.write_bytes(layout.header_of_version_1(b"old"))
-    os.truncate(path, layout.FILE_SIZE)
-    words = f"layout version 1, which shmacc 1.0 reads; this one reads version {layout.VERSION}"
-    (listed,) = ask("list", "old")["segments"]
-    assert listed["state"] == "other version"
-    assert words in listed["detail"]
-    assert words in problems("old")
-    assert words in ask("show", "old", status=1)["error"]
-    refused = run("remove", "old", "--yes")
-    assert refused.returncode == 1
-    assert words in refused.stderr
-    (left,) = ask("clean", "old")["left"]
-    assert words in left["why"]
-    assert ask("remove", "old", "--yes", "--force")["removed"] == [path.name]
-    assert not path.exists()
 
 
 def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, crew: Crew) -> None:
@@ -202,3 +184,71 @@ def test_what_is_added_up_over_lanes_is_so_inside_and_outside() -> None:
         shown = ask("show", "lanes")["summary"]
         assert listed["num_accumulated"] == shown["num_accumulated"] == acc.num_accumulated()
         acc.unlink()
+
+
+# -- other versions -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old() -> Iterator[Path]:
+    """A segment of version 1."""
+    path = path_of("old")
+    path.write_bytes(layout.header_of_version_1(b"old"))
+    os.truncate(path, layout.FILE_SIZE)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_segment_of_version_1(old: Path) -> None:
+    words = f"layout version 1, which shmacc 1.0 reads; this one reads version {layout.VERSION}"
+    (listed,) = ask("list", "old")["segments"]
+    assert listed["state"] == "other version"
+    assert words in listed["detail"]
+    assert words in problems("old")
+    assert words in ask("show", "old", status=1)["error"]
+    refused = run("remove", "old", "--yes")
+    assert refused.returncode == 1
+    assert words in refused.stderr
+    (left,) = ask("clean", "old")["left"]
+    assert words in left["why"]
+    assert ask("remove", "old", "--yes", "--force")["removed"] == [old.name]
+    assert not old.exists()
+
+
+def hold_open(path: str, read: int) -> None:
+    """Have a file open, as a process of another version has."""
+    assert os.open(path, os.O_RDONLY)
+    os.close(read)
+    signal.pause()
+
+
+def test_who_has_a_segment_of_another_version_open_is_named(crew: Crew, old: Path) -> None:
+    waiting, theirs = os.pipe()
+    user = crew.start(hold_open, str(old), theirs)
+    os.close(theirs)
+    assert os.read(waiting, 1) == b"", "it has opened the file"
+    os.close(waiting)
+    who = f"pid {user.pid} has it open"
+    (listed,) = ask("list", "old")["segments"]
+    assert who in listed["detail"]
+    findings = ask("check", "old", status=1)["findings"]
+    (found,) = [one for one in findings if one["severity"] == "wrong"]
+    assert who in found["problem"]
+    remedy = f"shmacc-inspect remove {old.name} --force --yes"
+    assert found["remedy"].endswith(f"end its users, then remove it: `{remedy}`")
+    assert who in run("remove", "old").stderr
+    user.kill()
+    assert "has it open" not in ask("list", "old")["segments"][0]["detail"]
+
+
+def test_the_refusal_of_another_version_says_what_to_do(old: Path) -> None:
+    with pytest.raises(errors.DataLossError) as refused:
+        ConditionalAccumulator(np.float32, [2], "old")
+    said = str(refused.value)
+    assert "which shmacc 1.0 reads" in said
+    assert "another name or namespace (SHMACC_NAMESPACE)" in said
+    assert f"shmacc-inspect remove {old.name} --force --yes" in said
+    assert (refused.value.version, refused.value.segment) == (1, old.name)
+    inspect_tool.other_version(old)
+    with pytest.raises(errors.DataLossError, match="which a newer shmacc reads"):
+        ConditionalAccumulator(np.float32, [2], "old")

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import struct
 import subprocess
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from helpers import inspect_tool
+from helpers.apart import run_apart
 from helpers.inspect_tool import COMMAND, Terminal, ask, run, start, stopped_with_the_lock
+from helpers.segment_file import SegmentFile
 from helpers.support import until
 
 from shmacc import (
     AccumulatorGroup,
     ConditionalAccumulator,
+    Parameters,
     SharedArrays,
     SparseConditionalAccumulator,
+    TableSpec,
     TensorSpec,
+    init,
+    inspection,
+    optim,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helpers.apart import Crew
 
@@ -60,11 +70,11 @@ def test_arrays_that_are_one_integer_are_shown_with_what_they_are() -> None:
         arrays.unlink()
 
 
-def test_arrays_are_shown_with_their_bytes_and_nothing_else(parameters: SharedArrays) -> None:
+@pytest.mark.usefixtures("parameters")
+def test_arrays_are_shown_with_their_bytes_and_nothing_else() -> None:
     [segment] = ask("list")["segments"]
-    assert [
-        segment[field] for field in ("global_step", "num_accumulated", "rows", "waiting_for")
-    ] == [None] * 4
+    for field in ("global_step", "num_accumulated", "rows", "waiting_for"):
+        assert segment[field] is None
     assert (segment["kind"], segment["members"], segment["reduction_type"]) == ("arrays", 2, None)
     titles, row = (line.split() for line in run("list").stdout.splitlines())
     cells = dict(zip(titles, row, strict=True))
@@ -77,11 +87,9 @@ def test_arrays_are_shown_with_their_bytes_and_nothing_else(parameters: SharedAr
     assert "2 shared arrays, 520 B" in said
     for word in ("GRADIENTS", "APPLIED", "TOOK", "waits", "undo"):
         assert word not in said
-    samples = [each for metric in ask("metrics")["metrics"] for each in metric["samples"]]
-    names = {sample["name"] for sample in samples}
-    assert "shmacc_bytes_used" in names
-    assert not names & {"shmacc_step", "shmacc_gradients", "shmacc_applied_total"}
-    assert parameters["w"].shape == (10, 12)
+    metrics = {metric["name"] for metric in ask("metrics")["metrics"] if metric["samples"]}
+    assert "shmacc_bytes_used" in metrics
+    assert not metrics & {"shmacc_step", "shmacc_gradients", "shmacc_applied"}
 
 
 @pytest.mark.usefixtures("parameters")
@@ -121,16 +129,6 @@ def test_a_glob_skips_what_the_verb_is_not_for(crew: Crew) -> None:
             acc.unlink()
 
 
-def test_clean_of_a_name_that_is_not_there_says_so() -> None:
-    done = run("clean", "typo")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "There is no segment named 'typo'" in done.stderr
-    assert run("clean", "typo*").returncode == 0
-    with ConditionalAccumulator(np.float32, [2], "used") as acc:
-        assert "0 things to remove" in run("clean", "used").stderr
-        acc.unlink()
-
-
 @pytest.mark.usefixtures("parameters")
 def test_arrays_are_watched() -> None:
     [line] = run("watch", "--count", "1", "--interval", "0.05").stdout.splitlines()
@@ -139,8 +137,6 @@ def test_arrays_are_watched() -> None:
         seen = terminal.wait_for("2 shared arrays, 520 B")
         for word in ("nobody waits", "APPLIED", "steps/s"):
             assert word not in seen
-        terminal.press("q")
-        assert terminal.end() == 0
 
 
 def test_a_group_shows_what_its_members_use() -> None:
@@ -167,8 +163,8 @@ def test_watch_shows_what_happened(crew: Crew) -> None:
             assert screen.index("died") < screen.index("cancelled")  # the last one first
             terminal.resize(100, 10)
             terminal.wait_for("dead" if "dead" in screen else "idle")
-            terminal.press("q")
-            assert terminal.end() == 0
+        events = [(one["kind"], one["reason"]) for one in ask("show", "acc")["events"]]
+        assert events == [("cancelled", ""), ("died", "")]
         acc.unlink()
 
 
@@ -205,3 +201,167 @@ def test_a_segment_remembers_the_last_64_events() -> None:
             acc.cancel()
         assert [event["step"] for event in ask("show", "acc")["events"]] == list(range(6, 70))
         acc.unlink()
+
+
+# -- parameters that have tables ------------------------------------------------------------------
+
+IDS = np.arange(40) * 2**50
+
+
+@pytest.fixture
+def params() -> Iterator[Parameters]:
+    """A table that had 40 rows and has 30, and an array."""
+    made = _make()
+    with made:
+        yield made
+
+
+def _make() -> Parameters:
+    table = TableSpec((4,), initial=init.Uniform(-1, 1, seed=3), max_rows=50)
+    params = Parameters(
+        {"user": table, "fc": np.zeros((4, 2))},
+        "params",
+        optimizer={"user": optim.Adagrad(0.1)},
+        unlink_on_close=True,
+    )
+    with AccumulatorGroup({"user": params.member_specs()["user"]}, unlink_on_close=True) as group:
+        group.apply({"user": (IDS, np.ones((len(IDS), 4), np.float32))}, 0)
+        with group.round(1) as taken:
+            params.update(taken, remove={"user": IDS[:10]})
+    return params
+
+
+FIELDS = ("rows", "max_rows", "rows_added", "rows_removed", "initial")
+INITIAL = "Uniform(low=-1.0, high=1.0, seed=3)"
+
+
+def test_a_tables_rows_are_shown(params: Parameters) -> None:
+    assert len(params["user"]) == 30
+    assert inspection.check("params") == ()
+    summary = inspection.describe("params").summary
+    assert (summary.kind, summary.rows) == ("parameters", 30)
+    titles, row = (line.split() for line in run("list", "params").stdout.splitlines())
+    assert row[titles.index("ROWS")] == "30"
+    shown = run("show", "params").stdout
+    assert re.search(r"^kind +1 parameter array and 1 table, ", shown, re.MULTILINE)
+    said = "user: 30 rows of at most 50; 40 were added and 10 removed in all; at first "
+    assert said + INITIAL in shown
+    table, array = ask("show", "params")["members"]
+    assert (table["kind"], table["shape"], table["bytes_used"]) == ("table", [4], 30 * 16)
+    assert [slot["name"] for slot in table["slots"]] == ["accumulator"]
+    assert [table[field] for field in FIELDS] == [30, 50, 40, 10, INITIAL]
+    assert [array[field] for field in FIELDS] == [0, None, None, None, None]
+    samples = {each["name"]: each for m in ask("metrics")["metrics"] for each in m["samples"]}
+    for name, value in {"rows": 30, "rows_added_total": 40, "rows_removed_total": 10}.items():
+        sample = samples[f"shmacc_table_{name}"]
+        assert (sample["labels"]["name"], sample["value"]) == ("params", value)
+
+
+def test_parameters_without_tables_have_no_rows() -> None:
+    with Parameters({"fc": np.zeros(3)}, "params", unlink_on_close=True):
+        titles, row = (line.split() for line in run("list", "params").stdout.splitlines())
+        assert row[titles.index("ROWS")] == "-"
+        assert "1 parameter array," in run("show", "params").stdout
+        assert 'shmacc_table_rows{name="params"' not in run("metrics").stdout
+
+
+def test_a_table_whose_rows_are_all_gone_has_none(params: Parameters) -> None:
+    with AccumulatorGroup({"user": params.member_specs()["user"]}, unlink_on_close=True) as group:
+        group.advance_step(1)
+        group.apply({}, 1)
+        with group.round(1) as taken:
+            params.update(taken, remove={"user": params["user"].ids()})
+    [table, _] = ask("show", "params")["members"]
+    fields = ("rows", "rows_added", "rows_removed", "bytes_used")
+    assert [table[field] for field in fields] == [0, 40, 40, 0]
+
+
+def _lose_an_entry(file: SegmentFile) -> None:
+    """The index leads to no row any more."""
+    start = file.table.region(f"index {int(bool(file.committed('member').index))}")
+    file.write(start, bytes(64 * int(file.committed("member").index_buckets)))
+
+
+def _repeat_an_id(file: SegmentFile) -> None:
+    """Two slots in use have the same id."""
+    first = file.table.region("slots")
+    file.write(first + 20 * 16, file.read(first + 21 * 16, 8))
+
+
+def _bring_one_back(file: SegmentFile) -> None:
+    """A removed row's slot has the stamp of one that is in use."""
+    first = file.table.region("slots")
+    file.write(first + 8, struct.pack("<q", 1 << 1))
+
+
+def _checked(damage: Any) -> list[str]:
+    with _make(), SegmentFile(str(inspect_tool.path_of("params"))) as file:
+        file.look_at(0, 0)
+        damage(file)
+        return [finding.problem for finding in inspection.check("params")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_lose_an_entry, "30 of 30 rows cannot be found through the index"),
+        (_repeat_an_id, "a row stands in the table twice"),
+        (_bring_one_back, "it has 30 rows, but 31 of its slots are in use"),
+    ],
+)
+def test_check_finds_damage(damage: Any, said: str) -> None:
+    found = run_apart(_checked, damage)
+    assert any(said in problem for problem in found), found
+
+
+# -- `sealed` has one meaning: an apply at the step is refused ------------------------------------
+
+
+class _LeftError(Exception):
+    pass
+
+
+def leave(group: AccumulatorGroup, params: Parameters | None) -> None:
+    """Leave a round by an exception, after an update of parameters if there are any."""
+    with suppress(_LeftError), group.round(1) as taken:
+        if params is not None:
+            params.update(taken)
+        raise _LeftError
+
+
+def end(group: AccumulatorGroup, params: Parameters) -> None:
+    """End a round in order."""
+    with group.round(1) as taken:
+        params.update(taken)
+
+
+@pytest.mark.parametrize(
+    ("refused", "deed"),
+    [
+        (True, lambda group, _, stack: stack.enter_context(group.round(1))),
+        (True, lambda group, params, stack: params.update(stack.enter_context(group.round(1)))),
+        (True, lambda group, params, _: leave(group, params)),
+        (True, lambda group, *_: group.take_partial(1, seal=True)),
+        (False, lambda group, *_: leave(group, None)),
+        (False, lambda group, params, _: end(group, params)),
+        (False, lambda group, *_: (group.take_partial(1, seal=True), group.unseal())),
+    ],
+)
+def test_sealed_is_whether_an_apply_at_the_step_is_refused(
+    refused: bool, deed: Callable[[AccumulatorGroup, Parameters, ExitStack], object]
+) -> None:
+    with (
+        Parameters({"a": np.zeros(3)}, optimizer=optim.SGD(1.0)) as params,
+        AccumulatorGroup(params.member_specs(), "group") as group,
+        ExitStack() as stack,
+    ):
+        group.apply({"a": np.ones(3)}, 0)
+        deed(group, params, stack)
+        assert group.stats().sealed is refused
+        assert inspection.describe("group").stats.sealed is refused
+        assert ask("show", "group")["stats"]["sealed"] is refused
+        metrics = {metric["name"]: metric for metric in ask("metrics", "group")["metrics"]}
+        assert metrics["shmacc_sealed"]["samples"][0]["value"] == refused
+        assert group.apply({"a": np.ones(3)}, group.global_step) is not refused
+        stack.close()
+        group.unlink()

@@ -1,4 +1,4 @@
-"""What is wrong with /dev/shm itself is said by what opens segments in it, and by `check`."""
+"""What is wrong with /dev/shm itself, and what was removed from it under a job, is told."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from helpers import own_shm
 from helpers.apart import Apart, needs_own_shm, run_apart
-from helpers.inspect_tool import Terminal, ask, path_of, run
+from helpers.inspect_tool import Terminal, ask, idle, path_of, run, semaphore_of, start
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc.inspection import Severity, _memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from helpers.apart import Pipe
+    from helpers.apart import Crew, Pipe
 
 MIB: Final = 1 << 20
 SHM: Final = Path("/dev/shm")  # noqa: S108
@@ -166,3 +166,62 @@ def test_memory_of_another_containers_segments_is_not_told() -> None:
     with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:
         acc.unlink()
         assert path_of("removed-elsewhere").name not in run_apart(_remove_in_own_shm, shm=MIB)
+
+
+# -- what has no name any more --------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """What took the name since is removed, too."""
+    yield
+    run("clean", "--yes")
+
+
+def finding(status: int) -> dict[str, Any]:
+    """What `check` finds about uses of what has no name."""
+    findings: list[dict[str, Any]] = ask("check", status=status)["findings"]
+    (found,) = [each for each in findings if each["kind"] == "removed_in_use"]
+    return found
+
+
+def split() -> float:
+    """The metric of this name; 0: it has none."""
+    metrics = {metric["name"]: metric["samples"] for metric in ask("metrics")["metrics"]}
+    of_all = metrics["shmacc_removed_under_users"]
+    return sum(float(each["value"]) for each in of_all if each["labels"]["name"] == "new")
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_job_that_rm_has_split_is_wrong(make: Callable[[], Any], crew: Crew) -> None:
+    with make():
+        old = start(crew, idle, "new")
+        semaphore_of("new").unlink()
+        path_of("new").unlink()
+        alone = run("check", "new")  # there is no such name
+        assert (alone.returncode, "still use" in alone.stdout) == (1, True)
+        with make():
+            found = finding(1)
+            assert found["severity"] == "wrong"
+            assert f"{old.pid}" in found["problem"]
+            assert "the job is split" in found["problem"]
+            assert "still use" in run("check", "--quiet").stdout
+            kinds = [each.kind for each in inspection.check("new")]
+            assert kinds.count("removed_in_use") == 1
+            assert split() == 2
+
+
+def by_command() -> None:
+    assert run("remove", "new", "--yes", "--force").returncode == 0
+
+
+@pytest.mark.parametrize("remove", [None, by_command])
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_was_removed_on_purpose_is_a_note(
+    make: Callable[[], Any], remove: Callable[[], None] | None
+) -> None:
+    with make() as made:
+        (remove or made.unlink)()
+        assert finding(0)["severity"] == "note"
+        assert split() == 0
+        assert run("check", "new").returncode == 3

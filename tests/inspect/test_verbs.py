@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import time
 from pathlib import Path
@@ -13,14 +14,16 @@ import numpy as np
 import pytest
 from helpers.inspect_tool import COMMAND, ask, path_of, run, semaphore_of, start, wait_in_line
 from helpers.standing_still import begin, pause
-from helpers.support import until
+from helpers.stepping_calls import NAMES, Calling, needs_failures
+from helpers.support import LONG, until
 
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from helpers.apart import Crew
+    from helpers.stepping_tracer import Mark
 
 
 @pytest.fixture
@@ -252,4 +255,123 @@ def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None
         assert run("check", names).returncode == status
     assert path_of("left").exists()
     assert run("clean", "--yes").returncode == 0
+    assert bias.stats().attached == 1
+
+
+# -- two cleaners that meet over one segment ------------------------------------------------------
+
+
+def clean_up() -> list[str]:
+    """Remove what nobody has any more; what was removed."""
+    found = inspection.leftovers(namespace=os.environ["SHMACC_NAMESPACE"])
+    return [name for leftover in found for name in inspection.clean(leftover)]
+
+
+def clean_and_tell(said: int, mark: Mark) -> None:
+    mark()
+    removed = clean_up()
+    mark()
+    os.write(said, json.dumps(removed).encode())
+
+
+@pytest.mark.beyond_asan
+@needs_failures
+@pytest.mark.parametrize("unlinked", [1, 2])
+def test_a_cleaner_between_the_names_that_another_removes(unlinked: int, namespace: str) -> None:
+    ConditionalAccumulator("float32", [2], "left").close()
+    expected = sorted(testing.leaked_names(namespace))
+    reader, writer = os.pipe()
+    with Calling(lambda mark: clean_and_tell(writer, mark)) as first:
+        first.run_to_mark()
+        seen = 0
+        for call in first.calls_to_mark():
+            seen += call.before and NAMES.get(call.number) == "unlink"
+            if seen == unlinked and not call.before:
+                break
+        removed = clean_up()
+        first.finish()
+    os.close(writer)
+    removed += json.loads(os.read(reader, 1000))
+    os.close(reader)
+    assert sorted(removed) == expected
+    assert len(expected) == 2
+
+
+# -- `wait` returns when it has come about, and not before ----------------------------------------
+
+SHORT = "0.2s"
+_CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}[platform.machine()]
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [COMMAND, "wait", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def has_looked(process: subprocess.Popen[str]) -> None:
+    """Return once it sleeps until its next look."""
+    call = Path(f"/proc/{process.pid}/syscall")
+    until(lambda: call.read_text(encoding="ascii").startswith(f"{_CLOCK_NANOSLEEP} "))
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    out, talk = process.communicate(timeout=LONG)
+    assert (out, "Traceback" in talk) == ("", False)
+    return process.returncode
+
+
+def test_it_waits_for_a_step(bias: ConditionalAccumulator) -> None:
+    process = started("bias", "--for", "step=2")
+    for step in range(2):
+        assert process.poll() is None
+        bias.apply_grad([1, 2, 3], local_step=step)
+        bias.take_grad(1)
+    assert ended(process) == 0
+    assert run("wait", "bias", "--for", "step=1").returncode == 0  # it is past that
+
+
+@pytest.mark.usefixtures("bias")
+def test_another_segment_of_the_name_is_not_the_one() -> None:
+    process = started("bias", "--for", "gone")
+    has_looked(process)
+    assert run("wait", "bias", "--for", "gone", "--timeout", SHORT).returncode == 124
+    with ConditionalAccumulator(np.float64, [3], "other") as other:
+        path_of("other").replace(path_of("bias"))
+        assert ended(process) == 0
+        other.unlink()
+        path_of("bias").unlink()
+        for semaphore in path_of("bias").parent.glob(f"sem.{path_of('other').name}.*"):
+            semaphore.unlink()
+    for semaphore in path_of("bias").parent.glob(f"sem.{path_of('bias').name}.*"):
+        semaphore.unlink()
+
+
+def test_it_waits_for_the_end_which_is_no_step(bias: ConditionalAccumulator) -> None:
+    gone, never = started("bias", "--for", "gone"), started("bias", "--for", "step=5")
+    for process in (gone, never):
+        has_looked(process)
+    bias.unlink()
+    assert (ended(gone), ended(never)) == (0, 3)
+
+
+def test_it_waits_for_all_of_several(bias: ConditionalAccumulator) -> None:
+    with ConditionalAccumulator(np.float64, [3], "brother") as other:
+        process = started("b*", "--for", "count=1")
+        bias.apply_grad([1, 2, 3])
+        late = run("wait", "bias", "brother", "--for", "count=1", "--timeout", SHORT)
+        assert late.returncode == 124
+        assert "not so for 1 segment" in late.stderr
+        assert process.poll() is None
+        other.apply_grad([1, 2, 3])
+        assert ended(process) == 0
+        other.unlink()
+
+
+def test_its_answer_in_json(bias: ConditionalAccumulator) -> None:
+    assert ask("wait", "bias", "--for", "step=0")["reached"]
+    late = run("wait", "bias", "--for", "step=1", "--timeout", SHORT, "--json")
+    assert late.returncode == 124
+    assert not json.loads(late.stdout)["reached"]
+    assert json.loads(late.stdout)["waited_seconds"] >= 0.2
     assert bias.stats().attached == 1
