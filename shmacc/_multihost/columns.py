@@ -44,7 +44,7 @@ def aligned(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which members there are, and the rows of all sparse ones.
+    """The members of a message, and the rows of its sparse members.
 
     Attributes:
         table: int64, a line for each member that is there, in order of number: number, count and

@@ -110,7 +110,7 @@ class Grant:
     places: tuple[str, ...]
 
     def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
-        """Return the hosts that have not shipped for it.
+        """Return the hosts that have not shipped for this grant.
 
         That includes hosts that have reported no gradient, or nothing: they may have accepted one
         since.
@@ -165,7 +165,7 @@ class Hosts:
         return iter(self._hosts.values())
 
     def changed(self) -> None:
-        """Count again: a host's report, or whether it lives, may have changed."""
+        """Forget the counts: a host's report, or whether it lives, may have changed."""
         self._counted = None
 
     def counted(self, fence: Fence) -> tuple[int, int]:
@@ -237,7 +237,7 @@ class Hosts:
 
     def silent(self, now: float, timing: Timing) -> list[Host]:
         """Return the hosts that have been silent for too long, and are not marked as lost yet."""
-        lease = timing.patience(1.0)  # the least: most hosts need no closer look
+        lease = timing.patience(1.0)  # the shortest one: most hosts need no closer look
         return [
             host
             for host in self

@@ -77,7 +77,7 @@ class BatchKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a segment had when it was sealed.
+    """The content of a segment when it was sealed, in numbers.
 
     Attributes:
         count: How many gradients.
@@ -290,7 +290,7 @@ class Died:
 
 
 class Conflict(NamedTuple):
-    """A contributor was accepted on two hosts in two steps one after the other."""
+    """A contributor was accepted on two hosts in two consecutive steps."""
 
     contributor: int
     hosts: tuple[str, str]

@@ -60,7 +60,7 @@ class OwnerCore(Rounds):
             return Order(term, self.serial, incarnation)
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
-            self._in_doubt = True  # emptied, while workers that applied wait for a step
+            self._in_doubt = True  # it is emptied, and its workers wait for a step
         sealed = self._grant is not None or self.block is not None
         return Order(
             term=term,
@@ -126,7 +126,7 @@ class OwnerCore(Rounds):
 
     @property
     def pace(self) -> float:
-        """How much more rarely than usual hosts report, to spare the owner of many hosts."""
+        """The factor by which hosts report more rarely than usual, to spare an owner of many."""
         return self._timing.pace(self._hosts.counted(self.fence)[1])
 
     def _slack(self) -> int:
@@ -214,7 +214,7 @@ class OwnerCore(Rounds):
             self.tick(now)
 
     def missing(self, ticket: str, now: float) -> None:
-        """Take the block back from a chief for which shards did not have all pieces.
+        """End the block of a chief that found pieces missing at shards.
 
         Its ticket stays at the head of the queue, and the next grant has the hosts ship again.
         """

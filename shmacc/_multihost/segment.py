@@ -18,7 +18,7 @@ from shmacc.errors import WorkerDiedError
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a sealed segment has.
+    """The content of a sealed segment.
 
     Attributes:
         batch: The description that the owner gets.

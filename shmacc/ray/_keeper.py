@@ -58,7 +58,7 @@ class KeeperActor:
 
 
 def refusal(shared_name: str, node: str, cause: Exception) -> Exception:
-    """Return the error of a node that cannot have the arrays: the keeper's, with the node's id."""
+    """Return the keeper's error, with the id of the node, which cannot have the arrays."""
     if not isinstance(cause, ShmaccError):
         return cause
     return type(cause)(f"Node {node} cannot have {shared_name!r}: {cause}")

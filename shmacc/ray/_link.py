@@ -1,4 +1,4 @@
-"""What a chief's group and its rounds have in common: the way to the owner.
+"""The way to the owner, which a chief's group and its rounds share.
 
 Every call ends: with an answer, or with an error that says which part on which node did not give
 one. A call finds another owner if the one that it knew has died (`_finding.py`).

@@ -23,8 +23,8 @@ from shmacc.ray._head import living_nodes
 from shmacc.ray._link import Link
 from shmacc.ray._parts import Config
 
-_START = 120.0  # seconds that nodes have to make their segments
-_LOOK = 0.05  # seconds between two looks for something that no call waits for
+_START = 120.0  # seconds for nodes to make their segments
+_LOOK = 0.05  # seconds between two looks, where no call can wait
 
 
 def new_config(

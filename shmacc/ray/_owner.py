@@ -1,4 +1,4 @@
-"""The actor of the owner: its core, calls that wait for a change, and the care for node actors."""
+"""The actor of the owner: its core, calls that wait for a change, and the nodes' actors."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What the actors are made with, how they are found, and what is handed to the chief."""
+"""The actors' config, how actors are found, and the records that a chief gets."""
 
 import time
 from collections.abc import Callable, Collection, Iterable

@@ -66,7 +66,7 @@ from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked, wait_for_all
 _logger = logging.getLogger("shmacc")
 
 _REMOVED = 10.0  # seconds for Ray to forget a keeper that was killed
-_AGAIN = 0.2  # seconds until another try: a keeper for a node, a look for a killed one
+_AGAIN = 0.2  # seconds before a node gets a new keeper, or a killed one is looked for again
 
 
 class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
@@ -295,7 +295,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 if self._has_answered(node, call):
                     self._are_fed({node})
             except Exception:
-                self._refused.add(node)  # not again, until `publish` raises this
+                self._refused.add(node)  # not fed again until `publish` raises this
                 raise
         self._open_gates(time.monotonic() + ANSWER)
 

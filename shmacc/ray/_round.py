@@ -69,8 +69,8 @@ class Round(Generic[_Result]):
                 ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
                 `set_global_step`; or it is gone; or this thread is in a block of the group.
-            AlreadyExistsError: The same contributor was accepted on two hosts in two steps one
-                after the other. (Once is a worker that moved, and costs one step.)
+            AlreadyExistsError: The same contributor was accepted on two hosts in two consecutive
+                steps. (In one step alone it is a worker that moved; that costs the step.)
             FinishedError: The group is finished.
             CancelledError: ``cancel()`` was called; or the owner has not heard from this process
                 for ``timing.chief_lease``.
@@ -243,7 +243,7 @@ class _Answers:
 
 
 def _stay_alive(link: Link, ticket: str) -> threading.Event:
-    """Say to the owner that the chief in its block is alive, until the event is set."""
+    """Tell the owner that the chief in its block is alive, until the event is set."""
     left = threading.Event()
 
     def run() -> None:

@@ -35,7 +35,7 @@ class HostShard:
         members = Plan(config.members, config.shards).at_shard(number)
         self._group = HostGroup(members, reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._hosts: tuple[str, ...] = ()  # the last round's hosts, if their pieces are all of it
+        self._hosts: tuple[str, ...] = ()  # those of the last round, if it had no other pieces
         self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:

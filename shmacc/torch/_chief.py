@@ -32,7 +32,7 @@ Schedule = Callable[[int], LearningRate]
 
 
 class Chief:
-    """What synchronous and asynchronous training have in common."""
+    """The common base of synchronous and asynchronous training."""
 
     _asynchronous: bool
 
@@ -317,8 +317,8 @@ class Chief:
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
         buffers = {name: taken[name].value for name in self._buffers if name in taken}
         numbers, left = self._run.copy(), self._left.copy()
-        left[ranks] = False  # has come back
-        left[leaving] = True  # in an asynchronous round also after its last gradient
+        left[ranks] = False  # these have come back
+        left[leaving] = True  # an asynchronous round also has their last gradients
         numbers[run.STEP] += bool(len(ranks))
         values = {run.RUN: numbers, run.LEFT: left}
         if skipped:

@@ -1,4 +1,4 @@
-"""torch's clipping, which knows dense gradients alone, for sparse ones as well."""
+"""torch's clipping of gradients, also for sparse ones, which torch refuses."""
 
 from collections.abc import Iterable
 from types import SimpleNamespace

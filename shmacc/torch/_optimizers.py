@@ -1,4 +1,4 @@
-"""Each parameter's optimizer: chosen by patterns of names, or made of torch's own."""
+"""Each parameter's optimizer: chosen by patterns of names, or translated from torch's."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from shmacc.torch import _model as on_model
 
 
 class Part(NamedTuple):
-    """A parameter that an optimizer of torch has.
+    """A parameter of an optimizer of torch.
 
     Attributes:
         kind: The name of torch's class.
@@ -186,7 +186,7 @@ def _adam(group: dict[str, Any]) -> optim.Optimizer:
 
 
 def _adamw(group: dict[str, Any]) -> optim.Optimizer:
-    group.setdefault("decoupled_weight_decay", True)  # versions of torch before 2.7 do not say so
+    group.setdefault("decoupled_weight_decay", True)  # torch before 2.7 does not set it
     return _adam(group)
 
 

@@ -134,7 +134,7 @@ class Replica:
     ) -> None:
         if kind is None:
             self.leave()
-        self._group.__exit__(kind, error, traceback)  # says with what this replica has failed
+        self._group.__exit__(kind, error, traceback)  # records the error if this replica failed
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -161,7 +161,7 @@ class Replica:
 
     @property
     def global_step(self) -> int:
-        """How many updates the parameters that this replica computes with have had."""
+        """How many updates the parameters had when this replica's step began."""
         return self._global_step
 
     @property

@@ -126,7 +126,7 @@ class Update:
 
 
 class InPlace:
-    """The block changes the parameters, with an optimizer of torch; a death there is noticed."""
+    """The block updates with an optimizer of torch; a death in the block is noticed."""
 
     places_buffers = True
 
@@ -164,9 +164,9 @@ class InPlace:
     ) -> None:
         """Write what the block did not; the last store says that the update is complete.
 
-        A chief that dies before it leaves parameters that may be half updated, and says so; one
-        that dies after it, before the group's commit, leaves the number of the round that the
-        parameters have: the next chief gets the same gradients, and only commits them.
+        If a chief dies before that store, the arrays say that parameters may be half updated. If it
+        dies after that store and before the group's commit, they say which round the parameters
+        have: the next chief gets the same gradients, and only commits them.
         """
         self._write(values, taken.step + 1)
 
@@ -183,7 +183,7 @@ class InPlace:
         self._run[run.UPDATING] = 0
 
     def pass_over(self, taken: GroupTaken) -> None:
-        """Let a round end that is in the parameters already."""
+        """Pass over a round that is in the parameters already."""
 
     def check_rate(self, rate: LearningRate) -> None:
         """Check an update's learning rate."""
@@ -226,8 +226,8 @@ class Atomic:
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
         """Give tables their first rows, if these parameters have had no update.
 
-        This is the update of a round of step 0, which a death leaves undone or made. If several
-        chiefs try, one succeeds, whenever they die, and not after another round.
+        This is an update by a round of step 0, so a death leaves it undone or complete. If several
+        chiefs try, one succeeds, whenever they die, and none does after another round.
         """
         if self.done > 0:
             return
@@ -276,8 +276,8 @@ class Atomic:
         self.arrays.skip(taken, values)
 
     def pass_over(self, taken: GroupTaken) -> None:
-        """Let a round end that is in the parameters already."""
-        self.arrays.skip(taken)  # finds the update in, which ends the round
+        """Pass over a round that is in the parameters already."""
+        self.arrays.skip(taken)  # finds that the update is in, and ends the round
 
     def check_rate(self, rate: LearningRate) -> None:
         """Check an update's learning rate."""
@@ -318,7 +318,7 @@ class Atomic:
         copy = deepcopy(model)  # parameters are read-only, and replaced in one commit
         on_model.load(copy, state["model"])
         contents: dict[str, Any] = {**_detached(on_model.tensors(copy)), **values}
-        if group.stats().update is not None:  # a dead chief's
+        if group.stats().update is not None:  # left by a dead chief
             with group.round(1) as taken:
                 self.arrays.skip(taken)
         tables, restored = on_model.tables(copy), self.arrays.state()
