@@ -1,10 +1,21 @@
-"""A process that dies, stops or forks in a round's block: nothing is consumed, nothing is stuck."""
+"""A process that dies, stops or forks in a round's block, or in an apply: the books are right.
+
+Nothing is consumed by a round that was not ended, and nothing is stuck. Several applies go on at a
+time: of the gradients of a worker that was killed the accumulator has all that it had done, and at
+most the one that it was about to add. Each counts what it has begun and what it has done, in memory
+that it shares with the test.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+import random
 import signal
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -12,10 +23,19 @@ from helpers.apart import Apart, Pipe, run_apart
 from helpers.lock_holder import activity
 from helpers.support import LONG, until
 
-from shmacc import NEVER_STALE, ConditionalAccumulator, errors
+from shmacc import (
+    NEVER_STALE,
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    TensorSpec,
+    errors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from helpers.numpy_model import Array
 
 
 @pytest.fixture
@@ -142,3 +162,170 @@ def test_chiefs_that_die_in_turn_lose_nothing(acc: ConditionalAccumulator) -> No
         assert taken.value.item() == 3.0
     stats = acc.stats()
     assert (stats.applied, stats.taken, stats.takes, stats.global_step) == (2, 2, 1, 1)
+
+
+# --- in lanes -------------------------------------------------------------------------------------
+
+
+NAME: Final = "lanes"
+WORKERS: Final = 4
+STEPS: Final = 1 << 20  # more than any machine gets to; those that it does not cost nothing
+
+
+def shared_array(*shape: int) -> Array:
+    """Zeros that forked processes share."""
+    size = int(np.prod(shape))
+    return np.frombuffer(mmap.mmap(-1, 8 * size), np.int64, size).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Books:
+    """What every process writes down.
+
+    Attributes:
+        begun: Gradients that each worker has begun to apply.
+        done: Those that it has applied.
+        taken: Of each step, what the chief had in its round of each worker.
+    """
+
+    begun: Array
+    done: Array
+    taken: Array
+
+
+def new_books() -> Books:
+    """Nothing written yet."""
+    return Books(shared_array(WORKERS), shared_array(WORKERS), shared_array(STEPS, WORKERS))
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
+    """A group in whose members each worker has a row, or a number."""
+    specs = {
+        "rows": IndexedSlicesSpec((WORKERS, 40), "float64"),
+        "array": TensorSpec((WORKERS,), "int64"),
+    }
+    with AccumulatorGroup(specs, NAME, reduction_type="SUM", lanes=request.param) as made:
+        yield made
+        made.unlink()
+
+
+def lanes(*numbers: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "group", numbers, indirect=True, ids=lambda number: f"{number} lanes"
+    )
+
+
+def gradient(worker: int) -> dict[str, Any]:
+    """One of this worker's in both members."""
+    array = np.zeros(WORKERS, np.int64)
+    array[worker] = 1
+    return {"rows": ([worker], np.ones((1, 40))), "array": array}
+
+
+def apply_for_ever(books: Books, worker: int) -> None:
+    """Apply one gradient after the other."""
+    with AccumulatorGroup.attach(NAME) as own:
+        mine = gradient(worker)
+        while True:
+            books.begun[worker] = books.done[worker] + 1
+            assert own.apply(mine, NEVER_STALE)
+            books.done[worker] += 1
+
+
+def counted(taken: Any) -> Array:
+    """How many gradients of each worker are in it: as many in the one member as in the other."""
+    if not taken.count:
+        return np.zeros(WORKERS, np.int64)
+    array, rows = taken["array"].value, np.zeros(WORKERS, np.int64)
+    rows[taken["rows"].indices] = taken["rows"].row_counts
+    assert rows.tolist() == array.tolist(), "a gradient is torn"
+    assert (taken["rows"].values == rows[taken["rows"].indices, None]).all()
+    assert taken.count == rows.sum()
+    return rows
+
+
+def have_rounds_for_ever(books: Books) -> None:
+    """Have one round after the other, and write down what was in it before it ends."""
+    with AccumulatorGroup.attach(NAME) as own:
+        while True:
+            with own.round(5) as taken:
+                books.taken[taken.step] = counted(taken)
+
+
+@lanes(2, 4)
+def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
+    """Workers and the chief are killed; a round that was held when its holder died is whole."""
+    books, in_doubt, rng = new_books(), [0] * WORKERS, random.Random(40)
+    start = [partial(Apart, apply_for_ever, books, i) for i in range(WORKERS)]
+    start.append(partial(Apart, have_rounds_for_ever, books))
+    chiefs = 0
+
+    def kill(who: int) -> None:
+        nonlocal chiefs
+        processes[who].kill()
+        chiefs += who == WORKERS
+        if who < WORKERS:
+            books.begun[who] = max(books.begun[who], books.done[who])
+            in_doubt[who] += books.begun[who] - books.done[who]
+
+    with ExitStack() as stack:
+        processes = [stack.enter_context(begin()) for begin in start]
+        for _ in range(16):
+            applied = group.stats().applied + rng.randrange(1, 20)
+            until(lambda applied=applied: group.stats().applied >= applied)  # type: ignore[misc]
+            who = rng.randrange(WORKERS + 1)
+            kill(who)
+            processes[who] = stack.enter_context(start[who]())
+        assert chiefs
+        for who in range(WORKERS + 1):
+            kill(who)
+    step = group.global_step
+    assert 0 < step < STEPS
+    rest = counted(group.take_partial(0, timeout=LONG))
+    found = books.taken[:step].sum(axis=0) + rest
+    for worker in range(WORKERS):
+        assert 0 <= found[worker] - books.done[worker] <= in_doubt[worker]
+    stats = group.stats()
+    assert stats.applied == found.sum() == stats.taken
+    # And each lane can be used.
+    for contributor in range(group.lanes):
+        assert group.apply(gradient(0), NEVER_STALE, contributor=contributor)
+    assert counted(group.take(group.lanes, timeout=0)).tolist() == [group.lanes, 0, 0, 0]
+
+
+def contribute(books: Books, worker: int, number: int, *, pipe: Pipe) -> None:
+    """Apply so many gradients, each with a contributor of its own; again until told to end."""
+    with AccumulatorGroup.attach(NAME) as own:
+        mine = gradient(worker)
+        while not pipe.poll():
+            for i in range(number):
+                assert own.apply(mine, 0, contributor=i * WORKERS + worker)
+                books.done[worker] += 1
+
+
+@lanes(2)
+def test_contributors_are_in_once_however_often_they_come(group: AccumulatorGroup) -> None:
+    """A worker that was killed begins again at its first gradient."""
+    number, books, rng = 30, new_books(), random.Random(1)
+
+    def until_done(worker: int, more: int) -> None:
+        enough = books.done[worker] + more
+        until(lambda: books.done[worker] >= enough)
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Apart(contribute, books, i, number)) for i in range(WORKERS)]
+        for i in range(3 * WORKERS):
+            worker = i % WORKERS
+            until_done(worker, rng.randrange(1, number))
+            workers[worker].kill()
+            workers[worker] = stack.enter_context(Apart(contribute, books, worker, number))
+        for worker, process in enumerate(workers):
+            until_done(worker, number)
+            process.say()
+            process.result()
+    assert group.num_accumulated() == number * WORKERS
+    assert books.done.sum() > number * WORKERS
+    taken = group.take(number * WORKERS, timeout=0)
+    assert counted(taken).tolist() == [number] * WORKERS
+    assert taken.contributors.tolist() == list(range(number * WORKERS))

@@ -1,11 +1,16 @@
-"""Segments of other users: refused with a reason, or shared where the mode says so."""
+"""Whose segments are attached: only those of who was meant, unless it is said otherwise.
+
+Segments of other users are refused with a reason, or shared where the mode and `owners` say so.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pytest
 from helpers.apart import Apart, needs_root, run_apart
 from helpers.support import LONG, until
@@ -19,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
-
-pytestmark = needs_root
 
 OWNER: Final = 61001
 STRANGER: Final = 61002
@@ -51,8 +54,8 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Apart]:
     inspection.remove("theirs", force=True)
 
 
-closed_to_others = pytest.mark.parametrize("owner", [0o600], indirect=True)
-open_to_all = pytest.mark.parametrize("owner", [0o666], indirect=True)
+def in_mode(mode: int) -> Callable[[Any], Any]:
+    return lambda test: needs_root(pytest.mark.parametrize("owner", [mode], indirect=True)(test))
 
 
 def _refused() -> None:
@@ -83,7 +86,7 @@ def _refused() -> None:
         mine.unlink()
 
 
-@closed_to_others
+@in_mode(0o600)
 def test_a_strangers_is_refused(owner: Apart) -> None:
     before = _segment().stat()
     run_apart(_refused, uid=STRANGER)
@@ -121,7 +124,7 @@ def _stay_out() -> None:
         assert again.apply_grad(2.0)
 
 
-@open_to_all
+@in_mode(0o666)
 def test_users_share_what_is_open_to_all(owner: Apart) -> None:
     run_apart(_take_part, uid=STRANGER)
     run_apart(_stay_out, uid=STRANGER)
@@ -135,7 +138,7 @@ def _wait_for_it() -> float:
         return float(acc.take_grad(2, timeout=LONG))
 
 
-@open_to_all
+@in_mode(0o666)
 def test_users_wake_each_other_and_a_dead_ones_place_is_free(owner: Apart) -> None:
     with Apart(_wait_for_it, uid=STRANGER) as waiting:
         until(lambda: inspection.describe("theirs").stats.waiting == 1)
@@ -151,7 +154,7 @@ def _attach() -> None:
     shmacc.attach("theirs", owners="any").close()
 
 
-@open_to_all
+@in_mode(0o666)
 @pytest.mark.parametrize(("uid", "made"), [(STRANGER, []), (OWNER, [OWNER]), (None, [OWNER])])
 def test_a_lost_semaphore_is_made_with_the_segments_owner(
     owner: Apart, uid: int | None, made: list[int]
@@ -164,3 +167,119 @@ def test_a_lost_semaphore_is_made_with_the_segments_owner(
     assert owner.hear()
     run_apart(_attach, uid=uid)
     assert [path.stat().st_uid for path in _semaphores()] == made
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+def _make_and_take(mode: int, *, pipe: Pipe) -> Any:
+    acc = ConditionalAccumulator("f8", (), "whose", reduction_type="SUM", mode=mode)
+    pipe.say(pickle.dumps(acc))
+    pipe.hear()
+    taken = acc.take_partial(0)
+    acc.unlink()
+    return float(taken.value) if taken.count else 0.0
+
+
+@pytest.fixture
+def theirs() -> Iterator[Apart]:
+    """Another user's process, with a segment that is open to all, and perhaps a trap."""
+    with Apart(_make_and_take, 0o666, uid=OWNER) as process:
+        yield process
+        process.say()
+        assert process.result() == 0.0, "somebody's gradient got into a stranger's segment"
+
+
+def construct(**how: Any) -> ConditionalAccumulator:
+    return ConditionalAccumulator("f8", (), "whose", reduction_type="SUM", **how)
+
+
+def refused() -> pytest.RaisesExc[errors.PermissionDeniedError]:
+    return pytest.raises(
+        errors.PermissionDeniedError, match=rf"uid {OWNER}, mode 0666.*owners= allows others"
+    )
+
+
+def _refuse_anothers(pickled: bytes) -> None:
+    for how in ({}, {"owners": "mine"}, {"owners": [0, os.geteuid()]}, {"owners": ()}):
+        for mode in ({}, {"mode": 0o600}, {"mode": 0o666}):
+            with refused():
+                construct(**how, **mode)
+        with refused():
+            shmacc.attach("whose", **how)
+    with refused():
+        pickle.loads(pickled)
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [None, STRANGER], ids=["root", "another user"])
+def test_anothers_is_not_attached_silently(theirs: Apart, uid: int | None) -> None:
+    """Also not by root, who may open anything, and by a pickle that says "mine"."""
+    run_apart(_refuse_anothers, theirs.hear(), uid=uid)
+
+
+def _come_in() -> None:
+    for owners in ("any", {OWNER}, range(OWNER, OWNER + 1), [1, 2, OWNER], iter([OWNER])):
+        with construct(owners=owners) as acc:
+            assert acc.apply_grad(1.0)
+            with pickle.loads(pickle.dumps(acc)) as again:
+                assert again.take_partial(1).value == 1.0
+    several: tuple[Any, ...] = ("any", {OWNER})
+    for owners in several:
+        with shmacc.attach("whose", owners=owners) as found:
+            assert found.stats().attached == 2
+
+
+@needs_root
+@pytest.mark.parametrize("uid", [None, STRANGER], ids=["root", "another user"])
+def test_it_is_attached_by_who_says_so(theirs: Apart, uid: int | None) -> None:
+    """At construction, by `attach`, and by a pickle, which carries it."""
+    theirs.hear()
+    run_apart(_come_in, uid=uid)
+
+
+def _attach_to_roots() -> None:
+    with construct() as acc, shmacc.attach("whose") as again:
+        assert acc.stats().attached == 2
+        assert again.stats().attached == 2
+    for owners in ([STRANGER], {OWNER}):
+        with pytest.raises(errors.PermissionDeniedError, match="uid 0, mode 0666"):
+            construct(owners=owners)
+
+
+@needs_root
+def test_roots_are_everybodys() -> None:
+    """Who does not trust root has no choice anyway."""
+    with construct(mode=0o666) as acc:
+        run_apart(_attach_to_roots, uid=STRANGER)
+        acc.unlink()
+
+
+@needs_root
+def test_a_segment_and_a_semaphore_of_different_owners() -> None:
+    """Its owner could truncate it under those who have it mapped."""
+    run_apart(lambda: construct().close())
+    file = Path(names.segment_name("whose").path)
+    (semaphore,) = file.parent.glob(f"sem.{file.name}.*")
+    os.chown(semaphore, STRANGER, STRANGER)
+    for owners in ("mine", "any", {0, STRANGER}):
+        with pytest.raises(errors.PermissionDeniedError, match=f"{semaphore.name}.*owner, uid 0"):
+            shmacc.attach("whose", owners=owners)
+    os.chown(semaphore, 0, 0)
+    with shmacc.attach("whose") as acc:
+        acc.unlink()
+
+
+BAD_OWNERS: Final = (
+    *("", "everybody", b"mine", None, 0, ["root"], [-1], [2**32 - 1], [True], [1.0]),
+    np.array([1, 2]),  # compared with a string, they have no truth
+)
+
+
+@pytest.mark.parametrize("owners", BAD_OWNERS, ids=repr)
+def test_what_says_no_owners(owners: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
+        construct(owners=owners)
+    with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
+        shmacc.attach("whose", owners=owners)
+    assert not os.path.lexists(names.segment_name("whose").path)

@@ -97,7 +97,9 @@ def _outcomes(victim: Victim, scenario: Scenario, damage: Damage) -> list[Any]:
     return [
         outcome
         for attached in (False, True)
-        for outcome in victim.outcomes(replace(scenario, attached=attached), damage)
+        for outcome in victim.outcomes(
+            replace(scenario, attached=attached, order=int(attached)), damage
+        )
     ]
 
 
@@ -207,13 +209,11 @@ JOURNALS: Final = {
 UPDATES: Final[dict[str, Callable[[Parameters, Any], object]]] = {
     "update": lambda params, taken: params.update(taken),
     "skip": lambda params, taken: params.skip(taken),
-    "snapshot": lambda params, _: params.snapshot(timeout=1),
     "state": lambda params, _: params.state(timeout=1),
     "restore": lambda params, _: params.restore(params.state()),
     "attach": lambda _, __: Parameters.attach("p").close(),
     "describe": lambda _, __: inspection.describe("p"),
     "check": lambda _, __: inspection.check("p"),
-    "save": lambda params, _: shmacc.save(_SAVED, {"p": params}),
     "load": lambda params, _: shmacc.load(_SAVED, {"p": params}),
 }
 

@@ -1,10 +1,18 @@
-"""Children of fork come and die by the thousand, and others still find a place."""
+"""Places in the table of processes: children of fork, the dead, and those who come and go.
+
+Children of fork come and die by the thousand, and others still find a place. A forked child has its
+parent's accumulator, and is attached from its first use of it on. Until then nobody is to be seen,
+if the parent has ended: a cleaner removes the segment, and rightly so. The child must not go on
+with it then, as if its name had been given up on purpose: others make a new one, and would never
+meet it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -12,13 +20,14 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, run_apart
 from helpers.lock_holder import held
 from helpers.segment_file import SegmentFile
+from helpers.stepping_tracer import Traced, needs_ptrace
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
 from shmacc._layout import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
 
@@ -152,3 +161,161 @@ def _stay(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     acc.apply_grad(1.0)
     pipe.say()
     pipe.hear()
+
+
+# --- cleaned before the first use -----------------------------------------------------------------
+
+
+def _clean() -> list[str]:
+    found = inspection.leftovers(namespace=names.current_namespace())
+    return [name for leftover in found for name in inspection.clean(leftover)]
+
+
+CALLS: Final[tuple[Callable[[Any], Any], ...]] = (
+    lambda acc: acc.apply_grad(1.0),
+    lambda acc: acc.take(1, timeout=0),
+    lambda acc: acc.wait_step(-1, timeout=0),
+    lambda acc: acc.global_step,
+    lambda acc: acc.cancel(),
+)
+
+
+def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
+    """What this process opens is its child's alone, who uses it, perhaps, and waits to be told."""
+    acc = ConditionalAccumulator("f8", (), "forked", reduction_type="SUM")
+    if os.fork():
+        os._exit(0)
+    if use:
+        acc.apply_grad(1.0)
+    pipe.say()
+    which = pipe.hear()
+    try:
+        pipe.say(CALLS[which](acc))
+    except errors.ShmaccError as error:
+        pipe.say(error)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("call", range(len(CALLS)))
+def test_what_was_cleaned_is_gone_for_the_child(call: int) -> None:
+    with Apart(_fork_and_end, False) as parent:  # noqa: FBT003
+        parent.hear()
+        parent.wait()
+        assert len(_clean()) == 2  # a segment and its semaphore
+        with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as anew:
+            parent.say(call)
+            error = parent.hear()
+            assert isinstance(error, errors.NotFoundError)
+            assert "clean" in str(error)
+            assert anew.num_accumulated() == 0
+            anew.unlink()
+
+
+def test_what_the_child_has_used_is_not_cleaned() -> None:
+    with Apart(_fork_and_end, True) as parent:  # noqa: FBT003
+        parent.hear()
+        parent.wait()
+        assert _clean() == []
+        parent.say(0)
+        assert parent.hear() is True
+    with shmacc.attach("forked") as acc:
+        assert acc.num_accumulated() == 2
+        acc.unlink()
+
+
+def _read_then_use(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
+    pipe.say([acc.global_step, acc.num_accumulated(), acc.stats().attached])
+    pipe.hear()
+    acc.apply_grad(1.0)
+    pipe.say(acc.stats().attached)
+    pipe.hear()
+
+
+def test_to_read_numbers_is_no_use() -> None:
+    """`docs/concepts/processes.md` says so."""
+    with ConditionalAccumulator("f8", (), "forked") as acc:
+        acc.apply_grad(1.0)
+        with Apart(_read_then_use, acc) as child:
+            assert child.hear() == [0, 1, 1]
+            assert acc.stats().attached == 1
+            child.say()
+            assert child.hear() == 2
+            assert acc.stats().attached == 2
+            child.say()
+            child.result()
+        acc.unlink()
+
+
+def test_what_was_given_up_is_still_the_childs() -> None:
+    """Who unlinks it leaves it to those who have it open, and their children."""
+    with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as acc:
+        acc.unlink()
+        assert run_apart(acc.apply_grad, 1.0)
+        assert acc.take_grad(1, timeout=0) == 1.0
+    assert testing.leaked_names(names.current_namespace()) == ()
+
+
+# --- during a sweep -------------------------------------------------------------------------------
+
+
+FEWEST: Final = 3  # stops in a sweep: it asks the kernel about an entry, and gives the lock back
+
+
+def _come_and_go(*, pipe: Pipe) -> None:
+    while True:
+        pipe.hear()
+        acc = shmacc.attach("forked")
+        pipe.say()
+        pipe.hear()
+        acc.close()
+        pipe.say()
+
+
+def _living() -> set[int]:
+    return {process.pid for process in inspection.describe("forked").processes if process.alive}
+
+
+def _sweep_meanwhile(system_calls: int, *, again: bool) -> bool:
+    """Whether the sweep was as long as that: whoever attaches sweeps, with the lock."""
+    with (
+        Apart(_come_and_go) as leaving,
+        Apart(_come_and_go) as coming,
+        Traced(lambda _: shmacc.attach("forked").close()) as sweeping,
+    ):
+        _turn(leaving)
+        sweeping.run_until(lambda: inspection.describe("forked").lock.held)
+        _go_on(sweeping, system_calls)
+        if not inspection.describe("forked").lock.held:
+            return False
+        _turn(leaving)
+        _go_on(sweeping, 1)
+        comes = leaving if again else coming
+        _turn(comes)
+        sweeping.finish()
+        assert _living() == {comes.pid}
+    return True
+
+
+def _turn(process: Apart) -> None:
+    process.say()
+    process.hear()
+
+
+def _go_on(traced: Traced, stops: int) -> None:
+    done = itertools.count()
+    traced.run_until(lambda: next(done) == stops)
+
+
+@needs_ptrace
+@pytest.mark.parametrize("again", [False, True], ids=["another", "the same again"])
+def test_an_entry_changes_hands_during_a_sweep(*, again: bool) -> None:
+    # Not attached here: a forked child would not leave before it has closed its parent's handle.
+    ConditionalAccumulator("f8", (), "forked").close()
+    try:
+        for stops in itertools.count():
+            if not _sweep_meanwhile(stops, again=again):
+                break
+        assert stops >= FEWEST
+    finally:
+        with shmacc.attach("forked") as acc:
+            acc.unlink()

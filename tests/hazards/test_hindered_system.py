@@ -99,7 +99,7 @@ def _without_inodes() -> None:
         assert acc.apply_grad(range(5000), np.ones((5000, 1), "f4"))
         (finding,) = inspection.check("there")
         assert (finding.subject, finding.kind) == (str(SHM), "files_exhausted")
-        assert run_apart(_come_and_look) == 2
+        assert run_apart(lambda: shmacc.attach("there").stats().num_accumulated) == 2
         assert acc.take(2, timeout=0).count == 2
 
         # But who has lost its semaphore cannot have another one, and says so.
@@ -111,11 +111,6 @@ def _without_inodes() -> None:
         assert acc.stats().attached == 1
         assert acc.apply_grad([1], [[1.0]], local_step=1)
         acc.unlink()
-
-
-def _come_and_look() -> int:
-    with shmacc.attach("there") as acc:
-        return acc.num_accumulated()
 
 
 def _attach_without_inodes(*, pipe: Pipe) -> None:
@@ -141,25 +136,22 @@ def _on_a_read_only_one() -> None:
     before = testing.leaked_names()
     assert len(before) == 7
     damaged = names.segment_name("damaged").system_name
-    calls: dict[str, Callable[[], Any]] = {
-        "make": lambda: ConditionalAccumulator("f4", (), "new"),
-        "make a private one": lambda: ConditionalAccumulator("f4", ()),
-        "make what is there": lambda: SparseConditionalAccumulator("f4", None, "there"),
-        "attach": lambda: shmacc.attach("there"),
-        "cancel": lambda: inspection.cancel("there"),
-        "remove": lambda: inspection.remove("orphaned"),
-        "remove by force": lambda: inspection.remove("there", force=True),
-        "remove a damaged one by force": lambda: inspection.remove(damaged, force=True),
-    }
-    leftovers = inspection.leftovers()
-    removable = [leftover for leftover in leftovers if leftover.removable]
+    calls: list[Callable[[], Any]] = [
+        lambda: ConditionalAccumulator("f4", (), "new"),
+        lambda: ConditionalAccumulator("f4", ()),
+        lambda: SparseConditionalAccumulator("f4", None, "there"),
+        lambda: shmacc.attach("there"),
+        lambda: inspection.cancel("there"),
+        lambda: inspection.remove("orphaned"),
+        lambda: inspection.remove("there", force=True),
+        lambda: inspection.remove(damaged, force=True),
+    ]
+    removable = [leftover for leftover in inspection.leftovers() if leftover.removable]
     assert len(removable) == 2  # a segment and a semaphore
-    for leftover in removable:
-        calls[f"clean {leftover.file_name}"] = partial(inspection.clean, leftover)
-    for call, function in calls.items():
-        with pytest.raises(errors.PermissionDeniedError) as caught:
-            function()
-        assert "read-only" in str(caught.value).lower(), f"{call}: {caught.value}"
+    calls += [partial(inspection.clean, leftover) for leftover in removable]
+    for call in calls:
+        with pytest.raises(errors.PermissionDeniedError, match=r"(?i)read-only") as caught:
+            call()
         assert "ulimit" not in str(caught.value)
         assert testing.leaked_names() == before
 
@@ -174,24 +166,14 @@ def _on_a_read_only_one() -> None:
     assert inspection.check("there") == ()
     assert [found.row for found in inspection.most_touched("there", 1)[0]] == [1]
     assert inspection.summarise_values("there").largest == 2
-    for arguments, status in (
-        ("list", 0),
-        ("show there --rows 1 --values", 0),
-        ("check there", 0),
-        ("check", 1),
-        ("clean", 1),
-        ("clean --yes", 1),
-        ("remove orphaned", 1),
-        ("remove --yes there", 1),
-    ):
-        assert (done := inspect_tool.run_here(*arguments.split()))[0] == status, (arguments, done)
+    for arguments in ("check", "clean --yes", "remove orphaned"):
+        assert inspect_tool.run_here(*arguments.split())[0] == 1
     assert testing.leaked_names() == before
 
 
 def _beside_a_read_only_one() -> None:
     make("orphaned").close()
-    with make("damaged"):
-        pass
+    make("damaged").close()
     with path("damaged").open("r+b") as file:
         file.seek(layout.ROUNDS)
         file.write(b"damage" * 300)
@@ -199,8 +181,6 @@ def _beside_a_read_only_one() -> None:
     with Apart(_make_and_stay) as other:
         other.hear()
         run_apart(_on_a_read_only_one)
-        other.say()
-        other.result()
 
 
 def test_dev_shm_is_mounted_read_only() -> None:

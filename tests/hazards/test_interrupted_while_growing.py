@@ -1,18 +1,22 @@
-"""Signals that arrive while a segment grows do not keep it from growing, or from failing in order.
+"""Growth: what others did, and signals that arrive meanwhile.
 
-Kernels before 6.11 end fallocate at any signal and undo all of it: a timer that fires more often
-than the call takes would keep it from ever ending. The test plays such a kernel.
+Growth that another process did costs a process what is new, not what is there. Signals do not keep
+a segment from growing, or from failing in order. Kernels before 6.11 end fallocate at any signal
+and undo all of it: a timer that fires more often than the call takes would keep it from ever
+ending. The test plays such a kernel.
 """
 
 from __future__ import annotations
 
 import errno
 import signal
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.watched_reserving import Reservation, needs_listener, watched
+from helpers.apart import Apart
+from helpers.watched_reserving import Reservation, let_it, needs_listener, watched
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors
@@ -32,21 +36,16 @@ TIMER: Final = signal.SIGALRM
 
 
 class OldKernel:
-    """Interrupts whatever lets the timer's signal through, and the first tries that do not."""
+    """Interrupts whatever lets the timer's signal through, and the first tries that do not.
+
+    With signals off it interrupts `stubborn` times more (a debugger can).
+    """
 
     def __init__(self, stubborn: int = 0) -> None:
-        """Begin.
-
-        Args:
-            stubborn: How often a call is interrupted with signals off (a debugger can).
-        """
         self.stubborn = stubborn
-        self.interrupted = 0
-        self.in_a_row = 0
-        self.largest = 0
+        self.interrupted = self.in_a_row = self.largest = 0
 
     def __call__(self, call: Reservation) -> int:
-        """Decide on a call."""
         self.largest = max(self.largest, call.size)
         patient = self.in_a_row < PATIENCE
         if patient and (not call.blocks(TIMER) or self.in_a_row <= self.stubborn):
@@ -98,13 +97,9 @@ class FullAfter:
     """Interrupts each call once; then has room for so many bytes, and refuses one call too many."""
 
     def __init__(self, size: int) -> None:
-        """Begin with that room."""
-        self.room = size
-        self.kernel = OldKernel()
-        self.refused = 0
+        self.room, self.kernel, self.refused = size, OldKernel(), 0
 
     def __call__(self, call: Reservation) -> int:
-        """Decide on a call."""
         if self.kernel(call):
             return errno.EINTR
         if call.size > self.room and not self.refused:
@@ -128,7 +123,7 @@ def _grow_in_vain_and_again(*, pipe: Pipe) -> None:
         assert acc.apply_grad(range(ROWS), values)
 
 
-@pytest.mark.parametrize("room", [MIB, 5 * MIB, 9 * MIB])
+@pytest.mark.parametrize("room", [MIB, 9 * MIB])
 def test_full_between_the_pieces(acc: SparseConditionalAccumulator, room: int) -> None:
     """Nothing is recorded, and what the first pieces got is given back."""
     decide = FullAfter(room)
@@ -145,3 +140,94 @@ def test_full_between_the_pieces(acc: SparseConditionalAccumulator, room: int) -
     taken = acc.take(2, timeout=0)
     assert taken.indices.size == ROWS
     assert taken.values.sum() == (ROWS + 1) * WIDTH
+
+
+# --- grown by others ------------------------------------------------------------------------------
+
+
+FEW: Final = 500  # rows
+PROCESSES: Final = 3
+TURNS: Final = 60
+LAST: Final = 15
+
+
+def _add_in_turn(number: int, *, pipe: Pipe) -> None:
+    acc: Any = shmacc.attach("growing")
+    with acc:
+        values = np.ones((FEW, WIDTH), np.float32)
+        pipe.say()
+        for turn in range(TURNS):
+            pipe.hear()
+            first = (turn * PROCESSES + number) * FEW
+            assert acc.apply_grad(range(first, first + FEW), values)
+            pipe.say()
+
+
+def test_each_byte_is_reserved_once_by_each_process() -> None:
+    """In all applies together, and not in every one again; and not a little in every one."""
+    reserved = [0] * PROCESSES
+    calls = [0] * PROCESSES
+
+    def counting(number: int) -> Any:
+        def count(call: Reservation) -> int:
+            reserved[number] += call.size
+            calls[number] += 1
+            return let_it(call)
+
+        return count
+
+    with SparseConditionalAccumulator("f4", (None, WIDTH), "growing") as acc, ExitStack() as stack:
+        adders = [
+            stack.enter_context(watched(_add_in_turn, number, decide=counting(number)))
+            for number in range(PROCESSES)
+        ]
+        for adder in adders:
+            adder.hear()
+        for turn in range(TURNS):
+            if turn == TURNS - LAST:
+                calls[:] = [0] * PROCESSES
+            for adder in adders:  # one after the other: each finds what the others have grown
+                adder.say()
+                adder.hear()
+        for adder in adders:
+            adder.result()
+        held = PROCESSES * TURNS * FEW * (4 * WIDTH + 16)
+        assert acc.stats().rows == PROCESSES * TURNS * FEW
+        assert max(reserved) < 2 * held
+        # The larger the table, the larger the steps it grows in, and the rarer.
+        assert max(calls) < LAST
+        acc.unlink()
+
+
+def _add_known(*, pipe: Pipe) -> None:
+    acc: Any = shmacc.attach("growing")
+    with acc:
+        for _ in range(2):
+            assert acc.apply_grad(range(FEW), np.ones((FEW, WIDTH), np.float32))
+        pipe.say()
+        pipe.hear()
+        for _ in range(5):
+            assert acc.apply_grad(range(FEW), np.ones((FEW, WIDTH), np.float32))
+
+
+def test_what_a_process_knows_is_not_reserved_again() -> None:
+    """The first apply proves what others have recorded; those after it need the kernel no more."""
+    calls: list[Reservation] = []
+
+    def note(call: Reservation) -> int:
+        calls.append(call)
+        return let_it(call)
+
+    with SparseConditionalAccumulator("f4", (None, WIDTH), "growing") as acc:
+        with Apart(_add_known) as first:
+            first.hear()
+            first.say()
+            first.result()
+        with watched(_add_known, decide=note) as second:
+            second.hear()
+            before = len(calls)
+            second.say()
+            second.result()
+        assert before > 0
+        assert len(calls) == before
+        acc.unlink()
