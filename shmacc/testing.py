@@ -12,7 +12,7 @@ _SETTING = "shmacc_namespace"
 
 
 class _Inherited:
-    """A namespace that a child of multiprocessing takes over when it is unpickled there.
+    """Carries a namespace to children of multiprocessing, which set it when they unpickle this.
 
     A forkserver's child has the environment that the server was started with, possibly by an
     earlier test. But multiprocessing sends each child that is not forked from its parent a process

@@ -99,7 +99,7 @@ def _link(descriptor: int, target: Path, directory: int) -> None:
     """
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):
-        os.link(source, target, src_dir_fd=directory)  # src_dir_fd: so that it follows the link
+        os.link(source, target, src_dir_fd=directory)  # src_dir_fd makes it follow the link
         return
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

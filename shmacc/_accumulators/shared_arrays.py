@@ -193,7 +193,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         return self._writable
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
+        """Pickle as the whole system name; unpickling attaches, or raises NotFoundError."""
         self._check_open()
         return super().__reduce__()
 

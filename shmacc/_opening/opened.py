@@ -130,7 +130,7 @@ class Opened(exits.Owner):
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the segment's whole system name; unpickling attaches (NotFoundError)."""
+        """Pickle as the whole system name; unpickling attaches, or raises NotFoundError."""
         self._handle.config()  # a closed handle does not pickle
         return _unpickled, (type(self), self._segment_name, self._owners, self._own())
 

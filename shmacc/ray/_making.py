@@ -24,7 +24,7 @@ from shmacc.ray._link import Link
 from shmacc.ray._parts import Config
 
 _START = 120.0  # seconds for nodes to make their segments
-_LOOK = 0.05  # seconds between two looks, where no call can wait
+_LOOK = 0.05  # seconds between two looks for a change
 
 
 def new_config(

@@ -84,5 +84,5 @@ class Wait:
 
 
 def wait_for_all(calls: list[Any], until: float) -> list[Any]:
-    """Return the calls that have ended, when all have, or it is time (monotonic)."""
+    """Wait until all calls have ended, or this time (monotonic); return those that have ended."""
     return list(ray.wait(calls, num_returns=len(calls), timeout=left_until(until))[0])

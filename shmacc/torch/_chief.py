@@ -79,7 +79,7 @@ class Chief:
         try:
             self._updates = updates.of_chief(contents, params, chosen, options)
         except InvalidArgumentError as error:
-            if error.what is not None:  # they are of another model, number of replicas or optimizer
+            if error.what is not None:  # existing ones, for another model or optimizer
                 error.add_note(
                     f"This training has two names, {shared_name!r} and {params!r}, that belong "
                     "together: remove both, when no process uses them. ('.left' has an element "

@@ -25,7 +25,7 @@ _FREQUENT = 3e-4  # a word that makes up more than this share of the text is thi
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers that, with a text, determine the result, unless there are backups."""
+    """The settings. Without backups, they and the text determine the result."""
 
     workers: int = 3
     backup: int = 0  # how many gradients of a step the chief does not wait for

@@ -1,4 +1,4 @@
-"""What all ways have in common: a judge of the model, and a run until it is satisfied."""
+"""The common part of all ways: a judge of the model, and a run until it is satisfied."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Judge:
         self._task, self._target, self._pipe = task, target, pipe
 
     def satisfied(self, model: torch.nn.Module, step: int) -> bool:
-        """Return whether the model has learnt enough; it is looked at once in EVERY steps."""
+        """Return whether the model has learnt enough; judge it only once in EVERY steps."""
         if step == 0 or step % EVERY:
             return False
         loss = self._task.judge(model)

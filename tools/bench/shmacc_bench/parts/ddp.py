@@ -153,7 +153,7 @@ class Rank:
         return 1e3 * time.perf_counter(), 1e3 * time.process_time()
 
     def _loss(self, model: nn.Module, step: int) -> torch.Tensor:
-        """Return the loss of a batch that rank and step decide."""
+        """Return the loss of a batch; rank and step determine the batch."""
         random = torch.Generator().manual_seed(step * 64 + self.rank)
         batch = torch.randint(0, len(self.labels), (BATCH,), generator=random)
         return nn.functional.cross_entropy(model(self.images[batch]), self.labels[batch])

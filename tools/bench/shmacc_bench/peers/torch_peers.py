@@ -31,7 +31,7 @@ class TorchPeer(Peer):
         self.lock: Any = CONTEXT.Lock()
 
     def prepare(self, gradient: Gradient) -> tuple[Any, Any, Any]:
-        """Make tensors of the arrays, and the ones that the counts are counted with."""
+        """Make tensors of the arrays, and a tensor of ones to count rows with."""
         values = torch.from_numpy(gradient.values)
         if gradient.indices is None:
             return None, values, None
