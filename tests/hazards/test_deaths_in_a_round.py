@@ -13,7 +13,7 @@ import os
 import random
 import signal
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -188,14 +188,9 @@ class Books:
         taken: Of each step, what the chief had in its round of each worker.
     """
 
-    begun: Array
-    done: Array
-    taken: Array
-
-
-def new_books() -> Books:
-    """Nothing written yet."""
-    return Books(shared_array(WORKERS), shared_array(WORKERS), shared_array(STEPS, WORKERS))
+    begun: Array = field(default_factory=lambda: shared_array(WORKERS))
+    done: Array = field(default_factory=lambda: shared_array(WORKERS))
+    taken: Array = field(default_factory=lambda: shared_array(STEPS, WORKERS))
 
 
 @pytest.fixture
@@ -208,12 +203,6 @@ def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
     with AccumulatorGroup(specs, NAME, reduction_type="SUM", lanes=request.param) as made:
         yield made
         made.unlink()
-
-
-def lanes(*numbers: int) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "group", numbers, indirect=True, ids=lambda number: f"{number} lanes"
-    )
 
 
 def gradient(worker: int) -> dict[str, Any]:
@@ -253,10 +242,10 @@ def have_rounds_for_ever(books: Books) -> None:
                 books.taken[taken.step] = counted(taken)
 
 
-@lanes(2, 4)
+@pytest.mark.parametrize("group", [2, 4], indirect=True, ids=lambda lanes: f"{lanes} lanes")
 def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
     """Workers and the chief are killed; a round that was held when its holder died is whole."""
-    books, in_doubt, rng = new_books(), [0] * WORKERS, random.Random(40)
+    books, in_doubt, rng = Books(), [0] * WORKERS, random.Random(40)
     start = [partial(Apart, apply_for_ever, books, i) for i in range(WORKERS)]
     start.append(partial(Apart, have_rounds_for_ever, books))
     chiefs = 0
@@ -292,40 +281,3 @@ def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
     for contributor in range(group.lanes):
         assert group.apply(gradient(0), NEVER_STALE, contributor=contributor)
     assert counted(group.take(group.lanes, timeout=0)).tolist() == [group.lanes, 0, 0, 0]
-
-
-def contribute(books: Books, worker: int, number: int, *, pipe: Pipe) -> None:
-    """Apply so many gradients, each with a contributor of its own; again until told to end."""
-    with AccumulatorGroup.attach(NAME) as own:
-        mine = gradient(worker)
-        while not pipe.poll():
-            for i in range(number):
-                assert own.apply(mine, 0, contributor=i * WORKERS + worker)
-                books.done[worker] += 1
-
-
-@lanes(2)
-def test_contributors_are_in_once_however_often_they_come(group: AccumulatorGroup) -> None:
-    """A worker that was killed begins again at its first gradient."""
-    number, books, rng = 30, new_books(), random.Random(1)
-
-    def until_done(worker: int, more: int) -> None:
-        enough = books.done[worker] + more
-        until(lambda: books.done[worker] >= enough)
-
-    with ExitStack() as stack:
-        workers = [stack.enter_context(Apart(contribute, books, i, number)) for i in range(WORKERS)]
-        for i in range(3 * WORKERS):
-            worker = i % WORKERS
-            until_done(worker, rng.randrange(1, number))
-            workers[worker].kill()
-            workers[worker] = stack.enter_context(Apart(contribute, books, worker, number))
-        for worker, process in enumerate(workers):
-            until_done(worker, number)
-            process.say()
-            process.result()
-    assert group.num_accumulated() == number * WORKERS
-    assert books.done.sum() > number * WORKERS
-    taken = group.take(number * WORKERS, timeout=0)
-    assert counted(taken).tolist() == [number] * WORKERS
-    assert taken.contributors.tolist() == list(range(number * WORKERS))

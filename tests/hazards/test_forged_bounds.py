@@ -173,7 +173,7 @@ def test_what_it_has_is_enough_for_those_that_claim_nothing(
 
 
 def _apply_beside_many(*, pipe: Pipe) -> str:
-    rows = np.arange(400_000)
+    rows = np.arange(100_000)
     with shmacc.SparseConditionalAccumulator("f4", None, "many") as acc:
         acc.apply_grad(rows, np.ones((rows.size, 1), np.float32))
         pipe.say(names.segment_name("many").path)

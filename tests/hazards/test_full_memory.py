@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -43,9 +44,13 @@ def contents(acc: Any) -> Any:
     partial = acc.take_partial(0, timeout=0)
     if partial.count:
         assert acc.apply_partial(partial, shmacc.NEVER_STALE)
-    values = partial.values if hasattr(partial, "values") else partial.value
-    rows = partial.indices.tolist() if hasattr(partial, "indices") else None
-    return partial.count, partial.step, rows, values.tolist()
+    members = partial.values() if isinstance(partial, shmacc.GroupPartial) else [partial]
+    return (partial.count, partial.step, partial.contributors.tolist()), [
+        getattr(member, array).tolist()
+        for member in members
+        for array in ("value", "indices", "values", "row_counts")
+        if hasattr(member, array)
+    ]
 
 
 def sweep(
@@ -99,6 +104,54 @@ def _apply_array(acc: Any) -> None:
     assert acc.apply_grad(np.ones(50_000, "f4"), local_step=shmacc.NEVER_STALE)
 
 
+THREE: Final = {
+    "rows": IndexedSlicesSpec(None, "float32", reduction_type="SUM"),
+    "array": TensorSpec(None, "float32", reduction_type="SUM"),
+    "more rows": IndexedSlicesSpec(None, "float64", reduction_type="SUM"),
+}
+
+
+def _of_all_members(rows: int) -> dict[str, Any]:
+    return {
+        "rows": (range(rows), np.ones((rows, 8), "f4")),
+        "array": np.ones(10, "f4"),
+        "more rows": (range(rows, 0, -1), np.ones((rows, 4))),
+    }
+
+
+@cache
+def _partial_of_many_contributors() -> shmacc.GroupPartial:
+    """Of so many that their set has to grow, too."""
+    with AccumulatorGroup(THREE) as other:
+        for contributor in range(3, 1000):
+            other.apply({}, 0, contributor=contributor)
+        other.apply(_of_all_members(1500), 0, contributor=2)
+        return other.take_partial(1)
+
+
+def _group(lanes: int) -> AccumulatorGroup:
+    _partial_of_many_contributors()  # while there is room for it
+    group = AccumulatorGroup(THREE, "full", lanes=lanes)
+    assert group.apply(_of_all_members(20), 0, contributor=1)
+    return group
+
+
+def _apply_to_all(group: AccumulatorGroup) -> None:
+    partial = _partial_of_many_contributors()
+    whole = group.lanes == 1
+    if whole:
+        assert group.apply(_of_all_members(1500), 0, contributor=2)
+    else:
+        assert group.apply_partial(partial, 0)
+    taken = group.take(2, timeout=0)
+    assert taken.contributors.tolist() == [1, *([2] if whole else partial.contributors)]
+    for name in ("rows", "more rows"):
+        member: Any = taken[name]
+        assert member.indices.size == 1500  # of the first twenty all are among them
+        assert member.row_counts.sum() == 1520
+        assert member.values.sum() == 1520 * member.values.shape[1]
+
+
 # What is there, what is applied, and by how much the room grows, up to how much.
 SWEEPS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None], int, int]]] = {
     # Slots, rows and index are all reserved in this apply.
@@ -117,6 +170,9 @@ SWEEPS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None], int, int
         5 * PAGE,
         280 * 1024,
     ),
+    # Wherever among its members the room runs out: in the first's rows, in the set's index.
+    "a group": (lambda: _group(1), _apply_to_all, 9 * PAGE, 480 * 1024),
+    "a group of two lanes": (lambda: _group(2), _apply_to_all, 9 * PAGE, 480 * 1024),
     "a dense buffer": (_dense, _apply_array, 8 * PAGE, 400 * 1024),
 }
 
@@ -271,92 +327,6 @@ def _many_attached() -> None:
 @pytest.mark.parametrize("act", [_to_the_brim, _what_needs_no_room, _many_waiting, _many_attached])
 def test_in_full_memory(act: Callable[[], None]) -> None:
     run_apart(act, shm=SIZE)
-
-
-THREE: Final = {
-    "rows": IndexedSlicesSpec(None, "float32", reduction_type="SUM"),
-    "array": TensorSpec(None, "float32", reduction_type="SUM"),
-    "more rows": IndexedSlicesSpec(None, "float64", reduction_type="SUM"),
-}
-
-
-def _of_all_members(rows: int, size: int) -> dict[str, Any]:
-    return {
-        "rows": (range(rows), np.ones((rows, 8), "f4")),
-        "array": np.ones(size, "f4"),
-        "more rows": (range(rows, 0, -1), np.ones((rows, 4))),
-    }
-
-
-def _group_contents(group: AccumulatorGroup) -> Any:
-    partial = group.take_partial(0, timeout=0)
-    assert group.apply_partial(partial, shmacc.NEVER_STALE)
-    arrays = "value", "indices", "values", "row_counts"
-    return partial.contributors.tolist(), {
-        (name, array): getattr(member, array).tolist()
-        for name, member in partial.items()
-        for array in arrays
-        if hasattr(member, array)
-    }
-
-
-def _partial_of_many_contributors(gradient: dict[str, Any]) -> shmacc.GroupPartial:
-    with AccumulatorGroup(THREE) as other:
-        for contributor in range(3, 1000):
-            other.apply({}, 0, contributor=contributor)
-        other.apply(gradient, 0, contributor=2)
-        return other.take_partial(1)
-
-
-def _group() -> tuple[int, int]:
-    """Try with every amount of room; how often it was too little, and how often enough.
-
-    By turns a gradient and a partial, of so many contributors that their set has to grow, too; and
-    by turns with one lane and with two.
-    """
-    failed = succeeded = 0
-    gradient = _of_all_members(1500, 10)
-    partial = _partial_of_many_contributors(gradient)
-
-    def attempt(group: AccumulatorGroup, *, in_part: bool) -> None:
-        if in_part:
-            assert group.apply_partial(partial, 0)
-        else:
-            assert group.apply(gradient, 0, contributor=2)
-
-    for number, room in enumerate(range(0, 480 * 1024, 5 * PAGE)):
-        in_part = bool(number % 2)
-        with AccumulatorGroup(THREE, "full", lanes=1 + number // 2 % 2) as group:
-            assert group.apply(_of_all_members(20, 10), 0, contributor=1)
-            before = _group_contents(group)
-            leave(room)
-            try:
-                attempt(group, in_part=in_part)
-                succeeded += 1
-                make_room()
-            except errors.ResourceExhaustedError as error:
-                failed += 1
-                says_it_all(error)
-                make_room()
-                assert _group_contents(group) == before
-                attempt(group, in_part=in_part)
-            taken = group.take(2, timeout=0)
-            assert taken.contributors.tolist() == [1, *(partial.contributors if in_part else [2])]
-            for name in ("rows", "more rows"):
-                member: Any = taken[name]
-                assert member.indices.size == 1500  # of the first twenty all are among them
-                assert member.row_counts.sum() == 1520
-                assert member.values.sum() == 1520 * member.values.shape[1]
-            group.unlink()
-        assert testing.leaked_names() == ()
-    return failed, succeeded
-
-
-def test_a_groups_apply_leaves_all_members_as_they_were() -> None:
-    """Wherever among its members the room runs out: in the first's rows, in the set's index."""
-    failed, succeeded = run_apart(_group, shm=SIZE)
-    assert failed > 10
-    assert succeeded > 3
 
 
 def _updates(*, restores: bool) -> tuple[int, int]:
