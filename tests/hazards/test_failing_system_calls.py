@@ -81,18 +81,27 @@ def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> No
     error = attempt(deed, begun)
     mark()
     os.write(said, error.encode() or b"none")
-    if error:
-        new = set(left()) - set(there)
-        assert all(is_anothers(name, there_before) for name in new), f"{error}, and left {new}"
+    new = {name for name in left() if name not in there and error}
+    assert all(is_anothers(name, there_before) for name in new), f"{error}, and left {new}"
     again = attempt(deed, begun)
-    if again == "DeadlineExceededError" and not error:
-        again = ""  # there was one round to take
-    assert again == "", f"{error}, then {again}"
+    # There was one round to take.
+    assert again == "" or (again == "DeadlineExceededError" and not error), f"{error}, then {again}"
     for one in (begun, kept):
         if one is not None:
             one.close()
     assert descriptors() <= before, f"{error}: {descriptors() - before} are open"
     assert mapped() <= others, f"{error}: something is mapped"
+
+
+def finish(kept: Any) -> Any:
+    """What the next process finds, if there is something; nothing is left."""
+    if kept is not None:
+        kept.close()
+    found = None
+    with suppress(errors.NotFoundError):
+        found = SCENE.testify()
+    clean_up()
+    return found
 
 
 def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
@@ -126,13 +135,9 @@ def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
     os.close(reader)
     if code:
         assert is_right(said, code, deed), f"{name}: {errno.errorcode[code]} became {said}"
-    if kept is not None:
-        kept.close()
-    with suppress(errors.NotFoundError):
-        found = SCENE.testify()
-        if deed.act is SCENE.operation:  # the gradient that was there, and one or two others
-            assert found.counters[0] == (2 if said else 3)
-    clean_up()
+    found = finish(kept)
+    if found and deed.act is SCENE.operation:  # the gradient that was there, and one or two others
+        assert found.counters[0] == (2 if said else 3)
     return number, len(errors_of_it) if code else 0
 
 
@@ -200,11 +205,7 @@ def test_a_kernel_without_memory_for_locks_says_nothing_about_life(deed: Deed) -
     os.close(reader)
     assert refused
     assert "no memory for a lock" in message
-    if kept is not None:
-        kept.close()
-    with suppress(errors.NotFoundError):
-        SCENE.testify()
-    clean_up()
+    finish(kept)
 
 
 @pytest.mark.parametrize("name", ["a child's first operation", "unlinking"])
@@ -242,8 +243,4 @@ def test_letting_go_is_tried_until_it_is_done(name: str) -> None:
             with acc:
                 assert acc.apply_grad([1], [[1, 2, 3]])
         child.finish()
-    if kept is not None:
-        kept.close()
-    with suppress(errors.NotFoundError):
-        SCENE.testify()
-    clean_up()
+    finish(kept)

@@ -59,16 +59,6 @@ class Process:
     def unlink(self) -> None:
         self.acc.unlink()
 
-    def make_beside(self) -> None:
-        self.beside.append(make())
-
-    def attach_beside(self) -> None:
-        self.beside.append(attach())
-
-    def make_and_unlink(self) -> None:
-        with make() as acc:
-            acc.unlink()
-
     def look_and_clean(self) -> None:
         inspection.describe(NAME)
         for leftover in inspection.leftovers(namespace=names.current_namespace()):
@@ -90,7 +80,12 @@ def _there(_: Process) -> None:
 
 def _open_twice(process: Process) -> None:
     process.make()
-    process.attach_beside()
+    process.beside.append(attach())
+
+
+def _make_and_unlink(_: Process) -> None:
+    with make() as acc:
+        acc.unlink()
 
 
 # What is interrupted, what there was before, and the error that is fair when it was taken away.
@@ -103,10 +98,10 @@ CALLS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "removing": (Process.make, Process.unlink, errors.FailedPreconditionError),
 }
 HANDLERS: Final[dict[str, Any]] = {
-    "makes": Process.make_beside,
-    "attaches": Process.attach_beside,
+    "makes": lambda process: process.beside.append(make()),
+    "attaches": lambda process: process.beside.append(attach()),
     "makes and closes": lambda _: make().close(),
-    "makes and removes": Process.make_and_unlink,
+    "makes and removes": _make_and_unlink,
     "looks and cleans": Process.look_and_clean,
     "closes the same": Process.close,
     "removes the same": Process.unlink,
@@ -169,16 +164,12 @@ def _verify(process: Process, witness: Apart) -> None:
     assert applied == tokens[token]
 
 
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  descriptors
-
-
 def _at_every_point(call: str, handler: str, points: Points) -> int:
     """How many points there were."""
     before, interrupted, fair = CALLS[call]
     # Nothing is imported for the first time in between.
     warm = Process()
-    warm.make_beside()
+    warm.make()
     warm.look_and_clean()
     warm.finish()
 
@@ -188,6 +179,7 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
             HANDLERS[handler](process)
 
     signal.signal(signal.SIGUSR1, handle)
+    descriptors: set[int] = set()
     every = EVERY_INSTANT or points is not Points.INSTRUCTIONS
     with Apart(_witness) as witness:
         for number in itertools.count(1, 1 if every else 4):
@@ -203,9 +195,8 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
                 process.finish()
                 witness.say("look")
                 assert witness.hear() is None
-                if number == 1:
-                    descriptors = _descriptors()
-                assert _descriptors() == descriptors
+                descriptors.add(len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+                assert len(descriptors) == 1
             except BaseException as error:
                 error.add_note(f"{points.name.lower()}, number {number}")
                 raise
@@ -229,7 +220,7 @@ def test_at_every_point(call: str, handler: str, points: Points) -> None:
 def _open_with_a_handler(function: Any, *, pipe: Pipe) -> None:
     def handle(*_: object) -> None:
         pipe.say("handles")
-        process.attach_beside()
+        process.beside.append(attach())
 
     process = Process()
     signal.signal(signal.SIGUSR1, handle)

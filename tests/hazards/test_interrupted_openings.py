@@ -47,131 +47,114 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  descriptors
 
 
-class Holder:
-    """What the interrupted call returned, if it got that far; and what there was before it."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.acc: Any = None
-        self.pickled = b""
-
-    def there(self) -> None:
-        with named() as acc:
-            acc.apply_grad([1], [1.0])
-            self.pickled = pickle.dumps(acc)
-
-    def open(self) -> None:
-        self.acc = named()
-        self.acc.apply_grad([1], [1.0])
-
-    def make(self) -> None:
-        self.acc = SparseConditionalAccumulator("f8")
-
-    def use_in_a_block(self) -> None:
-        with SparseConditionalAccumulator("f8"):
-            pass
-
-    def make_named(self) -> None:
-        self.acc = named()
-
-    def make_arrays(self) -> None:
-        self.acc = SharedArrays({"a": [1.0]})
-
-    def make_named_arrays(self) -> None:
-        self.acc = SharedArrays({"a": [1.0]}, NAME)
-
-    def arrays_there(self) -> None:
-        SharedArrays({"a": [1.0]}, NAME).close()
-
-    def get_from_attached_arrays(self) -> None:
-        params = SharedArrays.attach(NAME)
-        assert params["a"] == [1.0]
-        self.acc = params
-
-    def attach(self) -> None:
-        self.acc = shmacc.attach(NAME)
-
-    def unpickle(self) -> None:
-        self.acc = pickle.loads(self.pickled)
-
-    def close(self) -> None:
-        self.acc.close()
-
-    def drop(self) -> None:
-        self.acc = None
-
-    def unlink(self) -> None:
-        self.acc.unlink()
+def nothing() -> None:
+    """There is nothing before."""
 
 
 def named() -> Any:
     return SparseConditionalAccumulator("f8", None, NAME)
 
 
-def _nothing(_: Holder) -> None:
-    pass
+def private() -> Any:
+    return SparseConditionalAccumulator("f8")
 
 
-def _private(holder: Holder, *, interrupted: bool) -> None:
+def opened() -> Any:
+    acc = named()
+    acc.apply_grad([1], [1.0])
+    return acc
+
+
+def there() -> bytes:
+    with opened() as acc:
+        return pickle.dumps(acc)
+
+
+def attach(_: object) -> Any:
+    return shmacc.attach(NAME)
+
+
+def get_from_attached_arrays(_: object) -> Any:
+    params = SharedArrays.attach(NAME)
+    assert params["a"] == [1.0]
+    return params
+
+
+def use_in_a_block(_: object) -> None:
+    with private():
+        pass
+
+
+def close(had: list[Any]) -> None:
+    had[0].close()
+
+
+# What holds after an attempt on what there was before, from which the caller got something, or not.
+
+
+def _private(_: list[Any], got: Any) -> None:
     """Nobody else has the name: it goes with the object, or there never was one."""
-    if holder.acc is not None:
-        assert not interrupted
-        holder.acc.close()
+    if got is not None:
+        got.close()
     assert left_behind() == ()
 
 
-def _closed(holder: Holder, **_: bool) -> None:
-    holder.acc.close()
+def _closed(had: list[Any], _: Any) -> None:
+    had[0].close()
     assert left_behind() == ()
 
 
-def _dropped(holder: Holder, **_: bool) -> None:
-    holder.acc = None
+def _dropped(had: list[Any], _: Any) -> None:
+    had.clear()
     assert left_behind() == ()
 
 
-def _goes_at_the_end(_: Holder, **__: bool) -> None:
+def _goes_at_the_end(*_: Any) -> None:
     """An interrupt before a finalizer of Python's has begun leaves it to the interpreter's end."""
     weakref.finalize._exitfunc()  # type: ignore[attr-defined]
     weakref.finalize._shutdown = False  # type: ignore[attr-defined]
     assert left_behind() == ()
 
 
-def _named(holder: Holder, *, interrupted: bool) -> None:
+def _named(_: list[Any], got: Any) -> None:
     """There is none, or it is whole, and nobody has it open whom the call did not give it."""
-    if holder.acc is not None:
-        assert not interrupted
-        holder.acc.close()
-    assert len(left_behind()) in ({0, 2} if interrupted else {2})
+    if got is not None:
+        got.close()
+    assert len(left_behind()) in ({0, 2} if got is None else {2})
     if left_behind():
         assert not any(process.alive for process in inspection.describe(NAME).processes)
         inspection.remove(NAME)
 
 
-def _unlinked(holder: Holder, **_: bool) -> None:
+def _unlinked(had: list[Any], _: Any = None) -> None:
     """It is open as before, and can be removed, or was."""
-    assert holder.acc.num_accumulated() == 1
-    holder.acc.unlink()
+    (acc,) = had
+    assert acc.num_accumulated() == 1
+    acc.unlink()
     assert left_behind() == ()
-    assert holder.acc.take(1, timeout=0).count == 1
-    holder.acc.close()
+    assert acc.take(1, timeout=0).count == 1
+    acc.close()
 
 
 # What there is before; what is interrupted; and what holds after it.
-CALLS: Final[dict[str, tuple[Any, Any, Callable[..., None]]]] = {
-    "using a private one in a block": (_nothing, Holder.use_in_a_block, _private),
-    "making a named one": (_nothing, Holder.make_named, _named),
-    "making what is there": (Holder.there, Holder.make_named, _named),
-    "attaching": (Holder.there, Holder.attach, _named),
-    "unpickling": (Holder.there, Holder.unpickle, _named),
-    "making private arrays": (_nothing, Holder.make_arrays, _private),
-    "making named arrays": (_nothing, Holder.make_named_arrays, _named),
-    "attaching to arrays": (Holder.arrays_there, Holder.get_from_attached_arrays, _named),
-    "closing private arrays": (Holder.make_arrays, Holder.close, _closed),
-    "closing a private one": (Holder.make, Holder.close, _closed),
-    "closing a private one that is dropped then": (Holder.make, Holder.close, _dropped),
-    "dropping a private one": (Holder.make, Holder.drop, _goes_at_the_end),
-    "removing": (Holder.open, Holder.unlink, _unlinked),
+CALLS: Final[dict[str, tuple[Callable[[], Any], Callable[[list[Any]], Any], Any]]] = {
+    "using a private one in a block": (nothing, use_in_a_block, _private),
+    "making a named one": (nothing, lambda _: named(), _named),
+    "making what is there": (there, lambda _: named(), _named),
+    "attaching": (there, attach, _named),
+    "unpickling": (there, lambda had: pickle.loads(had[0]), _named),
+    "making private arrays": (nothing, lambda _: SharedArrays({"a": [1.0]}), _private),
+    "making named arrays": (nothing, lambda _: SharedArrays({"a": [1.0]}, NAME), _named),
+    "attaching to arrays": (
+        lambda: SharedArrays({"a": [1.0]}, NAME).close(),
+        get_from_attached_arrays,
+        _named,
+    ),
+    "closing private arrays": (lambda: SharedArrays({"a": [1.0]}), close, _closed),
+    "closing a private one": (private, close, _closed),
+    "closing a private one that is dropped then": (private, close, _dropped),
+    "dropping a private one": (private, list.clear, _goes_at_the_end),
+    "removing": (opened, lambda had: had[0].unlink(), _unlinked),
 }
 
 
@@ -188,22 +171,22 @@ def _at_every_instruction(call: str) -> int:
     gc.freeze()  # what pytest has made need not be looked at each time
     # Number 0: nothing comes in between.
     for number in itertools.chain((0,), itertools.count(1, 1 if EVERY_INSTANT else 2)):
-        holder = Holder()
-        if number:
-            had = descriptors()
-        before(holder)
-        interrupted = False
-        with coming_between(interrupt, Points.INSTRUCTIONS, number) as it:
+        before_it = descriptors()
+        had, got, interrupted = [before()], None, False
+        with coming_between(
+            lambda: signal.raise_signal(signal.SIGINT), Points.INSTRUCTIONS, number
+        ) as it:
             try:
-                called(holder)
+                got = called(had)
             except KeyboardInterrupt:
                 interrupted = True
         try:
-            verify(holder, interrupted=interrupted)
-            del holder
+            assert got is None or not interrupted
+            verify(had, got)
+            del had, got
             gc.collect()
             if number:
-                assert descriptors() == had
+                assert descriptors() == before_it
         except BaseException as error:
             error.add_note(f"instruction, number {number}")
             raise
@@ -230,29 +213,27 @@ def _wait(call: str, *, pipe: Pipe) -> None:
     def call_it() -> None:
         nonlocal armed
         armed = True
-        called(holder)
+        CALLS[call][1](had)
 
     signal.signal(signal.SIGINT, raise_once)
-    holder, (_, called, _) = Holder(), CALLS[call]
-    if call == "removing":
-        holder.attach()
-    had = descriptors()
+    had = [attach(None)] if call == "removing" else []
+    before_it = descriptors()
     pipe.say("ready")
     pipe.hear()
     with pytest.raises(KeyboardInterrupt):
         call_it()
     gc.collect()
-    assert descriptors() == had
+    assert descriptors() == before_it
     pipe.say("interrupted")
     pipe.hear()
-    if call == "removing":
-        _unlinked(holder)
+    if had:
+        _unlinked(had)
 
 
 @pytest.mark.parametrize("call", ["making what is there", "attaching", "removing"])
 def test_while_it_waits_for_the_right_to_the_name(call: str) -> None:
     """Somebody else is stopped in the middle of opening the segment, or of removing it."""
-    Holder().there()
+    there()
     with Apart(_wait, call) as process:
         assert process.hear() == "ready"
         with held(NAME, layout.NAME_BYTE):
