@@ -98,32 +98,6 @@ def test_daemon_threads_that_wait(acc: ConditionalAccumulator, ending: str) -> N
     assert acc.take_grad(1, timeout=0) == 1.0
 
 
-def test_daemon_threads_that_work() -> None:
-    """They are cut off wherever they are, under the lock perhaps: what they did is whole."""
-    with shmacc.SparseConditionalAccumulator("f8", None, "works", reduction_type="SUM") as sparse:
-        for _ in range(2):
-            status, _, complaints = run(
-                """
-                acc = shmacc.attach("works")
-                def work():
-                    while True:
-                        acc.apply_grad(range(300), np.ones((300, 2)), local_step=2**62)
-                def open_and_close():
-                    while True:
-                        shmacc.attach("works").close()
-                for _ in range(3):
-                    daemon(work)
-                daemon(open_and_close)
-                until(lambda: acc.num_accumulated() > 50)
-                """
-            )
-            assert (status, complaints) == (0, "")
-            taken = sparse.take(50, timeout=0)
-            assert taken.row_counts.tolist() == [taken.count] * 300
-            assert (taken.values == taken.count).all()
-        sparse.unlink()
-
-
 def test_a_thread_that_is_joined_at_the_end_must_be_let_go(acc: ConditionalAccumulator) -> None:
     """Python waits for threads that are no daemons; a close from the main thread ends theirs."""
     status, output, complaints = run(

@@ -37,30 +37,6 @@ def random_rows(count: int = ROWS) -> IndexArray:
     return np.sort(np.random.default_rng(1).integers(0, 2**63, count, np.int64))
 
 
-def rows_of_one_bucket() -> IndexArray:
-    """Rows whose hash was a multiple of 2**32 in layout version 1, and so their bucket the first.
-
-    The hash was the same for all segments, and could be computed backwards.
-    """
-    once = pow(0xD6E8FEB86659FD93, -1, 1 << 64)
-    twice = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
-    rows: list[int] = []
-    for number in range(1, 3 * ROWS):
-        wanted = number << 32
-        wanted ^= wanted >> 32
-        wanted = wanted * once & _U64
-        wanted ^= wanted >> 32
-        rows.append(wanted * twice & _U64)
-    return np.sort(np.array([row for row in rows if row < 1 << 63][:ROWS]))
-
-
-def test_rows_that_shared_a_bucket_under_a_fixed_hash() -> None:
-    flood = rows_of_one_bucket()
-    assert flood.size == ROWS
-    with SparseConditionalAccumulator("f4", (None, 1)) as acc:
-        assert cost(acc, flood) < MUCH * cost(acc, random_rows())
-
-
 def test_rows_that_share_buckets_under_another_segments_key() -> None:
     with (
         SparseConditionalAccumulator("f4", (None, 1)) as known,
@@ -102,7 +78,7 @@ def test_rows_in_regular_steps_are_spread_like_random_ones(rows: IndexArray) -> 
 
 
 def test_check_finds_every_row_through_the_index() -> None:
-    rows = np.concatenate([*RUNS.values(), rows_of_one_bucket(), random_rows(30_000)])
+    rows = np.concatenate([*RUNS.values(), random_rows(30_000)])
     with SparseConditionalAccumulator("f4", (None, 1), "checked") as acc:
         for part in np.array_split(rows, 3):
             assert acc.apply_grad(part, np.ones((part.size, 1), np.float32))

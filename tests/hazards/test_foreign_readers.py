@@ -215,17 +215,6 @@ def test_a_strangers_link_in_the_middle_of_making_the_semaphore(
     assert owner("num_accumulated") > 0
 
 
-def test_a_strangers_directory_in_the_semaphores_place(owner: Callable[..., Any]) -> None:
-    planted = semaphore()
-    planted.unlink()
-    run_apart(planted.mkdir, uid=STRANGER)
-    with pytest.raises(errors.DataLossError, match=planted.name):
-        run_apart(attach)
-    planted.rmdir()
-    assert run_apart(attach)
-    assert owner("take_grad", 2) == 3.0
-
-
 def _lock_for_reading(first: int, count: int, *, pipe: Pipe) -> None:
     fd = os.open(segment(), os.O_RDONLY)
     fcntl.lockf(fd, fcntl.LOCK_SH, count, first)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart
 from helpers.watched_reserving import Reservation, let_it, needs_listener, watched
 
 import shmacc
@@ -196,38 +195,4 @@ def test_each_byte_is_reserved_once_by_each_process() -> None:
         assert max(reserved) < 2 * held
         # The larger the table, the larger the steps it grows in, and the rarer.
         assert max(calls) < LAST
-        acc.unlink()
-
-
-def _add_known(*, pipe: Pipe) -> None:
-    acc: Any = shmacc.attach("growing")
-    with acc:
-        for _ in range(2):
-            assert acc.apply_grad(range(FEW), np.ones((FEW, WIDTH), np.float32))
-        pipe.say()
-        pipe.hear()
-        for _ in range(5):
-            assert acc.apply_grad(range(FEW), np.ones((FEW, WIDTH), np.float32))
-
-
-def test_what_a_process_knows_is_not_reserved_again() -> None:
-    """The first apply proves what others have recorded; those after it need the kernel no more."""
-    calls: list[Reservation] = []
-
-    def note(call: Reservation) -> int:
-        calls.append(call)
-        return let_it(call)
-
-    with SparseConditionalAccumulator("f4", (None, WIDTH), "growing") as acc:
-        with Apart(_add_known) as first:
-            first.hear()
-            first.say()
-            first.result()
-        with watched(_add_known, decide=note) as second:
-            second.hear()
-            before = len(calls)
-            second.say()
-            second.result()
-        assert before > 0
-        assert len(calls) == before
         acc.unlink()

@@ -219,28 +219,12 @@ class PhantomWaiter:
         file.put("waiter", waiter, self.entry)
 
 
+_EDGES: Final = (
+    *(0, 10, 1 << 6, 1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 26, 1 << 31, 1 << 32, 1 << 34),
+    *(1 << 37, 1 << 40, 1 << 43, 1 << 60, 1 << 61, 1 << 62, 1 << 63, 1 << 64, layout.MAX_ROWS),
+)
 _CORNERS: Final = sorted(
-    {
-        edge + step
-        for edge in (0, 10, 64, 1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 26, 1 << 31, 1 << 32)
-        for step in (-1, 0, 1)
-    }
-    | {
-        edge + step
-        for edge in (
-            1 << 34,
-            1 << 37,
-            1 << 40,
-            1 << 43,
-            1 << 60,
-            1 << 61,
-            1 << 62,
-            1 << 63,
-            1 << 64,
-        )
-        for step in (-1, 0, 1)
-    }
-    | {layout.MAX_ROWS - 1, layout.MAX_ROWS, layout.MAX_ROWS + 1, -(1 << 63), -(1 << 31), -2}
+    {edge + step for edge in _EDGES for step in (-1, 0, 1)} | {-(1 << 63), -(1 << 31), -2}
 )
 numbers: Final = st.one_of(
     st.sampled_from(_CORNERS), st.integers(0, 300), st.integers(-(1 << 63), (1 << 64) - 1)
