@@ -11,7 +11,7 @@ from helpers.apart import Apart
 from helpers.killing_deeds import SCENE, create
 from helpers.killing_scenes import NAME, Record, path
 from helpers.stepping_tracer import Traced, needs_ptrace
-from helpers.stepping_walk import judge, walk_between_marks
+from helpers.stepping_walk import judge, walk
 
 import shmacc
 from shmacc import _core, inspection, testing
@@ -48,7 +48,7 @@ def close_handle(mark: Mark) -> None:
 @pytest.mark.parametrize("act", [claim_a_place, close_handle])
 def test_at_every_instruction(act: Callable[[Mark], None], record_property: Record) -> None:
     image = SCENE.prepare()
-    looks = walk_between_marks(image, image, act)
+    looks = walk(act, {NAME: image}, {NAME: image})
     assert looks
     before = SCENE.testimony(image)
     record_property("judged", judge(SCENE, looks, before, before))

@@ -19,10 +19,10 @@ from helpers import killing_updates as killing
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.half_loads import half_loaded, loading
-from helpers.killing_tables import TableScene
-from helpers.killing_updates import GROUP, PARAMS, UpdateScene
+from helpers.killing_updates import GROUP, PARAMS, TableScene, UpdateScene
 from helpers.lock_holder import held
-from helpers.stepping_tracer import refusal
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import instants, walk
 from helpers.support import EVERY_INSTANT
 
 import shmacc
@@ -41,12 +41,8 @@ OF_A_TABLE: Final = TableScene(
     changed=(1, 5, 6, 7, 8, 9),
     removed=(2, 5),
 )
-# Of the instants at which nothing but contents had changed, one in so many is judged.
-_ONE_IN: Final = 1 if EVERY_INSTANT else 32
 # Of the lines, one in so many is interrupted.
-_LINES: Final = 1 if EVERY_INSTANT else 5
-
-traced = pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
+_LINES: Final = 1 if EVERY_INSTANT else 13
 
 
 def attach() -> Both:
@@ -143,7 +139,7 @@ def _is_refused(scene: UpdateScene, both: Both, path: Path) -> None:
         shmacc.save(path.with_name("torn.npz"), both)
 
 
-@traced
+@needs_ptrace
 @pytest.mark.parametrize("scene", [SCENE, OF_A_TABLE], ids=str)
 def test_a_death_at_every_instruction(scene: UpdateScene, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
@@ -157,16 +153,13 @@ def test_a_death_at_every_instruction(scene: UpdateScene, tmp_path: Path) -> Non
         shmacc.load(path, {"group": group, "params": params})
 
     before = killing.images(scene, update)
-    looks = killing.walk(before, killing.images(scene, load), loading(path, attach))
-    found = []
-    for number, look in enumerate(looks):
-        if look.in_records or number % _ONE_IN == 0 or number == len(looks) - 1:
-            killing.write(look.images)
-            found.append(run_apart(_judge, scene, path, saved, was))
+    after = killing.images(scene, load)
+    looks = walk(loading(path, attach), before, after, GROUP, to_mark=True)
+    found = [_judge(scene, path, saved, was) for _ in instants(looks, part=4)]
     assert [kind for kind, _ in itertools.groupby(found)] == ["nothing", "half", "all"]
 
 
-@traced
+@needs_ptrace
 def test_a_second_death_changes_nothing(both: Both, path: Path) -> None:
     for _ in range(2):
         with half_loaded(both["params"], loading(path, attach)) as loader:
@@ -177,7 +170,7 @@ def test_a_second_death_changes_nothing(both: Both, path: Path) -> None:
     assert one_round(both)
 
 
-@traced
+@needs_ptrace
 def test_a_load_that_dies_during_a_save_is_not_saved(
     both: Both, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,10 +187,10 @@ def test_a_load_that_dies_during_a_save_is_not_saved(
         shmacc.save(path.with_name("torn.npz"), both)
 
 
-@traced
+@needs_ptrace
 def test_a_chief_whose_round_is_open_makes_no_update(both: Both, path: Path) -> None:
     """It began with parameters that are others by now."""
-    both["group"].apply(killing.gradient(9), both["group"].global_step)
+    both["group"].apply(SCENE.gradient(9), both["group"].global_step)
     round_ = both["group"].round(1)
     taken = round_.__enter__()
     with half_loaded(both["params"], loading(path, attach)) as loader:
@@ -211,7 +204,7 @@ def test_a_chief_whose_round_is_open_makes_no_update(both: Both, path: Path) -> 
     assert one_round(both)
 
 
-@traced
+@needs_ptrace
 def test_a_load_waits_for_another_one(both: Both, path: Path) -> None:
     with half_loaded(both["params"], loading(path, attach)) as loader, Apart(_load, path) as other:
         other.hear()

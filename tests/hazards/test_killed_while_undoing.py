@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from helpers.killing_scenes import NAME, GroupScene, Record, Scene, rows
 from helpers.stepping_tracer import needs_ptrace
-from helpers.stepping_walk import judge, kill, under_the_lock, walk
+from helpers.stepping_walk import judge, kill, walk
 
 import shmacc
 
 if TYPE_CHECKING:
+    from helpers.killing_images import Image
     from helpers.stepping_tracer import Mark
-    from helpers.stepping_walk import Look
 
 pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
 
@@ -41,29 +41,27 @@ def come_upon_it(mark: Mark) -> None:
     shmacc.attach(NAME).close()
 
 
-def half_done(scene: Scene) -> list[Look]:
-    """Make the scene's segment as killed processes left it, before the commit and earlier."""
+def half_done(scene: Scene) -> list[Image]:
+    """Make the scene's segment as killed processes left it, earlier and before the commit."""
     image, done = scene.prepare(), scene.perform()
-    looks = walk(image, done, under_the_lock(scene))
+    looks = walk(scene.act, {NAME: image}, {NAME: done}, NAME)
     before = scene.testimony(image)
-    while scene.testimony(looks[-1].image) != before:
+    while scene.testimony(looks[-1].images[NAME]) != before:
         looks.pop()
-    return [looks[len(looks) * part // 4 - 1] for part in (2, 3, 4)]
+    return [looks[len(looks) // 2].images[NAME], looks[-1].images[NAME]]
 
 
-@pytest.mark.parametrize("deaths_before", [1, 2])
 @pytest.mark.parametrize("scene", [ADDING, IN_A_GROUP], ids=str)
-def test_at_every_instruction(scene: Scene, deaths_before: int, record_property: Record) -> None:
+def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
     clean = scene.prepare()
     before = scene.testimony(clean)
-    torn = [look.image for look in half_done(scene)]
-    for _ in range(1, deaths_before):
-        looks = walk(torn[-1], clean, come_upon_it)
-        torn = [looks[len(looks) // 2].image]
+    torn = half_done(scene)
     for image in torn:
-        looks = walk(image, clean, come_upon_it)
+        looks = walk(come_upon_it, {NAME: image}, {NAME: clean}, NAME)
         assert len(looks) > 20, "there was nothing to undo"
         record_property("judged", judge(scene, looks, before, before))
-        for part in (1, 2):
-            kill(image, come_upon_it, looks[-1].step * part // 3)
-            assert scene.testify() == before
+    kill(come_upon_it, {NAME: torn[-1]}, looks[-1].step // 2)
+    assert scene.testify() == before
+    # One that dies while it undoes what another one left that died while it undid it.
+    looks = walk(come_upon_it, looks[len(looks) // 2].images, {NAME: clean}, NAME)
+    judge(scene, looks, before, before)

@@ -1,4 +1,7 @@
-"""A chief that dies at any instruction of an update leaves all of it or nothing."""
+"""A chief that dies at any instruction of an update leaves all of it or nothing.
+
+Readers, who take no lock, are judged at the same instants.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ import pytest
 from helpers import killing_updates as killing
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.killing_images import Image
-from helpers.killing_updates import UpdateScene
+from helpers.killing_scenes import path
+from helpers.killing_updates import GROUP, PARAMS, TableScene, UpdateScene
 from helpers.segment_file import SegmentFile
-from helpers.stepping_tracer import refusal
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import Images, begun, write
 from helpers.support import LONG
 
 import shmacc
@@ -22,23 +27,49 @@ if TYPE_CHECKING:
 
     from helpers.stepping_tracer import Traced
 
-pytestmark = [
-    pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}"),
-]
+pytestmark = needs_ptrace
 
+_SGD: Final = optim.SGD(0.5)
+# A bucket of the index has ten entries, and an index of up to seven rows one bucket.
+_SIX: Final = (1, 2, 3, 4, 5, 2**40)
+_NEW_ARRAYS: Final = {"table": ([1, 2], np.ones((2, 3))), "one": np.zeros(7)}
+_NEW_ROWS: Final = {"t": ([1, 2, 9], np.ones((3, killing.WIDTH), np.float32))}
 SCENES: Final = (
-    UpdateScene("SGD", optim.SGD(0.5)),
+    UpdateScene("SGD", _SGD),
     UpdateScene("Adam", optim.Adam(0.1)),
     UpdateScene("rowwise Adagrad in two lanes", optim.Adagrad(0.1, rowwise=True), lanes=2),
-    UpdateScene("a skipped round", optim.SGD(0.5), skips=True),
-    UpdateScene(
-        "new contents",
-        optim.SGD(0.5),
-        values={"table": ([1, 2], np.ones((2, 3))), "one": np.zeros(7)},
+    UpdateScene("a skipped round", _SGD, skips=True),
+    UpdateScene("new contents", _SGD, values=_NEW_ARRAYS),
+    TableScene("a table's first rows", _SGD, changed=(0, 7, 2**63 - 1)),
+    TableScene(
+        "rows on free slots and new ones, rows removed",
+        optim.Adagrad(0.1),
+        there=_SIX,
+        gone=(2, 3),
+        changed=(1, 2, 4, 9, 10),
+        removed=(2, 5, 10, 77),
     ),
+    TableScene(
+        "an id that comes again, with another index",
+        optim.Adam(0.1),
+        there=_SIX,
+        gone=(2,),
+        changed=(1, 2, 6, 7, 8, 9, 10, 11),
+        removed=(3, 2**40),
+    ),
+    TableScene(
+        "rows that are set",
+        optim.SGD(0.5, momentum=0.5),
+        there=_SIX,
+        gone=(2,),
+        changed=(1,),
+        removed=(1, 4),
+        values=_NEW_ROWS,
+    ),
+    TableScene("a table's skipped round", _SGD, there=_SIX, gone=(2,), changed=(1, 9), skips=True),
 )
 # What a scribbler might write over a word of the log.
-_WRONG: Final = (0, 1, 7, 1 << 20, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
+_WRONG: Final = (0, 7, 1 << 20, 1 << 40, (1 << 64) - 1)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
@@ -48,10 +79,7 @@ def test_at_every_instruction(scene: UpdateScene) -> None:
 
 def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
     """Be a chief with an optimizer of its own, attached before the other one died."""
-    with (
-        AccumulatorGroup.attach(killing.GROUP) as group,
-        Parameters.attach(killing.PARAMS) as params,
-    ):
+    with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
         pipe.say()
         pipe.hear()
         torn = [array.tobytes() for array in params.values()]
@@ -65,7 +93,7 @@ def test_new_contents_are_computed_from_whole_arrays() -> None:
     """A block begins with the arrays as the rounds before it left them: no half update."""
     scene = SCENES[0]
     before = killing.contents_in(killing.states(scene)[0])
-    with killing.begun(killing.images(scene), scene.act) as child, Apart(_stand_by) as chief:
+    with begun(scene.act, killing.images(scene)) as (child, _), Apart(_stand_by) as chief:
         chief.hear()
         _until_something_is_saved(child)
         while killing.contents() == before:
@@ -85,9 +113,9 @@ def test_a_save_before_the_round_knows_of_its_update(tmp_path: Path) -> None:
     """What is saved is of one step: the gradients that are in the parameters are not pending."""
     scene, saved = SCENES[0], tmp_path / "checkpoint.npz"
     with (
-        killing.begun(killing.images(scene), scene.act) as child,
-        AccumulatorGroup.attach(killing.GROUP) as group,
-        Parameters.attach(killing.PARAMS) as params,
+        begun(scene.act, killing.images(scene)) as (child, _),
+        AccumulatorGroup.attach(GROUP) as group,
+        Parameters.attach(PARAMS) as params,
     ):
         both: dict[str, AccumulatorGroup | Parameters] = {"group": group, "params": params}
         child.run_until(lambda: params.step == 2)
@@ -102,49 +130,42 @@ def test_a_save_before_the_round_knows_of_its_update(tmp_path: Path) -> None:
 def test_a_damaged_log_is_an_error_and_no_crash() -> None:
     """Whoever recovers finds numbers that nobody wrote, wherever they stand in it."""
     scene = SCENES[1]
-    with killing.begun(killing.images(scene), scene.act) as child:
+    with begun(scene.act, killing.images(scene)) as (child, _):
         _until_something_is_saved(child)
         child.kill()
-    params, group = killing.paths()
-    interrupted = Image.of(params), Image.of(group)
+    interrupted = {name: Image.of(path(name)) for name in (PARAMS, GROUP)}
     _remove()
-    found = set()
-    for word in range(20):
-        found |= run_apart(_scribble_and_recover_all, interrupted, word)
+    found = run_apart(_scribble_and_recover_all, interrupted)
     assert found == {"DataLossError", "recovered"}
 
 
 def _remove() -> None:
-    for name in (killing.PARAMS, killing.GROUP):
+    for name in (PARAMS, GROUP):
         inspection.remove(name, force=True)
 
 
 def _until_something_is_saved(child: Traced) -> None:
-    with SegmentFile(killing.paths()[0]) as file:
-        while file.record("journal").records < 2 or not _is_stamped(file):
+    with SegmentFile(path(PARAMS)) as file:
+        while (
+            file.record("journal").records < 2
+            or file.record("journal").generation != file.committed("lane").generation + 1
+        ):
             child.step()
 
 
-def _is_stamped(file: SegmentFile) -> bool:
-    return bool(file.record("journal").generation == file.committed("lane").generation + 1)
-
-
-def _scribble_and_recover_all(interrupted: killing.Images, word: int) -> set[str]:
+def _scribble_and_recover_all(interrupted: Images) -> set[str]:
     found = set()
-    for wrong in _WRONG:
-        killing.write(interrupted)
-        found.add(_scribble_and_recover(word, wrong))
-        _remove()
+    for word in range(20):
+        for wrong in _WRONG:
+            write(interrupted)
+            with SegmentFile(path(PARAMS)) as file:
+                start = file.table.region("undo log") + word * 8
+                file.write(start, wrong.to_bytes(8, "little"))
+            try:
+                with Parameters.attach(PARAMS) as params:
+                    params.snapshot()
+                found.add("recovered")
+            except errors.DataLossError:
+                found.add("DataLossError")
+            _remove()
     return found
-
-
-def _scribble_and_recover(word: int, wrong: int) -> str:
-    with SegmentFile(killing.paths()[0]) as file:
-        start = file.table.region("undo log") + word * 8
-        file.write(start, wrong.to_bytes(8, "little"))
-    try:
-        with Parameters.attach(killing.PARAMS) as params:
-            params.snapshot()
-    except errors.DataLossError as error:
-        return type(error).__name__
-    return "recovered"

@@ -8,59 +8,40 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers.apart import Apart, run_apart
-from helpers.killing_deeds import wait_in_vain
 from helpers.killing_images import Image, Windows
 from helpers.killing_scenes import NAME, Record, Scene, path, rows
 from helpers.stepping_tracer import Traced, needs_ptrace
-from helpers.stepping_walk import LockView, judge, under_the_lock, walk
+from helpers.stepping_walk import LockView, judge, walk
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, _core, errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.beyond_asan
 
 
-WAITING: Final = Scene(
-    "in the queue until the timeout",
-    "float32",
-    3,
-    before=lambda acc: acc.apply_grad(*rows(1, 2)),
-    operation=lambda acc: wait_in_vain(acc, 0.3),
-    more=(2, 3),
-)
+def scene(name: str, operation: Callable[[Any], object]) -> Scene:
+    """An operation on an accumulator with one gradient."""
+    return Scene(
+        name, "float32", 3, lambda acc: acc.apply_grad(*rows(1, 2)), operation, more=(2, 3)
+    )
+
+
+WAITING: Final = scene("in the queue", lambda acc: acc.take(5, timeout=LONG))
+ADDING: Final = scene("an apply that finds them", lambda acc: acc.apply_grad(*rows(2, 4)))
+CANCELLING: Final = scene("cancel", lambda acc: acc.cancel())
 
 
 @needs_ptrace
 def test_at_every_instruction(record_property: Record) -> None:
     image = WAITING.prepare()
     before = WAITING.testimony(image)
-    looks = walk(image, image, under_the_lock(WAITING))
+    looks = walk(WAITING.act, {NAME: image}, {NAME: image}, NAME, ends=False)
     assert len(looks) > 5
     record_property("judged", judge(WAITING, looks, before, before))
-
-
-ADDING: Final = Scene(
-    "an apply that finds them",
-    "float32",
-    3,
-    before=lambda acc: acc.apply_grad(*rows(1, 2)),
-    operation=lambda acc: acc.apply_grad(*rows(2, 4)),
-    more=(2, 3),
-)
-
-
-CANCELLING: Final = Scene(
-    "cancel",
-    "float32",
-    3,
-    before=lambda acc: acc.apply_grad(*rows(1, 2)),
-    operation=lambda acc: acc.cancel(),
-    more=(2, 3),
-)
 
 
 def wait_for(number: int) -> int:
@@ -93,9 +74,8 @@ def test_while_taking_the_dead_out_of_the_line(record_property: Record) -> None:
         pass  # they are killed
     image = Image.of(path())
     before = ADDING.testify()
-    looks = walk(image, clean, under_the_lock(ADDING))
-    judged = judge(ADDING, looks, before, ADDING.testimony(done))
-    record_property("judged", judged)
+    looks = walk(ADDING.act, {NAME: image}, {NAME: clean}, NAME)
+    record_property("judged", judge(ADDING, looks, before, ADDING.testimony(done)))
 
 
 def test_the_next_in_line_is_served_at_once() -> None:
@@ -120,7 +100,7 @@ def test_the_apply_that_should_have_woken_the_taker() -> None:
     ADDING.prepare().write(path())
     with (
         waiting(2) as (waiter,),
-        Traced(under_the_lock(ADDING)) as applier,
+        Traced(ADDING.act) as applier,
         closing(LockView()) as lock,
     ):
         applier.run_to_mark()
@@ -141,7 +121,7 @@ def test_at_the_instant_of_joining() -> None:
     with acc, closing(view):
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(5, timeout=0.01)
-        with Traced(under_the_lock(WAITING)) as child, closing(LockView()) as lock:
+        with Traced(WAITING.act) as child, closing(LockView()) as lock:
             child.run_to_mark()
             child.run_until(lock.held)
             while not view.waiters():
@@ -176,7 +156,7 @@ def test_while_cancelling_after_every_change() -> None:
         image.write(path())
         with (
             waiting(3, 1) as waiters,
-            Traced(under_the_lock(CANCELLING)) as canceller,
+            Traced(CANCELLING.act) as canceller,
             closing(Windows(path(), image)) as windows,
         ):
             canceller.run_to_mark()

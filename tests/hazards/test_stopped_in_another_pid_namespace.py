@@ -32,8 +32,8 @@ from helpers.stepping_stops import (
     LONGER,
     SECOND,
     THIRD,
-    StopHalfWay,
     add,
+    middle,
     others,
     take,
     taken,
@@ -41,7 +41,6 @@ from helpers.stepping_stops import (
     whole,
 )
 from helpers.stepping_tracer import needs_ptrace
-from helpers.stepping_walk import under_the_lock
 from helpers.support import until
 
 import shmacc
@@ -58,9 +57,9 @@ pytestmark = [needs_ptrace, needs_pid_namespaces]
 
 def test_held_there_is_held() -> None:
     """For this namespace, and for one in which a process has the owner's very pid."""
-    place = StopHalfWay.of(APPLYING)
+    step = middle(APPLYING)
     with (
-        elsewhere(stop, under_the_lock(APPLYING), place.step) as owner,
+        elsewhere(stop, APPLYING.act, step) as owner,
         elsewhere(perform, add) as namesake,
         others((add,)) as (neighbour,),
     ):
@@ -80,8 +79,8 @@ def test_held_there_is_held() -> None:
 
 def test_its_pid_is_the_one_that_it_has_here_or_marked() -> None:
     """The kernel tells the pid in the namespace of who looks; from beside there is none."""
-    place = StopHalfWay.of(APPLYING)
-    with elsewhere(stop, under_the_lock(APPLYING), place.step) as owner:
+    step = middle(APPLYING)
+    with elsewhere(stop, APPLYING.act, step) as owner:
         until(lambda: inspection.describe(NAME).lock.condition == "stopped")
         _backdate_the_operation()
         lock = inspection.describe(NAME).lock
@@ -146,9 +145,9 @@ def _look_at_the_line_from_beside(pipe: Pipe) -> None:
 
 
 def test_dead_there_is_dead() -> None:
-    place = StopHalfWay.of(APPLYING)
+    step = middle(APPLYING)
     with (
-        elsewhere(stop, under_the_lock(APPLYING), place.step) as owner,
+        elsewhere(stop, APPLYING.act, step) as owner,
         elsewhere(perform, add) as namesake,
         others((add,)) as (neighbour,),
     ):

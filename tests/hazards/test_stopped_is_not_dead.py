@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from helpers.stepping_stops import (
     SECOND,
     TAKING,
     THIRD,
-    StopHalfWay,
     add,
     in_line,
+    middle,
     others,
+    stopped_half_way,
     take,
     take_in_vain,
     taken,
@@ -25,18 +28,21 @@ from helpers.stepping_stops import (
     whole,
 )
 from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import stopped
 from helpers.support import SOON, slept, until
 
 import shmacc
 from shmacc import errors, inspection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = needs_ptrace
 
 
 @pytest.mark.parametrize("scene", [APPLYING, TAKING], ids=str)
 def test_nobody_enters(scene: Scene) -> None:
-    place = StopHalfWay.of(scene)
-    with place.stopped() as owner:
+    with stopped_half_way(scene) as owner:
         start = time.monotonic()
         before = inspection.describe(NAME)
         assert before.lock.pid == owner.pid
@@ -53,20 +59,16 @@ def test_nobody_enters(scene: Scene) -> None:
             owner.resume()
             adder.result()
             first = taker.result()
+            assert inspection.describe(NAME).stats.recoveries == 0
     left = what_is_left()
-    if scene is APPLYING:
-        assert first.count + left.count == 3
-        expected = whole(FIRST, SECOND, THIRD)
-    else:
-        # The owner had the first.
-        assert first.count + left.count == 1
-        expected = whole(THIRD)
+    # The owner has what it takes.
+    expected, count = (whole(FIRST, SECOND, THIRD), 3) if scene is APPLYING else (whole(THIRD), 1)
+    assert first.count + left.count == count
     np.testing.assert_array_equal(taken(first, left), expected)
 
 
 def test_dead_after_all() -> None:
-    place = StopHalfWay.of(APPLYING)
-    with place.stopped() as owner, others((add,)) as (adder,):
+    with stopped_half_way(APPLYING) as owner, others((add,)) as (adder,):
         time.sleep(0.2)
         assert not adder.pipe.poll()
         owner.kill()
@@ -74,10 +76,22 @@ def test_dead_after_all() -> None:
     np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, THIRD))
 
 
+@contextmanager
+def goes_on() -> Iterator[None]:
+    """The owner goes on after the block, and all is as if it had never been stopped."""
+    with stopped_half_way(APPLYING) as owner:
+        yield
+        owner.resume()
+    np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND))
+
+
 def test_those_in_line_can_leave() -> None:
     """By their timeout, and by cancel; neither needs the lock that the stopped process has."""
-    place = StopHalfWay.of(APPLYING)
-    with in_line((take_in_vain, 5, 0.5), (take, 5)) as (hasty, patient), place.stopped() as owner:
+    step = middle(APPLYING)
+    with (
+        in_line((take_in_vain, 5, 0.5), (take, 5)) as (hasty, patient),
+        stopped(APPLYING.act, step) as owner,
+    ):
         generation = inspection.describe(NAME).generation
         hasty.result()
         inspection.cancel(NAME)
@@ -91,30 +105,23 @@ def test_those_in_line_can_leave() -> None:
 
 def test_those_who_wait_for_the_lock_can_be_cancelled() -> None:
     """Though they do not wait in the queue yet."""
-    place = StopHalfWay.of(APPLYING)
-    with place.stopped() as owner, others((take, 1)) as (taker,):
-        until(lambda: _waiting_for_the_lock() == 1)
+    with goes_on(), others((take, 1)) as (taker,):
+        until(lambda: "waits for the lock" in activities())
         inspection.cancel(NAME)
         with pytest.raises(errors.CancelledError):
             taker.result()
-        owner.resume()
-    np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND))
 
 
-def _waiting_for_the_lock() -> int:
-    return sum(
-        process.activity == "waits for the lock" for process in inspection.describe(NAME).processes
-    )
+def activities() -> list[str]:
+    """What the attached processes do."""
+    return [process.activity for process in inspection.describe(NAME).processes]
 
 
 def test_one_can_look_and_attach_and_leave() -> None:
-    place = StopHalfWay.of(APPLYING)
-    with place.stopped() as owner:
+    with goes_on():
         start = slept()
         with shmacc.attach(NAME) as acc:
             assert acc.num_accumulated() == 1
             assert acc.global_step == 0
             assert acc.stats().attached == 2
         assert slept() - start < SOON
-        owner.resume()
-    np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND))

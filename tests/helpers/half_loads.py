@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from helpers.stepping_tracer import Traced, mark_call, on_one_core
+from helpers.stepping_walk import LockView
 
 import shmacc
 from shmacc import _core
@@ -37,6 +38,8 @@ def half_loaded(params: Parameters, load: Callable[[Mark], None]) -> Iterator[Tr
     """Stop a loader as soon as it has marked the parameters as being loaded."""
     with on_one_core(), Traced(load) as child:
         child.run_to_mark()
+        with closing(LockView(params.shared_name)) as lock:
+            child.run_until(lock.held)
         while not params._half_loaded:
             child.step()
         yield child

@@ -1,10 +1,9 @@
 """Segments' files, byte for byte: what a process leaves behind when it is killed at some instant.
 
 A killed process leaves a segment with exactly the bytes that the file has at that instant, and with
-none of its record locks. So a copy of the file, under whatever name, taken between two instructions
-of the process, is what its death at that instant would leave; tests can judge it any number of
-times without a kill. (The semaphore is not in the file; the copy gets a new one. A semaphore's
-value is only a hint, and other tests have real deaths with real values.)
+none of its record locks. So a copy of the file, taken between two instructions of the process, is
+what its death would leave, and can be judged without a kill. (The semaphore is not in the file; the
+copy gets a new one. Its value is only a hint, and other tests have real deaths with real values.)
 """
 
 from __future__ import annotations
@@ -25,8 +24,13 @@ if TYPE_CHECKING:
 
 _PAGE: Final = mmap.PAGESIZE
 
+_MAP_FIXED: Final = 0x10
+
 _memcmp: Final = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+_mmap: Final = ctypes.CDLL(None).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 @dataclass(frozen=True)
@@ -129,41 +133,41 @@ class Windows:
     """
 
     def __init__(self, path: str, *images: Image) -> None:
-        """Map them."""
+        """Map them, one behind the other: so one comparison says whether any has changed."""
         lengths = dict.fromkeys(_regions(path), _PAGE)
         for image in images:
             for offset, content in image.pieces:
                 lengths[offset] = max(lengths.get(offset, 0), len(content) + _PAGE)
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            self._size = os.fstat(fd).st_size
-            self._maps = [
-                (offset, mmap.mmap(fd, length, prot=mmap.PROT_READ, offset=offset))
-                for offset, length in sorted(lengths.items())
-            ]
-        finally:
-            os.close(fd)
         self._occupied = frozenset().union(*(image.occupied for image in images))
-        self._addresses = [np.frombuffer(window, np.uint8).ctypes.data for _, window in self._maps]
-        self._seen = [window[:] for _, window in self._maps]
+        self._map = mmap.mmap(-1, sum(lengths.values()))
+        self._address = np.frombuffer(self._map, np.uint8).ctypes.data
+        self._places: dict[int, slice] = {}
+        with open(path, "rb") as file:  # noqa: PTH123  its descriptor is wanted
+            self._size = os.fstat(file.fileno()).st_size
+            end = 0
+            for offset, length in sorted(lengths.items()):
+                place = self._address + end
+                of_file = mmap.MAP_SHARED | _MAP_FIXED, file.fileno(), offset
+                assert _mmap(place, length, mmap.PROT_READ, *of_file) == place
+                self._places[offset] = slice(end, end + length)
+                end += length
+        self._all = self._map[:]
+        self._seen = {offset: self._all[place] for offset, place in self._places.items()}
 
     def look(self) -> tuple[int, ...]:
         """Return the offsets of the windows that have changed since the last look."""
-        changed = []
-        for number, (offset, window) in enumerate(self._maps):
-            seen = self._seen[number]
-            # A look comes at each instruction, so only changed windows are copied.
-            if _memcmp(self._addresses[number], seen, len(seen)):
-                self._seen[number] = window[:]
-                changed.append(offset)
+        if not _memcmp(self._address, self._all, len(self._all)):
+            return ()
+        # A look comes at each instruction, so only changed windows are copied.
+        before, self._all = self._all, self._map[:]
+        changed = [offset for offset, at in self._places.items() if before[at] != self._all[at]]
+        self._seen |= {offset: self._all[self._places[offset]] for offset in changed}
         return tuple(changed)
 
     def image(self) -> Image:
         """Return the bytes of the last look."""
-        offsets = (offset for offset, _ in self._maps)
-        return Image(self._size, self._occupied, tuple(zip(offsets, self._seen, strict=True)))
+        return Image(self._size, self._occupied, tuple(self._seen.items()))
 
     def close(self) -> None:
         """Unmap the file."""
-        for _, window in self._maps:
-            window.close()
+        self._map.close()

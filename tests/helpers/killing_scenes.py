@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from helpers.apart import run_apart
@@ -31,6 +31,7 @@ from shmacc._layout import names
 
 if TYPE_CHECKING:
     from helpers.numpy_model import Array
+    from helpers.stepping_tracer import Mark
 
 Record = Callable[[str, object], None]  # of pytest's record_property
 
@@ -50,10 +51,6 @@ def array(seed: int = 0) -> Array:
 
 def leave_new(_: Any) -> None:
     """Do nothing to a new accumulator."""
-
-
-def _itself(acc: Any) -> Any:
-    return acc
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Scene:
     before: Callable[[Any], object]
     operation: Callable[[Any], object]
     more: tuple[int, ...] = ()
-    begin: Callable[[Any], Any] = _itself
+    begin: Callable[[Any], Any] = lambda acc: acc
 
     def __str__(self) -> str:
         """Its name, for the test's name."""
@@ -131,6 +128,15 @@ class Scene:
         )
         return Testimony(counters, state, round_at_stake, next_round)
 
+    def act(self, mark: Mark) -> None:
+        """Be the process that dies: perform the operation between two marks."""
+        acc: Any = shmacc.attach(NAME)
+        begun = self.begin(acc)
+        mark()
+        self.operation(begun)
+        mark()
+        acc.close()
+
     def make(self) -> Any:
         """A new accumulator."""
         make = SparseConditionalAccumulator if self.width else ConditionalAccumulator
@@ -152,18 +158,17 @@ class GroupScene(Scene):
 
     lanes: int = 1
 
+    def specs(self) -> dict[str, TensorSpec]:
+        """Return its members."""
+        return {
+            "rows": IndexedSlicesSpec((None, self.width), self.dtype),
+            "wide": IndexedSlicesSpec((None, 40), self.dtype),
+            "array": TensorSpec(None, self.dtype),
+        }
+
     def make(self) -> Any:
         """A new group."""
-        return AccumulatorGroup(
-            {
-                "rows": IndexedSlicesSpec((None, self.width), self.dtype),
-                "wide": IndexedSlicesSpec((None, 40), self.dtype),
-                "array": TensorSpec(None, self.dtype),
-            },
-            NAME,
-            reduction_type="SUM",
-            lanes=self.lanes,
-        )
+        return AccumulatorGroup(self.specs(), NAME, reduction_type="SUM", lanes=self.lanes)
 
     def add(self, acc: Any) -> bool:
         """Apply a gradient of all members."""
@@ -178,26 +183,18 @@ class GroupScene(Scene):
         }
 
 
-@dataclass(frozen=True)
-class Testimony:
-    """What can be seen of an accumulator, exactly.
+class Testimony(NamedTuple):
+    """What can be seen of an accumulator, exactly."""
 
-    Attributes:
-        counters: Those of its stats that only operations change, and the contributors.
-        state: Its state, saved before anything else is done to it.
-        content: Its round, with one more gradient added to it.
-        next_round: A round after that.
-    """
-
-    counters: tuple[Any, ...]
-    state: tuple[tuple[str, bytes], ...]
-    content: tuple[Any, ...]
-    next_round: tuple[Any, ...]
+    counters: tuple[Any, ...]  # those of its stats that only operations change, and contributors
+    state: tuple[tuple[str, bytes], ...]  # saved before anything else is done to it
+    content: tuple[Any, ...]  # its round, with one more gradient added to it
+    next_round: tuple[Any, ...]  # a round after that
 
 
-def path() -> str:
-    """The file of the segment that all scenes play in."""
-    return names.segment_name(NAME).path
+def path(name: str = NAME) -> str:
+    """The file of the segment that all scenes play in, or of another one."""
+    return names.segment_name(name).path
 
 
 def _prepare(scene: Scene, operations: tuple[Callable[[Any], object], ...]) -> Image:

@@ -1,43 +1,42 @@
-"""A chief that is cut short in an update of parameters, and what the next chief finds.
+"""A chief that is cut short in an update of parameters, and what readers and the next chief find.
 
 Two segments take part: the parameters, and the group whose round updates them.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from helpers import segment_layout as layout
+from helpers import numpy_initial
 from helpers.apart import run_apart
-from helpers.killing_images import Image, Windows
+from helpers.killing_images import Image
+from helpers.killing_scenes import path
 from helpers.segment_file import SegmentFile
-from helpers.stepping_tracer import Traced, mark_call, on_one_core
-from helpers.support import EVERY_INSTANT
+from helpers.stepping_tracer import mark_call
+from helpers.stepping_walk import Images, instants, walk
 
-from shmacc import AccumulatorGroup, Parameters, _core
-from shmacc._layout import names
+from shmacc import AccumulatorGroup, Parameters, TableSpec, _core, init
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from helpers.stepping_tracer import Mark
 
     from shmacc import optim
 
+    Operation = Callable[[Parameters, AccumulatorGroup], object]
+
 PARAMS: Final = "params"
 GROUP: Final = "group"
+WIDTH: Final = 3
+_TABLE: Final = TableSpec((WIDTH,), initial=init.Uniform(-1, 1, seed=5))
 
 Gradient = dict[str, Any]
-
-
-# Of the instants at which only contents had changed, one in this many is judged.
-_ONE_IN: Final = 1 if EVERY_INSTANT else 8
+State = tuple[tuple[str, bytes], ...]
+# The parameters' states: before the update, after it, after one more gradient.
+Known = tuple[State, State, State]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class UpdateScene:
 
     def make(self) -> tuple[Parameters, AccumulatorGroup]:
         """Parameters after a first round, and a group with a gradient in it."""
-        table = np.arange(15, dtype=np.float32).reshape(5, 3)
+        table = np.arange(15, dtype=np.float32).reshape(5, WIDTH)
         params = Parameters({"table": table, "one": np.ones(7)}, PARAMS, optimizer=self.optimizer)
         group = AccumulatorGroup(params.member_specs(["table"]), GROUP, lanes=self.lanes)
         assert group.apply(self.gradient(1), 0)
@@ -74,10 +73,14 @@ class UpdateScene:
         return params, group
 
     def gradient(self, seed: int) -> Gradient:
-        """Return a gradient of the round."""
-        return gradient(seed)
+        """Some rows, and all of the other array."""
+        rng = np.random.default_rng(seed)
+        return {
+            "table": ([0, 3, 4], rng.standard_normal((3, WIDTH)).astype(np.float32)),
+            "one": rng.standard_normal(7),
+        }
 
-    def is_touched(self, known: tuple[State, State, State]) -> bool:
+    def is_touched(self, known: Known) -> bool:
         """Whether a reader may see contents other than those before the update."""
         return contents() != contents_in(known[0])
 
@@ -85,45 +88,99 @@ class UpdateScene:
         """Make the update."""
         return params.skip(taken) if self.skips else params.update(taken, self.values)
 
+    def one_round(self, params: Parameters, group: AccumulatorGroup) -> bool:
+        """Make the update in a round of one gradient."""
+        with group.round(1, timeout=1) as taken:
+            return self.update(params, taken)
+
     def act(self, mark: Mark) -> None:
         """Act as a chief that marks the beginning and the end of the extension's call."""
         with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
             mark_call(_core, "update", mark)
-            with group.round(1) as taken:
-                self.update(params, taken)
+            self.one_round(params, group)
 
 
-def gradient(seed: int) -> Gradient:
-    """Some rows, and all of the other array."""
-    rng = np.random.default_rng(seed)
-    return {
-        "table": ([0, 3, 4], rng.standard_normal((3, 3)).astype(np.float32)),
-        "one": rng.standard_normal(7),
-    }
+@dataclass(frozen=True)
+class TableScene(UpdateScene):
+    """An update of a table that is cut short.
+
+    Attributes:
+        there: The ids of the first round.
+        gone: The ids that the first round removes.
+        changed: The ids of the second round, which is cut short.
+        removed: The ids that the second round removes.
+    """
+
+    there: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+    changed: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+
+    def make(self) -> tuple[Parameters, AccumulatorGroup]:
+        """Parameters after a first round, and a group with a gradient in it."""
+        params = Parameters({"t": _TABLE}, PARAMS, optimizer=self.optimizer)
+        group = AccumulatorGroup(params.member_specs(), GROUP, lanes=self.lanes)
+        assert group.apply({"t": _rows(self.there, 1)}, 0)
+        with group.round(1) as taken:
+            params.update(taken, remove={"t": self.gone})
+        assert group.apply(self.gradient(2), 1)
+        return params, group
+
+    def gradient(self, seed: int) -> Gradient:
+        """Rows of the ids that are changed."""
+        return {"t": _rows(self.changed, seed)}
+
+    def update(self, params: Parameters, taken: Any) -> bool:
+        """Make the update."""
+        if self.skips:
+            return params.skip(taken)
+        return params.update(taken, self.values, remove={"t": self.removed})
+
+    def is_touched(self, known: Known) -> bool:
+        """Check each row that a reader gets; return whether any differs from before."""
+        before, after = (_rows_of(state) for state in known[:2])
+        ids = np.array(sorted(before.keys() | after.keys()), np.int64)
+        certain = before.keys() & after.keys()
+        with Parameters.attach(PARAMS) as params:
+            table = params["t"]
+            assert certain <= set(table.ids().tolist()) <= set(ids.tolist())
+            found, rows = table.contains(ids), table[ids]
+        first = numpy_initial.rows(_TABLE.initial, ids, _TABLE.row_shape)
+        expected = []
+        for number, row, is_there, initial in zip(ids.tolist(), rows, found, first, strict=True):
+            allowed = [of.get(number, initial) for of in (before, after)]
+            assert is_there or number not in certain
+            if number not in certain:
+                allowed.append(initial)
+            assert all(any(x == one[k] for one in allowed) for k, x in enumerate(row)), number
+            expected.append(before.get(number, initial))
+        return bool(rows.tobytes() != np.array(expected).tobytes())
 
 
-Images = tuple[Image, Image]
-State = tuple[tuple[str, bytes], ...]
+def _rows(ids: tuple[int, ...], seed: int) -> tuple[Any, Any]:
+    values = np.random.default_rng(seed).standard_normal((len(ids), WIDTH))
+    return np.array(ids, np.int64), values.astype(np.float32)
 
 
-def paths() -> tuple[str, str]:
-    """The files of the parameters and of the group."""
-    return names.segment_name(PARAMS).path, names.segment_name(GROUP).path
+def _rows_of(state: State) -> dict[int, Any]:
+    saved = dict(state)
+    ids = np.frombuffer(saved["0.ids"], np.int64)
+    rows = np.frombuffer(saved["0.rows"], np.float32).reshape(-1, WIDTH)
+    return dict(zip(ids.tolist(), rows, strict=True))
 
 
-def images(scene: UpdateScene, *operations: Callable[..., object]) -> Images:
+def images(scene: UpdateScene, *operations: Operation) -> Images:
     """Make the scene, do the operations; return both segments' images. No name is left."""
     made: Images = run_apart(_images, scene, operations)
     return made
 
 
-def _images(scene: UpdateScene, operations: tuple[Callable[..., object], ...]) -> Images:
+def _images(scene: UpdateScene, operations: tuple[Operation, ...]) -> Images:
     params, group = scene.make()
     with params, group:
         for operation in operations:
             operation(params, group)
-    params_path, group_path = paths()
-    found = Image.of(params_path), Image.of(group_path)
+    found = {name: Image.of(path(name)) for name in (PARAMS, GROUP)}
     with Parameters.attach(PARAMS) as again, AccumulatorGroup.attach(GROUP) as own:
         again.unlink()
         own.unlink()
@@ -135,13 +192,13 @@ def state(params: Parameters) -> State:
     return tuple((key, saved.tobytes()) for key, saved in params.state().items())
 
 
-def states(scene: UpdateScene) -> tuple[State, State, State]:
-    """Return the parameters' states: before the update, after it, after one more gradient."""
-    found: tuple[State, State, State] = run_apart(_states, scene)
+def states(scene: UpdateScene) -> Known:
+    """Return what is known of the parameters."""
+    found: Known = run_apart(_states, scene)
     return found
 
 
-def _states(scene: UpdateScene) -> tuple[State, State, State]:
+def _states(scene: UpdateScene) -> Known:
     found = []
     for more in (False, True):
         params, group = scene.make()
@@ -150,15 +207,14 @@ def _states(scene: UpdateScene) -> tuple[State, State, State]:
                 found.append(state(params))
             else:
                 assert group.apply(scene.gradient(3), 1)
-            with group.round(1) as taken:
-                assert scene.update(params, taken)
+            assert scene.one_round(params, group)
             found.append(state(params))
             params.unlink()
             group.unlink()
     return found[0], found[1], found[2]
 
 
-def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
+def testify(scene: UpdateScene, known: Known) -> bool:
     """Act as the next chief: the update must be in completely or not at all. No name is left.
 
     Returns:
@@ -191,7 +247,7 @@ def testify(scene: UpdateScene, known: tuple[State, State, State]) -> bool:
 def contents() -> list[bytes]:
     """Return the contents of the arrays, torn or not."""
     found = []
-    with SegmentFile(paths()[0]) as file:
+    with SegmentFile(path(PARAMS)) as file:
         for member, size in enumerate((15 * 4, 7 * 8)):
             file.look_at(0, member)
             found.append(file.read(file.table.region("rows 0"), size))
@@ -204,78 +260,10 @@ def contents_in(known: State) -> list[bytes]:
     return [saved["0.array"], saved["1.array"]]
 
 
-@dataclass(frozen=True)
-class Looks:
-    """Both segments at one instant.
-
-    Attributes:
-        step: After how many instructions of the call.
-        in_records: Whether a record had changed, not only contents.
-        images: The bytes.
-    """
-
-    step: int
-    in_records: bool
-    images: Images
-
-
-def walk(before: Images, after: Images, act: Callable[[Mark], None]) -> list[Looks]:
-    """Step through the extension's call."""
-    records = {layout.region("header"), layout.region("states")}
-    looks = []
-    with begun(before, act) as child, ExitStack() as stack:
-        windows = [
-            stack.enter_context(closing(Windows(path, *both)))
-            for path, both in zip(paths(), zip(before, after, strict=True), strict=True)
-        ]
-        for step in child.steps_to_mark():
-            changed = [set(window.look()) for window in windows]
-            if any(changed):
-                in_records = any(not records.isdisjoint(of) for of in changed)
-                now = windows[0].image(), windows[1].image()
-                looks.append(Looks(step, in_records, now))
-        child.finish()
-    for path in paths():
-        Path(path).unlink()
-    return looks
-
-
-@contextmanager
-def begun(before: Images, act: Callable[[Mark], None]) -> Iterator[Traced]:
-    """A traced chief that stands before the extension's call."""
-    write(before)
-    with on_one_core(), Traced(act) as child:
-        child.run_to_mark()
-        yield child
-
-
-def write(what: Images) -> None:
-    """Write these images over both segments."""
-    for image, path in zip(what, paths(), strict=True):
-        image.write(path)
-
-
 def judge_every_instruction(scene: UpdateScene) -> None:
-    """Judge what a death at each instruction of an update would leave; kill at some of them."""
-
-    def made(params: Parameters, group: AccumulatorGroup) -> None:
-        with group.round(1) as taken:
-            scene.update(params, taken)
-
+    """Judge what a death at each instruction of an update would leave."""
     before, known = images(scene), states(scene)
-    looks = walk(before, images(scene, made), scene.act)
-    is_in = False
-    for number, look in enumerate(looks):
-        if look.in_records or number % _ONE_IN == 0 or number == len(looks) - 1:
-            write(look.images)
-            found = testify(scene, known)
-            assert found or not is_in, f"taken back after {look.step} instructions"
-            is_in = found
-    assert is_in
-    # Real deaths, at which the kernel drops locks. Not near the call's end: two walks of one call
-    # differ, by hundreds of instructions or, if Python collects garbage in one, by more.
-    for part in (1, 2, 3):
-        with begun(before, scene.act) as child:
-            deque(islice(child.steps_to_mark(), looks[len(looks) * part // 4].step), maxlen=0)
-            child.kill()
-        testify(scene, known)
+    looks = walk(scene.act, before, images(scene, scene.one_round), PARAMS, to_mark=True)
+    found = [(testify(scene, known), look.step) for look in instants(looks)]
+    assert found == sorted(found), "taken back again"
+    assert found[-1][0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from helpers.apart import Apart
 from helpers.killing_scenes import NAME, Scene, path, rows
 from helpers.lock_holder import sleeps_in
-from helpers.stepping_walk import stopped, under_the_lock, walk
+from helpers.stepping_walk import begun, stopped
 from helpers.support import LONG, SOON, slept, until
 
 import shmacc
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from helpers.apart import Pipe
+    from helpers.killing_images import Image
     from helpers.numpy_model import Array
     from helpers.stepping_tracer import Traced
 
@@ -40,41 +43,33 @@ APPLYING: Final = Scene(
     operation=lambda acc: acc.apply_grad(*SECOND),
     more=(1, 9, 30),
 )
-TAKING: Final = Scene(
-    "taking",
-    "float64",
-    64,
-    before=lambda acc: acc.apply_grad(*FIRST),
-    operation=lambda acc: acc.take(1, timeout=0),
-    more=(1, 9, 30),
-)
+TAKING: Final = replace(APPLYING, name="taking", operation=lambda acc: acc.take(1, timeout=0))
 
 
-@dataclass(frozen=True)
-class StopHalfWay:
-    """A place in the middle of a scene's operation, where a process can be stopped.
+@cache
+def _middle(scene: Scene) -> tuple[Image, int]:
+    """The scene's segment, and after how many instructions the operation is in its middle."""
+    image = scene.prepare()
+    with begun(scene.act, {NAME: image}, NAME) as (child, steps):
+        count = sum(1 for _ in steps)
+        child.finish()
+    os.unlink(path())  # noqa: PTH108
+    return image, count // 2
 
-    Making one leaves the scene's segment under its name, as it was before the operation.
-    """
 
-    scene: Scene
-    step: int
+def middle(scene: Scene) -> int:
+    """Leave the scene's segment, as it was before the operation; return where its middle is."""
+    image, step = _middle(scene)
+    image.write(path())
+    return step
 
-    @classmethod
-    def of(cls, scene: Scene) -> StopHalfWay:
-        """Find the place."""
-        image = scene.prepare()
-        looks = walk(image, scene.perform(), under_the_lock(scene))
-        image.write(path())
-        # The last look is near the release.
-        return cls(scene, looks[-1].step // 2)
 
-    @contextmanager
-    def stopped(self) -> Iterator[Traced]:
-        """Stop a process there; it owns the lock."""
-        with stopped(under_the_lock(self.scene), self.step) as owner:
-            assert inspection.describe(NAME).lock.held
-            yield owner
+@contextmanager
+def stopped_half_way(scene: Scene) -> Iterator[Traced]:
+    """Stop a process in the middle of the scene's operation; it owns the lock."""
+    with stopped(scene.act, middle(scene)) as owner:
+        assert inspection.describe(NAME).lock.held
+        yield owner
 
 
 def add(pipe: Pipe) -> None:

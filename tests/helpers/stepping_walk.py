@@ -1,17 +1,18 @@
-"""A walk through an operation, instruction by instruction, with a look at the segment after each.
+"""A walk through an operation, instruction by instruction, with a look at its segments after each.
 
-Every look that differs from the last is a place where the process may be killed. `judge` checks
-that the operation is there wholly or not at all. This covers all deaths between acquiring and
-releasing the lock, not a sample: after an instruction that changes no byte of the segment, a death
-leaves the same as before it.
+Every look that differs from the last is a place where the process may be killed: after an
+instruction that changes no byte of a segment, a death leaves the same as before it. `instants`
+picks those that are judged: the operation must be there wholly or not at all.
 """
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
+from collections import deque
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from helpers import segment_layout as layout
 from helpers.killing_images import Image, Windows
@@ -19,7 +20,6 @@ from helpers.killing_scenes import NAME, Record, Scene, Testimony, path
 from helpers.stepping_tracer import Traced, on_one_core
 from helpers.support import EVERY_INSTANT
 
-import shmacc
 from shmacc import _core
 
 if TYPE_CHECKING:
@@ -27,122 +27,146 @@ if TYPE_CHECKING:
 
     from helpers.stepping_tracer import Mark
 
-# Of the looks at which only rows, slots, index entries or undo records had changed, one in this
-# many is judged; with SHMACC_EVERY_INSTANT=1 all are. Looks at which the header or the lanes'
-# states had changed are always judged: they have the journals, both copies of all committed
-# records, and the generations that say which copy is current.
-_ONE_IN: Final = 1 if EVERY_INSTANT else 8
+    Act = Callable[[Mark], None]
+
+Images = dict[str, Image]  # by shared name
+
+# Journals, both copies of all committed records, and the generations that say which is current.
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
+# Of the looks at which only rows, slots, index entries or undo records had changed, the last before
+# each change of a record is judged, and one in this many.
+_ONE_IN: Final = 64
 
 
 @dataclass(frozen=True)
 class Look:
-    """The segment at one instant.
+    """The segments at one instant.
 
     Attributes:
-        step: After how many instructions under the lock.
+        step: After how many instructions.
         in_records: Whether the header or the lanes' states had changed.
-        image: The bytes.
+        images: The bytes.
     """
 
     step: int
     in_records: bool
-    image: Image
+    images: Images
 
 
 class LockView:
-    """Asks the kernel whether some process owns the lock of the segment's first lane."""
+    """Asks the kernel whether some process owns the lock of a segment's first lane."""
 
-    def __init__(self) -> None:
-        """Look at the scenes' segment, without attaching."""
-        view = _core.view(path())[2]
+    def __init__(self, name: str = NAME) -> None:
+        """Look at the segment, without attaching."""
+        view = _core.view(path(name))[2]
         assert view is not None
         self._view = view
+        self.close = view.close
 
     def held(self) -> bool:
         """Whether the lock is held at this instant."""
         return bool(self._view.lock_state(0)[0])
 
-    def close(self) -> None:
-        """Stop looking."""
-        self._view.close()
+
+def write(images: Images) -> None:
+    """Write the segments; there must be none of these names."""
+    for name, image in images.items():
+        image.write(path(name))
 
 
-def under_the_lock(scene: Scene) -> Callable[[Mark], None]:
-    """Make a child that attaches, and then performs the operation after a mark."""
+@contextmanager
+def begun(
+    act: Act, before: Images, lock: str | None = None, *, to_mark: bool = False
+) -> Iterator[tuple[Traced, Iterator[int]]]:
+    """Stop a child at its first mark, or where it gets the lock of the named segment then.
 
-    def act(mark: Mark) -> None:
-        acc: Any = shmacc.attach(NAME)
-        begun = scene.begin(acc)
-        mark()
-        scene.operation(begun)
-        mark()
-        acc.close()
+    Yields:
+        The child, and its steps by single instructions: to the lock's release, or to the next mark.
+    """
+    write(before)
+    with on_one_core(), Traced(act) as child, ExitStack() as stack:
+        view = stack.enter_context(closing(LockView(lock))) if lock else None
+        child.run_to_mark()
+        if view:
+            child.run_until(view.held)
+        yield child, child.steps(view.held) if view and not to_mark else child.steps_to_mark()
 
-    return act
 
+def walk(
+    act: Act,
+    before: Images,
+    after: Images,
+    lock: str | None = None,
+    *,
+    to_mark: bool = False,
+    ends: bool = True,
+) -> list[Look]:
+    """Step through the child; return the instants at which the segments were no longer the same.
 
-def walk(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]:
-    """Step through the child from where it gets the lock, after its first mark, to the release."""
-    before.write(path())
-    with _begun(act) as (child, lock), _windows(before, after) as windows:
-        looks = list(_looks(child.steps(lock.held), windows))
-        child.finish()
-        windows.look()
-        # Had anything ever been written outside the windows, it would show now.
-        assert windows.image().pages() == Image.of(path()).pages()
-    Path(path()).unlink()
+    Args:
+        act: What the child does.
+        before: The segments at first.
+        after: The segments at another time: with `before` they tell which pages are used.
+        lock: As for `begun`.
+        to_mark: Likewise.
+        ends: Whether it comes to its end by itself; else it is killed at last.
+    """
+    looks = []
+    with begun(act, before, lock, to_mark=to_mark) as (child, steps), ExitStack() as stack:
+        windows = {
+            name: stack.enter_context(closing(Windows(path(name), before[name], after[name])))
+            for name in before
+        }
+        for step in steps:
+            changed = [offset for window in windows.values() for offset in window.look()]
+            if changed:
+                images = {name: window.image() for name, window in windows.items()}
+                looks.append(Look(step, not _RECORDS.isdisjoint(changed), images))
+        if ends:
+            child.finish()
+        child.kill()
+        for name, window in windows.items():
+            window.look()
+            # Had anything ever been written outside the windows, it would show now.
+            assert window.image().pages() == Image.of(path(name)).pages()
+            Path(path(name)).unlink()
     return looks
 
 
-def walk_between_marks(before: Image, after: Image, act: Callable[[Mark], None]) -> list[Look]:
-    """Step through all that the child does between its first two marks, lock or no lock."""
-    before.write(path())
-    with _begun(act, until_held=False) as (child, _), _windows(before, after) as windows:
-        looks = list(_looks(child.steps_to_mark(), windows))
-        child.finish()
-    Path(path()).unlink()
-    return looks
+def instants(looks: list[Look], part: int = 1) -> Iterator[Look]:
+    """Write the segments as they were at each look that is to be judged; the judge removes them.
+
+    Args:
+        looks: Of a walk.
+        part: Of those that are picked one in this many is judged, and the last one.
+    """
+    picked = [
+        look
+        for number, look in enumerate(looks, start=1)
+        if look.in_records
+        or number == len(looks)
+        or looks[number].in_records
+        or number % _ONE_IN == 0
+    ]
+    for look in looks if EVERY_INSTANT else [*picked[:-1:part], picked[-1]]:
+        write(look.images)
+        yield look
 
 
-def _looks(steps: Iterator[int], windows: Windows) -> Iterator[Look]:
-    for step in steps:
-        if changed := windows.look():
-            yield Look(step, not _RECORDS.isdisjoint(changed), windows.image())
-
-
-def kill(before: Image, act: Callable[[Mark], None], step: int) -> None:
-    """SIGKILL the child after `step` instructions under the lock; its segment keeps its name."""
-    before.write(path())
-    with _begun(act) as (child, _):
-        for _ in range(step):
-            child.step()
+def kill(act: Act, before: Images, step: int) -> None:
+    """SIGKILL the child after `step` instructions under the lock; its segments keep their names."""
+    with begun(act, before, NAME) as (child, steps):
+        deque(islice(steps, step), maxlen=0)
         child.kill()
 
 
 @contextmanager
-def stopped(act: Callable[[Mark], None], step: int) -> Iterator[Traced]:
+def stopped(act: Act, step: int) -> Iterator[Traced]:
     """Stop the child after `step` instructions under the lock, as SIGSTOP does."""
-    with _begun(act) as (child, _):
-        for _ in range(step):
-            child.step()
+    with begun(act, {}, NAME) as (child, steps):
+        deque(islice(steps, step), maxlen=0)
         child.stop()
         yield child
-
-
-@contextmanager
-def _begun(
-    act: Callable[[Mark], None], *, until_held: bool = True
-) -> Iterator[tuple[Traced, LockView]]:
-    with on_one_core(), Traced(act) as child, closing(LockView()) as lock:
-        child.run_to_mark()
-        if until_held:
-            child.run_until(lock.held)
-        yield child, lock
-
-
-def _windows(before: Image, after: Image) -> closing[Windows]:
-    return closing(Windows(path(), before, after))
 
 
 def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) -> int:
@@ -154,32 +178,29 @@ def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) 
         How many were judged.
     """
     done, judged = False, 0
-    for number, look in enumerate(looks, start=1):
-        if look.in_records or number % _ONE_IN == 0 or number == len(looks):
-            judged += 1
-            testimony = scene.testimony(look.image)
-            done = done or testimony == after
-            assert testimony == (after if done else before), f"torn after {look.step} instructions"
+    for look in instants(looks):
+        judged += 1
+        testimony = scene.testify()
+        done = done or testimony == after
+        assert testimony == (after if done else before), f"torn after {look.step} instructions"
     assert done
     return judged
 
 
-def at_every_instruction(scene: Scene, record: Record) -> None:
-    """Judge each instant of the operation, and kill a process for real in the middle of it.
-
-    One real death is enough: under the lock the kernel drops the same locks at all instants. Only
-    the bytes differ, and those are judged.
+def at_every_instruction(scene: Scene, record: Record) -> tuple[list[Look], Testimony, Testimony]:
+    """Judge each instant of the operation, while its process has the lock.
 
     Args:
         scene: The scene of the operation.
         record: Is told how many instructions and instants there were.
+
+    Returns:
+        The looks, and the testimonies of before and after.
     """
-    image = scene.prepare()
-    act = under_the_lock(scene)
-    looks = walk(image, scene.perform(), act)
-    before, after = scene.testimony(image), scene.testimony(scene.perform())
+    image, done = scene.prepare(), scene.perform()
+    looks = walk(scene.act, {NAME: image}, {NAME: done}, NAME)
+    before, after = scene.testimony(image), scene.testimony(done)
     record("judged", judge(scene, looks, before, after))
     record("instants", len(looks))
     record("instructions", looks[-1].step)
-    kill(image, act, looks[len(looks) // 2].step)
-    assert scene.testify() in {before, after}
+    return looks, before, after
