@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from helpers.apart import Apart
-from helpers.stepping_tracer import Traced, needs_ptrace, on_one_core
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import stops
 from helpers.support import EVERY_INSTANT, until
 
 import shmacc
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "looked-at"
 SHAPES: Final = [(1,), (2, 3), (4, 5, 6), (7,) * 4]
-LOOKS: Final = 20_000
+LOOKS: Final = 2_000
 _STOPS: Final = 400 if EVERY_INSTANT else 16
 
 
@@ -75,19 +74,10 @@ def _apply_to_both(acc: Any) -> None:
 @needs_ptrace
 def test_counts_of_two_lanes() -> None:
     """A reader that stands still between two lanes does not add up two rounds."""
-    with on_one_core(), ConditionalAccumulator("f4", None, NAME, lanes=2) as acc:
+    with ConditionalAccumulator("f4", None, NAME, lanes=2) as acc:
         _apply_to_both(acc)
-        with Traced(_count) as child:
-            child.run_to_mark()
-            total = sum(1 for _ in child.steps_to_mark())
-            child.finish()
         # Then it asks the kernel who is alive.
-        for stop in np.linspace(1, total // 3, _STOPS).astype(int).tolist():
-            with Traced(_count) as child:
-                child.run_to_mark()
-                deque(islice(child.steps_to_mark(), stop), maxlen=0)
-                acc.take_grad(2)
-                _apply_to_both(acc)
-                child.run_to_mark()
-                child.finish()
+        for _ in stops(_count, _STOPS, 0.04, 0.25):
+            acc.take_grad(2)
+            _apply_to_both(acc)
         acc.unlink()

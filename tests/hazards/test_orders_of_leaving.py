@@ -9,12 +9,12 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import multiprocessing
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from helpers import interpreter
 from helpers.support import LONG, START_METHODS
 
 import shmacc
@@ -122,8 +122,14 @@ def accumulators() -> Iterator[list[ConditionalAccumulator]]:
         acc.close()
 
 
-@pytest.mark.parametrize("method", START_METHODS)
-@pytest.mark.parametrize("run", [by_process, by_pool, by_executor])
+@pytest.mark.parametrize(
+    ("run", "method"),
+    [
+        *[(by_process, method) for method in START_METHODS],
+        (by_pool, "fork"),
+        (by_executor, "forkserver"),
+    ],
+)
 def test_a_child_that_ends_in_order_is_not_dead(
     accumulators: list[ConditionalAccumulator], run: Any, method: str
 ) -> None:
@@ -133,24 +139,21 @@ def test_a_child_that_ends_in_order_is_not_dead(
 
 
 PROGRAM: Final = """
-import os
-import sys
-sys.path[:0] = {path!r}
-from {module} import ORDERS, act_in_all_orders
-from shmacc import ConditionalAccumulator
+    sys.path[:0] = sys.argv[1:]
+    from test_orders_of_leaving import ORDERS, act_in_all_orders
 
-given = [ConditionalAccumulator.attach(f"order{{i}}") for i in range(len(ORDERS))]
-child = os.fork()
-if child == 0:
-    act_in_all_orders(given)
-else:
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    given = [shmacc.ConditionalAccumulator.attach(f"order{i}") for i in range(len(ORDERS))]
+    child = os.fork()
+    if child == 0:
+        act_in_all_orders(given)
+    else:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 def test_a_bare_fork_that_ends_as_a_program_does_is_not_dead(
     accumulators: list[ConditionalAccumulator],
 ) -> None:
-    text = PROGRAM.format(path=[*sys.path, str(Path(__file__).parent)], module=Path(__file__).stem)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", text], check=True)
+    path = [*sys.path, str(Path(__file__).parent)]
+    assert interpreter.run(PROGRAM, *path, warnings="ignore") == (0, "", "")
     assert_left_in_order(accumulators)

@@ -6,21 +6,22 @@ A row tells its id and the version of it, so that each number that is read can b
 from __future__ import annotations
 
 import signal
-from collections import deque
-from itertools import islice
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from helpers.apart import Apart, run_apart
 from helpers.busy import busy
-from helpers.stepping_tracer import Traced, needs_ptrace, on_one_core
+from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_walk import stops
 from helpers.support import EVERY_INSTANT
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, init, optim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
     from helpers.stepping_tracer import Mark
@@ -31,9 +32,9 @@ STAY: Final = np.arange(40, dtype=np.int64) * 2**50 + 7
 GO: Final = np.arange(60, dtype=np.int64) + 2**40
 NOBODY: Final = -1.0
 # Of a row that takes a reader long, and at how many places it is stopped.
-_WIDE: Final = 1024
-_STOPS: Final = 400 if EVERY_INSTANT else 25
-_FORKS: Final = 8
+_WIDE: Final = 512
+_STOPS: Final = 400 if EVERY_INSTANT else 12
+_FORKS: Final = 3
 # So many ids that come and go crowd an index in every other update.
 _CROWD: Final = 500
 VERSIONS: Final = 1000.0
@@ -107,7 +108,7 @@ def _read(count: int) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) -> None:
-    for _ in range(10):
+    for _ in range(4):
         with Apart(_chief) as chief:
             chief.hear()
             for _ in range(5):
@@ -123,7 +124,7 @@ def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) 
 def test_several_readers_beside_a_chief(params: Parameters) -> None:
     with Apart(_chief) as chief:
         chief.hear()
-        with Apart(_read, 300) as one, Apart(_read, 300) as other:
+        with Apart(_read, 100) as one, Apart(_read, 100) as other:
             judge(params)
             one.result()
             other.result()
@@ -151,90 +152,57 @@ def test_threads_that_read_while_their_process_forks(params: Parameters) -> None
         chief.kill()
 
 
-def _replace(
-    params: Parameters, version: int, there: Any, gone: Any, shape: tuple[int, ...] = (_WIDE,)
-) -> None:
-    """Put rows there, whose numbers tell the version, and remove others."""
-    rows = np.full((len(there), *shape), version, np.float64)
-    with AccumulatorGroup.attach("group") as group:
-        group.apply({}, group.global_step)
-        with group.round(1) as taken:
-            params.update(taken, {"t": (there, rows)}, remove={"t": gone})
+@contextmanager
+def _table(shape: tuple[int, ...], ids: Any) -> Iterator[Callable[..., None]]:
+    """A table, and what replaces rows of it; at first these ids have version 1."""
+    spec = TableSpec(shape, "float64", initial=init.Constant(NOBODY))
+    with (
+        Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
+    ):
+
+        def replace(version: int, there: Any, gone: Any = ()) -> None:
+            rows = np.full((len(there), *shape), version, np.float64)
+            group.apply({}, group.global_step)
+            with group.round(1) as taken:
+                params.update(taken, {"t": (np.array(there, np.int64), rows)}, remove={"t": gone})
+
+        replace(1, ids)
+        yield replace
+
+
+def _read_row(number: int, width: int, versions: set[float], mark: Mark) -> None:
+    with Parameters.attach("params") as mine:
+        row, ids = np.empty(width), np.array([number])
+        rows, into = mine["t"]._access().rows, row.view(np.uint8)
+        rows(ids, 0, into)
+        mark()
+        rows(ids, 0, into)
+        mark()
+        assert row.min() == row.max(), row
+        assert row[0] in versions
 
 
 @needs_ptrace
 def test_a_reader_that_sleeps_in_a_row() -> None:
     """Its id goes, another one comes into its slot and goes, and the first one is there again."""
-    one, other, none = np.array([5]), np.array([6]), np.empty(0, np.int64)
-    spec = TableSpec((_WIDE,), "float64", initial=init.Constant(NOBODY))
-
-    def read(mark: Mark) -> None:
-        with Parameters.attach("params") as mine:
-            row = np.empty(_WIDE)
-            mine["t"][one]
-            access = mine["t"]._access()
-            mark()
-            access.rows(one, 0, row.view(np.uint8))
-            mark()
-            assert row.min() == row.max(), row
-            assert row[0] in {NOBODY, 1, 3}
-
-    with (
-        on_one_core(),
-        Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
-        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True),
-    ):
-        _replace(params, 1, one, none)
-        with Traced(read) as child:
-            child.run_to_mark()
-            total = sum(1 for _ in child.steps_to_mark())
-            child.finish()
-        for stop in np.linspace(1, total - 500, _STOPS).astype(int).tolist():
-            with Traced(read) as child:
-                child.run_to_mark()
-                deque(islice(child.steps_to_mark(), stop), maxlen=0)
-                _replace(params, 1, none, one)
-                _replace(params, 2, other, none)
-                _replace(params, 2, none, other)
-                _replace(params, 3, one, none)
-                child.finish()
-            _replace(params, 1, one, none)
+    read = partial(_read_row, 5, _WIDE, {NOBODY, 1, 3})
+    with _table((_WIDE,), [5]) as replace:
+        for number, _ in enumerate(stops(read, _STOPS, 0.1, 0.75)):
+            replace(1, [], [5])
+            replace(2, [6])
+            replace(2, [], [6])
+            replace(1 if number % 2 else 3, [5])
 
 
 @needs_ptrace
 def test_a_reader_that_sleeps_while_indexes_are_built() -> None:
     """The index that it has looked up is overwritten: what it misses there is not absent."""
-    stay, none = np.array([2**40]), np.empty(0, np.int64)
-    spec = TableSpec((), "float64", initial=init.Constant(NOBODY))
-
-    def read(mark: Mark) -> None:
-        with Parameters.attach("params") as mine:
-            row = np.empty(1)
-            access = mine["t"]._access()
-            mark()
-            access.rows(stay, 0, row.view(np.uint8))
-            mark()
-            assert row[0] == 1
-
-    def build(params: Parameters, versions: range) -> None:
-        for version in versions:
-            ids = np.arange(_CROWD) + version * 1000
-            _replace(params, 2, ids, none if version == 0 else ids - 1000, ())
-
-    with (
-        on_one_core(),
-        Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
-        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True),
-    ):
-        _replace(params, 1, stay, none, ())
-        build(params, range(3))
-        with Traced(read) as child:
-            child.run_to_mark()
-            total = sum(1 for _ in child.steps_to_mark())
-            child.finish()
-        for number, stop in enumerate(np.linspace(1, total, _STOPS).astype(int).tolist()):
-            with Traced(read) as child:
-                child.run_to_mark()
-                deque(islice(child.steps_to_mark(), stop), maxlen=0)
-                build(params, range(3 + number * 5, 8 + number * 5))
-                child.finish()
+    read = partial(_read_row, 2**40, 1, {1})
+    with _table((), [2**40]) as replace:
+        gone = np.empty(0, np.int64)
+        for _ in stops(read, _STOPS, 0.2, 0.65):
+            for _ in range(5):
+                new = np.arange(_CROWD) + (gone[0] + 1000 if len(gone) else 0)
+                replace(2, new, gone)
+                gone = new

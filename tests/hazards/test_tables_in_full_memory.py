@@ -42,7 +42,7 @@ def _state(params: Parameters) -> dict[str, bytes]:
 
 def _growing(there: int) -> None:
     failed = succeeded = 0
-    for room in range(0, 700 * 1024, 3 * PAGE):
+    for room in range(0, 700 * 1024, 12 * PAGE):
         params = Parameters({"t": SPEC}, "full", optimizer=optim.Adagrad(0.1))
         group = AccumulatorGroup(params.member_specs(), "group")
         if there:
@@ -77,8 +77,8 @@ def _growing(there: int) -> None:
             one.unlink()
             one.close()
         assert testing.leaked_names() == ()
-    assert failed > 10
-    assert succeeded > 3
+    assert failed > 3
+    assert succeeded > 1
 
 
 @pytest.mark.parametrize("there", [0, 5000])
@@ -113,7 +113,7 @@ def _restored() -> None:
         with AccumulatorGroup(larger.member_specs()) as group:
             _train(larger, group, np.arange(7000))
         saved = larger.state()
-    for room in range(0, 1000 * 1024, 8 * PAGE):
+    for room in range(0, 1000 * 1024, 24 * PAGE):
         with (
             Parameters({"t": SPEC}, "full", optimizer=optim.Adagrad(0.1)) as params,
             AccumulatorGroup(params.member_specs(), "group") as group,
@@ -139,8 +139,8 @@ def _restored() -> None:
             assert inspection.check("full") == ()
             group.unlink()
             params.unlink()
-    assert failed > 10
-    assert succeeded > 3
+    assert failed > 3
+    assert succeeded > 1
 
 
 def test_a_restore() -> None:

@@ -7,11 +7,12 @@ must not be touched any more either.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.apart import Apart
-from helpers.lock_holder import activity, held, sleeps
+from helpers.lock_holder import held, sleeps_in
 from helpers.support import until
 
 import shmacc
@@ -34,11 +35,6 @@ def _wait(call: Callable[[Any], Any], *, pipe: Pipe) -> str:
     return str(raised.value)
 
 
-def _until_it_sleeps(waiter: Apart, doing: str) -> None:
-    # Awake it is in the middle of an operation, and ends at the first page that it touches.
-    until(lambda: activity(NAME, waiter.pid) == doing and sleeps(waiter.pid))
-
-
 CALLS = {
     "apply": lambda acc: acc.apply_grad(1.0),
     "take": lambda acc: acc.take_grad(5),
@@ -46,24 +42,18 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_for_the_lock(call: str) -> None:
-    with (
-        ConditionalAccumulator("float32", (), NAME),
-        held(NAME),
-        Apart(_wait, CALLS[call]) as waiter,
-    ):
-        waiter.hear()
-        _until_it_sleeps(waiter, "waits for the lock")
-        os.truncate(names.segment_name(NAME).path, 0)
-        assert "truncated" in waiter.result()
-        inspection.remove(NAME, force=True)
-
-
-def test_in_line() -> None:
-    with ConditionalAccumulator("float32", (), NAME), Apart(_wait, CALLS["take"]) as waiter:
-        waiter.hear()
-        _until_it_sleeps(waiter, "waits in the queue")
-        os.truncate(names.segment_name(NAME).path, 0)
-        assert "truncated" in waiter.result()
+@pytest.mark.parametrize(
+    ("call", "doing"),
+    [*((call, "waits for the lock") for call in CALLS), ("take", "waits in the queue")],
+)
+def test_the_wait_ends(call: str, doing: str) -> None:
+    with ConditionalAccumulator("float32", (), NAME), ExitStack() as stack:
+        if doing == "waits for the lock":
+            stack.enter_context(held(NAME))
+        with Apart(_wait, CALLS[call]) as waiter:
+            waiter.hear()
+            # Awake it is in the middle of an operation, and ends at the first page it touches.
+            until(lambda: sleeps_in(NAME, waiter.pid, doing))
+            os.truncate(names.segment_name(NAME).path, 0)
+            assert "truncated" in waiter.result()
         inspection.remove(NAME, force=True)

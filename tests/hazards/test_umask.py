@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from helpers.apart import needs_root, run_apart
+from helpers.opening import KINDS
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+from shmacc import ConditionalAccumulator, errors
 from shmacc._layout import names
 
 if TYPE_CHECKING:
@@ -37,10 +38,19 @@ def modes(name: str) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("umask")
-@pytest.mark.parametrize("mode", MODES, ids=oct)
-def test_segment_and_semaphore(mode: int) -> None:
-    for kind in (ConditionalAccumulator, SparseConditionalAccumulator):
+def test_mode() -> None:
+    """Of a segment and its semaphore, also one that is made again; the first one's stays."""
+    for kind, mode in zip(KINDS * 2, MODES, strict=True):
         with kind("f4", shared_name="modes", mode=mode) as acc:
+            assert list(modes("modes").values()) == [mode, mode]
+            for again in (None, mode):
+                kind("f4", shared_name="modes", mode=again).close()
+            with pytest.raises(errors.InvalidArgumentError, match=rf"mode 0{mode:o}, but 0620"):
+                kind("f4", shared_name="modes", mode=0o620)
+            for file_name in modes("modes"):
+                if file_name.startswith("sem."):
+                    (Path(names.SHM_DIRECTORY) / file_name).unlink()
+            shmacc.attach("modes").close()
             assert list(modes("modes").values()) == [mode, mode]
             acc.unlink()
 
@@ -49,28 +59,6 @@ def test_segment_and_semaphore(mode: int) -> None:
 def test_the_default_lets_nobody_else_in() -> None:
     with ConditionalAccumulator("f4") as acc:
         assert list(modes(acc.shared_name).values()) == [0o600, 0o600]
-
-
-@pytest.mark.usefixtures("umask")
-def test_a_semaphore_that_is_made_again() -> None:
-    with ConditionalAccumulator("f4", shared_name="modes", mode=0o666) as acc:
-        for file_name in modes("modes"):
-            if file_name.startswith("sem."):
-                (Path(names.SHM_DIRECTORY) / file_name).unlink()
-        shmacc.attach("modes").close()
-        assert list(modes("modes").values()) == [0o666, 0o666]
-        acc.unlink()
-
-
-@pytest.mark.usefixtures("umask")
-def test_the_first_ones_mode_stays() -> None:
-    with ConditionalAccumulator("f4", shared_name="modes", mode=0o660) as acc:
-        for mode in (None, 0o660):
-            ConditionalAccumulator("f4", shared_name="modes", mode=mode).close()
-        with pytest.raises(errors.InvalidArgumentError, match=r"mode 0660, but 0600"):
-            ConditionalAccumulator("f4", shared_name="modes", mode=0o600)
-        assert list(modes("modes").values()) == [0o660, 0o660]
-        acc.unlink()
 
 
 def _locked_out(mode: int) -> None:

@@ -225,9 +225,15 @@ def test_a_write_that_cannot_be_undone_says_one_sentence() -> None:
     assert complaint.count("\n") == 1
 
 
-@pytest.mark.parametrize("fault", ["ctypes.string_at(8)", "os.kill(os.getpid(), signal.SIGSEGV)"])
-@pytest.mark.parametrize("other", ["", "faulthandler.enable()"], ids=["no handler", "faulthandler"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("fault", "other", "when"),
+    [
+        ("ctypes.string_at(8)", "", "before"),
+        ("ctypes.string_at(8)", "faulthandler.enable()", "before"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "faulthandler.enable()", "after"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "", "before"),
+    ],
+)
 def test_other_faults_are_for_who_had_the_signal(fault: str, other: str, when: str) -> None:
     status, complaint = run(fault, **{when: other})
     assert status == -signal.SIGSEGV

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from helpers import segment_layout as layout
 from helpers.killing_images import Image, Windows
 from helpers.killing_scenes import NAME, Record, Scene, Testimony, path
@@ -167,6 +168,28 @@ def stopped(act: Act, step: int) -> Iterator[Traced]:
         deque(islice(steps, step), maxlen=0)
         child.stop()
         yield child
+
+
+def stops(act: Act, number: int, begin: float, end: float) -> Iterator[None]:
+    """Stop a child at so many places between its marks, spread evenly; it ends after each.
+
+    Args:
+        act: What the child does.
+        number: How many places.
+        begin: The first one's place, as a part of the way; the rest may be Python's own.
+        end: The last one's.
+    """
+    with on_one_core():
+        with Traced(act) as child:
+            child.run_to_mark()
+            total = sum(1 for _ in child.steps_to_mark())
+            child.finish()
+        for stop in np.linspace(begin * total, end * total, number).astype(int).tolist():
+            with Traced(act) as child:
+                child.run_to_mark()
+                deque(islice(child.steps_to_mark(), stop), maxlen=0)
+                yield
+                child.finish()
 
 
 def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) -> int:

@@ -1,0 +1,307 @@
+"""Each death or failure of a process that had applied ends one wait that asks for it.
+
+Not none, and not two, whatever came between. The death of the chief ends all waits for the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers.apart import Apart, run_apart
+from helpers.departures import NAME, fail_in_a_block, make, news, worker
+from helpers.lock_holder import activity
+from helpers.support import LONG, until
+
+import shmacc
+from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, _core, errors
+from shmacc._layout import names
+from shmacc._opening import removal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.apart import Pipe
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    """A named accumulator of sums."""
+    with make() as made:
+        yield made
+        made.unlink()
+
+
+def fail_before_a_gradient() -> None:
+    """Be a worker with an error in its first lines."""
+    with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
+        own.num_accumulated()
+        raise ValueError("bad")
+
+
+def test_a_timeout_names_those_that_the_round_may_lack(acc: ConditionalAccumulator) -> None:
+    def message() -> str:
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            acc.take(2**40, timeout=0.01)
+        return str(caught.value)
+
+    assert "gone" not in message()
+    with Apart(fail_before_a_gradient) as failed:
+        failed.result()
+    with worker() as killed:
+        killed.kill()
+    gone = f"pid {failed.pid}, ValueError: bad; pid {killed.pid}, killed"
+    assert f"gradients had arrived; gone: {gone}; " in message()
+    assert news(acc) == ((killed.pid,), ("killed",), ()), "it was no news to that wait"
+    for _ in range(3):
+        with worker() as later:
+            later.kill()
+    assert f"pid {later.pid}, killed; and 2 earlier; " in message()
+    acc.take(1)
+    assert f"pid {later.pid}, killed" in message(), "they would have gone on to this round"
+    acc.apply_grad(1.0, shmacc.NEVER_STALE)
+    acc.take(1)
+    assert "gone" not in message()
+
+
+def test_a_failure_of_one_that_never_applied_is_no_news(acc: ConditionalAccumulator) -> None:
+    with Apart(fail_before_a_gradient) as process:
+        process.result()
+        assert news(acc) is None
+    with inspection_view() as view:
+        failed = [event for event in view.events() if event["kind"] == _core.EVENTS["failed"]]
+    assert [(each["pid"], each["reason"]) for each in failed] == [(process.pid, "ValueError: bad")]
+
+
+def inspection_view() -> Any:
+    """What inspection reads."""
+    return contextlib.closing(removal.view(names.segment_name(NAME)))
+
+
+def test_a_death_is_not_forgotten_whatever_happens(acc: ConditionalAccumulator) -> None:
+    """Nor are its contributors, while the round is there."""
+    for taken in (False, True):
+        with worker(7) as dead:
+            dead.kill()
+            for _ in range(200):
+                acc.cancel()
+                ConditionalAccumulator.attach(NAME).close()  # finds the dead one's entry
+            if taken:
+                assert acc.take(1, timeout=0).count == 1
+                acc.take_partial(0)
+            assert news(acc) == ((dead.pid,), ("killed",), () if taken else (7,))
+        assert news(acc) is None
+        if not taken:
+            acc.take(1, timeout=0)
+
+
+def test_eighty_at_once_are_told_in_one_error(acc: ConditionalAccumulator) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker(number)) for number in range(80)]
+        for process in workers:
+            process.kill()
+        pids, reasons, contributors = news(acc) or ((), (), ())
+        assert sorted(pids) == sorted(process.pid for process in workers)
+        assert reasons == ("killed",) * 80
+        assert contributors == tuple(range(80))
+    assert news(acc) is None
+    assert acc.take(80, timeout=0).count == 80
+
+
+def test_deaths_and_failures_are_told_together(acc: ConditionalAccumulator) -> None:
+    with worker(1) as dead, Apart(fail_in_a_block, ValueError("bad"), 2) as failed:
+        failed.hear()
+        dead.kill()
+        pids, reasons, contributors = news(acc) or ((), (), ())
+        assert dict(zip(pids, reasons, strict=True)) == {
+            dead.pid: "killed",
+            failed.pid: "ValueError: bad",
+        }
+        assert contributors == (1, 2)
+    assert news(acc) is None
+
+
+def test_all_that_it_has_in_the_round(acc: ConditionalAccumulator) -> None:
+    def apply(*, pipe: Pipe) -> None:
+        with ConditionalAccumulator.attach(NAME) as own:
+            for contributor in (9, 2, 30):
+                own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
+            pipe.say()
+            pipe.hear()
+            own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=4)
+            pipe.say()
+            pipe.hear()
+
+    with worker(5), Apart(apply) as process:
+        process.hear()
+        acc.take(4, timeout=0)  # these are in no round any more
+        acc.apply_grad(1.0, 1, contributor=8)
+        process.say()
+        process.hear()
+        process.kill()
+        assert news(acc) == ((process.pid,), ("killed",), (4,))
+
+
+def test_contributors_that_another_one_restored_are_nobodys(acc: ConditionalAccumulator) -> None:
+    with worker(5) as dead:
+        acc.restore(acc.state())
+        dead.kill()
+        assert news(acc) == ((dead.pid,), ("killed",), ())
+    assert acc.take(1, timeout=0).contributors.tolist() == [5]
+
+
+def fail_over_and_over(count: int) -> None:
+    """Fail as if it were so many processes: each time it attaches it is another one."""
+    for number in range(count):
+        with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
+            own.apply_grad(1.0, shmacc.NEVER_STALE)
+            raise ValueError(number)
+
+
+def test_so_many_are_kept_as_news(acc: ConditionalAccumulator) -> None:
+    """The table of deaths is full at 1,024: a new one replaces the least recently active."""
+    most, more = 1024, 20
+    run_apart(fail_over_and_over, most + more)
+    _, reasons, _ = news(acc) or ((), (), ())
+    assert set(reasons) == {f"ValueError: {number}" for number in range(more, most + more)}
+    assert len(reasons) == most
+    assert news(acc) is None
+    ConditionalAccumulator.attach(NAME).close()
+    with inspection_view() as view:
+        assert view.departures() == []
+
+
+def chief_died(acc: Any) -> tuple[Any, ...] | None:
+    """What a wait for the step is told that asks for it."""
+    step = acc.global_step
+    told: list[tuple[Any, ...] | None] = []
+    for wait in (
+        lambda: acc.wait_step(step, timeout=0, on_death="raise"),
+        lambda: [None for _ in acc.steps(timeout=0, on_death="raise")],
+    ):
+        try:
+            wait()
+        except errors.ChiefDiedError as error:
+            told.append((error.pids, error.reasons))
+        except errors.DeadlineExceededError:
+            told.append(None)
+    assert told[0] == told[1]
+    return told[0]
+
+
+def lead(how: str = "take", *, pipe: Pipe) -> None:
+    """Be a chief; stay until told how to go."""
+    own = ConditionalAccumulator.attach(NAME)
+    own.apply_grad(1.0, shmacc.NEVER_STALE)
+    if how == "take":
+        own.take(1)
+    else:
+        with own.round(1):
+            if how == "in the block":
+                pipe.say()
+                pipe.hear()
+    pipe.say()
+    if pipe.hear() == "fail":
+        with suppress(ValueError), own:
+            raise ValueError("diverged")
+    own.close()
+    pipe.say()
+
+
+def chief(how: str = "take") -> Apart:
+    """A chief, of a round that is over or not."""
+    process = Apart(lead, how)
+    process.hear()
+    return process
+
+
+@pytest.mark.parametrize("how", ["take", "round", "in the block"])
+def test_a_chief_that_was_killed(acc: ConditionalAccumulator, how: str) -> None:
+    assert chief_died(acc) is None
+    with chief(how) as leader:
+        assert chief_died(acc) is None
+        leader.kill()
+        for _ in range(2):  # it is so for all, and stays so
+            assert chief_died(acc) == ((leader.pid,), ("killed",))
+        ConditionalAccumulator.attach(NAME).close()
+        assert news(acc) is not None  # it had applied, too
+        assert chief_died(acc) == ((leader.pid,), ("killed",))
+    # A step that has moved on comes first, and so does the end.
+    assert acc.wait_step(acc.global_step - 1, on_death="raise") == acc.global_step
+    for wait in (acc.wait_step, lambda _, timeout: list(acc.steps(timeout=timeout))):
+        with pytest.raises(errors.DeadlineExceededError):
+            wait(9, timeout=0.01)
+    acc.finish()
+    with pytest.raises(errors.FinishedError):
+        acc.wait_step(9, on_death="raise")
+
+
+def test_a_chief_that_has_failed(acc: ConditionalAccumulator) -> None:
+    with chief() as leader:
+        leader.say("fail")
+        leader.hear()
+        assert chief_died(acc) == ((leader.pid,), ("ValueError: diverged",))
+
+
+def test_a_chief_that_is_alive_or_has_left_in_order_does_not_count(
+    acc: ConditionalAccumulator,
+) -> None:
+    with chief() as leader:
+        leader.say()
+        leader.result()
+    assert chief_died(acc) is None
+    with chief() as dead:
+        dead.kill()
+        with chief() as leader:
+            assert chief_died(acc) is None  # somebody alive has taken
+            leader.say()
+            leader.result()
+        assert chief_died(acc) == ((dead.pid,), ("killed",))
+        with Apart(lambda: ConditionalAccumulator.attach(NAME).take(99)) as waiting:
+            until(lambda: acc.stats().waiting == 1)
+            assert chief_died(acc) is None  # somebody waits to take
+            waiting.kill()
+        assert chief_died(acc) == ((dead.pid,), ("killed",))
+
+
+def test_a_wait_that_is_going_on_ends_soon(acc: ConditionalAccumulator) -> None:
+    told: list[Any] = []
+
+    def wait() -> None:
+        try:
+            acc.wait_step(99, timeout=LONG, on_death="raise")
+        except errors.ChiefDiedError as error:
+            told.append(error.pids)
+
+    with chief() as leader:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: activity(NAME, os.getpid()) == "waits for the step")
+        leader.kill()
+        thread.join(LONG)
+        assert told == [(leader.pid,)]
+
+
+def test_of_a_group() -> None:
+    def fail(*, pipe: Pipe) -> None:
+        with suppress(ValueError), AccumulatorGroup.attach(NAME) as own:
+            own.apply({"a": 1.0}, 0, contributor=9)
+            with own.round(1) as taken:
+                assert taken.count == 1
+            own.apply({"a": 1.0}, 1, contributor=9)
+            raise ValueError("bad")
+        pipe.say()
+        pipe.hear()
+
+    with (
+        AccumulatorGroup({"a": TensorSpec(())}, NAME, unlink_on_close=True) as group,
+        Apart(fail) as process,
+    ):
+        process.hear()
+        assert chief_died(group) == ((process.pid,), ("ValueError: bad",))
+        assert news(group) == ((process.pid,), ("ValueError: bad",), (9,))
+        assert chief_died(group) == ((process.pid,), ("ValueError: bad",))

@@ -1,0 +1,56 @@
+"""Processes that leave, fail or die, and what a take is told of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from helpers.apart import Apart
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors
+
+if TYPE_CHECKING:
+    from helpers.apart import Pipe
+
+NAME: Final = "gone"
+
+
+def make() -> ConditionalAccumulator:
+    """Make an accumulator of sums."""
+    return ConditionalAccumulator("f8", (), NAME, reduction_type="SUM", lanes=2)
+
+
+def news(acc: Any) -> tuple[Any, ...] | None:
+    """What a take is told that has to wait: pids, reasons, contributors; None: nothing."""
+    try:
+        acc.take(2**40, timeout=0, on_death="raise")
+    except errors.WorkerDiedError as error:
+        return error.pids, error.reasons, error.contributors
+    except errors.DeadlineExceededError:
+        return None
+    raise AssertionError
+
+
+def _work(contributor: int | None = None, *, pipe: Pipe) -> None:
+    own = ConditionalAccumulator.attach(NAME)
+    own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
+    pipe.say()
+    pipe.hear()
+    own.close()
+
+
+def worker(contributor: int | None = None) -> Apart:
+    """A process that has applied, and stays until told to end."""
+    process = Apart(_work, contributor)
+    process.hear()
+    return process
+
+
+def fail_in_a_block(error: BaseException, contributor: int, *, pipe: Pipe) -> None:
+    """Leave the block of an accumulator by an exception, and live on."""
+    with suppress(type(error)), ConditionalAccumulator.attach(NAME) as own:
+        own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
+        raise error
+    pipe.say()
+    pipe.hear()
