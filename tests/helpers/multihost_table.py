@@ -11,29 +11,26 @@ from shmacc_simulate.books import Gradient, Segment
 
 
 class Table:
-    """An owner with hosts that act only when the test says so."""
+    """An owner with hosts that act only when the test says so; at first they have reported."""
 
-    def __init__(self, *hosts: str, step: int | None = 0, term: int = 1) -> None:
-        self.owner = OwnerCore(term, step, TIMING)
+    def __init__(self, *hosts: str, step: int | None = 0, term: int = 1, shards: int = 1) -> None:
+        self.owner = OwnerCore(term, step, TIMING, shards)
         self.now = 0.0
         self.hosts: dict[str, tuple[ForwarderCore, Segment]] = {}
         for host in hosts:
             self.add(host, Segment())
+        self.settle()
 
     def add(self, host: str, segment: Segment) -> None:
         incarnation = self.owner.enrol(host, self.now)
         core = ForwarderCore(host, incarnation, TIMING)
         self.hosts[host] = core, segment
 
-    @staticmethod
-    def observe(core: ForwarderCore, segment: Segment) -> None:
-        core.observe(segment.step, len(segment.content), finished=segment.finished)
-
     def hear(self, *hosts: str) -> None:
         """Let each host report and receive its order, but not follow it yet."""
         for host in hosts or self.hosts:
             core, segment = self.hosts[host]
-            self.observe(core, segment)
+            core.observe(segment.step, len(segment.content), finished=segment.finished)
             report = core.report(self.now)
             self.owner.report(report, self.now)
             core.receive(self.owner.order(host, report.incarnation))
@@ -79,19 +76,28 @@ class Table:
     def ask(self, required: int, ticket: str = "t") -> object:
         return self.owner.ask(ticket, required, self.now)
 
-    def opened(self, required: int) -> Opened:
-        """Ask, have the hosts ship, and get the round."""
-        self.ask(required)
-        self.settle()
-        opened = self.ask(required)
+    def opened(self, required: int, ticket: str = "t", *hosts: str) -> Opened:
+        """Ask, have hosts ship, and get the round."""
+        self.ask(required, ticket)
+        self.settle(*hosts)
+        opened = self.ask(required, ticket)
         assert isinstance(opened, Opened)
         return opened
 
+    @property
+    def segments(self) -> list[Segment]:
+        """Those of all hosts."""
+        return [segment for _, segment in self.hosts.values()]
 
-def with_a_gradient_each(*hosts: str) -> Table:
+    @property
+    def steps(self) -> list[int]:
+        """Those that the hosts' segments have."""
+        return [segment.step for segment in self.segments]
+
+
+def with_a_gradient_each(*hosts: str, shards: int = 1) -> Table:
     """Make hosts that have each reported a gradient; the contributors are 1, 2 and so on."""
-    table = Table(*hosts)
-    table.settle()
+    table = Table(*hosts, shards=shards)
     for contributor, host in enumerate(hosts, 1):
         assert table.apply(host, contributor)
     table.settle()

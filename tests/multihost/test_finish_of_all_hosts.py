@@ -13,10 +13,6 @@ from shmacc_simulate.books import Segment
 pytestmark = pytest.mark.threads
 
 
-def segments(table: Table) -> list[Segment]:
-    return [segment for _, segment in table.hosts.values()]
-
-
 def test_every_segment_is_finished_and_no_round_is_opened() -> None:
     table = with_a_gradient_each("a", "b")
     assert isinstance(table.ask(3), Waiting)
@@ -24,8 +20,8 @@ def test_every_segment_is_finished_and_no_round_is_opened() -> None:
     assert isinstance(table.ask(3), Finished), "the one that waits"
     assert isinstance(table.ask(1, "later"), Finished)
     table.settle()
-    assert all(segment.finished for segment in segments(table))
-    assert [len(segment.content) for segment in segments(table)] == [1, 1], "can be read"
+    assert all(segment.finished for segment in table.segments)
+    assert [len(segment.content) for segment in table.segments] == [1, 1], "can be read"
     assert table.apply("a", 5) is False
 
 
@@ -34,11 +30,11 @@ def test_a_block_that_is_open_goes_on_to_its_end_first() -> None:
     table.opened(2)
     table.owner.finish(table.now)
     table.settle()
-    assert not any(segment.finished for segment in segments(table))
+    assert not any(segment.finished for segment in table.segments)
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
-    assert all(segment.finished for segment in segments(table))
-    assert [segment.step for segment in segments(table)] == [1, 1]
+    assert all(segment.finished for segment in table.segments)
+    assert table.steps == [1, 1]
     assert isinstance(table.ask(1, "u"), Finished)
 
 
@@ -48,7 +44,7 @@ def test_a_grant_that_has_not_become_a_block_is_withdrawn() -> None:
     assert table.owner.counters.grants == 1
     table.owner.finish(table.now)
     table.settle()
-    assert all(segment.finished and not segment.held for segment in segments(table))
+    assert all(segment.finished and not segment.held for segment in table.segments)
     assert isinstance(table.ask(2), Finished)
 
 
@@ -56,17 +52,16 @@ def test_a_process_of_one_host_ends_the_run_of_all() -> None:
     table = with_a_gradient_each("a", "b")
     table.hosts["a"][1].finished = True
     table.settle()
-    assert all(segment.finished for segment in segments(table))
+    assert all(segment.finished for segment in table.segments)
     assert isinstance(table.ask(1), Finished)
 
 
 def test_a_host_that_joins_later_hears_of_it() -> None:
     table = Table("a")
-    table.settle()
     table.owner.finish(table.now)
     table.add("b", Segment())
     table.settle()
-    assert all(segment.finished for segment in segments(table))
+    assert all(segment.finished for segment in table.segments)
 
 
 def test_a_forwarder_that_is_started_again_leaves_it_finished_with_what_it_has() -> None:
@@ -75,7 +70,7 @@ def test_a_forwarder_that_is_started_again_leaves_it_finished_with_what_it_has()
     table.settle()
     table.add("a", table.hosts["a"][1])
     table.settle()
-    (segment,) = segments(table)
+    (segment,) = table.segments
     assert segment.finished
     assert len(segment.content) == 1
 

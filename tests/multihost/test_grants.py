@@ -7,11 +7,7 @@ from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost import forwarder as act
-from shmacc._multihost.messages import (
-    Ended,
-    Opened,
-    Waiting,
-)
+from shmacc._multihost.messages import Ended, Opened, Waiting
 from shmacc_simulate.books import Segment
 
 pytestmark = pytest.mark.threads
@@ -19,7 +15,6 @@ pytestmark = pytest.mark.threads
 
 def test_the_number_required_counts_gradients_of_all_hosts() -> None:
     table = Table("a", "b")
-    table.settle()
     assert table.apply("a", 1)
     assert table.apply("a", 2)
     assert table.apply("b", 3)
@@ -30,8 +25,7 @@ def test_the_number_required_counts_gradients_of_all_hosts() -> None:
     assert waiting.hosts == ("a", "b")
     assert table.apply("b", 4)
     table.settle()
-    opened = table.ask(4)
-    assert isinstance(opened, Opened)
+    opened = table.opened(4)
     assert opened.count == 4
     assert opened.contributors.tolist() == [1, 2, 3, 4]
 
@@ -39,7 +33,6 @@ def test_the_number_required_counts_gradients_of_all_hosts() -> None:
 def test_a_segment_without_gradients_is_sealed_too() -> None:
     """Else a gradient that comes after the grant would be accepted, and be in no round."""
     table = Table("a", "b")
-    table.settle()
     assert table.apply("a", 1)
     table.ask(1)
     table.hear()  # the grant is made, and both hosts have got it
@@ -53,23 +46,18 @@ def test_a_segment_without_gradients_is_sealed_too() -> None:
 def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
     """A gradient may have been accepted since the last report."""
     table = Table("a", "b")
-    table.settle()
     assert table.apply("a", 1)
     table.hear("a")
     table.ask(1)
     assert table.apply("b", 2)  # accepted, and not reported
     table.settle("a")
     assert isinstance(table.ask(1), Waiting)
-    table.settle()
-    opened = table.ask(1)
-    assert isinstance(opened, Opened)
-    assert opened.count == 2
+    assert table.opened(1).count == 2
 
 
 def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
     """The step moves on and a new grant is made before a host hears of either: it follows both."""
     table = Table("a", "b")
-    table.settle()
     table.apply("a", 1)
     table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
@@ -102,34 +90,24 @@ def test_a_host_that_does_not_answer_is_not_waited_for_beyond_the_grace() -> Non
     table.settle("a")
     assert isinstance(table.ask(1), Waiting)
     table.pass_time(TIMING.grace + 0.2, "a", "b")
-    opened = table.ask(1)
-    assert isinstance(opened, Opened)
-    assert opened.count == 1
+    assert table.opened(1, "t", "a").count == 1
 
 
 def test_a_block_that_raises_consumes_nothing() -> None:
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
+    table = with_a_gradient_each("a", "b")
     first = table.opened(2)
     assert table.owner.leave("t", table.now, consume=False) is False
     table.settle()
     assert [segment.held for _, segment in table.hosts.values()] == [False, False]
     assert table.apply("a", 3)
     table.settle()
-    table.ask(3, "u")
-    table.settle()
-    again = table.ask(3, "u")
-    assert isinstance(again, Opened)
+    again = table.opened(3, "u")
     assert again.step == first.step
     assert again.contributors.tolist() == [1, 2, 3]
 
 
 def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
+    table = with_a_gradient_each("a")
     table.opened(1)
     table.ask(1, "next")
     for _ in range(30):
@@ -138,15 +116,11 @@ def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
         table.act("a")
     assert isinstance(table.ask(1), Ended)
     assert table.owner.leave("t", table.now, consume=True) is False, "it comes too late"
-    opened = table.ask(1, "next")
-    assert isinstance(opened, Opened)
-    assert opened.contributors.tolist() == [1]
+    assert table.opened(1, "next").contributors.tolist() == [1]
 
 
 def test_the_end_of_a_block_counts_once_however_often_it_is_said() -> None:
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
+    table = with_a_gradient_each("a")
     table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
     assert table.owner.leave("t", table.now, consume=True)
@@ -156,9 +130,7 @@ def test_the_end_of_a_block_counts_once_however_often_it_is_said() -> None:
 
 
 def test_shards_that_lost_their_pieces_get_them_again() -> None:
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
+    table = with_a_gradient_each("a")
     opened = table.opened(1)
     table.owner.missing("t", table.now)
     assert table.hosts["a"][1].held, "what it has is sealed for the next grant without a break"
@@ -186,9 +158,7 @@ def test_the_gradients_of_a_host_whose_gate_is_closed_make_no_grant() -> None:
     for host in "ab":
         table.owner.gate(host, "arrays", table.now, closed=False)
     table.settle()
-    opened = table.ask(2, "u")
-    assert isinstance(opened, Opened)
-    assert opened.count == 2
+    assert table.opened(2, "u").count == 2
 
 
 def test_a_host_that_comes_learns_of_no_step_until_it_is_fed() -> None:
@@ -200,10 +170,10 @@ def test_a_host_that_comes_learns_of_no_step_until_it_is_fed() -> None:
     table.add("c", Segment())
     table.add("d", Segment())
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [1, 1, 0, 0]
+    assert table.steps == [1, 1, 0, 0]
     table.owner.publishes("arrays", None, frozenset("abc"), table.now)
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [1, 1, 1, 0]
+    assert table.steps == [1, 1, 1, 0]
     table.owner.publishes("others", frozenset({"e"}), frozenset("a"), table.now)
     table.add("f", Segment())
     table.pass_time(TIMING.chief_lease / 2, *"abcdf")
@@ -225,14 +195,11 @@ def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it()
     table.owner.gate("b", "arrays", table.now, closed=True)
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [1, 0]
+    assert table.steps == [1, 0]
     assert table.apply("b", 9) is False, "it stays sealed"
     assert table.apply("a", 1)
     table.settle()
-    table.ask(1, "u")
-    table.settle()
-    opened = table.ask(1, "u")
-    assert isinstance(opened, Opened)
+    opened = table.opened(1, "u")
     assert (opened.places, opened.contributors.tolist()) == (("a",), [1])
     assert table.owner.leave("u", table.now, consume=True)
     table.owner.gate("b", "others", table.now, closed=True)
@@ -241,5 +208,5 @@ def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it()
     assert table.hosts["b"][1].step == 0, "there are others that it must have"
     table.owner.gate("b", "others", table.now, closed=False)
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [2, 2]
+    assert table.steps == [2, 2]
     assert table.apply("b", 9)

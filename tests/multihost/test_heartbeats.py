@@ -29,7 +29,6 @@ def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
     pace = len(names) / (TIMING.heartbeats * TIMING.heartbeat)
     assert pace == 3
     table = Table(*names)
-    table.settle()
     table.hear()
     core, _ = table.hosts["host0"]
     assert core.report_due(table.now) == pytest.approx(table.now + 3 * TIMING.heartbeat)
@@ -102,7 +101,6 @@ def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
 
 def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:
     table = Table("a", "b")
-    table.settle()
     table.apply("a", 1)
     table.settle()
     table.ask(1)
@@ -123,7 +121,6 @@ def test_many_hosts_are_told_between_rounds_how_much_is_worth_a_report(hosts: in
     """Most orders are given when nobody waits; few hosts report each gradient soon."""
     names = [f"host{number}" for number in range(hosts)]
     table = Table(*names)
-    table.settle()
     for number, name in enumerate(names):
         for worker in range(8):
             assert table.apply(name, 8 * number + worker)
@@ -168,7 +165,6 @@ def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:
 
 def test_late_and_doubled_reports_change_nothing() -> None:
     table = Table("a")
-    table.settle()
     core, _ = table.hosts["a"]
     early = core.report(table.now)
     table.apply("a", 1)

@@ -6,14 +6,7 @@ import pytest
 from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
-from shmacc._multihost.messages import (
-    Conflict,
-    Died,
-    Ended,
-    Loss,
-    Opened,
-    Waiting,
-)
+from shmacc._multihost.messages import Conflict, Died, Ended, Loss, Opened, Waiting
 from shmacc_simulate.books import Segment
 
 pytestmark = pytest.mark.threads
@@ -21,7 +14,6 @@ pytestmark = pytest.mark.threads
 
 def test_a_round_that_has_too_few_without_a_lost_host_is_a_void_step() -> None:
     table = Table("a", "b", "c")
-    table.settle()
     for contributor, host in enumerate("abc"):
         table.apply(host, contributor)
     table.settle()
@@ -37,9 +29,7 @@ def test_a_round_that_has_too_few_without_a_lost_host_is_a_void_step() -> None:
     for contributor, host in enumerate("aba"):  # c's worker was started again at a
         assert table.apply(host, contributor)
     table.settle("a", "b")
-    opened = table.ask(3)
-    assert isinstance(opened, Opened)
-    assert opened.contributors.tolist() == [0, 1, 2]
+    assert table.opened(3, "t", "a", "b").contributors.tolist() == [0, 1, 2]
 
 
 def test_a_grant_that_loses_a_host_and_has_enough_without_it_becomes_a_round() -> None:
@@ -49,15 +39,12 @@ def test_a_grant_that_loses_a_host_and_has_enough_without_it_becomes_a_round() -
     assert table.apply("a", 7) is False
     table.pass_time(TIMING.lease + 0.2, "a", "b")
     table.settle("a", "b")
-    opened = table.ask(2)
-    assert isinstance(opened, Opened)
-    assert opened.contributors.tolist() == [1, 2]
+    assert table.opened(2, "t", "a", "b").contributors.tolist() == [1, 2]
     assert table.owner.counters.voided == 0
 
 
 def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
     table = Table("a", "b")
-    table.settle()
     assert isinstance(table.owner.ask("t", 1, table.now, tell=True), Waiting)
     for _ in range(15):
         table.pass_time(0.1, "a")
@@ -69,7 +56,6 @@ def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
 
 def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
     table = Table("a", "b")
-    table.settle()
     table.apply("a", 1)
     table.owner.ask("t", 3, table.now, tell=True)
     forwarder, _ = table.hosts["b"]
@@ -99,9 +85,7 @@ def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_ne
 
 
 def test_cancel_ends_waits_and_no_block() -> None:
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
+    table = with_a_gradient_each("a")
     assert table.opened(1).count == 1
     table.ask(1, "u")
     table.owner.cancel(table.now)
@@ -116,11 +100,8 @@ def test_cancel_ends_waits_and_no_block() -> None:
     assert isinstance(table.ask(1, "v"), Opened), "the line goes on"
 
 
-def test_a_contributor_at_two_hosts_makes_the_step_void(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_contributor_at_two_hosts_makes_the_step_void(caplog: pytest.LogCaptureFixture) -> None:
     table = Table("a", "b")
-    table.settle()
     table.apply("a", 1)
     table.apply("b", 1)  # started again there, while a has its gradient
     table.ask(2)
@@ -134,15 +115,11 @@ def test_a_contributor_at_two_hosts_makes_the_step_void(
     table.settle()
     assert table.apply("b", 1)
     assert table.apply("a", 2)
-    table.settle()
-    opened = table.ask(2)
-    assert isinstance(opened, Opened)
-    assert opened.contributors.tolist() == [1, 2]
+    assert table.opened(2).contributors.tolist() == [1, 2]
 
 
 def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
     table = Table("a", "b", "c")
-    table.settle()
     for step in range(2):
         assert not isinstance(table.ask(3), Conflict)
         for host, contributor in (("a", 7), ("b", 7), ("c", 1), ("c", 2)):
@@ -161,11 +138,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
     for host, contributor in (("b", 7), ("c", 1), ("c", 2)):
         assert table.apply(host, contributor)
     table.settle()
-    table.ask(3, "u")
-    table.settle()
-    opened = table.ask(3, "u")
-    assert isinstance(opened, Opened)
-    assert opened.contributors.tolist() == [1, 2, 7]
+    assert table.opened(3, "u").contributors.tolist() == [1, 2, 7]
     assert table.owner.leave("u", table.now, consume=True)
     table.settle()
     table.ask(2, "v")
@@ -177,20 +150,14 @@ def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
 
 def test_a_worker_that_moves_from_a_lost_host_counts_where_it_is() -> None:
     """What it applied before is at no shard's host that counts any more."""
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
+    table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)
     table.pass_time(TIMING.lease + 0.2, "b")
     table.settle("b")
     table.apply("b", 1)
     table.settle("b")
-    table.ask(2, "u")
-    table.settle("b")
-    opened = table.ask(2, "u")
-    assert isinstance(opened, Opened)
+    opened = table.opened(2, "u", "b")
     assert [member.key.host for member in opened.members] == ["b"]
     assert table.owner.counters.voided == 0
 
@@ -211,7 +178,6 @@ def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> N
 def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
     """Emptied at the same step, of an owner before this one: they wait for the next step."""
     table = Table("a", step=3)
-    table.settle()
     table.apply("a", 1)
     segment = table.hosts["a"][1]
     table.owner.advance_step(4, table.now)
@@ -267,7 +233,6 @@ def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_it_
 def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_was_left() -> None:
     """It was accepted, and is in no round: as on one host an apply right before `advance_step`."""
     table = Table("a", "b")
-    table.settle()
     assert table.owner.advance_step(5, table.now) == 0
     _, segment = table.hosts["a"]
     assert table.apply("a", 1), "the segment is at step 0 until its forwarder hears of step 5"
@@ -287,7 +252,6 @@ def test_what_comes_before_a_new_segment_is_at_the_step_is_of_the_step_that_it_w
 ):
     """A host that joins: its segment begins at step 0, and follows with the first order."""
     table = Table("a", step=7)
-    table.settle()
     table.add("late", Segment())
     assert table.apply("late", 2)
     assert table.hosts["late"][1].step == 0

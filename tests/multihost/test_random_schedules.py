@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.threads
 
 # A longer run: SHMACC_MULTIHOST_EXAMPLES=2000 pytest tests/multihost/test_random_schedules.py
-EXAMPLES = int(os.environ.get("SHMACC_MULTIHOST_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("SHMACC_MULTIHOST_EXAMPLES", "12"))
 
 KINDS = {
     "messages": Faults(drop=0.2, double=0.2, late=0.1),
@@ -27,21 +27,10 @@ KINDS = {
     "steps": Faults(steps=2, forwarders=1),
     "advances": Faults(advances=2, drop=0.1, double=0.1, late=0.05),
     "everything": Faults(
-        drop=0.1,
-        double=0.1,
-        late=0.05,
-        forwarders=0.5,
-        hosts=0.2,
-        reboots=0.2,
-        shards=0.5,
-        owners=0.1,
-        chiefs=0.05,
-        raises=0.1,
-        moves=0.3,
-        zombies=0.05,
-        steps=0.2,
+        drop=0.1, double=0.1, late=0.05, forwarders=0.5, hosts=0.2, reboots=0.2, shards=0.5,
+        owners=0.1, chiefs=0.05, raises=0.1, moves=0.3, zombies=0.05, steps=0.2,
     ),
-}
+}  # fmt: skip
 
 
 def live_through(world: World, seconds: float = 4) -> None:
@@ -55,29 +44,23 @@ def live_through(world: World, seconds: float = 4) -> None:
 
 
 def test_with_nothing_wrong_a_round_has_every_accepted_gradient() -> None:
-    for seed in range(3):
-        world = World(seed, hosts=4, workers=2)
-        world.run(10)
-        assert len(world.rounds) > 20
-        assert world.lost() == []
-        assert [step for step, _ in world.rounds] == list(range(len(world.rounds)))
+    world = World(0, hosts=4, workers=2)
+    world.run(10)
+    assert len(world.rounds) > 20
+    assert world.lost() == []
+    assert [step for step, _ in world.rounds] == list(range(len(world.rounds)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
-    for seed in range(2):
-        live_through(World(seed, faults=Faults(**vars(KINDS[kind]))))
-
-
-@pytest.mark.parametrize("kind", ["messages", "shards", "chiefs", "advances"])
-def test_what_loses_no_segment_loses_no_gradient(kind: str) -> None:
     """Messages, shards and chiefs may all get lost: what was accepted is in a round.
 
     Or `advance_step` has dropped it, and nothing else has.
     """
-    for seed in range(3, 6):
-        world = World(seed, faults=Faults(**vars(KINDS[kind])))
-        live_through(world)
+    loses_nothing = kind in {"messages", "shards", "chiefs", "advances"}
+    world = World(3 if loses_nothing else 0, faults=Faults(**vars(KINDS[kind])))
+    live_through(world)
+    if loses_nothing:
         assert world.lost() == []
         assert (world.happened["advances"] > 0) == (kind == "advances")
 
@@ -94,7 +77,7 @@ def test_what_loses_no_segment_loses_no_gradient(kind: str) -> None:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=EXAMPLES == 25,  # CI's run is the same each time; the longer one looks further
+    derandomize=EXAMPLES == 12,  # CI's run is the same each time; the longer one looks further
     suppress_health_check=list(HealthCheck),
 )
 def test_random_schedules(

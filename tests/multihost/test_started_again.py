@@ -6,14 +6,7 @@ import pytest
 from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
-from shmacc._multihost.messages import (
-    Fence,
-    Finished,
-    NotReady,
-    Opened,
-    Report,
-    Waiting,
-)
+from shmacc._multihost.messages import Fence, Finished, NotReady, Opened, Report, Waiting
 from shmacc._multihost.owner import OwnerCore
 from shmacc_simulate.books import Segment
 
@@ -27,8 +20,7 @@ def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
     table.owner.report(old.report(table.now), table.now)
     assert table.owner.counters.refused_reports == 1
     assert table.owner.order("a", 1 << 32 | 1).refused
-    opened = table.opened(1)
-    assert opened.contributors.tolist() == [1]
+    assert table.opened(1).contributors.tolist() == [1]
 
 
 @pytest.mark.parametrize("dies", ["before", "granted", "sealed", "shipped", "missing"])
@@ -51,10 +43,7 @@ def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: st
     if dies == "missing":
         table.owner.missing("t", table.now)
     for _ in range(3):
-        table.ask(2)
-        table.settle()
-    opened = table.ask(2)
-    assert isinstance(opened, Opened)
+        opened = table.opened(2)
     assert opened.contributors.tolist() == [1, 2]
     assert (opened.step, table.owner.counters.voided) == (0, 0)
 
@@ -73,9 +62,7 @@ def test_a_forwarder_that_is_started_again_and_never_reports_is_waited_for_by_it
 
 def test_a_segment_that_was_left_behind_is_emptied() -> None:
     """Its gradients were in a round that its new forwarder knows nothing of."""
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
+    table = with_a_gradient_each("a")
     table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
     _, segment = table.hosts["a"]
@@ -86,10 +73,7 @@ def test_a_segment_that_was_left_behind_is_emptied() -> None:
 
 
 def test_what_a_machine_had_that_was_started_again_is_gone_and_what_it_gets_counts() -> None:
-    table = Table("a", "b")
-    table.settle()
-    table.apply("a", 1)
-    table.apply("b", 2)
+    table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)
     table.add("b", Segment())
@@ -97,14 +81,10 @@ def test_what_a_machine_had_that_was_started_again_is_gone_and_what_it_gets_coun
     assert table.owner.accumulated == 1
     assert table.apply("b", 3)
     table.settle()
-    table.ask(2, "u")
-    table.settle()
-    opened = table.ask(2, "u")
-    assert isinstance(opened, Opened)
-    assert opened.contributors.tolist() == [1, 3]
+    assert table.opened(2, "u").contributors.tolist() == [1, 3]
     assert table.owner.leave("u", table.now, consume=True)
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [1, 1]
+    assert table.steps == [1, 1]
     assert table.owner.accumulated == 0
 
 
@@ -121,7 +101,7 @@ def test_an_owner_that_was_started_again_goes_on_although_workers_wait_for_the_n
         assert isinstance(table.ask(3), Waiting)
         table.pass_time(0.1, "a", "b")
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [1, 1]
+    assert table.steps == [1, 1]
     assert table.owner.counters.voided == 1
     for _ in range(int(TIMING.chief_lease * 20)):
         table.ask(3)
@@ -132,7 +112,6 @@ def test_an_owner_that_was_started_again_goes_on_although_workers_wait_for_the_n
 def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> None:
     """Gradients of step 0 were consumed, the step is set to 0 again, and a forwarder starts."""
     table = Table("a", "b")
-    table.settle()
     table.apply("b", 1)
     table.ask(1)
     table.settle()
@@ -150,7 +129,6 @@ def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> Non
 
 def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() -> None:
     table = Table("a", "b")
-    table.settle()
     table.apply("a", 1)
     table.settle()
     table.owner = OwnerCore(2, None, TIMING)
@@ -161,8 +139,9 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
     table.apply("b", 2)
     table.owner.set_global_step(0, "set", table.now)
     table.settle()
-    opened = table.opened(1)
-    assert opened.contributors.tolist() == [1], "those of the step that was set, and no others"
+    assert table.opened(1).contributors.tolist() == [1], (
+        "those of the step that was set, and no others"
+    )
 
 
 def test_an_owner_that_was_started_again_says_that_it_knows_no_step_until_one_is_set() -> None:
@@ -204,16 +183,15 @@ def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:
     table.owner.gate("b", "arrays", table.now, closed=True)
     table.owner.set_global_step(5, "set", table.now)
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [5, 0]
+    assert table.steps == [5, 0]
     table.owner.gate("b", "arrays", table.now, closed=False)
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [5, 5]
+    assert table.steps == [5, 5]
 
 
 def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
     """Hosts follow the latest term that they know; an owner's is the time on its node."""
     table = Table("a", "b", term=9)
-    table.settle()
     table.apply("a", 1)
     table.settle()
     table.owner = OwnerCore(2, None, TIMING)
@@ -226,13 +204,11 @@ def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
     assert opened.contributors.tolist() == [1, 2]
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
-    assert [segment.step for _, segment in table.hosts.values()] == [1, 1]
+    assert table.steps == [1, 1]
 
 
 def test_a_batch_for_an_earlier_owners_grant_does_not_count() -> None:
-    table = Table("a")
-    table.settle()
-    table.apply("a", 1)
+    table = with_a_gradient_each("a")
     table.ask(1)
     table.settle()
     late = table.hosts["a"][0].report(table.now)
