@@ -12,14 +12,7 @@ import pytest
 
 import shmacc
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import (
-    Batch,
-    BatchKey,
-    Fence,
-    Member,
-    Opened,
-    Share,
-)
+from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Share
 from shmacc._multihost.pieces import Joining, Plan
 from shmacc._multihost.segment import Content, LocalSegment
 from shmacc.errors import InvalidArgumentError
@@ -51,16 +44,12 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
         assert group.apply(gradient, 0)
         content = LocalSegment(group, plan).seal()
         expected = group.snapshot()
-    batch = content.batch
-    opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), batch),))
+    opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), content.batch),))
     parts = {}
     for shard, piece in content.pieces.items():
         with HostGroup(plan.at_shard(shard)) as group:
             parts[shard] = group.reduce([piece], Share.of(opened, shard))
-    joining = Joining(plan, opened, {shard: part.rows for shard, part in parts.items()})
-    for shard, part in parts.items():
-        joining.add(shard, part.values)
-    taken = joining.taken()
+    taken = join(plan, parts, opened)
     for name, theirs in expected.items():
         for field in type(theirs).__slots__:
             assert np.array_equal(getattr(taken[name], field), getattr(theirs, field))
@@ -104,10 +93,10 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
             for shard, piece in content.pieces.items():
                 staged[shard][key] = piece
         opened = Opened(Fence(1, step), step, tuple(members))
-        parts = [
-            group.reduce(staged[n].values(), Share.of(opened, n))
+        parts = {
+            n: group.reduce(staged[n].values(), Share.of(opened, n))
             for n, group in enumerate(at_shards)
-        ]
+        }
         got, expected = join(plan, parts, opened), flat.take(1)
         assert set(got) == set(expected) == set(SPECS) - {"never"}
         assert (got.count, got.weight, got.step) == (7, expected.weight, step)
@@ -141,65 +130,45 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
 def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> None:
     members = {"m": shmacc.IndexedSlicesSpec((None,), "float64", reduction_type="CMEAN")}
     plan = Plan(members, 2)
-    rows = [
-        0,
-        next(row for row in range(1, 99) if set(plan_of(plan, row)) != set(plan_of(plan, 0))),
-    ]
-    opened = Opened(
-        Fence(1, 0),
-        0,
-        tuple(
-            Member(
-                BatchKey(str(row), 1, 1),
-                Batch(1, 1, members={"m": (1, 1)}, shards=frozenset(plan_of(plan, row))),
-            )
-            for row in rows
-        ),
-    )
-    parts = []
-    for shard in range(2):
+
+    def pieces_of(row: int) -> dict[int, Piece]:
+        with HostGroup(members) as group:
+            assert group.apply({"m": ([row], [6.0])}, 0)
+            return LocalSegment(group, plan).seal().pieces
+
+    # A row at each shard.
+    pieces = {BatchKey(str(row), 1, 1): pieces_of(row) for row in range(99)}
+    keys = [next(key for key in pieces if shard in pieces[key]) for shard in range(2)]
+    batches = [Batch(1, 1, members={"m": (1, 1)}, shards=frozenset({shard})) for shard in range(2)]
+    opened = Opened(Fence(1, 0), 0, tuple(map(Member, keys, batches)))
+    parts = {}
+    for shard, key in enumerate(keys):
         with HostGroup(plan.at_shard(shard)) as group:
-            pieces = {
-                BatchKey(str(row), 1, 1): plan_of(plan, row)[shard]
-                for row in rows
-                if shard in plan_of(plan, row)
-            }
-            assert len(pieces) == 1
-            parts.append(group.reduce(pieces.values(), Share.of(opened, shard)))
+            parts[shard] = group.reduce([pieces[key][shard]], Share.of(opened, shard))
     assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("length", [None, 0, 1, 3])
-def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused(
-    length: int | None,
-) -> None:
+def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused() -> None:
     """Else what is missing would be whatever the memory had before."""
     with HostGroup({"m": shmacc.TensorSpec((2,), "float64")}) as group:
         plan = Plan(group.members, 1)
         assert group.apply({"m": np.ones(2)}, 0)
         content = LocalSegment(group, plan).seal()
-        batch = content.batch
-        opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), batch),))
+        opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), content.batch),))
         part = group.reduce(content.pieces.values(), Share.of(opened, 0))
-    assert join(plan, [part], opened)["m"].value.tolist() == [1.0, 1.0]
-    table = part.rows.table.copy()
-    table[0, 3] = length or 0
-    rows = {} if length is None else {0: replace(part.rows, table=table)}
-    with pytest.raises(InvalidArgumentError, match="run of a dense member"):
-        Joining(plan, opened, rows)
+    assert join(plan, {0: part}, opened)["m"].value.tolist() == [1.0, 1.0]
+    for length in (None, 0, 1, 3):
+        table = part.rows.table.copy()
+        table[0, 3] = length or 0
+        rows = {} if length is None else {0: replace(part.rows, table=table)}
+        with pytest.raises(InvalidArgumentError, match="run of a dense member"):
+            Joining(plan, opened, rows)
 
 
-def plan_of(plan: Plan, row: int) -> dict[int, Piece]:
-    """The pieces of a gradient that has 6.0 in one row."""
-    with HostGroup(plan.members) as group:
-        assert group.apply({"m": ([row], [6.0])}, 0)
-        return LocalSegment(group, plan).seal().pieces
-
-
-def join(plan: Plan, parts: list[Columns], opened: Opened) -> shmacc.GroupTaken:
+def join(plan: Plan, parts: dict[int, Columns], opened: Opened) -> shmacc.GroupTaken:
     """Put a round together, the last shard's values first."""
-    joining = Joining(plan, opened, {shard: part.rows for shard, part in enumerate(parts)})
-    for shard in reversed(range(len(parts))):
+    joining = Joining(plan, opened, {shard: part.rows for shard, part in parts.items()})
+    for shard in reversed(parts):
         joining.add(shard, parts[shard].values)
     return joining.taken()
 

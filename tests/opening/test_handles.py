@@ -28,6 +28,9 @@ def test_private_ones(kind: Any, namespace: str) -> None:
             assert same.num_accumulated() == again.num_accumulated() == 1
             assert two.num_accumulated() == 0
         assert one.num_accumulated() == 1
+        for word in ("attach", "error", "replace"):  # always new
+            with kind("f4", if_exists=word, unlink_on_close=True) as new:
+                assert new.num_accumulated() == 0
     assert in_shared_memory(namespace) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.apart import Apart, Pipe, needs_root, run_apart
-from helpers.opening import KINDS, NAME, exists, in_shared_memory, make, path
+from helpers.opening import KINDS, NAME, exists, make, path
 from helpers.support import refused
 
 import shmacc
@@ -168,12 +168,3 @@ def test_of_two_that_make_it_at_once_one_does() -> None:
     for _ in range(10):
         assert outcomes_of_two("error") == ["AlreadyExistsError", "made it"]
         inspection.remove(NAME)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_private_ones_are_always_new(kind: Any, namespace: str) -> None:
-    for word in ("attach", "error", "replace"):
-        for unlink_on_close in (False, True):
-            with kind("f4", if_exists=word, unlink_on_close=unlink_on_close) as acc:
-                assert acc.num_accumulated() == 0
-            assert in_shared_memory(namespace) == []

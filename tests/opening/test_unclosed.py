@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import every_start_method
+from helpers.apart import run_apart
 from helpers.support import LONG
 
 import shmacc
@@ -22,8 +22,6 @@ from shmacc import ConditionalAccumulator, errors, raw_ops, testing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from helpers.apart import Crew
 
 
 KINDS: Final[list[Callable[[], Any]]] = [
@@ -144,40 +142,15 @@ def test_unpickled_ones_need_not_be_closed() -> None:
         acc.unlink()
 
 
-def _apply(acc: ConditionalAccumulator) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        acc.apply_grad(1.0)
-        del acc
-        gc.collect()
-    return [str(warning.message) for warning in caught]
+def test_a_forked_child_answers_for_its_own_only() -> None:
+    def drop_the_parents() -> list[str]:
+        parents.clear()
+        dropped = _warnings_of(lambda: ConditionalAccumulator("f4", (2,)))
+        return [str(warning.message).split()[1] for warning in dropped]
 
-
-@every_start_method
-def test_a_worker_is_given_one_and_need_not_close_it(crew: Crew) -> None:
-    with ConditionalAccumulator("f8", ()) as acc:
-        assert crew.start(_apply, acc).result() == []
-        assert acc.take_grad(1, timeout=LONG) == 1.0
-
-
-def _drop_the_parents() -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        _PARENTS.clear()
-        gc.collect()
-        ConditionalAccumulator("f4", (2,))
-        gc.collect()
-    return [str(warning.message).split()[1] for warning in caught]
-
-
-_PARENTS: list[Any] = []
-
-
-def test_a_forked_child_answers_for_its_own_only(crew: Crew) -> None:
     with shmacc.SparseConditionalAccumulator("f4", (None, 2)) as acc:
-        _PARENTS.append(acc)
-        assert crew.start(_drop_the_parents).result() == ["ConditionalAccumulator"]
-        _PARENTS.clear()
+        parents = [acc]
+        assert run_apart(drop_the_parents) == ["ConditionalAccumulator"]
 
 
 _PROGRAM: Final = """

@@ -79,7 +79,6 @@ def test_only_the_creators_close_does() -> None:
 
 
 END_IN_ORDER: Final = {
-    "without a close": "",
     "by an exception": "raise SystemExit(0)",
     "with daemons at work": "daemon(lambda: acc.take_grad(1)); until(lambda: acc.stats().waiting)",
 }

@@ -124,25 +124,6 @@ def test_another_parameters_update_in_the_same_block_is_a_second_one(
         assert others.step == 0
 
 
-def test_adam_does_not_count_an_update_without_rows() -> None:
-    """As torch's SparseAdam if ``.grad`` is None; it counts a gradient that is there and empty."""
-    results = []
-    for empty in (False, True):
-        with (
-            Parameters({"t": np.ones((4, 2))}, optimizer=optim.Adam(0.1)) as params,
-            AccumulatorGroup(params.member_specs(["t"])) as group,
-        ):
-            for rows in [[1], [], [2]] if empty else [[1], [2]]:
-                group.apply(
-                    {"t": (np.array(rows, int), np.ones((len(rows), 2)))}, group.global_step
-                )
-                with group.round(1) as taken:
-                    params.update(taken)
-            results.append(params["t"].tobytes())
-            assert params.state()["updates"].tolist() == [2]
-    assert results[0] == results[1]
-
-
 def test_stats_say_who_began_an_update_and_when(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
