@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,8 @@ def test_a_piece_of_many_members_is_four_buffers() -> None:
 def test_a_division_that_is_not_of_all_that_there_is_is_refused() -> None:
     with HostGroup({"m": shmacc.TensorSpec((4,), "float64")}) as group:
         assert group.apply({"m": np.ones(4)}, 0)
-        for ends in ([[2, 3]], [[5, 4]], [[-1, 4]], [[2, 4], [0, 0]], [[]], [2, 4]):
+        wrong: list[Any] = [[[2, 3]], [[5, 4]], [[-1, 4]], [[2, 4], [0, 0]], [[]], [2, 4]]
+        for ends in wrong:
             with pytest.raises(InvalidArgumentError):
                 divided(group, ends)
         assert group.num_accumulated() == 1

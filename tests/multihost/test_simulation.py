@@ -112,7 +112,7 @@ def test_a_round_that_breaks_a_promise_is_found(
     books, key = Books(required=2), BatchKey("host", 1, 1)
     books.consumed[7] = 4
     books.shipped[key] = [Gradient(*each) for each in gradients]
-    batch = Segment(5, books.shipped[key]).sealed()
+    batch = Segment(5, list(books.shipped[key])).sealed()
     opened = Opened(Fence(1, 0), 5, (Member(key, dataclasses.replace(batch, **wrong)),))
     with pytest.raises(BrokenPromiseError, match=fault):
         books.consume(opened, 5)

@@ -88,13 +88,6 @@ def test_in_a_block_it_is_what_the_update_made_it(both: Both, path: Path, *, upd
     assert everything(both) == after
 
 
-def test_an_existing_file_is_replaced_at_once(both: Both, path: Path) -> None:
-    path.write_text("something else")
-    shmacc.save(path, both)
-    shmacc.load(path, both)
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
 def test_nothing_is_left_of_a_save_that_fails(both: Both, path: Path) -> None:
     shmacc.save(path, both)
     before = path.read_bytes()

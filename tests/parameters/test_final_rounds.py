@@ -90,13 +90,7 @@ def test_so_does_a_death(group: AccumulatorGroup, params: Parameters) -> None:
     assert (params.step, group.global_step) == (1, 1)
 
 
-def test_a_take_consumes_a_round_that_is_in(group: AccumulatorGroup, params: Parameters) -> None:
-    begin(group, params)
-    np.testing.assert_array_equal(group.take(99, timeout=0)["a"].value, [2] * 3)
-    assert group.global_step == 1
-
-
-def test_so_does_advance_step(group: AccumulatorGroup, params: Parameters) -> None:
+def test_advance_step_consumes_the_round(group: AccumulatorGroup, params: Parameters) -> None:
     begin(group, params)
     before = group.stats()
     assert group.advance_step(0) == 0
@@ -154,14 +148,6 @@ def test_a_gradient_of_a_later_step_waits(group: AccumulatorGroup, params: Param
         assert group.take(1, timeout=LONG).count == 2
         assert later.result(LONG) is True
     assert group.num_accumulated() == 1
-
-
-def test_restore_ends_it(group: AccumulatorGroup, params: Parameters) -> None:
-    state = group.state()
-    begin(group, params)
-    group.restore(state)
-    assert group.apply({"a": np.ones(3)}, 0)
-    assert group.take_partial(0).count == 3
 
 
 def test_a_take_that_waits_gets_it(group: AccumulatorGroup, params: Parameters) -> None:

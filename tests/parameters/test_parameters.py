@@ -72,14 +72,6 @@ def test_an_update_changes_rows_in_place(params: Parameters, group: AccumulatorG
     assert (params.step, group.global_step) == (1, 1)
 
 
-def test_a_member_without_gradients_stays(params: Parameters, group: AccumulatorGroup) -> None:
-    group.apply({"vector": np.ones(4)}, 0)
-    with group.round(1) as taken:
-        assert params.update(taken)
-    np.testing.assert_array_equal(params["table"], TABLE)
-    assert params.step == 1
-
-
 def test_learning_rates_by_pattern(params: Parameters, group: AccumulatorGroup) -> None:
     """Arrays that no pattern is for keep their optimizer's own; a rate is that of one update."""
     one_round(params, group, 1, learning_rate={"ta*": 10})

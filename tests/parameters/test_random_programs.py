@@ -297,6 +297,7 @@ class Programs(RuleBasedStateMachine):
     def _compare(self, params: Parameters) -> None:
         step, copies = params.snapshot()
         assert step == self.params_step
+        assert type(copies["table"]) is shmacc.IndexedSlices
         for name, reference in self.arrays.items():
             assert params[name].tobytes() == copies[name].tobytes() == reference.array.tobytes()
             for slot, expected in reference.slots.items():

@@ -14,7 +14,6 @@ from helpers.apart import run_apart
 import shmacc
 from shmacc import (
     AccumulatorGroup,
-    IndexedSlices,
     Parameters,
     SharedArrays,
     SparseConditionalAccumulator,
@@ -232,16 +231,6 @@ def test_a_table_that_is_full() -> None:
         state |= {"0.ids": np.arange(4), "0.last_steps": np.arange(4), "0.rows": rows}
         with pytest.raises(errors.ResourceExhaustedError, match="make the table with a larger"):
             params.restore(state)
-
-
-def test_a_snapshot_has_slices(params: Parameters, group: AccumulatorGroup) -> None:
-    train(params, group)
-    step, copies = params.snapshot()
-    assert (step, list(copies)) == (1, ["user", "fc"])
-    slices = copies["user"]
-    assert isinstance(slices, IndexedSlices)
-    assert slices.indices.tolist() == sorted(IDS.tolist())
-    assert slices.values.tobytes() == params["user"][slices.indices].tobytes()
 
 
 def _state(params: Parameters) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
 from typing import TYPE_CHECKING, Any
 
@@ -122,16 +121,3 @@ def test_another_parameters_update_in_the_same_block_is_a_second_one(
             with pytest.raises(errors.FailedPreconditionError, match="has made its update"):
                 others.update(taken)
         assert others.step == 0
-
-
-def test_stats_say_who_began_an_update_and_when(
-    params: Parameters, group: AccumulatorGroup
-) -> None:
-    with group.round(1) as taken:
-        params.update(taken)
-        stats = group.stats()
-        assert (stats.update, stats.update_pid, stats.round_pid) == ("in", os.getpid(), os.getpid())
-        assert stats.round_since is not None
-        assert stats.update_since is not None
-        assert stats.round_since <= stats.update_since
-    assert group.stats().update is None
