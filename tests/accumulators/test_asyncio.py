@@ -103,16 +103,6 @@ async def test_a_cancel_after_the_gradients_consumes_nothing(
     untouched(acc, 1)
 
 
-async def test_asyncios_own_timeouts(acc: Accumulator) -> None:
-    acc.apply_grad(1.0)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(acc.take_async(2), 0.01)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await acc.take_async(2)
-    untouched(acc, 1)
-
-
 async def test_our_timeout_says_what_came(acc: Accumulator) -> None:
     acc.apply_grad(1.0)
     for timeout in 0.01, 0:

@@ -203,9 +203,6 @@ def test_what_is_no_capacity(capacity: Any) -> None:
         ConditionalAccumulator("f8", capacity=capacity)
 
 
-# A segment that leaves memory to others grows no further: an apply waits for a take, or fails.
-
-
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_it_is_exceeded_by_less_than_the_number_of_lanes(lanes: int) -> None:
     each, number = 60, lanes + 1
@@ -222,83 +219,22 @@ def test_it_is_exceeded_by_less_than_the_number_of_lanes(lanes: int) -> None:
         acc.unlink()
 
 
-ROWS: Final = 20_000
-
-
-EVERYTHING: Final = 1 << 62  # bytes: no segment may grow
-
-
-def gradient(first: int, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Rows from `first` on, with ones."""
-    return {"m": (np.arange(first, first + rows), np.ones((rows, 8), np.float32))}
-
-
-@pytest.fixture(params=[1, 3], ids=["one lane", "three lanes"])
-def group(request: pytest.FixtureRequest) -> Iterator[HostGroup]:
-    """One that has memory for `ROWS` rows in each lane, none of them pending; it must not grow."""
-    specs: dict[str, TensorSpec] = {"m": IndexedSlicesSpec((None, 8), "float32")}
-    specs["dense"] = TensorSpec((300_000,), "float64")
-    with HostGroup(specs, NAME, lanes=request.param) as made:
-        for contributor in range(3 * request.param):  # each lane has its contributors
-            assert made.apply(gradient(contributor), 0, contributor=contributor)
-        made.take(1, timeout=0)
-        made.handle.keep_free(EVERYTHING)
-        yield made
-        made.unlink()
-
-
-def apply_rows(first: int, step: int, *, pipe: Pipe) -> bool:
-    """Say that it begins, then apply, as contributor 0."""
-    with shmacc.AccumulatorGroup.attach(NAME) as own:
-        pipe.say()
-        return own.apply(gradient(first), step, contributor=0)
-
-
-def test_a_gradient_that_alone_is_too_large_is_an_error_and_changes_nothing(
-    group: HostGroup,
-) -> None:
-    rows, dense = gradient(0, 20 * ROWS), {"dense": np.ones(300_000)}
-    with pytest.raises(errors.ResourceExhaustedError, match="kept for Ray's object store") as found:
-        group.apply(rows, 1, contributor=0)
-    assert found.value.kept == EVERYTHING
-    assert None not in (found.value.needed, found.value.free, found.value.total)
-    with pytest.raises(errors.ResourceExhaustedError, match="'dense'"):
-        group.apply(dense, 1)
-    assert group.num_accumulated() == 0
-    group.handle.keep_free(0)
-    assert group.apply(rows, 1, contributor=0)
-    assert group.apply(dense, 1)
-    taken = group.take(2, timeout=0)["m"]
-    assert taken.indices.tolist() == list(range(20 * ROWS))
-    assert (taken.values == 1).all()
-
-
-def test_an_apply_for_which_there_is_no_room_waits_for_a_take(group: HostGroup) -> None:
-    assert group.apply(gradient(0), 1, contributor=group.lanes * 3)  # of lane 0, as contributor 0
-    for contributor in range(3 * group.lanes):
-        group.apply(gradient(0), 1, contributor=contributor + 100)
-    pending = group.num_accumulated()
-    with Apart(apply_rows, 1_000_000, NEVER_STALE) as process:
-        wait_for_room(process)
-        assert group.num_accumulated() == pending
-        taken = group.take(1, timeout=0)
-        assert (taken.count, taken["m"].indices.tolist()) == (pending, list(range(ROWS)))
-        assert process.result(LONG)
-    taken = group.take(1, timeout=0)
-    assert (taken.count, taken["m"].indices[0], len(taken["m"].indices)) == (1, 1_000_000, ROWS)
-
-
-def test_an_apply_for_which_there_is_no_room_is_judged_when_it_looks_again(
-    group: HostGroup,
-) -> None:
-    for contributor in range(3 * group.lanes):
-        group.apply(gradient(0), 1, contributor=contributor + 100)
-    pending = group.num_accumulated()
-    with pytest.raises(errors.DeadlineExceededError, match="for room"):
-        group.apply(gradient(1_000_000), 1, contributor=0, timeout=0.05)
-    with Apart(apply_rows, 1_000_000, 1) as process:
-        wait_for_room(process)
-        assert group.num_accumulated() == pending
-        assert group.take(1, timeout=0)["m"].indices.tolist() == list(range(ROWS))
-        assert process.result(LONG) is False
-    assert group.num_accumulated() == 0
+def test_a_segment_that_leaves_memory_to_others_grows_no_further() -> None:
+    """An apply waits for a take; of hazards/test_kept_for_others.py, what needs no rights."""
+    rows = 20_000
+    values = np.ones((rows, 8), np.float32)
+    with HostGroup({"m": IndexedSlicesSpec((None, 8), "float32")}, NAME, lanes=3) as group:
+        for step in range(2):
+            for contributor in range(9):  # each lane has memory for these rows
+                first = step * contributor
+                grad = np.arange(first, first + rows), values
+                assert group.apply({"m": grad}, step, contributor=contributor + 100)
+            if step == 0:
+                group.take(1, timeout=0)
+                group.handle.keep_free(1 << 62)
+        more = {"m": (np.arange(rows) + 10**6, values)}
+        with pytest.raises(errors.DeadlineExceededError, match="for room"):
+            group.apply(more, 1, contributor=0, timeout=0.05)
+        assert group.take(1, timeout=0).count == 9
+        assert group.apply(more, 2, contributor=0)
+        group.unlink()

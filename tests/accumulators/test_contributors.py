@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from typing import Any, Final
 
 import numpy as np
@@ -39,19 +38,6 @@ def test_the_second_gradient_of_a_contributor_adds_nothing(acc: ConditionalAccum
     assert taken.contributors.dtype == np.int64
 
 
-def test_in_the_next_round_it_counts_again(acc: ConditionalAccumulator) -> None:
-    for step in range(3):
-        assert acc.apply_grad(1.0, step, contributor=LAST)
-        assert acc.apply_grad(1.0, step, contributor=LAST)
-        assert acc.contributors().tolist() == [LAST]
-        assert acc.take(1).count == 1
-        assert acc.contributors().size == 0
-    assert acc.apply_grad(1.0, 3, contributor=LAST)
-    assert acc.advance_step(9) == 1
-    assert acc.apply_grad(1.0, 9, contributor=LAST)
-    assert acc.num_accumulated() == 1
-
-
 def test_a_stale_or_sealed_apply_is_false_whoever_it_is_from(acc: ConditionalAccumulator) -> None:
     assert acc.apply_grad(1.0, contributor=1)
     assert not acc.apply_grad(1.0, -1, contributor=1)
@@ -62,15 +48,6 @@ def test_a_stale_or_sealed_apply_is_false_whoever_it_is_from(acc: ConditionalAcc
     acc.take_partial(1, seal=True)
     assert not acc.apply_grad(1.0, 1, contributor=1)
     assert acc.stats().dropped == 4
-
-
-def test_an_exception_in_a_round_keeps_its_contributors(acc: ConditionalAccumulator) -> None:
-    acc.apply_grad(1.0, contributor=5)
-    with pytest.raises(LookupError), acc.round(1) as taken:
-        assert taken.contributors.tolist() == [5]
-        raise LookupError
-    assert acc.apply_grad(1.0, contributor=5)
-    assert (acc.num_accumulated(), acc.contributors().tolist()) == (1, [5])
 
 
 def test_many_contributors(acc: ConditionalAccumulator) -> None:
@@ -95,52 +72,6 @@ def test_what_is_no_contributor_and_no_weight() -> None:
         numpys: Any = np.int32(3)
         assert acc.apply_grad(1.0, contributor=numpys)
         assert acc.contributors().tolist() == [3]
-
-
-def _apply(contributor: int, value: float, *, pipe: Pipe) -> None:
-    acc = ConditionalAccumulator.attach("acc")
-    pipe.say(acc.apply_grad(value, contributor=contributor))
-    pipe.hear()
-
-
-def test_a_restarted_worker_is_in_once(acc: ConditionalAccumulator) -> None:
-    """Killed after its apply, it just computes its batch again."""
-    for worker in (3, 4, 3, 4, 4):
-        with Apart(_apply, worker, float(worker)) as process:
-            assert process.hear()
-    assert acc.num_accumulated() == 2
-    taken = acc.take(2, timeout=0)
-    assert (taken.value.item(), taken.contributors.tolist()) == (7.0, [3, 4])
-
-
-@pytest.mark.parametrize(
-    ("kind", "lanes"), [(SparseConditionalAccumulator, 1), (ConditionalAccumulator, 4)]
-)
-def test_a_partial_brings_its_contributors(kind: Any, lanes: int) -> None:
-    grad: tuple[Any, ...] = ([1, 2], [[1.0], [2.0]])
-    if kind is ConditionalAccumulator:
-        grad = ([1.0],)
-    with kind("f4", lanes=lanes) as near, kind("f4", lanes=lanes) as far, kind("f4") as third:
-        for contributor in (1, 2, 9):
-            near.apply_grad(*grad, contributor=contributor)
-        partial = pickle.loads(pickle.dumps(near.take_partial(3)))
-        assert partial.contributors.tolist() == [1, 2, 9]
-        # An unsealed take_partial takes them along: they may apply again.
-        assert near.apply_grad(*grad, contributor=2)
-        assert near.contributors().tolist() == [2]
-
-        far.apply_grad(*grad, contributor=4)
-        assert far.apply_partial(partial)
-        assert far.contributors().tolist() == [1, 2, 4, 9]
-        before = far.snapshot()
-        for contributor in (9, 77):
-            third.apply_grad(*grad, contributor=contributor)
-        for again in (partial, third.take_partial(2)):
-            with pytest.raises(errors.AlreadyExistsError):
-                far.apply_partial(again)
-        for contributor in (1, 2, 4, 9):
-            assert far.apply_grad(*grad, contributor=contributor)
-        same(far.take(4), before)
 
 
 def same(got: Any, want: Any) -> None:

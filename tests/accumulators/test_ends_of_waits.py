@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, Final
 
 import pytest
-from helpers.apart import Apart, Pipe, run_apart
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, refused, until
 
 import shmacc
@@ -141,41 +139,12 @@ def _attach_only(*, pipe: Pipe) -> None:
     own.close()
 
 
-def _apply(*, close: bool) -> None:
-    global _kept  # noqa: PLW0603 - open until the very end
-    _kept = ConditionalAccumulator.attach(NAME)
-    _kept.apply_grad(1.0, shmacc.NEVER_STALE)
-    if close:
-        _kept.close()
-
-
-_kept: ConditionalAccumulator
-
-
-def test_who_closes_or_returns_is_not_dead(acc: ConditionalAccumulator) -> None:
-    """A child of multiprocessing ends by os._exit: no finalizer of the interpreter runs."""
-    run_apart(partial(_apply, close=True))
-    for method in ("fork", "spawn"):
-        run_apart(partial(_apply, close=False), method=method)
-    assert acc.num_accumulated() == 3
+def test_who_closes_is_not_dead(acc: ConditionalAccumulator) -> None:
+    with worker() as process:
+        process.say()
+        process.result()
     with pytest.raises(errors.DeadlineExceededError):
-        acc.take(4, timeout=SHORT, on_death="raise")
-
-
-def _apply_and_exit(*, pipe: Pipe) -> None:
-    own = ConditionalAccumulator.attach(NAME)
-    own.apply_grad(1.0)
-    pipe.say()
-    os._exit(3)
-
-
-def test_who_leaves_without_a_word_is_dead(acc: ConditionalAccumulator) -> None:
-    with Apart(_apply_and_exit) as process:
-        process.hear()
-        process.wait()
-        with pytest.raises(errors.WorkerDiedError) as caught:
-            acc.take(2, timeout=LONG, on_death="raise")
-        assert tuple(caught.value.pids or ()) == (process.pid,)
+        acc.take(2, timeout=SHORT, on_death="raise")
 
 
 def test_of_two_waits_one_is_told(acc: ConditionalAccumulator) -> None:

@@ -319,6 +319,10 @@ def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
         assert far.apply_partial(pickle.loads(pickle.dumps(partial)))
         taken = far.take(3, timeout=0)
         assert (taken.count, taken.weight, taken["emb"].weight) == (3, 5, 4)
+        assert taken.contributors.tolist() == [4]
+        with pytest.raises(errors.AlreadyExistsError):
+            for _ in range(2):
+                far.apply_partial(partial, 1)
         assert taken["emb"].row_counts.tolist() == [4, 4]
         assert taken["fc"].value.tolist() == [5, 9, 13]
 

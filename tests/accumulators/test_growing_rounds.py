@@ -69,20 +69,6 @@ def test_sparse(name: str) -> None:
         other.close()
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "int8"])
-def test_dense(name: str) -> None:
-    element = ELEMENTS[name]
-    rng = np.random.default_rng(4)
-    shapes: list[tuple[int, ...]] = [(3,), (400, 500), (), (7, 0, 2), (2,), (1_000_003,), (5, 5)]
-    with ConditionalAccumulator(name, reduction_type="SUM") as acc:
-        for step, shape in enumerate(shapes):
-            made = [rng.integers(-2, 3, size=shape).astype(element.dtype) for _ in range(3)]
-            for grad in made:
-                assert acc.apply_grad(grad, local_step=step)
-            expected = sum(grad.astype(element.sums) for grad in made)
-            same_bits(acc.take_grad(3, timeout=0), np.asarray(expected).astype(element.dtype))
-
-
 def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
     """Half as much again as the rows and 16 bytes for each, the largest gradient, and 1 MiB."""
     width, each = 16, 20_000

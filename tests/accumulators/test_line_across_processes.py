@@ -7,7 +7,6 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from helpers import process_work
 from helpers.lock_holder import sleeps_in
@@ -105,23 +104,6 @@ def test_take_partial_of_anything_leaves_the_heads_round_alone(
     assert acc.take_partial(0, timeout=0).count == 1
 
 
-def test_a_timeout_consumes_nothing(crew: Crew, acc: ConditionalAccumulator) -> None:
-    """Applies land around the deadline; a take has all that it reports, or it has nothing."""
-    rng = np.random.default_rng(1)
-    applied = taken = timeouts = 0.0
-    for _ in range(20):
-        taker = crew.start(_take_often, "acc", 15, float(rng.uniform(0.0005, 0.004)))
-        while not taker.pipe.poll(0.0015):
-            applied += acc.apply_grad(1.0, shmacc.NEVER_STALE)
-        values, late = taker.result()
-        taken += sum(values)
-        timeouts += late
-        if timeouts and taken:
-            break
-    assert timeouts
-    assert taken + acc.take_partial(0).value.sum() == applied
-
-
 def test_cancel_reaches_every_process(crew: Crew, acc: ConditionalAccumulator) -> None:
     takers = line_up(crew, acc, 1, 2)
     with shmacc.attach("acc") as other:
@@ -153,24 +135,3 @@ def test_close_wakes_this_handles_takes_only(crew: Crew, acc: ConditionalAccumul
             waits[0].result()
     acc.apply_grad(3.0)
     assert theirs.result() == (3.0, 1, 0)
-
-
-def test_unlinked_under_their_users(crew: Crew, acc: ConditionalAccumulator) -> None:
-    (taker,) = line_up(crew, acc, 1)
-    acc.unlink()
-    with pytest.raises(errors.NotFoundError):
-        crew.start(process_work.attached, "acc").result()
-    # Those who have it go on.
-    acc.apply_grad(2.0)
-    assert taker.result() == (2.0, 1, 0)
-
-
-def _take_often(name: str, times: int, timeout: float) -> tuple[list[float], int]:
-    values, late = [], 0
-    with process_work.attached(name) as acc:
-        for _ in range(times):
-            try:
-                values.append(acc.take(2, timeout=timeout).value.item())
-            except errors.DeadlineExceededError:
-                late += 1
-    return values, late

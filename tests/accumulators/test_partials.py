@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.elements import ELEMENTS
-from helpers.support import nothing_changes, refused, same_bits
+from helpers.support import nothing_changes, refused, same_taken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,17 +30,6 @@ def whole_numbers(kind: Any, name: str, seed: int) -> tuple[Any, ...]:
     low = 0 if element.sums.kind == "u" else -3
     values = rng.integers(low, 4, size=shape).astype(element.plain).view(element.dtype)
     return (values,) if kind is ConditionalAccumulator else (indices, values)
-
-
-def assert_same(kind: Any, got: Any, want: Any) -> None:
-    assert (got.count, got.step) == (want.count, want.step)
-    if kind is ConditionalAccumulator:
-        same_bits(got.value, want.value)
-    else:
-        same_bits(got.indices, want.indices)
-        same_bits(got.values, want.values)
-        same_bits(got.shape, want.shape)
-        assert got.row_counts.tolist() == want.row_counts.tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +61,7 @@ def test_a_tree_equals_the_flat_one(
         if racks:
             assert root.apply_partial(rack.take_partial(0))
         assert root.num_accumulated() == len(gradients)
-        assert_same(kind, root.take(len(gradients), timeout=0), flat.take(1, timeout=0))
+        same_taken(root.take(len(gradients), timeout=0), flat.take(1, timeout=0))
         assert root.global_step == flat.global_step == 1
         assert [host.global_step for host in hosts] == [0, 0, 0]
 

@@ -117,17 +117,6 @@ def test_forked_child_uses_its_parents_handle(sparse: SparseConditionalAccumulat
     check_members(taken.indices, taken.values, 4, 20, [range(20)] * 4)
 
 
-def test_threads_share_one_handle(sparse: SparseConditionalAccumulator) -> None:
-    def work(worker: int) -> int:
-        return sum(sparse.apply_grad(*gradient(worker, i, 25)) for i in range(25))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(work, range(8))) == [25] * 8
-    taken = sparse.take(200, timeout=0)
-    assert taken.count == 200
-    check_members(taken.indices, taken.values, 8, 25, [range(25)] * 8)
-
-
 def check_members(indices: Any, values: Any, workers: int, each: int, members: list[Any]) -> None:
     """Prove twice that these sums are of these gradients: by identity rows, and by adding up."""
     identities = indices[indices >= SHARED] - SHARED
@@ -200,16 +189,6 @@ def test_accepted_is_taken_and_dropped_is_not(
     indices = np.concatenate([np.arange(SHARED), here])
     check_members(indices, total[indices], workers, each, accepted)
     assert sparse.stats().dropped == workers * each - sum(map(len, accepted))
-
-
-def test_create_or_attach_without_a_race(crew: Crew, namespace: str) -> None:
-    """Whoever comes first makes it; nobody's gradient goes into one that nobody else sees."""
-    children = [crew.start(process_work.open_and_apply, "new", 2.0**i) for i in range(5)]
-    assert all(child.result() for child in children)
-    with process_work.attached("new") as acc:
-        assert acc.take_grad(5, timeout=0).item() == 31
-        acc.unlink()
-    assert shmacc.testing.leaked_names(namespace) == ()
 
 
 def test_workers_follow_the_step(crew: Crew, acc: ConditionalAccumulator) -> None:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from helpers.apart import Apart, Pipe
@@ -43,11 +42,16 @@ def test_the_step_moves_on_when_the_block_ends(acc: ConditionalAccumulator) -> N
 
 def test_the_step_is_sealed_in_the_block(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
-    with acc.round(1):
+    block = acc.round(1)
+    with block:
         assert not acc.apply_grad(2.0, local_step=0)
-        assert acc.stats().dropped == 1
+        assert acc.advance_step(0) == 0  # an old step does not end it
+        assert not acc.apply_grad(2.0)
+        assert acc.stats().dropped == 2
     assert acc.apply_grad(4.0, local_step=1)
     assert acc.take(1, timeout=0).value.item() == 4.0
+    with pytest.raises(errors.FailedPreconditionError, match="entered"):
+        block.__enter__()
 
 
 @pytest.mark.parametrize("step", [1, NEVER_STALE])
@@ -90,15 +94,6 @@ def test_a_timeout_opens_nothing(acc: ConditionalAccumulator) -> None:
     assert acc.take(2, timeout=0).count == 2
 
 
-def test_bad_numbers_are_refused_at_once(acc: ConditionalAccumulator) -> None:
-    bad: list[Any] = [0, -1, 1.5, None, "1"]
-    for number in bad:
-        with pytest.raises(errors.InvalidArgumentError):
-            acc.round(number)
-    with pytest.raises(errors.InvalidArgumentError):
-        acc.round(1, timeout=-1)
-
-
 def test_one_block_in_another_is_refused(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with acc.round(1):
@@ -115,15 +110,6 @@ def test_one_block_in_another_is_refused(acc: ConditionalAccumulator) -> None:
                 with pytest.raises(errors.FailedPreconditionError, match="round"):
                     handle.unseal()
     assert acc.global_step == 1
-
-
-def test_a_round_is_entered_once(acc: ConditionalAccumulator) -> None:
-    acc.apply_grad(1.0)
-    block = acc.round(1)
-    with block:
-        pass
-    with pytest.raises(errors.FailedPreconditionError, match="entered"):
-        block.__enter__()
 
 
 def test_others_wait_in_line(acc: ConditionalAccumulator) -> None:
@@ -174,14 +160,6 @@ def test_a_new_step_ends_the_round(acc: ConditionalAccumulator, step: str, left:
         getattr(acc, step)(8)
         raise ZeroDivisionError  # goes on
     assert acc.global_step == 8
-
-
-def test_an_old_step_does_not_end_it(acc: ConditionalAccumulator) -> None:
-    acc.apply_grad(1.0)
-    with acc.round(1):
-        assert acc.advance_step(0) == 0
-        assert not acc.apply_grad(2.0)
-    assert acc.global_step == 1
 
 
 def test_a_round_that_ended_does_not_end_the_next_one(acc: ConditionalAccumulator) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, run_apart
+from helpers.apart import run_apart
 from helpers.support import refused, same_bits
 
 import shmacc
@@ -297,24 +297,6 @@ def test_not_found_names_the_namespace(namespace: str) -> None:
     assert (caught.value.shared_name, caught.value.namespace) == (NAME, namespace)
     with pytest.raises(errors.DeadlineExceededError, match=f"in the namespace {namespace!r}"):
         SharedArrays.attach(NAME, timeout=0.01)
-
-
-def make_when_told(*, pipe: Pipe) -> None:
-    pipe.hear()
-    with make():
-        pipe.say()
-        pipe.hear()
-
-
-def test_attach_waits_until_they_are_complete() -> None:
-    with Apart(make_when_told) as maker:
-        maker.say()
-        with SharedArrays.attach(NAME, timeout=60) as params:
-            same_bits(params["emb"], TABLE)
-            maker.hear()  # who has removed it before its maker attaches makes it make another
-            params.unlink()
-        maker.say()
-        maker.result()
 
 
 @pytest.mark.parametrize("writable", [True, False])

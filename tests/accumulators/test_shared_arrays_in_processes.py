@@ -98,18 +98,6 @@ def test_an_array_alone_keeps_the_process_attached(namespace: str) -> None:
         process.result()
 
 
-def test_views_outlive_everything() -> None:
-    params = make()
-    view, transposed = params["emb"][1:3], params["emb"].T
-    params.unlink()
-    params.close()
-    del params
-    gc.collect()
-    same_bits(view, TABLE[1:3])
-    view[0, 0] = 77
-    assert transposed[0, 1] == 77
-
-
 def mapped_kib() -> int:
     """How much shared memory of the tests' namespace this process has mapped."""
     kib = 0

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from helpers.apart import Apart
 from helpers.process_work import say_and_take
-from helpers.support import LONG, same_bits, until
+from helpers.support import LONG, same_bits, same_taken, until
 
-import shmacc
 from shmacc import (
     NEVER_STALE,
     AccumulatorGroup,
@@ -80,20 +79,6 @@ def saved_and_loaded(state: Mapping[str, Any]) -> Any:
     return np.load(file)
 
 
-def same(got: Any, want: Any) -> None:
-    """Hold all that two takes say against each other."""
-    assert (got.count, got.weight, got.step) == (want.count, want.weight, want.step)
-    same_bits(got.contributors, want.contributors)
-    if isinstance(want, shmacc.GroupTaken):
-        assert set(got) == set(want)
-        for name, member in want.items():
-            same(got[name], member)
-        return
-    for field in ("indices", "values", "value", "shape", "row_counts"):
-        if hasattr(want, field):
-            same_bits(getattr(got, field), getattr(want, field))
-
-
 MAKE: Final = [sparse, dense, group]
 
 
@@ -113,8 +98,8 @@ def test_an_equal_accumulator_goes_on_from_it(
         other.take(1)
         other.restore(saved_and_loaded(state))
         assert other.global_step == 5
-        same(other.snapshot(), acc.snapshot())
-        same(other.take(3), acc.take(3))
+        same_taken(other.snapshot(), acc.snapshot())
+        same_taken(other.take(3), acc.take(3))
         assert other.global_step == 6
 
 
@@ -135,7 +120,7 @@ def test_it_replaces_everything(make: Callable[[], Any]) -> None:
         stats = acc.stats()
         assert stats.discarded == 2 * pending
         assert stats.applied == stats.taken + stats.discarded + stats.num_accumulated
-        same(acc.take(1), want)
+        same_taken(acc.take(1), want)
 
 
 def test_its_contributors_are_in_the_round_whatever_their_lane() -> None:
@@ -164,7 +149,7 @@ def test_of_an_empty_one_it_is_a_step(make: Callable[[int], Any], lanes: int) ->
         assert other.contributors().size == 0
         fill(acc)
         fill(other)
-        same(other.take(1), acc.take(1))
+        same_taken(other.take(1), acc.take(1))
 
 
 def test_it_ends_a_round_that_is_open() -> None:
@@ -179,7 +164,7 @@ def test_it_ends_a_round_that_is_open() -> None:
             acc.restore(acc.state())
             assert acc.stats().round_pid is None
             assert acc.apply_grad([1], [[1, 1]], local_step=5)
-            same(taken, want)
+            same_taken(taken, want)
         assert (acc.num_accumulated(), acc.global_step) == (4, 5)
 
 
@@ -286,7 +271,7 @@ def test_of_what_is_no_state_nothing_is_restored(
         with pytest.raises(errors.InvalidArgumentError, match=says):
             acc.restore(change(acc.state()))
         assert acc.stats() == stats
-        same(acc.snapshot(), before)
+        same_taken(acc.snapshot(), before)
 
 
 def test_of_another_spec_it_names_the_member_and_both() -> None:
@@ -325,15 +310,15 @@ def test_a_snapshot_is_what_the_next_take_gives(make: Callable[[int], Any], lane
         before = acc.stats()
         first, second = acc.snapshot(), acc.snapshot()
         assert acc.stats() == before
-        same(first, second)
-        same(first, in_one_lane.take(1))  # whole numbers: in any order
+        same_taken(first, second)
+        same_taken(first, in_one_lane.take(1))  # whole numbers: in any order
         taken = acc.take(1)
-        same(first, taken)
+        same_taken(first, taken)
         if make is not group:
             assert type(first) is type(taken)
             first_array = first.values if make is sparse else first.value
             first_array[...] = 0  # the caller's own memory
-            same(second, taken)
+            same_taken(second, taken)
 
 
 def test_a_snapshot_of_an_empty_one() -> None:
@@ -353,8 +338,8 @@ def test_a_snapshot_in_an_open_round_shows_the_round() -> None:
     with ConditionalAccumulator("f8", (), "seen", reduction_type="SUM") as acc:
         acc.apply_grad(1.0, contributor=3)
         with ConditionalAccumulator.attach("seen") as other, acc.round(1) as taken:
-            same(other.snapshot(), taken)
-            same(acc.snapshot(), taken)
+            same_taken(other.snapshot(), taken)
+            same_taken(acc.snapshot(), taken)
             assert acc.contributors().tolist() == other.contributors().tolist() == [3]
         assert acc.snapshot().count == 0
         acc.unlink()
@@ -396,4 +381,4 @@ def test_of_what_is_no_state_of_a_single_one_nothing_is_restored() -> None:
                 with pytest.raises(errors.InvalidArgumentError):
                     acc.restore(change(acc.state()))
             assert acc.stats() == stats
-            same(acc.snapshot(), before)
+            same_taken(acc.snapshot(), before)

@@ -34,6 +34,7 @@ def test_steps_and_numbers_are_integers_in_range(bad: Any) -> None:
             (acc, lambda: acc.advance_step(bad)),
             (acc, lambda: acc.wait_step(bad, timeout=0)),
             (acc, lambda: acc.take(bad, timeout=0)),
+            (acc, lambda: acc.round(bad)),
             (rows, lambda: rows.take_indexed_slices_grad(bad, timeout=0)),
             (acc, lambda: acc.take_partial(bad, timeout=0)),
         ):
@@ -58,6 +59,7 @@ def test_timeouts(bad: Any) -> None:
         for call in (
             lambda: acc.take_grad(1, timeout=bad),
             lambda: acc.take(1, timeout=bad),
+            lambda: acc.round(1, timeout=bad),
             lambda: acc.take_partial(0, timeout=bad),
             lambda: acc.wait_step(-1, timeout=bad),
         ):

@@ -181,21 +181,6 @@ def test_cancel(way: Any, how: str) -> None:
             take.result()
 
 
-def test_return_shape() -> None:
-    cases: list[tuple[Any, tuple[int, ...], list[int]]] = [
-        ([2, None], (1, 2, 2, 2), [2, 2, 2, 2]),
-        ([None, 2], (1, 2, 2, 3), [-1, 2, 2, 3]),
-        *((None, (1, 2), [-1, 2]), ([], (1,), [-1]), ([5], (1,), [5])),
-        ([None, None], (1, 0), [-1, 0]),
-    ]
-    for declared, values, returned in cases:
-        with SparseConditionalAccumulator(np.float32, name="Q", shape=declared) as acc:
-            acc.apply_grad([0], np.ones(values, np.float32))
-            assert acc.take_indexed_slices_grad(1).dense_shape.tolist() == returned
-            acc.apply_grad([0], np.ones(values, np.float32), local_step=1)
-            assert acc.take_grad(1).shape.tolist() == returned
-
-
 # --- raw ops -------------------------------------------------------------------------------------
 
 APPLY = "handle local_step gradient"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -127,6 +128,21 @@ def same_outcome(got: Any, want: Outcome) -> None:
     if want.count:
         same_bits(got.values, want.values)
         same_bits(got.shape, want.shape)
+
+
+def same_taken(got: Any, want: Any) -> None:
+    """Assert that two takes or partials say the same, or the members of two of a group."""
+    assert (got.count, got.weight, got.step) == (want.count, want.weight, want.step)
+    same_bits(got.contributors, want.contributors)
+    if isinstance(want, Mapping):
+        assert set(got) == set(want)
+        for name, member in want.items():
+            same_taken(got[name], member)
+        return
+    for field in ("indices", "values", "value", "shape", "row_counts"):
+        assert hasattr(got, field) == hasattr(want, field)
+        if hasattr(want, field):
+            same_bits(getattr(got, field), getattr(want, field))
 
 
 @contextmanager
