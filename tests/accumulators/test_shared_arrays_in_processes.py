@@ -54,24 +54,18 @@ def test_a_forked_child_shares_the_arrays_and_counts_as_a_process() -> None:
     with make() as params:
         emb = params["emb"]
 
-        def child(*, pipe: Pipe) -> None:
+        def child() -> int:
             emb[0, 0] = 50  # got before the fork
             params["bias"][0] = 60
-            pipe.say()
-            pipe.hear()
+            return inspection.describe(NAME).stats.attached
 
-        with Apart(child) as process:
-            process.hear()
-            assert emb[0, 0] == 50
-            assert params["bias"][0] == 60
-            assert inspection.describe(NAME).stats.attached == 2
-            process.say()
-            process.result()
+        assert run_apart(child) == 2
+        assert (emb[0, 0], params["bias"][0]) == (50, 60)
         params.unlink()
 
 
 def hold_an_array(*, pipe: Pipe) -> None:
-    """Keep nothing but one array."""
+    """Keep nothing but one array, then nothing."""
     array = SharedArrays.attach(NAME)["emb"]
     pipe.say()
     pipe.hear()

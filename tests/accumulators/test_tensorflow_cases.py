@@ -240,17 +240,5 @@ def test_raw_ops_do_the_work() -> None:
             raw.AccumulatorApplyGradient(handle, 9, [1.0])
         acc.unlink()
     handle.accumulator.close()
-
-
-def test_raw_ops_dense() -> None:
-    raw = shmacc.raw_ops
-    handle = raw.ConditionalAccumulator("float64", None, shared_name="raw")
-    for value in (1.0, 4.0):
-        assert raw.AccumulatorApplyGradient(handle, 0, value)
-    assert raw.AccumulatorTakeGradient(handle, 2, "float64").tolist() == 2.5
-    with pytest.raises(errors.InvalidArgumentError):
-        raw.AccumulatorTakeGradient(handle, 0, "float64")
     with pytest.raises(errors.NotFoundError):
         raw.AccumulatorNumAccumulated("nobody")
-    with handle.accumulator as acc:
-        acc.unlink()

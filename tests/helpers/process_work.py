@@ -37,15 +37,11 @@ def attached(name: str) -> Any:
     return shmacc.attach(name)
 
 
-def apply_all(name: str, worker: int, each: int, *, follow: bool = False) -> list[int]:
-    """Apply ``each`` gradients; return the numbers of those that were accepted."""
+def apply_all(name: str, worker: int, each: int) -> list[bool]:
+    """Apply ``each`` gradients; return which were accepted."""
     with attached(name) as acc:
-        accepted = []
-        for number in range(each):
-            step = acc.global_step if follow else shmacc.NEVER_STALE
-            if acc.apply_grad(*gradient(worker, number, each), local_step=step):
-                accepted.append(number)
-        return accepted
+        gradients = (gradient(worker, number, each) for number in range(each))
+        return [acc.apply_grad(*one, local_step=shmacc.NEVER_STALE) for one in gradients]
 
 
 def apply_one(acc: Any, value: float, step: int = 0) -> bool:
