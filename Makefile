@@ -28,13 +28,13 @@ endif
 endif
 
 # About 300 tests that use everything once: processes, deaths, dtypes, the command, the programs in the pages.
-SMOKE := $(addprefix tests/accumulators/test_,processes.py line_across_processes.py halves.py against_numpy_model.py \
+SMOKE := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py \
 		rounds.py groups.py steps.py) \
 	tests/parameters/test_parameters.py tests/opening/test_process_pools.py tests/inspect/test_verbs.py \
 	tests/hazards/test_killed_at_system_calls.py tests/hazards/test_exit_without_close.py \
 	tests/package/test_start_methods.py tests/package/test_interpreter_modes.py
 # What the packages that shmacc needs are used for.
-NEEDS := $(addprefix tests/accumulators/test_,processes.py halves.py against_numpy_model.py arrays_in.py) \
+NEEDS := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py arrays_in.py) \
 	tests/parameters $(addprefix tests/inspect/test_,verbs.py habits.py metrics.py terminal.py) \
 	tests/hazards/test_damaged_semaphores.py
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=$(BUILD_PINS) WHEELS=$(WHEELS)

@@ -273,3 +273,13 @@ def test_different_ids_come_in_any_order(count: int, apart: int) -> None:
             model.apply_grad(ids, values, None, 0)
             assert acc.apply_grad(ids, values)
         same_outcome(acc.take_partial(3), model.take_partial(3))
+
+
+def test_rows_beyond_the_last_bucket_stand_in_the_first() -> None:
+    """The key is random: in a third of small, crowded indexes the last bucket overflows."""
+    ids = np.random.default_rng(3).choice(10**6, 44, replace=False)
+    for _ in range(50):
+        with SparseConditionalAccumulator("float32") as acc:
+            for rows in (ids[:30], ids[30:], ids):
+                acc.apply_grad(rows, np.ones(len(rows)))
+            assert acc.take(3).row_counts.tolist() == [2] * 44

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from helpers import process_work
 from helpers.apart import every_start_method
+from helpers.lock_holder import sleeps_in
 from helpers.process_work import SHARED, WIDTH, gradient
-from helpers.support import LONG, until
+from helpers.support import LONG, stop, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
@@ -19,7 +23,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from helpers.apart import Crew
+    from helpers.apart import Apart, Crew
 
 pytestmark = pytest.mark.threads
 
@@ -126,3 +130,122 @@ def test_workers_follow_the_step(crew: Crew, acc: ConditionalAccumulator) -> Non
         assert (taken.value.item(), taken.count, taken.step) == (3.0, 3, step)
     assert [worker.result() for worker in workers] == [list(range(steps))] * 3
     assert acc.stats().dropped == 0
+
+
+# Takes of several processes stand in one line: its order, its head, and every way to leave it.
+
+
+def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apart]:
+    """Start one taking process for each number, in this order."""
+    takers = []
+    for place, number in enumerate(numbers, start=1):
+        takers.append(crew.start(process_work.take_one, "acc", number, LONG))
+        until(lambda place=place: acc.stats().waiting == place)  # type: ignore[misc]
+    return takers
+
+
+def test_first_come_first_served(crew: Crew, acc: ConditionalAccumulator) -> None:
+    takers = line_up(crew, acc, 1, 1, 2, 1)
+    for step, value in enumerate([1.0, 2.0]):
+        assert acc.apply_grad(value, local_step=step)
+    # The next round is the third's, which needs two.
+    for value in (4.0, 8.0):
+        assert acc.apply_grad(value, local_step=2)
+    assert acc.apply_grad(16.0, local_step=3)
+    results = [taker.result() for taker in takers]
+    assert results == [(1.0, 1, 0), (2.0, 1, 1), (12.0, 2, 2), (16.0, 1, 3)]
+
+
+def test_head_of_line_blocks(crew: Crew, acc: ConditionalAccumulator) -> None:
+    first, second = line_up(crew, acc, 3, 1)
+    for value in (1.0, 2.0):
+        acc.apply_grad(value)
+        # Enough for the second, but it is the first's turn.
+        assert acc.stats().waiting == 2
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(1, timeout=0)
+    assert acc.num_accumulated() == 2
+    acc.apply_grad(4.0)
+    assert first.result() == (7.0, 3, 0)
+    assert not second.pipe.poll()
+    assert acc.apply_grad(8.0, local_step=1)
+    assert second.result() == (8.0, 1, 1)
+
+
+def test_when_the_head_gives_up_the_next_is_served(crew: Crew, acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    first = crew.start(process_work.take_one, "acc", 3, 0.4)
+    until(lambda: acc.stats().waiting == 1 or first.pipe.poll())
+    second = crew.start(process_work.take_one, "acc", 1, LONG)
+    with pytest.raises(errors.DeadlineExceededError):
+        first.result()
+    # Nothing was consumed by the one, and no apply had to come for the other.
+    assert second.result() == (1.0, 1, 0)
+    assert acc.stats().waiting == 0
+
+
+def test_take_partial_of_anything_waits_for_nobody(crew: Crew, acc: ConditionalAccumulator) -> None:
+    (first,) = line_up(crew, acc, 2)
+    for seal in (False, True):
+        acc.apply_grad(1.0)
+        partial = acc.take_partial(0, timeout=0, seal=seal)
+        assert (partial.count, partial.value.item(), acc.stats().sealed) == (1, 1.0, seal)
+        assert acc.take_partial(0, timeout=0).count == 0
+        assert acc.stats().waiting == 1
+    acc.unseal()
+    for value in (2.0, 4.0):
+        acc.apply_grad(value)
+    assert first.result() == (6.0, 2, 0)
+
+
+def test_take_partial_of_anything_leaves_the_heads_round_alone(
+    crew: Crew, acc: ConditionalAccumulator
+) -> None:
+    """Its number is reached: it is the head's, also before that has come to take it."""
+    acc.apply_grad(1.0)
+    (first,) = line_up(crew, acc, 2)
+    until(lambda: sleeps_in("acc", first.pid, "waits in the queue"))
+    stop(first.pid)
+    acc.apply_grad(2.0)
+    assert acc.take_partial(0, timeout=0).count == 0
+    assert acc.take_partial(0, timeout=0, seal=True).count == 0
+    assert acc.num_accumulated() == 2
+    assert not acc.apply_grad(4.0)
+    os.kill(first.pid, signal.SIGCONT)
+    assert first.result() == (3.0, 2, 0)
+    acc.unseal()
+    assert acc.apply_grad(8.0, local_step=1)
+    assert acc.take_partial(0, timeout=0).count == 1
+
+
+def test_cancel_reaches_every_process(crew: Crew, acc: ConditionalAccumulator) -> None:
+    takers = line_up(crew, acc, 1, 2)
+    with shmacc.attach("acc") as other:
+        other.cancel()
+    for taker in takers:
+        with pytest.raises(errors.CancelledError, match="was cancelled"):
+            taker.result()
+    assert acc.stats().waiting == 0
+    # It is no lasting state.
+    (later,) = line_up(crew, acc, 1)
+    acc.apply_grad(5.0)
+    assert later.result() == (5.0, 1, 0)
+
+
+def test_close_wakes_this_handles_takes_only(crew: Crew, acc: ConditionalAccumulator) -> None:
+    mine = process_work.attached("acc")
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(mine.take, 1, timeout=LONG)]
+        waits.append(pool.submit(mine.wait_step, 0, timeout=LONG))
+        until(lambda: acc.stats().waiting >= 1)
+        behind = acc.stats().waiting + 1
+        theirs = crew.start(process_work.take_one, "acc", 1, LONG)
+        until(lambda: acc.stats().waiting == behind)
+        mine.close()
+        for wait in waits:
+            with pytest.raises((errors.CancelledError, errors.FailedPreconditionError)):
+                wait.result()
+        with pytest.raises(errors.CancelledError, match="was cancelled"):
+            waits[0].result()
+    acc.apply_grad(3.0)
+    assert theirs.result() == (3.0, 1, 0)
