@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart
-from helpers.interpreter import run
+from helpers.apart import Apart, run_apart
+from helpers.busy import busy
 from helpers.lock_holder import held, sleeps
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors, inspection, testing
+from shmacc import (
+    NEVER_STALE,
+    ConditionalAccumulator,
+    SparseConditionalAccumulator,
+    errors,
+    inspection,
+    testing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,116 +45,97 @@ def acc() -> Iterator[ConditionalAccumulator]:
         made.unlink()
 
 
-FORKS: Final = """
-    import gc, signal
-    def fork_often(before=tuple, beside=()):
-        kept = shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM")
-        def use():
-            assert kept.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
-            with shmacc.attach("forked") as other:
-                assert other.apply_grad(1.0)
-            with shmacc.ConditionalAccumulator("f8", ()) as private:
-                assert private.apply_grad(1.0)
-            assert shmacc.inspection.describe("forked").stats.applied > 0
-        use()
-        # What they import is not to be in the middle of it: that is Python's own hazard.
-        for work in beside:
-            work()
-        sys.setswitchinterval(1e-4)
-        stop = False
-        def repeat(work):
-            while not stop:
-                work()
-        threads = [threading.Thread(target=repeat, args=(work,)) for work in beside]
-        for thread in threads:
-            thread.start()
-        for number in range(30):
-            before()
-            fork(use if number % 10 == 0 else tuple)
-        stop = True
-        for thread in threads:
-            thread.join()
-        use()
-        assert kept.take(5, timeout=0).count == 5
-    def fork(work):
-        pid = os.fork()
-        if pid == 0:
-            end_after(work)
-        assert os.waitpid(pid, 0)[1] == 0
-    def end_after(work):
-        # Whoever hangs is to be noticed, and not to stay.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        try:
-            work()
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-"""
-SECONDS: Final = 45.0
+def _fork_often(
+    hook: Callable[[], object],
+    *beside: Callable[[], object],
+    before: Callable[[], object] = tuple,
+) -> None:
+    """Fork while threads are busy; the hook is another library's, and runs in each fork."""
+    kept = ConditionalAccumulator("f8", (), reduction_type="SUM")
 
-LETS_GO: Final = """
-    # Another library's hook, which lets threads run in the middle of the fork.
-    os.register_at_fork(before=lambda: time.sleep(0.001))
+    def use() -> None:
+        assert kept.apply_grad(1.0, local_step=NEVER_STALE)
+        with ConditionalAccumulator.attach("forked") as other:
+            assert other.apply_grad(1.0)
+        with ConditionalAccumulator("f8", ()) as private:
+            assert private.apply_grad(1.0)
+        assert inspection.describe("forked").stats.applied > 0
+
+    # What they import is not to be in the middle of it: that is Python's own hazard.
+    for work in (use, *beside):
+        work()
+    os.register_at_fork(before=hook)
+    sys.setswitchinterval(1e-4)
+    with busy(*beside):
+        for number in range(20):
+            before()
+            run_apart(use if number % 10 == 0 else tuple)
+    use()
+    assert kept.take(4, timeout=0).count == 4
+
+
+def _lets_go() -> None:
+    """The apply that runs has the segment's last use, and lets go of it during the fork."""
     gradient = np.arange(5_000), np.ones((5_000, 16))
-    def attach():
-        return shmacc.SparseConditionalAccumulator("f8", None, "rows")
+
+    def attach() -> SparseConditionalAccumulator:
+        return SparseConditionalAccumulator("f8", None, "rows")
+
     current = attach()
-    def apply():
-        try:
+
+    def apply() -> None:
+        with suppress(errors.ShmaccError):
             current.apply_grad(*gradient)
-        except shmacc.errors.ShmaccError:
-            pass
-    def close_under_it():
-        global current
+
+    def close_under_it() -> None:
+        nonlocal current
         current = attach()
         applied = current.stats().applied
         until(lambda: current.stats().applied > applied)
-        # The apply that runs now has the segment's last use, and lets go of it during the fork.
         current.close()
-    fork_often(before=close_under_it, beside=(apply,))
+
+    _fork_often(lambda: time.sleep(0.001), apply, before=close_under_it)
     attach().unlink()
-"""
-OPENS_AND_CLOSES: Final = """
-    os.register_at_fork(before=lambda: time.sleep(0.0005))
-    def open_and_close():
-        with shmacc.ConditionalAccumulator("f8", ()) as private:
+
+
+def _opens_and_closes() -> None:
+    def open_and_close() -> None:
+        with ConditionalAccumulator("f8", ()) as private:
             private.apply_grad(1.0)
         shmacc.attach("forked").close()
-    def inspect():
-        shmacc.inspection.describe("forked")
-        shmacc.inspection.leftovers("forked")
-    fork_often(beside=(open_and_close, open_and_close, inspect))
-"""
-COLLECTS: Final = """
+
+    def inspect() -> None:
+        inspection.describe("forked")
+        inspection.leftovers("forked")
+
+    _fork_often(lambda: time.sleep(0.0005), open_and_close, open_and_close, inspect)
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.acc = shmacc.attach("forked")
+        self.itself = self
+        # Else more are made while some are collected, and more again, without end.
+        time.sleep(0.0005)
+
+
+def _collects() -> None:
     gc.disable()
-    os.register_at_fork(before=gc.collect)
-    class Cycle:
-        def __init__(self):
-            self.acc = shmacc.attach("forked")
-            self.itself = self
-            # Else more are made while some are collected, and more again, without end.
-            time.sleep(0.0005)
-    fork_often(beside=(Cycle,))
-"""
+    _fork_often(gc.collect, _Cycle)
 
 
 @pytest.mark.usefixtures("acc")
-@pytest.mark.parametrize(
-    "script",
-    [LETS_GO, OPENS_AND_CLOSES, COLLECTS],
-    ids=["lets go", "opens, closes and inspects", "collects garbage in another hook"],
-)
-def test_while_a_thread(script: str) -> None:
+@pytest.mark.parametrize("work", [_lets_go, _opens_and_closes, _collects])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_while_a_thread(work: Callable[[], None]) -> None:
     """Nothing is locked around a fork, so nothing can be held in it."""
-    assert run(FORKS + script, seconds=SECONDS, warnings="ignore") == (0, "", "")
+    run_apart(work)
 
 
 CHILDS_WAYS: Final[dict[str, Callable[[Any], object]]] = {
     "returns": lambda _: None,
     "exits": lambda _: sys.exit(),
-    "uses it": lambda acc: acc.apply_grad(1.0, local_step=shmacc.NEVER_STALE),
+    "uses it": lambda acc: acc.apply_grad(1.0, local_step=NEVER_STALE),
     "closes it": lambda acc: acc.close(),
 }
 
@@ -193,7 +184,7 @@ def _let_it_fork(waiting: Apart) -> None:
 def _attach_and_apply() -> None:
     with shmacc.attach("forked") as again:
         assert isinstance(again, ConditionalAccumulator)
-        assert again.apply_grad(1.0, local_step=shmacc.NEVER_STALE)
+        assert again.apply_grad(1.0, local_step=NEVER_STALE)
 
 
 @pytest.mark.parametrize("way", ["returns", "uses it", "closes it"])
@@ -247,24 +238,6 @@ def _has_a_child(pid: int) -> bool:
         return bool(children.read())
 
 
-def _close_beside_a_waiting_thread(acc: ConditionalAccumulator, *, pipe: Pipe) -> Any:
-    taken: list[int] = []
-    thread = threading.Thread(target=lambda: taken.append(acc.take(3).count))
-    thread.start()
-    until(lambda: acc.stats().waiting == 1)
-    with Apart(_apply_and_close, acc) as child:
-        pipe.say(child.hear())
-        pipe.hear()
-        child.say()
-        pipe.say(child.hear())
-        pipe.hear()
-        child.say()
-        child.result()
-    acc.apply_grad(1.0)
-    thread.join(LONG)
-    return taken
-
-
 def _apply_and_close(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     acc.apply_grad(1.0)
     pipe.say("applied")
@@ -278,15 +251,19 @@ def _apply_and_close(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
 
 def test_a_child_closes_what_a_thread_of_its_parent_waits_for(acc: ConditionalAccumulator) -> None:
     """The thread's operation is not the child's: with its last handle the child is detached."""
-    with Apart(_close_beside_a_waiting_thread, acc) as parent:
-        assert parent.hear() == "applied"
-        assert acc.stats().attached == 3
-        parent.say()
-        assert parent.hear() == "closed"
-        assert acc.stats().attached == 2  # while the child lives
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(acc.take, 2, timeout=LONG)
+        until(lambda: acc.stats().waiting == 1)
+        with Apart(_apply_and_close, acc) as child:
+            assert child.hear() == "applied"
+            assert acc.stats().attached == 2
+            child.say()
+            assert child.hear() == "closed"
+            assert acc.stats().attached == 1  # while the child lives
+            child.say()
+            child.result()
         acc.apply_grad(1.0)
-        parent.say()
-        assert parent.result() == [3]
+        assert taking.result().count == 2
 
 
 def test_a_child_that_only_looks_does_not_take_its_parents_place(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers.apart import Apart, run_apart
-from helpers.lock_holder import sleeps
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, soon, until
 
@@ -106,14 +105,14 @@ class AlarmError(Exception):
     """What a handler raises."""
 
 
-def _interrupted(call: Callable[[Any], Any], sender: str, *, pipe: Pipe) -> float:
-    """How long after it was sent a signal breaks a wait that has lasted for long."""
+def _interrupted(call: Callable[[Any], Any]) -> float:
+    """How long after it was sent a thread's signal breaks a wait that has lasted for long."""
     sent = 0.0
 
     def raise_it(*_: object) -> None:
         raise AlarmError
 
-    def send_from_a_thread() -> None:
+    def send() -> None:
         nonlocal sent
         time.sleep(LONG_AGO)
         sent = time.monotonic()
@@ -121,40 +120,21 @@ def _interrupted(call: Callable[[Any], Any], sender: str, *, pipe: Pipe) -> floa
 
     signal.signal(signal.SIGUSR1, raise_it)
     with shmacc.attach(NAME) as acc:
-        if sender == "a thread":
-            threading.Thread(target=send_from_a_thread).start()
-        pipe.say("about to wait")
-        try:
+        threading.Thread(target=send).start()
+        with pytest.raises(AlarmError):
             call(acc)
-        except AlarmError:
-            now = time.monotonic()
-            return now - (sent or pipe.hear())
-        raise AssertionError("the wait ended by itself")
+        return time.monotonic() - sent
 
 
-WAITS: Final[tuple[tuple[Callable[[Any], Any], str], ...]] = (
-    (lambda acc: acc.take(2, timeout=LONG), "a thread"),  # far back in the queue
-    (lambda acc: acc.wait_step(0, timeout=LONG), "a process"),
+@pytest.mark.parametrize(
+    "call", [lambda acc: acc.take(2, timeout=LONG), lambda acc: acc.wait_step(0, timeout=LONG)]
 )
-
-
-@pytest.mark.parametrize(("call", "sender"), WAITS)
 def test_a_signal_breaks_a_long_sleep(
-    acc: ConditionalAccumulator, call: Callable[[Any], Any], sender: str
+    acc: ConditionalAccumulator, call: Callable[[Any], Any]
 ) -> None:
-    def late() -> float:
-        with Apart(_interrupted, call, sender) as process:
-            process.hear()
-            if sender == "a process":
-                until(lambda: sleeps(process.pid))
-                time.sleep(LONG_AGO)
-                sent = time.monotonic()
-                process.signal(signal.SIGUSR1)
-                process.say(sent)
-            return float(process.result())
-
+    """Far back in the queue, and in a wait for the step."""
     with in_line(acc, *[2] * NEAR):
-        soon(late, AT_ONCE)
+        soon(lambda: float(run_apart(_interrupted, call)), AT_ONCE)
         acc.cancel()
 
 
