@@ -34,40 +34,26 @@ PROGRAM: Final = """
     def main():
         rows = shmacc.IndexedSlicesSpec((None, 2), "f4")
         group = shmacc.AccumulatorGroup({"e": rows, "w": shmacc.TensorSpec((2,), "f8")}, "g")
-        params = shmacc.SharedArrays({"w": np.ones(2)}, "p")
-        with group, params:
+        with group, shmacc.SharedArrays({"w": np.ones(2)}, "p", unlink_on_close=True) as params:
             context = multiprocessing.get_context("spawn")
-            crew = [context.Process(target=work, args=(group, params, rank)) for rank in (1, 3)]
-            for process in crew:
-                process.start()
-            with group.round(2, timeout=60) as taken:
-                assert_equal(taken["w"].value.tolist(), [2.0, 2.0])
-                assert_equal(taken["e"].indices.tolist(), [1, 3, 7])
-            for process in crew:
-                process.join()
-                assert_equal(process.exitcode, 0)
+            process = context.Process(target=work, args=(group, params, 3))
+            process.start()
+            with group.round(1, timeout=60) as taken:
+                print(taken["w"].value.tolist(), taken["e"].indices.tolist())
+            process.join()
             found = inspection.list_names(namespace=os.environ["SHMACC_NAMESPACE"])
-            assert_equal([name.shared_name for name in found], ["g", "p"])
+            print(process.exitcode, [name.shared_name for name in found])
             for refused in ({"w": [1]}, {"x": 0}):
                 try:
                     group.apply(refused, 1)
                 except errors.InvalidArgumentError as error:
-                    assert_equal("'w'" in str(error), True)
-                else:
-                    raise SystemExit("not refused")
+                    print("'w'" in str(error))
             group.unlink()
-            params.unlink()
         ref = raw_ops.ConditionalAccumulator("f4", (1,))
         raw_ops.AccumulatorApplyGradient(ref, 0, [1.0])
-        assert_equal(raw_ops.AccumulatorTakeGradient(ref, 1, "f4").tolist(), [1.0])
+        print(raw_ops.AccumulatorTakeGradient(ref, 1, "f4").tolist())
         ref.accumulator.close()
-        assert_equal(testing.leaked_names(os.environ["SHMACC_NAMESPACE"]), ())
-        print("optimize", sys.flags.optimize)
-
-
-    def assert_equal(seen, expected):  # a function: -O removes assert
-        if seen != expected:
-            raise SystemExit(f"{seen} is not {expected}")
+        print(testing.leaked_names(os.environ["SHMACC_NAMESPACE"]), sys.flags.optimize)
 
 
     if __name__ == "__main__":
@@ -92,7 +78,14 @@ def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.Co
 def test_the_library_works_under(options: str, tmp_path: Path) -> None:
     ran = _run(tmp_path, *options.split())
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.split() == ["optimize", "2" if options == "-OO" else "0"]
+    assert ran.stdout.splitlines() == [
+        "[3.0, 3.0] [3, 7]",
+        "0 ['g', 'p']",
+        "True",
+        "True",
+        "[1.0]",
+        f"() {2 if options == '-OO' else 0}",
+    ]
 
 
 def test_the_command_needs_no_docstrings(tmp_path: Path) -> None:
