@@ -11,7 +11,7 @@ import pytest
 
 from shmacc_bench import timing
 from shmacc_bench.cli import main
-from shmacc_bench.parts import PARTS, calls
+from shmacc_bench.parts import PARTS, calls, several_processes
 from shmacc_bench.processes import Apart, FailedError
 from shmacc_bench.tables import Table, figure, paired, spread
 from shmacc_bench.workload import Workload, make_filling, make_gradient
@@ -117,10 +117,10 @@ def test_every_part_can_be_asked_for() -> None:
         assert importlib.import_module(f"shmacc_bench.parts.{name}").measure
 
 
-@pytest.mark.timeout(300)
 def test_parts_of_shmacc_alone_are_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(several_processes, "ROWS", (10,))
     file = tmp_path / "bench" / "tables.md"
     parts = ["several_processes", "waiting", "many_tensors"]
     assert main(["run", "--quick", "--parts", *parts, "--output", str(file)]) == 0
