@@ -50,32 +50,20 @@ def _bounds(requirements: list[str], python: str) -> dict[str, Version]:
 
 
 @pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize(
-    ("requirements", "file_name"), [(_OWN, "lowest.txt"), (_BUILD, "lowest-build.txt")]
-)
-def test_the_lowest_version_that_is_allowed_is_the_one_that_is_run(
-    requirements: list[str], file_name: str, python: str
-) -> None:
-    bounds, pins = _bounds(requirements, python), _pins(file_name, python)
-    assert bounds
-    assert {name: pins[name] for name in bounds} == bounds
-
-
-@pytest.mark.parametrize("python", _PYTHONS)
-def test_all_that_is_installed_by_make_is_pinned_and_within_its_bounds(python: str) -> None:
+def test_what_pins_say(python: str) -> None:
+    """The lowest version that is allowed is the one that is run; what is installed is pinned."""
+    for requirements, file_name in (_OWN, "lowest.txt"), (_BUILD, "lowest-build.txt"):
+        bounds, pins = _bounds(requirements, python), _pins(file_name, python)
+        assert bounds
+        assert {name: pins[name] for name in bounds} == bounds
     pins = _pins("newest.txt", python)
     tools = [name for group in _GROUPS.values() for name in group]
     assert {canonicalize_name(name) for name in tools} <= pins.keys()
     for name, bound in _bounds(_OWN + _BUILD, python).items():
         assert pins[name] >= bound
-
-
-@pytest.mark.parametrize("python", _PYTHONS)
-def test_all_that_users_have_beside_is_pinned(python: str) -> None:
     asked = [requirement for requirement in map(Requirement, _HOME) if _holds(requirement, python)]
-    assert {canonicalize_name(requirement.name) for requirement in asked} <= _pins(
-        "home.txt", python
-    ).keys()
+    pins = _pins("home.txt", python)
+    assert {canonicalize_name(requirement.name) for requirement in asked} <= pins.keys()
 
 
 def test_the_oldest_supported_python_is_the_oldest_that_is_allowed() -> None:

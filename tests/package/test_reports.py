@@ -28,7 +28,7 @@ from shmacc._layout import names, reports
 from shmacc._opening import removal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from shmacc import _core
 
@@ -85,18 +85,11 @@ def check_view(tables: int) -> dict[str, list[Any]]:
         }
 
 
-def _sparse() -> Any:
-    return shmacc.SparseConditionalAccumulator(
-        "float32", (None, 3), NAME, lanes=2, unlink_on_close=True
-    )
-
-
-def _dense() -> Any:
-    return shmacc.ConditionalAccumulator("bfloat16", None, NAME, capacity=200, unlink_on_close=True)
-
-
-def _group() -> Any:
-    return AccumulatorGroup(MEMBERS, NAME, lanes=2, unlink_on_close=True)
+MAKE: Final[list[tuple[Any, tuple[Any, ...], int]]] = [
+    (shmacc.SparseConditionalAccumulator, ("float32", (None, 3)), 4),
+    (shmacc.ConditionalAccumulator, ("bfloat16", None), 4),
+    (AccumulatorGroup, (MEMBERS,), 6),
+]
 
 
 def _apply(acc: Any, contributor: int | None = None) -> None:
@@ -108,9 +101,9 @@ def _apply(acc: Any, contributor: int | None = None) -> None:
         acc.apply_grad(np.ones(4))
 
 
-@pytest.mark.parametrize(("make", "tables"), [(_sparse, 4), (_dense, 2), (_group, 6)])
-def test_of_an_accumulator(make: Callable[[], Any], tables: int) -> None:
-    with make() as acc:
+@pytest.mark.parametrize(("make", "arguments", "tables"), MAKE)
+def test_of_an_accumulator(make: Any, arguments: tuple[Any, ...], tables: int) -> None:
+    with make(*arguments, NAME, lanes=2, capacity=200, unlink_on_close=True) as acc:
         _apply(acc, contributor=7)
         check(acc._handle.config(), reports.Config)
         check(acc._handle.state(), reports.State)

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,17 +22,8 @@ _LISTS: Final = runpy.run_path(str(TOOL))
 
 # Folders of shmacc/, and modules that they import, from the ground up.
 ORDER: Final = (
-    "_layout",
-    "_records",
-    "_gradients",
-    "optim",
-    "init",
-    "_opening",
-    "_accumulators",
-    "inspection",
-    "torch",
-    "_multihost",
-    "ray",
+    *("_layout", "_records", "_gradients", "optim", "init", "_opening", "_accumulators"),
+    *("inspection", "torch", "_multihost", "ray"),
 )
 NATIVE_FOLDERS: Final[tuple[str, ...]] = _LISTS["NATIVE_FOLDERS"]
 
@@ -42,20 +31,14 @@ NATIVE_FOLDERS: Final[tuple[str, ...]] = _LISTS["NATIVE_FOLDERS"]
 GROUND: Final = {"_core", "_lazy", "errors"}
 
 
-def imported(source: str) -> Iterator[str]:
-    """What a module imports of this library, anywhere in it: folders, and modules beside them."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+def imported(path: Path) -> Iterator[str]:
+    """What a module imports of this library, anywhere in it, by dotted names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            package, _, rest = name.partition(".")
-            if package == "shmacc":
-                yield rest.split(".")[0]
+        yield from (name for name in names if name.startswith("shmacc."))
 
 
 def test_every_folder_has_its_place_in_the_order() -> None:
@@ -65,25 +48,23 @@ def test_every_folder_has_its_place_in_the_order() -> None:
     assert {path.name for path in NATIVE.iterdir() if path.is_dir()} == set(NATIVE_FOLDERS)
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_imports_are_only_from_what_is_below(name: str) -> None:
-    allowed = GROUND.union(ORDER[: ORDER.index(name) + 1])
-    for path in [*(LIBRARY / name).rglob("*.py"), *LIBRARY.glob(f"{name}.py")]:
-        assert set(imported(path.read_text(encoding="utf-8"))) <= allowed, path
+def test_imports_are_only_from_what_is_below() -> None:
+    for number, name in enumerate(ORDER, 1):
+        allowed = GROUND.union(ORDER[:number])
+        for path in [*(LIBRARY / name).rglob("*.py"), *LIBRARY.glob(f"{name}.py")]:
+            assert {each.split(".")[1] for each in imported(path)} <= allowed, path
 
 
-@pytest.mark.parametrize("folder", NATIVE_FOLDERS)
-def test_a_folder_includes_only_from_those_below_it(folder: str) -> None:
+def test_a_folder_includes_only_from_those_below_it() -> None:
     """And only the uppermost one knows of Python."""
-    allowed = NATIVE_FOLDERS[: NATIVE_FOLDERS.index(folder) + 1]
-    for path in (NATIVE / folder).iterdir():
-        source = path.read_text(encoding="utf-8")
-        own = re.findall(r'^#include "([^"]+)"', source, re.MULTILINE)
-        assert {each.split("/")[0] for each in own} <= set(allowed), path
-        if folder != NATIVE_FOLDERS[-1]:
-            assert not re.search(r"^#include <(nanobind|numpy|Python)\b", source, re.MULTILINE), (
-                path
-            )
+    for number, folder in enumerate(NATIVE_FOLDERS, 1):
+        for path in (NATIVE / folder).iterdir():
+            source = path.read_text(encoding="utf-8")
+            own = re.findall(r'^#include "([^"/]+)', source, re.MULTILINE)
+            assert set(own) <= set(NATIVE_FOLDERS[:number]), path
+            if folder != NATIVE_FOLDERS[-1]:
+                of_python = r"^#include <(nanobind|numpy|Python)\b"
+                assert not re.search(of_python, source, re.MULTILINE), path
 
 
 def test_the_list_of_cpp_files_is_what_the_files_say() -> None:
@@ -93,25 +74,13 @@ def test_the_list_of_cpp_files_is_what_the_files_say() -> None:
     assert ran.returncode == 0, f"{ran.stderr}run {TOOL.relative_to(ROOT)}"
 
 
-def private_imports(source: str) -> set[str]:
-    """Private modules of the library that a program imports, up to the first private name."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            match = re.match(r"shmacc\.(\w+\.)*?_\w+", name)
-            found |= {match[0]} if match else set()
-    return found
-
-
 def test_tools_use_what_is_public() -> None:
     used: dict[str, set[str]] = {}
     for path in (ROOT / "tools").rglob("*.py"):
-        if private := private_imports(path.read_text(encoding="utf-8")):
-            tool = str(Path(*path.relative_to(ROOT / "tools").parts[:2]))
-            used.setdefault(tool, set()).update(private)
+        tool = str(Path(*path.relative_to(ROOT / "tools").parts[:2]))
+        for name in imported(path):
+            if private := re.match(r"shmacc\.(\w+\.)*?_\w+", name):  # up to the first private name
+                used.setdefault(tool, set()).add(private[0])
     # The protocol of many hosts is driven by engines, and so by what measures and simulates it.
     assert used == {
         "multihost/shmacc_simulate": {"shmacc._multihost"},

@@ -82,16 +82,8 @@ ALL: Final = {
 }
 
 READ_ONLY: Final = (
-    "global_step",
-    "dtype",
-    "shape",
-    "reduction_type",
-    "name",
-    "shared_name",
-    "accumulator_ref",
-    "lanes",
-    "capacity",
-    "running",
+    *("global_step", "dtype", "shape", "reduction_type", "name", "shared_name"),
+    *("accumulator_ref", "lanes", "capacity", "running"),
 )
 
 
@@ -129,17 +121,12 @@ def test_import_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (SparseConditionalAccumulator, "sparse_conditional_accumulator"),
-        (ConditionalAccumulator, "conditional_accumulator"),
-    ],
-)
-def test_constructors(kind: type, name: str) -> None:
-    assert plain(kind) == CONSTRUCTOR.format(name=name)
+@pytest.mark.parametrize("kind", [SparseConditionalAccumulator, ConditionalAccumulator])
+def test_constructors(kind: type) -> None:
+    prefix = "sparse_" if kind is SparseConditionalAccumulator else ""
+    assert plain(kind) == CONSTRUCTOR.format(name=f"{prefix}conditional_accumulator")
     with kind(np.float32) as acc:
-        assert acc.name == name
+        assert acc.name == f"{prefix}conditional_accumulator"
         for attribute in READ_ONLY:
             getattr(acc, attribute)
             with pytest.raises(AttributeError):
@@ -172,22 +159,22 @@ def test_methods(kind: type) -> None:
         assert inspect.getdoc(getattr(kind, name)), name
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda acc: acc.apply_grad(),
-        lambda acc: acc.apply_grad([0], [1.0], nonsense=1),
-        lambda acc: acc.take_grad(),
-        lambda acc: acc.take_grad(1, None, 0),
-        lambda acc: acc.take(1, 0),
-        lambda acc: type(acc)(),
-        lambda acc: type(acc)("f4", None, None, "x", "MEAN", 0o600),
-        lambda _: shmacc.raw_ops.AccumulatorNumAccumulated(),  # type: ignore[call-arg]
-    ],
-)
-def test_a_call_that_does_not_fit_is_a_type_error(call: Callable[[Any], Any]) -> None:
-    with SparseConditionalAccumulator(np.float32) as acc, pytest.raises(TypeError):
-        call(acc)
+def test_a_call_that_does_not_fit_is_a_type_error() -> None:
+    with SparseConditionalAccumulator(np.float32) as made:
+        acc: Any = made
+        calls: list[Callable[..., Any]] = [
+            acc.apply_grad,
+            lambda: acc.apply_grad([0], [1.0], nonsense=1),
+            acc.take_grad,
+            lambda: acc.take_grad(1, None, 0),
+            lambda: acc.take(1, 0),
+            type(acc),
+            lambda: type(acc)("f4", None, None, "x", "MEAN", 0o600),
+            shmacc.raw_ops.AccumulatorNumAccumulated,
+        ]
+        for call in calls:
+            with pytest.raises(TypeError):
+                call()
 
 
 def test_indexed_slices() -> None:
