@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from helpers import segment_layout as layout
 from helpers.inspect_tool import ask, header_of, path_of, scribble, semaphore_of
-from helpers.standing_still import NAME, begin, doing, kill, pause, take, wait_for_ever
+from helpers.standing_still import NAME, begin, doing, kill, once, pause, take, wait_for_ever
 from helpers.support import until
 
 import shmacc
@@ -50,7 +51,6 @@ set_by = pytest.mark.parametrize("seconds", [-2 * HOUR, 24 * HOUR])
 
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The library that sets it."""
     folder = tmp_path_factory.mktemp("clock")
     (folder / "clock.c").write_text(CLOCK, encoding="ascii")
     command = ["cc", "-shared", "-fPIC", "-o", "clock.so", "clock.c"]
@@ -60,7 +60,6 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def segment() -> Iterator[None]:
-    """One that nobody has attached."""
     ConditionalAccumulator(np.float32, [2], NAME).close()
     yield
     if path_of(NAME).exists():
@@ -73,7 +72,6 @@ def under(clock: str, seconds: int) -> dict[str, Any]:
 
 
 def python(script: str, environment: dict[str, str]) -> Any:
-    """What a script prints, under such a clock."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", f"name = {NAME!r}\n{script}"],
         env={**os.environ, **environment},
@@ -191,3 +189,22 @@ def _made_at(moment: int) -> None:
     config.created_ns = moment
     config.checksum = layout.checksum_of(config)
     scribble(path_of(NAME), 0, bytes(config))
+
+
+def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None:
+    _made_at(int((time.time() - 3 * HOUR) * 1e9))
+    (leftover,) = inspection.leftovers(namespace=namespace)
+    assert leftover.age > 3 * HOUR > HOUR > leftover.idle
+    assert ask("clean", "--older-than", "2h")["would_remove"] == []
+    moment = struct.pack("<q", int((time.time() - 2.5 * HOUR) * 1e9))
+    for entry in range(2):
+        place = layout.region("participants") + entry * 128
+        for field in (layout.Participant.attached_ns, layout.Participant.seen_ns):
+            scribble(path_of(NAME), place + field.offset, moment)
+    (would,) = ask("clean", "--older-than", "2h")["would_remove"]
+    assert 2.4 * HOUR < would["idle"] < 2.6 * HOUR < would["age"]
+    (listed,) = ask("list", NAME)["segments"]
+    assert time.time() - listed["last_used"] == pytest.approx(would["idle"], abs=60)
+    once(crew, lambda _: None)  # who has left in order has used it
+    assert inspection.leftovers(namespace=namespace)[0].idle < HOUR
+    assert ask("clean", "--older-than", "2h", "--yes")["removed"] == []

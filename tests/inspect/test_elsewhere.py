@@ -78,7 +78,6 @@ def test_the_same_as_another_user(holder: int) -> None:
 
 
 def look_at_the_stopped(holder: int, **how: Any) -> None:
-    """List and show it."""
     [segment] = ask("list", **how)["segments"]
     assert (segment["state"], segment["attached_alive"]) == ("sound", 3)
     shown = ask("show", "table", **how)

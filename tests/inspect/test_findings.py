@@ -8,7 +8,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,28 +16,14 @@ import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
 from helpers.apart import Apart, needs_own_shm, needs_root, run_apart
-from helpers.inspect_tool import (
-    ask,
-    path_of,
-    run,
-    scribble,
-)
-from helpers.support import until
+from helpers.inspect_tool import ask, path_of, run, scribble
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import shmacc
-from shmacc import (
-    ConditionalAccumulator,
-    SparseConditionalAccumulator,
-    _core,
-    errors,
-    inspection,
-)
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, _core, errors, inspection
 from shmacc.inspection import SegmentState, Severity, _unlinked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from helpers.apart import Crew, Pipe
 
 HOUR: Final = 3600.0
@@ -53,7 +38,6 @@ def orphan(name: str) -> Path:
 
 
 def wrong_kinds(name: str) -> list[str]:
-    """The kinds of what `check` finds wrong."""
     return [each.kind for each in inspection.check(name) if each.severity is Severity.WRONG]
 
 
@@ -77,42 +61,6 @@ def test_another_programs_file_under_our_prefix_is_not_removed(namespace: str) -
     assert ask("remove", "foreign", "--yes", "--force")["removed"] == [path.name]
 
 
-def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None:
-    path = orphan("made-long-ago")
-    _made_before(path, 3 * HOUR)
-    (leftover,) = inspection.leftovers(namespace=namespace)
-    assert leftover.age > 3 * HOUR > HOUR > leftover.idle
-    assert ask("clean", "--older-than", "2h")["would_remove"] == []
-    for entry in range(2):
-        place = layout.region("participants") + entry * 128
-        _set_times(path, place, time.time() - 2.5 * HOUR)
-    (would,) = ask("clean", "--older-than", "2h")["would_remove"]
-    assert 2.4 * HOUR < would["idle"] < 2.6 * HOUR < would["age"]
-    (listed,) = ask("list", "made-long-ago")["segments"]
-    assert time.time() - listed["last_used"] == pytest.approx(would["idle"], abs=60)
-    crew.start(_attach, "made-long-ago").result()
-    assert inspection.leftovers(namespace=namespace)[0].idle < HOUR
-    assert ask("clean", "--older-than", "2h", "--yes")["removed"] == []
-    inspection.remove("made-long-ago")
-
-
-def _made_before(path: Path, seconds: float) -> None:
-    config = layout.Config.from_buffer_copy(inspect_tool.header_of(path))
-    config.created_ns = int((time.time() - seconds) * 1e9)
-    config.checksum = layout.checksum_of(config)
-    scribble(path, 0, bytes(config))
-
-
-def _set_times(path: Path, entry: int, moment: float) -> None:
-    fields = layout.Participant
-    for field in (fields.attached_ns, fields.seen_ns):
-        scribble(path, entry + field.offset, struct.pack("<q", int(moment * 1e9)))
-
-
-def _attach(name: str) -> None:
-    shmacc.attach(name).close()
-
-
 def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
     pipe.say()
     while not pipe.poll():
@@ -122,20 +70,16 @@ def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
                 made.unlink()
 
 
-def test_healthy_churn_is_not_wrong(namespace: str) -> None:
-    crowd = [Apart(_make_and_unlink, number) for number in range(2)]
-    try:
-        for process in crowd:
-            process.hear()
-        for _ in range(10):
-            found = inspection.check_all(namespace=namespace)
-            assert [each for each in found if each.severity is Severity.WRONG] == []
-        for process in crowd:
-            process.say()
-            process.result()
-    finally:
-        for process in crowd:
-            process.kill()
+def test_healthy_churn_is_not_wrong(crew: Crew, namespace: str) -> None:
+    crowd = [crew.start(_make_and_unlink, number) for number in range(2)]
+    for process in crowd:
+        process.hear()
+    for _ in range(10):
+        found = inspection.check_all(namespace=namespace)
+        assert [each for each in found if each.severity is Severity.WRONG] == []
+    for process in crowd:
+        process.say()
+        process.result()
 
 
 def test_another_file_under_the_number_of_a_closed_one_is_not_taken_for_it(
@@ -214,35 +158,26 @@ def test_a_lock_on_a_file_of_the_same_inode_elsewhere_accuses_nobody(tmp_path: P
     run_apart(_compare_holders, str(tmp_path), shm=4 * MIB)
 
 
-@pytest.fixture
-def table() -> Iterator[SparseConditionalAccumulator]:
-    """A sparse accumulator with a gradient in it."""
-    with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
-        acc.apply_grad(np.arange(100_000), np.ones((100_000, 16), np.float32))
-        yield acc
-        acc.unlink()
-
-
-def test_rows_and_values_are_the_committed_ones(
-    table: SparseConditionalAccumulator, crew: Crew
-) -> None:
+def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
     """Also while a process stands still in the middle of an apply."""
-    for _ in range(2):
-        table.apply_grad(np.arange(50_000), np.ones((50_000, 16), np.float32))
-    with inspect_tool.stopped_with_the_lock(crew, "table"):
-        gradients = inspection.describe("table").stats.num_accumulated
-        shown = ask("show", "table", "--rows", "100000", "--values")
-        rows, values = shown["most_touched"], shown["values"]
-        assert (shown["most_touched_still"], values["still"]) == (True, True)
-        # Half of the rows are in all gradients, half in the first one alone.
-        counts = np.array([row["count"] for row in rows])
-        assert np.bincount(counts).nonzero()[0].tolist() == [1, gradients]
-        assert np.count_nonzero(counts == gradients) == 50_000
-        assert (values["numbers"], values["largest"]) == (16 * counts.size, gradients)
-        want = np.sqrt(16 * np.sum(counts.astype(np.float64) ** 2))
-        assert values["norm"] == pytest.approx(want, rel=1e-9)
-        found = inspection.check("table")
-        assert not [f for f in found if f.kind in {"inconsistent", "not_compared"}]
+    with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as table:
+        for rows in (100_000, 50_000, 50_000):
+            table.apply_grad(np.arange(rows), np.ones((rows, 16), np.float32))
+        with inspect_tool.stopped_with_the_lock(crew, "table"):
+            gradients = inspection.describe("table").stats.num_accumulated
+            shown = ask("show", "table", "--rows", "100000", "--values")
+            rows, values = shown["most_touched"], shown["values"]
+            assert (shown["most_touched_still"], values["still"]) == (True, True)
+            # Half of the rows are in all gradients, half in the first one alone.
+            counts = np.array([row["count"] for row in rows])
+            assert np.bincount(counts).nonzero()[0].tolist() == [1, gradients]
+            assert np.count_nonzero(counts == gradients) == 50_000
+            assert (values["numbers"], values["largest"]) == (16 * counts.size, gradients)
+            want = np.sqrt(16 * np.sum(counts.astype(np.float64) ** 2))
+            assert values["norm"] == pytest.approx(want, rel=1e-9)
+            found = inspection.check("table")
+            assert not [f for f in found if f.kind in {"inconsistent", "not_compared"}]
+        table.unlink()
 
 
 def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
@@ -341,41 +276,31 @@ def _apply_without_end(*, pipe: Pipe) -> None:
             acc.apply_grad(indices, values, local_step=shmacc.NEVER_STALE)
 
 
-def test_a_busy_segment_is_compared_all_the_same() -> None:
+def test_a_busy_segment_is_compared_all_the_same(crew: Crew) -> None:
     rows = 100_000
     with SparseConditionalAccumulator("f4", [rows, 4], "busy") as acc:
         acc.apply_grad(np.arange(rows), np.ones((rows, 4), "f4"))
-        crowd = [Apart(_apply_without_end) for _ in range(2)]
-        try:
-            for process in crowd:
-                process.hear()
-            for _ in range(3):
-                found = inspection.check("busy")
-                assert not [f for f in found if f.kind in {"not_compared", "inconsistent"}]
-            # What is wrong is found, however busy it is.
-            scribble(path_of("busy"), layout.region("slots") + 16 * 5000, struct.pack("<q", 4999))
-            assert "inconsistent" in wrong_kinds("busy")
-            for process in crowd:
-                process.say()
-                process.result()
-        finally:
-            for process in crowd:
-                process.kill()
+        crowd = [crew.start(_apply_without_end) for _ in range(2)]
+        for process in crowd:
+            process.hear()
+        for _ in range(3):
+            found = inspection.check("busy")
+            assert not [f for f in found if f.kind in {"not_compared", "inconsistent"}]
+        # What is wrong is found, however busy it is.
+        scribble(path_of("busy"), layout.region("slots") + 16 * 5000, struct.pack("<q", 4999))
+        assert "inconsistent" in wrong_kinds("busy")
+        for process in crowd:
+            process.say()
+            process.result()
         acc.unlink()
 
 
-def test_errors_are_those_of_the_thing(crew: Crew) -> None:
-    with pytest.raises(errors.NotFoundError):
-        inspection.remove("nothing", rehearse=True)
-    with pytest.raises(errors.NotFoundError):
-        inspection.cancel("nothing", rehearse=True)
+def test_errors_are_those_of_the_thing() -> None:
+    for verb in (inspection.remove, inspection.cancel):
+        with pytest.raises(errors.NotFoundError):
+            verb("nothing", rehearse=True)
     with ConditionalAccumulator("f4", [2], "there") as acc:
         with pytest.raises(errors.FailedPreconditionError, match="in use"):
             inspection.remove("there", rehearse=True)
         assert len(inspection.remove("there", rehearse=True, force=True)) == 2
-        inspect_tool.start(crew, inspect_tool.wait_in_line, "there", 5)
-        until(lambda: acc.stats().waiting == 1)
-        assert inspection.cancel("there", rehearse=True) == 1
-        assert acc.stats().waiting == 1
-        assert inspection.cancel("there") == 1
         acc.unlink()

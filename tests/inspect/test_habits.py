@@ -33,14 +33,12 @@ LONG_NAME = "n" * 5000
 
 @pytest.fixture
 def bias() -> Iterator[ConditionalAccumulator]:
-    """An accumulator that is gone after the test."""
     with ConditionalAccumulator(np.float64, [3], "bias") as acc:
         yield acc
         acc.unlink()
 
 
 def section_of(verb: str) -> str:
-    """What docs/inspect.md says of it."""
     [section] = re.findall(rf"^## `{verb}.*?(?=^## |\Z)", DOCS, re.DOTALL | re.MULTILINE)
     return str(section)
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def table() -> Iterator[SparseConditionalAccumulator]:
-    """A sparse accumulator with some rows, gone after the test."""
     with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
         acc.apply_grad(np.arange(100), np.ones((100, 16), np.float32))
         yield acc
@@ -37,7 +36,6 @@ def table() -> Iterator[SparseConditionalAccumulator]:
 
 
 def problems(name: str) -> str:
-    """What `check` finds wrong."""
     findings = ask("check", name, status=1)["findings"]
     return "; ".join(f["problem"] for f in findings if f["severity"] == "wrong")
 
@@ -191,7 +189,6 @@ def test_what_is_added_up_over_lanes_is_so_inside_and_outside() -> None:
 
 @pytest.fixture
 def old() -> Iterator[Path]:
-    """A segment of version 1."""
     path = path_of("old")
     path.write_bytes(layout.header_of_version_1(b"old"))
     os.truncate(path, layout.FILE_SIZE)
@@ -216,7 +213,6 @@ def test_a_segment_of_version_1(old: Path) -> None:
 
 
 def hold_open(path: str, read: int) -> None:
-    """Have a file open, as a process of another version has."""
     assert os.open(path, os.O_RDONLY)
     os.close(read)
     signal.pause()

@@ -330,7 +330,6 @@ def leave(group: AccumulatorGroup, params: Parameters | None) -> None:
 
 
 def end(group: AccumulatorGroup, params: Parameters) -> None:
-    """End a round in order."""
     with group.round(1) as taken:
         params.update(taken)
 

@@ -54,7 +54,6 @@ def segments() -> Iterator[None]:
 
 
 def fail(error: Exception) -> Callable[[Any], None]:
-    """Have a bug."""
 
     def deed(_: Any) -> None:
         raise error
@@ -85,13 +84,11 @@ def notes(name: str = NAME) -> dict[str, Any]:
 
 
 def samples(name: str) -> list[dict[str, Any]]:
-    """The samples of a metric."""
     (metric,) = [one for one in ask("metrics")["metrics"] if one["name"] == name]
     return list(metric["samples"])
 
 
 def shown(name: str = NAME) -> str:
-    """What `show` prints, in one line."""
     return " ".join(run("show", name).stdout.split())
 
 
@@ -253,7 +250,6 @@ def test_parameters_are_shown_with_optimizers_and_slots() -> None:
 
 
 def update_for_ever(acc: Any) -> None:
-    """Be a chief, and the only worker."""
     with Parameters.attach("large.params") as arrays:
         while True:
             apply(acc, acc.global_step)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bias() -> Iterator[ConditionalAccumulator]:
-    """An accumulator that is gone after the test."""
     with ConditionalAccumulator(np.float64, [3], "bias") as acc:
         yield acc
         acc.unlink()

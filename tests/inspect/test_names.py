@@ -21,7 +21,6 @@ SHOWING: Final = ("list", "show", "check", "cancel", "clean", "remove", "metrics
 
 @pytest.fixture
 def kept() -> Iterator[list[ConditionalAccumulator]]:
-    """Accumulators that are gone after the test."""
     made: list[ConditionalAccumulator] = []
     yield made
     for acc in made:

@@ -62,7 +62,6 @@ impatient = pytest.mark.usefixtures("impatience")
 
 
 def apply_a_partial(acc: Any) -> None:
-    """Apply two gradients as one."""
     with SparseConditionalAccumulator(np.float32, [1000, 16]) as own:
         for _ in range(2):
             apply(own)
@@ -71,7 +70,6 @@ def apply_a_partial(acc: Any) -> None:
 
 
 def apply_for_ever(acc: Any) -> None:
-    """Be a worker of an asynchronous job."""
     while True:
         apply(acc)
 
@@ -86,7 +84,6 @@ def chief_that_has_taken(crew: Crew, beside: int = 0) -> Apart:
 
 
 def wait_beside_it(crew: Crew, number: int = 1) -> list[Apart]:
-    """Processes that wait for the step."""
     workers = [begin(crew, wait_for_ever) for _ in range(number)]
     until(lambda: doing("waits for the step") == number)
     return workers

@@ -24,7 +24,6 @@ pytestmark = needs_root
 
 @pytest.fixture(autouse=True)
 def theirs(crew: Crew) -> Iterator[None]:
-    """A segment that is another user's alone."""
     crew.start(make_as, NOBODY, "theirs").result()
     yield
     ask("clean", "--yes")

@@ -29,7 +29,6 @@ ACC, PARAMS = NAMES[:2]
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """What the tests leave under the names is removed."""
     yield
     for name in NAMES:
         path = path_of(name)
@@ -57,7 +56,6 @@ def damaged() -> None:
 
 
 def other_version() -> None:
-    """A segment that another version reads."""
     path_of(NAMES[0]).write_bytes(layout.header_of_version_1(NAMES[0].encode()))
     os.truncate(path_of(NAMES[0]), layout.FILE_SIZE)
 
@@ -87,7 +85,6 @@ def only_a_semaphore() -> None:
 
 
 def directory() -> None:
-    """A directory under a name."""
     path_of(NAMES[0]).mkdir()
 
 
@@ -98,7 +95,6 @@ EVERYTHING: Final = (
 
 
 def names_there(namespace: str) -> list[str]:
-    """What has a name in this test's namespace."""
     return sorted(path.name for path in path_of(NAMES[0]).parent.glob(f"*shmacc.{namespace}:*"))
 
 
@@ -161,7 +157,6 @@ def test_what_an_error_says_removes_it_removes_it() -> None:
 
 
 def use_both(accumulator: str, parameters: str) -> None:
-    """Be a worker: have both attached, and wait for the step."""
     with shmacc.attach(accumulator) as acc, Parameters.attach(parameters):
         acc.wait_step(10**6)
 

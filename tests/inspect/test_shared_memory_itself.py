@@ -173,13 +173,11 @@ def test_memory_of_another_containers_segments_is_not_told() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """What took the name since is removed, too."""
     yield
     run("clean", "--yes")
 
 
 def finding(status: int) -> dict[str, Any]:
-    """What `check` finds about uses of what has no name."""
     findings: list[dict[str, Any]] = ask("check", status=status)["findings"]
     (found,) = [each for each in findings if each["kind"] == "removed_in_use"]
     return found

@@ -68,14 +68,12 @@ impatient = pytest.mark.usefixtures("impatience")
 
 
 def begin_to_take(crew: Crew, number: int) -> Apart:
-    """A process that waits in line."""
     taker = begin(crew, take(number))
     until(lambda: sleeps_in(NAME, taker.pid, "waits in the queue"))
     return taker
 
 
 def there(number: int) -> bool:
-    """Whether so many gradients are there."""
     return inspection.describe(NAME).stats.num_accumulated == number
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def table() -> Iterator[SparseConditionalAccumulator]:
-    """A sparse accumulator with a gradient, gone after the test."""
     with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc:
         acc.apply_grad([3, 5], np.ones((2, 16), np.float32))
         yield acc

@@ -37,7 +37,6 @@ OFTEN = ("--interval", "0.1")
 
 @pytest.fixture
 def embeddings() -> Iterator[SparseConditionalAccumulator]:
-    """A sparse accumulator with two gradients."""
     with SparseConditionalAccumulator(np.float32, [100, 4], "embeddings") as acc:
         for _ in range(2):
             acc.apply_grad([3, 5], np.ones((2, 4), np.float32))
@@ -47,7 +46,6 @@ def embeddings() -> Iterator[SparseConditionalAccumulator]:
 
 @pytest.fixture
 def bias() -> Iterator[ConditionalAccumulator]:
-    """A dense one with a long name."""
     with ConditionalAccumulator(np.float64, [3], "tower.of.babel.layer7.bias") as acc:
         yield acc
         acc.unlink()
@@ -55,14 +53,12 @@ def bias() -> Iterator[ConditionalAccumulator]:
 
 @pytest.fixture
 def taker(embeddings: SparseConditionalAccumulator, crew: Crew) -> Apart:
-    """A process that waits for five gradients."""
     child = start(crew, wait_in_line, "embeddings", 5)
     until(lambda: embeddings.stats().waiting == 1)
     return child
 
 
 def quit_of(terminal: Terminal) -> None:
-    """Press the key that ends it."""
     terminal.press("q")
     assert terminal.end() == 0
 
@@ -181,7 +177,6 @@ def test_watch_in_ascii() -> None:
 
 @pytest.fixture
 def many() -> Iterator[list[ConditionalAccumulator]]:
-    """Sixty of them."""
     made = [ConditionalAccumulator(np.float32, [2], f"seg{number:02}") for number in range(60)]
     yield made
     for acc in made:

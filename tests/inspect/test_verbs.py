@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def embeddings() -> Iterator[SparseConditionalAccumulator]:
-    """A sparse accumulator that is gone after the test."""
     with SparseConditionalAccumulator(np.float32, [100, 4], "embeddings") as acc:
         yield acc
         acc.unlink()
@@ -36,7 +35,6 @@ def embeddings() -> Iterator[SparseConditionalAccumulator]:
 
 @pytest.fixture
 def bias() -> Iterator[ConditionalAccumulator]:
-    """A dense one."""
     with ConditionalAccumulator(np.float64, [3], "bias", reduction_type="SUM") as acc:
         yield acc
         acc.unlink()
@@ -262,7 +260,6 @@ def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None
 
 
 def clean_up() -> list[str]:
-    """Remove what nobody has any more; what was removed."""
     found = inspection.leftovers(namespace=os.environ["SHMACC_NAMESPACE"])
     return [name for leftover in found for name in inspection.clean(leftover)]
 
