@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -54,28 +53,16 @@ def test_at_every_instruction(act: Callable[[Mark], None], record_property: Reco
     record_property("judged", judge(SCENE, looks, before, before))
 
 
-def create_and_say_so(shared_name: str | None, pipe: Pipe) -> None:
-    """Create, or attach, and stay."""
-    with create(shared_name):
+def create_and_say_so(pipe: Pipe) -> None:
+    with create():
         pipe.say()
         pipe.hear()
-
-
-def test_the_cleaner_finds_a_private_one() -> None:
-    """Nobody else knows its name."""
-    with Apart(create_and_say_so, None) as creator:
-        creator.hear()
-    before = testing.leaked_names(names.current_namespace())
-    found = inspection.leftovers(namespace=names.current_namespace())
-    removed = [inspection.clean(leftover) for leftover in found]
-    assert sorted(itertools.chain(*removed)) == sorted(before)
-    assert testing.leaked_names(names.current_namespace()) == ()
 
 
 def test_its_place_is_given_to_the_next() -> None:
     """However many die, the table of processes does not fill up."""
     for _ in range(10):
-        with Apart(create_and_say_so, NAME) as process:
+        with Apart(create_and_say_so) as process:
             process.hear()
     with create() as acc:
         assert [process.alive for process in inspection.describe(NAME).processes] == [True]

@@ -78,15 +78,6 @@ def test_while_taking_the_dead_out_of_the_line(record_property: Record) -> None:
     record_property("judged", judge(ADDING, looks, before, ADDING.testimony(done)))
 
 
-def test_the_next_in_line_is_served_at_once() -> None:
-    ADDING.prepare().write(path())
-    with waiting(5, 2) as (first, second):
-        first.kill()
-        run_apart(add_one)
-        assert second.result() == 2
-    ADDING.testify()
-
-
 def add_one() -> None:
     """Add a gradient."""
     acc: Any = shmacc.attach(NAME)

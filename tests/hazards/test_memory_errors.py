@@ -194,13 +194,13 @@ def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
         yield lambda call, left=left: failing(call, left)  # type: ignore[misc]
 
 
-@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has an allocator of its own")
+of_libc = pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has an allocator of its own")
+
+
+@of_libc
 @pytest.mark.parametrize("sort", SORTS)
 def test_no_allocation_of_the_extensions_loses_a_round(sort: str) -> None:
     assert run_apart(_no_round_is_lost, sort, _without_memory_of_c) > 0
-
-
-# --- updates -------------------------------------------------------------------------------------
 
 
 def _no_update_is_lost(failures: Callable[[], Iterator[Callable[[Any], Any]]]) -> int:
@@ -229,28 +229,23 @@ def test_no_allocation_of_pythons_loses_or_doubles_an_update() -> None:
     assert run_apart(_no_update_is_lost, lambda: _without_memory_of_pythons(1)) > 5
 
 
-@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has an allocator of its own")
+@of_libc
 def test_no_allocation_of_the_extensions_loses_or_doubles_an_update() -> None:
     assert run_apart(_no_update_is_lost, _without_memory_of_c) > 0
 
 
-# --- opening -------------------------------------------------------------------------------------
-
-
-def _descriptors() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-
-def _mappings() -> int:
+def _open() -> tuple[list[str], int]:
+    """The descriptors, and how many mappings of shared memory there are."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
-        return sum(names.SHM_DIRECTORY in line for line in maps)
+        mapped = sum(names.SHM_DIRECTORY in line for line in maps)
+    return sorted(os.listdir("/proc/self/fd")), mapped  # noqa: PTH208
 
 
 def _nothing_stays_open(call: Callable[[], Any]) -> int:
     call().close()
     if call is CALLS["create"]:
         inspection.remove("new")
-    before = _descriptors(), _mappings()
+    before = _open()
     failed = 0
     for failing in _without_memory_of_pythons(1):
         made = failing(call)
@@ -259,7 +254,7 @@ def _nothing_stays_open(call: Callable[[], Any]) -> int:
             made.close()
         if call is CALLS["create"] and os.path.lexists(names.segment_name("new").path):
             inspection.remove("new")  # it raises if a process, say this one, is attached
-        assert (_descriptors(), _mappings()) == before
+        assert _open() == before
         assert len(testing.leaked_names(names.current_namespace())) == 2  # NAME's
     return failed
 

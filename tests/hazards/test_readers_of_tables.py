@@ -100,12 +100,6 @@ def _chief(*, pipe: Pipe) -> None:
             there = there[np.isin(there, GO)]
 
 
-def _read(count: int) -> None:
-    with Parameters.attach("params") as params:
-        for _ in range(count):
-            judge(params)
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) -> None:
     for _ in range(4):
@@ -121,20 +115,11 @@ def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) 
         judge(params)
 
 
-def test_several_readers_beside_a_chief(params: Parameters) -> None:
-    with Apart(_chief) as chief:
-        chief.hear()
-        with Apart(_read, 100) as one, Apart(_read, 100) as other:
-            judge(params)
-            one.result()
-            other.result()
-        chief.kill()
-
-
 def _again(params: Parameters) -> None:
     """Be a child of a process whose threads were reading: read by what it had open, and anew."""
     judge(params)
-    _read(3)
+    with Parameters.attach("params") as again:
+        judge(again)
     judge(params)
 
 

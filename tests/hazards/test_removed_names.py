@@ -7,30 +7,26 @@ nothing had happened would add to an accumulator that nobody else can reach any 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers import segment_layout as layout
 from helpers.apart import Apart
-from helpers.support import LONG, until
+from helpers.lock_holder import activity, held
+from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
 from shmacc._layout import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
 
 pytestmark = pytest.mark.threads
-
-# Far less than the waits would last, far more than the slice in which they look around.
 
 
 @pytest.fixture
@@ -59,20 +55,20 @@ def remove_ipc() -> None:
 def test_every_operation_says_so(acc: ConditionalAccumulator) -> None:
     partial = acc.take_partial(1)
     remove_ipc()
-    operations = {
-        "apply": lambda: acc.apply_grad(1.0, shmacc.NEVER_STALE),
-        "apply_partial": lambda: acc.apply_partial(partial),
-        "take": lambda: acc.take(1, timeout=0),
-        "take waiting": lambda: acc.take(5),
-        "take_partial": lambda: acc.take_partial(0),
-        "num_accumulated": acc.num_accumulated,
-        "global_step": lambda: acc.global_step,
-        "set_global_step": lambda: acc.set_global_step(3),
-        "advance_step": lambda: acc.advance_step(3),
-        "wait_step": lambda: acc.wait_step(5),
-        "unseal": acc.unseal,
-    }
-    for operation in operations.values():
+    operations: tuple[Callable[[], object], ...] = (
+        lambda: acc.apply_grad(1.0, shmacc.NEVER_STALE),
+        lambda: acc.apply_partial(partial),
+        lambda: acc.take(1, timeout=0),
+        lambda: acc.take(5),
+        lambda: acc.take_partial(0),
+        acc.num_accumulated,
+        lambda: acc.global_step,
+        lambda: acc.set_global_step(3),
+        lambda: acc.advance_step(3),
+        lambda: acc.wait_step(5),
+        acc.unseal,
+    )
+    for operation in operations:
         with pytest.raises(errors.NotFoundError, match=r"removed under its users.*RemoveIPC"):
             operation()
     assert isinstance(errors.NotFoundError(""), FileNotFoundError)
@@ -86,7 +82,7 @@ def _wait(operation: str, *, pipe: Pipe) -> None:
     assert isinstance(acc, ConditionalAccumulator)
     pipe.say("about to wait")
     with pytest.raises(errors.NotFoundError, match="RemoveIPC"):
-        acc.take(5) if operation == "take" else acc.wait_step(7)
+        getattr(acc, operation)(7)
 
 
 @pytest.mark.parametrize("operation", ["take", "wait_step"])
@@ -99,20 +95,14 @@ def test_who_waits_learns_within_a_moment(acc: ConditionalAccumulator, operation
         waiting.result()
 
 
-def _hold_the_lock(*, pipe: Pipe) -> None:
-    fd = os.open(segment(), os.O_RDWR)
-    fcntl.lockf(fd, fcntl.LOCK_EX, 1, layout.lane_byte())
-    pipe.say("held")
-    pipe.hear()
-
-
-def test_who_waits_for_the_lock_learns_when_it_gets_it(acc: ConditionalAccumulator) -> None:
-    with Apart(_hold_the_lock) as holder:
-        holder.hear()
+@pytest.mark.usefixtures("acc")
+def test_who_waits_for_the_lock_learns_when_it_gets_it() -> None:
+    with held("removed") as holder, Apart(_wait, "apply_grad") as waiting:
+        waiting.hear()
+        until(lambda: activity("removed", waiting.pid) == "waits for the lock")
         remove_ipc()
-        holder.say("let go")
-        with pytest.raises(errors.NotFoundError):
-            acc.apply_grad(1.0)
+        holder.kill()
+        waiting.result()
 
 
 def test_the_next_one_under_the_name_is_another(acc: ConditionalAccumulator) -> None:
@@ -131,12 +121,10 @@ def test_the_next_one_under_the_name_is_another(acc: ConditionalAccumulator) -> 
         fresh.unlink()
 
 
-def _apply_many(first: int, count: int) -> int:
-    sparse = shmacc.attach("removed")
-    assert isinstance(sparse, SparseConditionalAccumulator)
-    for _ in range(count):
-        assert sparse.apply_grad(range(first, first + 50), np.ones((50, 2)))
-    return count
+def _apply_many(first: int) -> None:
+    with SparseConditionalAccumulator.attach("removed") as acc:
+        for _ in range(300):
+            assert acc.apply_grad(range(first, first + 50), np.ones((50, 2)))
 
 
 def test_the_semaphore_alone_is_made_again() -> None:
@@ -149,10 +137,11 @@ def test_the_semaphore_alone_is_made_again() -> None:
         findings = inspection.check("removed")
         assert any("semaphore is missing" in finding.problem for finding in findings)
         # These make another semaphore, and this process keeps the one that has lost its name.
-        with Apart(_apply_many, 0, 300) as one, Apart(_apply_many, 25, 300) as other:
+        with Apart(_apply_many, 0) as one, Apart(_apply_many, 25) as other:
             for _ in range(300):
                 assert acc.apply_grad(range(50), np.ones((50, 2)))
-            assert one.result() + other.result() == 600
+            one.result()
+            other.result()
         (semaphore,) = semaphores()
         assert semaphore.stat().st_ino != old
         taken = acc.take(901, timeout=0)
@@ -163,32 +152,6 @@ def test_the_semaphore_alone_is_made_again() -> None:
         assert taken.row_counts.tolist() == expected.tolist()
         acc.unlink()
         assert semaphores() == []
-
-
-def test_given_up_on_purpose_is_something_else(acc: ConditionalAccumulator) -> None:
-    """As with an unlinked file: who has it goes on, a new opener makes a new one."""
-    taken: list[Any] = []
-    with shmacc.attach("removed") as other:
-        assert isinstance(other, ConditionalAccumulator)
-        waiting = threading.Thread(target=lambda: taken.append(other.take(3, timeout=LONG)))
-        waiting.start()
-        until(lambda: acc.stats().waiting == 1)
-        acc.unlink()
-        acc.unlink()
-        with pytest.raises(errors.NotFoundError):
-            shmacc.attach("removed")
-        with ConditionalAccumulator("f8", (), "removed", reduction_type="SUM") as fresh:
-            assert fresh.num_accumulated() == 0
-            assert acc.apply_grad(2.0)
-            assert other.apply_grad(4.0)
-            waiting.join(LONG)
-            assert (taken[0].value, taken[0].count) == (7.0, 3)
-            assert (acc.global_step, fresh.global_step) == (1, 0)
-            # Neither does the old one's handle touch the new one's name.
-            acc.unlink()
-            with shmacc.attach("removed") as again:
-                assert again.global_step == 0
-            fresh.unlink()
 
 
 def _remove_semaphores(*, pipe: Pipe) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import run_apart
+from helpers.apart import apart
 from helpers.lock_holder import activity, held
 from helpers.support import until
 
@@ -99,63 +99,48 @@ OF_A_GROUP: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-def _apply(how: str, written: list[int]) -> list[int]:
+@pytest.mark.parametrize("how", [*APPLIES, *OF_A_GROUP])
+@apart()
+def test_of_an_apply(how: str) -> None:
     rows = np.array(ROWS)
     acc: Any
     if how in OF_A_GROUP:
         acc = AccumulatorGroup({"t": IndexedSlicesSpec((10, 2))}, "acc", reduction_type="SUM")
-        apply = OF_A_GROUP[how]
     else:
         acc = SparseConditionalAccumulator("f4", (10, 2), "acc", reduction_type="SUM")
-        apply = APPLIES[how]
     with acc:
-        with waiting("acc", lambda: apply(acc, rows)):
-            rows[:] = written
+        with waiting("acc", lambda: (APPLIES | OF_A_GROUP)[how](acc, rows)):
+            rows[:] = WRITTEN[[*APPLIES, *OF_A_GROUP].index(how) % len(WRITTEN)]
         taken = acc.take(1)
-        found: list[int] = (taken["t"] if how in OF_A_GROUP else taken).indices.tolist()
+        assert (taken["t"] if how in OF_A_GROUP else taken).indices.tolist() == ROWS
         acc.unlink()
-    return found
 
 
-@pytest.mark.parametrize("how", [*APPLIES, *OF_A_GROUP])
-def test_of_an_apply(how: str) -> None:
-    written = WRITTEN[[*APPLIES, *OF_A_GROUP].index(how) % len(WRITTEN)]
-    assert run_apart(_apply, how, written) == ROWS
-
-
-def _apply_counted() -> list[int]:
+@apart()
+def test_of_a_partials_counts() -> None:
     rows, counts = np.array(ROWS), np.ones(len(ROWS), np.int64)
     with SparseConditionalAccumulator("f4", (10, 2), "acc") as acc:
         with waiting("acc", lambda: acc.apply_partial(partial(rows, counts))):
             counts[:] = [0, -1, 2**62, 5]
-        found: list[int] = acc.take(1).row_counts.tolist()
+        assert acc.take(1).row_counts.tolist() == [1] * len(ROWS)
         acc.unlink()
-    return found
 
 
-def test_of_a_partials_counts() -> None:
-    assert run_apart(_apply_counted) == [1] * len(ROWS)
-
-
-def _update(written: list[int], by_values: bool) -> list[int]:
+@pytest.mark.parametrize("number", range(len(WRITTEN)))
+@apart()
+def test_of_an_update(number: int) -> None:
+    """Also those that a round handed out: which rows a death puts back is known, too."""
+    zeros = np.zeros((10, 2), np.float32)
     with (
-        Parameters(
-            {"t": np.zeros((10, 2), np.float32)}, "params", optimizer=optim.SGD(1)
-        ) as params,
+        Parameters({"t": zeros}, "params", optimizer=optim.SGD(1)) as params,
         AccumulatorGroup(params.member_specs(["t"])) as group,
     ):
         group.apply({"t": (ROWS, ones())}, 0)
         with group.round(1) as taken:
+            by_values = number % 2 == 1
             rows = np.array(ROWS) if by_values else taken["t"].indices
             values = {"t": (rows, -ones())} if by_values else None
             with waiting("params", lambda: params.update(taken, values)):
-                rows[:] = written
-        found: list[int] = np.flatnonzero(params["t"].any(axis=1)).tolist()
+                rows[:] = WRITTEN[number]
+        assert np.flatnonzero(params["t"].any(axis=1)).tolist() == ROWS
         params.unlink()
-    return found
-
-
-@pytest.mark.parametrize("number", range(len(WRITTEN)))
-def test_of_an_update(number: int) -> None:
-    """Also those that a round handed out: which rows a death puts back is known, too."""
-    assert run_apart(_update, WRITTEN[number], number % 2 == 1) == ROWS

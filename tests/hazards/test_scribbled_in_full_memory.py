@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import Apart, needs_own_shm, run_apart
+from helpers.apart import Apart, apart, needs_own_shm, run_apart
 from helpers.damage import Overwrite, Resize, SetField, Sizes
+from helpers.full_memory import SIZE, free_bytes
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = needs_own_shm
 
-SIZE: Final = 16 * MIB
 ROWS: Final = 100
 
 DAMAGES: Final[dict[str, Damage]] = {
@@ -62,11 +62,6 @@ def make(name: str) -> SparseConditionalAccumulator:
 
 def apply(acc: Any) -> None:
     assert acc.apply_grad(range(ROWS), np.ones((ROWS, 3), "f4"), local_step=NEVER_STALE)
-
-
-def _free() -> int:
-    space = os.statvfs(names.SHM_DIRECTORY)
-    return space.f_bavail * space.f_frsize
 
 
 def _occupied() -> int:
@@ -122,23 +117,34 @@ def _attach_in_vain() -> None:
         shmacc.attach("scribbled").close()
 
 
-def _beside(damage: Damage, *, attached: bool) -> None:
+def _clean() -> None:
+    for leftover in inspection.leftovers():
+        with contextlib.suppress(errors.DataLossError):
+            inspection.clean(leftover)
+    with contextlib.suppress(errors.NotFoundError):
+        inspection.remove("scribbled", force=True)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@apart(shm=SIZE)
+def test_it_is_nobody_elses_trouble(damage: str) -> None:
+    """Every other one is damaged at rest, every other one while a process is attached."""
     with make("sound") as sound, Apart(_stay) as staying:
         staying.hear()
-        if not attached:
+        if list(DAMAGES).index(damage) % 2 == 0:
             staying.say()
             staying.result()
-        run_apart(_scribble, damage)
+        run_apart(_scribble, DAMAGES[damage])
         filler = Path(names.SHM_DIRECTORY) / "filler"
         with filler.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, _free())
-        assert _free() == 0
+            os.posix_fallocate(file.fileno(), 0, free_bytes())
+        assert free_bytes() == 0
         occupied = _occupied()
 
         run_apart(_look_at_all)
-        assert (_occupied(), _free()) == (occupied, 0)
+        assert (_occupied(), free_bytes()) == (occupied, 0)
         run_apart(_attach_in_vain)
-        assert (_occupied(), _free()) == (occupied, 0)
+        assert (_occupied(), free_bytes()) == (occupied, 0)
         # Nor does it hold up anybody else, in this process or another.
         apply(sound)
         with shmacc.attach("sound") as again:
@@ -153,18 +159,3 @@ def _beside(damage: Damage, *, attached: bool) -> None:
             assert anew.take(1, timeout=0).count == 1
             anew.unlink()
         sound.unlink()
-
-
-def _clean() -> None:
-    for leftover in inspection.leftovers():
-        with contextlib.suppress(errors.DataLossError):
-            inspection.clean(leftover)
-    with contextlib.suppress(errors.NotFoundError):
-        inspection.remove("scribbled", force=True)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_it_is_nobody_elses_trouble(damage: str) -> None:
-    """Every other one is damaged at rest, every other one while a process is attached."""
-    attached = list(DAMAGES).index(damage) % 2 == 1
-    run_apart(lambda: _beside(DAMAGES[damage], attached=attached), shm=SIZE)

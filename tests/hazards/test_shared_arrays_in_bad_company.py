@@ -6,14 +6,14 @@ import ctypes
 import errno
 import os
 import struct
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, Pipe, needs_own_shm, needs_root, run_apart
+from helpers.apart import Apart, Pipe, apart, needs_own_shm, needs_root, run_apart
+from helpers.full_memory import PAGE, SIZE, free_bytes, leave
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
 from helpers.watched_reserving import Reservation, needs_listener, watched
@@ -23,12 +23,9 @@ from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
 from shmacc._layout import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 NAME: Final = "company"
-PAGE: Final = 4096
-SIZE: Final = 16 * MIB
-FILLER: Final = Path("/dev/shm/filler")  # noqa: S108  the very place that is to be full
 
 # Of Config, in bytes: the checksum of the directory, the end of the record, its own checksum.
 DIRECTORY_BYTES, DIRECTORY_CHECKSUM, CONFIG_END = 96, 104, 312
@@ -40,28 +37,15 @@ NAME_BYTES: Final = FIRST_DIM + 8
 
 
 def path() -> Path:
-    """The segment's file."""
     return Path(names.segment_name(NAME).path)
-
-
-def free_bytes() -> int:
-    """What is free in /dev/shm."""
-    space = os.statvfs("/dev/shm")  # noqa: S108
-    return space.f_bavail * space.f_frsize
-
-
-def leave(count: int) -> None:
-    """Fill /dev/shm until so many bytes are free."""
-    with FILLER.open("wb") as filler:
-        if free_bytes() > count:
-            os.posix_fallocate(filler.fileno(), 0, free_bytes() - count)
-    assert free_bytes() == count
 
 
 # -- a full /dev/shm ------------------------------------------------------------------------------
 
 
-def _with_any_room() -> None:
+@needs_own_shm
+@apart(shm=SIZE)
+def test_creating_with_any_room() -> None:
     given = np.ones(10 * PAGE, np.uint8)
     contents = {"given": given, "zeros": TensorSpec((10 * PAGE,), "uint8"), "one": 1.0}
     failed = 0
@@ -86,24 +70,6 @@ def _with_any_room() -> None:
     assert 20 < failed < 35
 
 
-@needs_own_shm
-def test_creating_with_any_room() -> None:
-    run_apart(_with_any_room, shm=SIZE)
-
-
-def _larger_than_all() -> None:
-    with pytest.raises(errors.ResourceExhaustedError, match="bytes were needed"):
-        SharedArrays({"a": TensorSpec((1 << 36,), "uint8")}, NAME)
-    assert free_bytes() > SIZE - 4 * PAGE
-    assert testing.leaked_names() == ()
-
-
-@needs_own_shm
-def test_larger_than_there_is() -> None:
-    """What was reserved before the room ran out is given back."""
-    run_apart(_larger_than_all, shm=SIZE)
-
-
 TOTAL: Final = 3 * 8 * MIB
 
 
@@ -114,7 +80,11 @@ def _refused() -> errors.ResourceExhaustedError:
     return caught.value
 
 
-def _all_at_once() -> None:
+@needs_own_shm
+@needs_listener
+@apart(shm=SIZE)
+def test_what_cannot_fit_is_refused_before_it_fills_the_memory() -> None:
+    """Each of them fits, and they do not."""
     reserved: list[int] = []
 
     def see(call: Reservation) -> int:
@@ -130,12 +100,8 @@ def _all_at_once() -> None:
 
 @needs_own_shm
 @needs_listener
-def test_what_cannot_fit_is_refused_before_it_fills_the_memory() -> None:
-    """Each of them fits, and they do not."""
-    run_apart(_all_at_once, shm=SIZE)
-
-
-def _taken_by_another() -> None:
+@apart(shm=2 * TOTAL)
+def test_room_that_others_take_meanwhile_is_missed_with_the_total() -> None:
     reserved: list[int] = []
 
     def take_it_after_the_first_array(call: Reservation) -> int:
@@ -152,12 +118,8 @@ def _taken_by_another() -> None:
 
 
 @needs_own_shm
-@needs_listener
-def test_room_that_others_take_meanwhile_is_missed_with_the_total() -> None:
-    run_apart(_taken_by_another, shm=2 * TOTAL)
-
-
-def _attach_without_room() -> None:
+@apart(shm=SIZE)
+def test_attaching_and_writing_need_no_room() -> None:
     with SharedArrays({"a": TensorSpec((MIB,))}, NAME) as params:
         leave(0)
         other = SharedArrays.attach(NAME, writable=True)
@@ -167,53 +129,16 @@ def _attach_without_room() -> None:
         params.unlink()
 
 
-@needs_own_shm
-def test_attaching_and_writing_need_no_room() -> None:
-    run_apart(_attach_without_room, shm=SIZE)
-
-
 # -- a forged, truncated or punched file ----------------------------------------------------------
-
-
-def checksum(data: bytes) -> int:
-    """Repeat layout.hpp's mix_words."""
-    most = (1 << 64) - 1
-    hashes = [0x9E3779B97F4A7C15, 1, 2, 3]
-
-    def mix(into: int, word: int) -> None:
-        mixed = ((hashes[into] ^ word) * 0xFF51AFD7ED558CCD) & most
-        hashes[into] = mixed ^ mixed >> 32
-
-    for i, (word,) in enumerate(struct.iter_unpack("<Q", data)):
-        mix(i % 4, word)
-    for other in hashes[1:]:
-        mix(0, other)
-    return hashes[0]
 
 
 def forge(file: SegmentFile, offset: int, data: bytes) -> None:
     """Overwrite bytes of the directory, with right checksums."""
     file.write(DIRECTORY + offset, data)
     (length,) = struct.unpack("<Q", file.read(DIRECTORY_BYTES, 8))
-    directory = checksum(file.read(DIRECTORY, length))
+    directory = layout.mix_words(file.read(DIRECTORY, length))
     file.write(DIRECTORY_CHECKSUM, struct.pack("<Q", directory))
-    file.write(CONFIG_END, struct.pack("<Q", checksum(file.read(0, CONFIG_END))))
-
-
-def _attach_forged(offset: int, data: bytes, message: str) -> None:
-    SharedArrays({"a": np.ones(3), "b": np.ones(2)}, NAME).close()
-    with SegmentFile(path()) as file:
-        forge(file, offset, data)
-    for opener in (
-        lambda: SharedArrays.attach(NAME),
-        lambda: shmacc.attach(NAME),
-        lambda: SharedArrays({"a": np.ones(3), "b": np.ones(2)}, NAME),
-    ):
-        with pytest.raises(errors.DataLossError, match=message) as caught:
-            opener()
-        assert names.segment_name(NAME).system_name in str(caught.value)
-    inspection.list_segments()
-    assert inspection.remove(NAME, force=True)
+    file.write(CONFIG_END, struct.pack("<Q", layout.mix_words(file.read(0, CONFIG_END))))
 
 
 FORGED: Final = {
@@ -231,25 +156,37 @@ FORGED: Final = {
 
 
 @needs_own_shm
-@pytest.mark.parametrize("case", FORGED)
-def test_a_forged_directory(case: str) -> None:
-    run_apart(_attach_forged, *FORGED[case], shm=SIZE)
+@apart(shm=SIZE)
+def test_a_forged_directory() -> None:
+    for offset, data, message in FORGED.values():
+        SharedArrays({"a": np.ones(3), "b": np.ones(2)}, NAME).close()
+        with SegmentFile(path()) as file:
+            forge(file, offset, data)
+        for opener in (
+            lambda: SharedArrays.attach(NAME),
+            lambda: shmacc.attach(NAME),
+            lambda: SharedArrays({"a": np.ones(3), "b": np.ones(2)}, NAME),
+        ):
+            with pytest.raises(errors.DataLossError, match=message) as caught:
+                opener()
+            assert names.segment_name(NAME).system_name in str(caught.value)
+        inspection.list_segments()
+        assert inspection.remove(NAME, force=True)
 
 
-def _attach_cut(size: int) -> None:
-    SharedArrays({"a": np.ones(3)}, NAME).close()
-    os.truncate(path(), size)
-    with pytest.raises(errors.DataLossError, match=r"truncated|too short"):
-        SharedArrays.attach(NAME)
-    inspection.remove(NAME, force=True)
+@apart()
+def test_a_truncated_file_is_not_opened() -> None:
+    for size in (100, PAGE, layout.REGION_SPAN, 3 * layout.REGION_SPAN + 1):
+        SharedArrays({"a": np.ones(3)}, NAME).close()
+        os.truncate(path(), size)
+        with pytest.raises(errors.DataLossError, match=r"truncated|too short"):
+            SharedArrays.attach(NAME)
+        inspection.remove(NAME, force=True)
 
 
-@pytest.mark.parametrize("size", [100, PAGE, layout.REGION_SPAN, 3 * layout.REGION_SPAN + 1])
-def test_a_truncated_file_is_not_opened(size: int) -> None:
-    run_apart(_attach_cut, size)
-
-
-def _use_cut() -> None:
+@apart()
+def test_truncated_while_in_use() -> None:
+    """What is got from then on is an error; of what was got before, only the memory is gone."""
     params = SharedArrays({"a": np.ones(3), "b": np.ones(3)}, NAME)
     kept = params["a"]
     os.truncate(path(), 0)
@@ -263,12 +200,10 @@ def _use_cut() -> None:
     inspection.remove(NAME, force=True)
 
 
-def test_truncated_while_in_use() -> None:
-    """What is got from then on is an error; of what was got before, only the memory is gone."""
-    run_apart(_use_cut)
-
-
-def _attach_punched(*, made_up_for: bool) -> None:
+@needs_own_shm
+@pytest.mark.parametrize("made_up_for", [False, True])
+@apart(shm=SIZE)
+def test_pages_that_are_gone_are_an_error_in_a_full_memory(*, made_up_for: bool) -> None:
     params = SharedArrays({"a": TensorSpec((MIB,), "uint8")}, NAME)
     with SegmentFile(path()) as file:
         size = path().stat().st_size
@@ -282,12 +217,6 @@ def _attach_punched(*, made_up_for: bool) -> None:
             SharedArrays.attach(NAME)["a"].sum()
     params.close()
     inspection.remove(NAME, force=True)
-
-
-@needs_own_shm
-@pytest.mark.parametrize("made_up_for", [False, True])
-def test_pages_that_are_gone_are_an_error_in_a_full_memory(made_up_for: bool) -> None:
-    run_apart(partial(_attach_punched, made_up_for=made_up_for), shm=SIZE)
 
 
 def test_a_name_that_others_have_removed() -> None:
@@ -314,13 +243,15 @@ def _make(mode: int, *, pipe: Pipe) -> None:
         pipe.say(params["a"].tolist())
 
 
-@pytest.fixture
-def owner(request: pytest.FixtureRequest) -> Iterator[Apart]:
-    """Another user's process that has made them, in the mode that the test asks for."""
-    with Apart(_make, request.param, uid=OWNER) as process:
+def _shared_with_a_stranger(mode: int, act: Callable[[], None]) -> list[float]:
+    """What another user's arrays are, after a stranger's act."""
+    with Apart(_make, mode, uid=OWNER) as process:
         process.hear()
-        yield process
+        run_apart(act, uid=STRANGER)
+        process.say()
+        found: list[float] = process.hear()
     inspection.remove(NAME, force=True)
+    return found
 
 
 def _is_kept_out() -> None:
@@ -336,11 +267,8 @@ def _is_kept_out() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("owner", [0o600, 0o644], indirect=True)
-def test_a_strangers_are_refused(owner: Apart) -> None:
-    run_apart(_is_kept_out, uid=STRANGER)
-    owner.say()
-    assert owner.hear() == [1, 1, 1]
+def test_a_strangers_are_refused() -> None:
+    assert _shared_with_a_stranger(0o644, _is_kept_out) == [1, 1, 1]
 
 
 def _is_let_in() -> None:
@@ -356,8 +284,5 @@ def _is_let_in() -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("owner", [0o666], indirect=True)
-def test_users_share_what_is_open_to_all(owner: Apart) -> None:
-    run_apart(_is_let_in, uid=STRANGER)
-    owner.say()
-    assert owner.hear() == [1, 5, 1]
+def test_users_share_what_is_open_to_all() -> None:
+    assert _shared_with_a_stranger(0o666, _is_let_in) == [1, 5, 1]

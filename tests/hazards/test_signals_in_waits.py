@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Never
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart
 from helpers.lock_holder import activity, held, sleeps, stopped_head
 from helpers.support import soon, until
 
@@ -59,38 +58,29 @@ def acc() -> Iterator[ConditionalAccumulator]:
         made.unlink()
 
 
-@dataclass(frozen=True)
-class Broken:
-    """How a wait ended."""
-
-    raised: type[BaseException]
-    at: float
-
-
-def _wait(call: Callable[[], Any], *, pipe: Pipe) -> Broken:
+def _wait(call: Callable[[], Any], *, pipe: Pipe) -> tuple[type[BaseException], float]:
+    """How the wait is broken, and when."""
     for number in RAISED:
         signal.signal(number, raise_it)
     try:
         pipe.say("about to wait")
         call()
     except BaseException as error:  # noqa: BLE001 - which, is the question
-        return Broken(type(error), time.monotonic())
+        return type(error), time.monotonic()
     raise AssertionError("the wait ended by itself")
 
 
-def _break(
-    acc: ConditionalAccumulator, call: Callable[[], Any], number: signal.Signals, doing: str
-) -> float:
+def _break(call: Callable[[], Any], number: signal.Signals, doing: str | None = None) -> float:
+    """How late it is."""
     with Apart(_wait, call) as waiting:
         waiting.hear()
-        until(lambda: activity("signals", waiting.pid) == doing and sleeps(waiting.pid))
+        until(lambda: not doing or activity("signals", waiting.pid) == doing)
+        until(lambda: sleeps(waiting.pid))
         sent = time.monotonic()
         waiting.signal(number)
-        broken = waiting.result()
-    assert broken.raised is RAISED[number]
-    assert acc.stats().waiting == 0
-    late: float = broken.at - sent
-    return late
+        raised, at = waiting.result()
+    assert raised is RAISED[number]
+    return float(at - sent)
 
 
 def check_breaks(
@@ -98,7 +88,8 @@ def check_breaks(
 ) -> None:
     """The wait is broken at once, and nothing is changed."""
     before = acc.num_accumulated(), acc.global_step, acc.stats().applied
-    soon(lambda: _break(acc, call, number, doing), AT_ONCE)
+    soon(lambda: _break(call, number, doing), AT_ONCE)
+    assert acc.stats().waiting == 0
     assert (acc.num_accumulated(), acc.global_step, acc.stats().applied) == before
 
 
@@ -150,11 +141,7 @@ def test_for_the_head_of_the_line(acc: ConditionalAccumulator) -> None:
     number = signal.SIGTERM
     with stopped_head("signals", 2) as head:
         acc.apply_grad(2.0)
-        with Apart(_wait, lambda: acc.apply_grad(5.0)) as waiting:
-            waiting.hear()
-            until(lambda: activity("signals", waiting.pid) == "waits for the head of the queue")
-            waiting.signal(number)
-            assert waiting.result().raised is RAISED[number]
+        _break(lambda: acc.apply_grad(5.0), number, "waits for the head of the queue")
         head.signal(signal.SIGCONT)
         assert head.result() == 2
     assert (acc.num_accumulated(), acc.global_step) == (0, 1)
@@ -167,43 +154,29 @@ def test_for_the_step(
     check_breaks(acc, lambda: acc.wait_step(0, timeout=how), number, "waits for the step")
 
 
-def _break_for_the_name(call: Callable[[], Any], number: signal.Signals) -> float:
-    """How late it is; the wait would have lasted for two seconds."""
-    with Apart(_wait, call) as waiting:
-        waiting.hear()
-        until(lambda: sleeps(waiting.pid))
-        sent = time.monotonic()
-        waiting.signal(number)
-        broken = waiting.result()
-    assert broken.raised is RAISED[number]
-    return float(broken.at - sent)
-
-
 @pytest.mark.beyond_tsan  # it holds signals back
 def test_for_the_name(acc: ConditionalAccumulator) -> None:
     """Opening, and removing, while a stopped process is in the middle of doing that."""
     calls = {signal.SIGINT: lambda: shmacc.attach("signals"), signal.SIGUSR1: acc.unlink}
     with held("signals", layout.NAME_BYTE):
         for number, call in calls.items():
-            soon(lambda: _break_for_the_name(call, number))  # noqa: B023  it is called now
+            # The wait would have lasted for two seconds.
+            soon(lambda: _break(call, number))  # noqa: B023  it is called now
     assert not acc._handle.unlinked
     with shmacc.attach("signals") as again:
         assert again.num_accumulated() == 1
 
 
-def _wait_in_two_threads(acc: ConditionalAccumulator, *, pipe: Pipe) -> Broken:
+def _wait_in_two_threads(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     signal.signal(signal.SIGTERM, raise_it)
     thread = threading.Thread(target=lambda: acc.apply_grad(2.0))
     thread.start()
     pipe.say("one waits")
     pipe.hear()
-    try:
+    with pytest.raises(SystemExit):
         acc.apply_grad(4.0)
-    except SystemExit as error:
-        broken = Broken(type(error), time.monotonic())
-    pipe.say(broken)
+    pipe.say("broken")
     thread.join()
-    return broken
 
 
 def test_the_other_threads_wait_on(acc: ConditionalAccumulator) -> None:
@@ -213,7 +186,7 @@ def test_the_other_threads_wait_on(acc: ConditionalAccumulator) -> None:
         waiting.say("the main thread, too")
         until(lambda: sleeps(waiting.pid))
         waiting.signal(signal.SIGTERM)
-        assert waiting.hear().raised is SystemExit
+        assert waiting.hear() == "broken"
         holder.kill()
         waiting.result()
     assert acc.take_grad(2, timeout=0) == 3.0
@@ -248,11 +221,13 @@ def test_handlers_that_return_change_nothing() -> None:
 
 def _wait_through_signals(acc: ConditionalAccumulator, *, pipe: Pipe) -> float:
     signal.signal(signal.SIGUSR1, lambda *_: pipe.say("handled"))
+    signal.signal(signal.SIGUSR2, lambda *_: acc.apply_grad(2.0))
     pipe.say("about to wait")
     return float(acc.take_grad(2))
 
 
 def test_a_wait_goes_on_after_a_handler_that_returns(acc: ConditionalAccumulator) -> None:
+    """A handler may even end the very wait that it interrupts."""
     with Apart(_wait_through_signals, acc) as waiting:
         waiting.hear()
         until(lambda: acc.stats().waiting == 1)
@@ -260,19 +235,8 @@ def test_a_wait_goes_on_after_a_handler_that_returns(acc: ConditionalAccumulator
             waiting.signal(signal.SIGUSR1)
             assert waiting.hear() == "handled"
         assert acc.stats().waiting == 1
-        acc.apply_grad(2.0)
+        waiting.signal(signal.SIGUSR2)
         assert waiting.result() == 3.0
-
-
-def _apply_in_the_handler(acc: ConditionalAccumulator) -> float:
-    signal.signal(signal.SIGALRM, lambda *_: acc.apply_grad(2.0))
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
-    return float(acc.take_grad(2))
-
-
-def test_a_handler_may_apply_while_a_take_waits(acc: ConditionalAccumulator) -> None:
-    """It even ends the very wait that it interrupts."""
-    assert run_apart(_apply_in_the_handler, acc) == 3.0
 
 
 def _use_it_while_waiting_for_the_lock(acc: ConditionalAccumulator, *, pipe: Pipe) -> list[str]:

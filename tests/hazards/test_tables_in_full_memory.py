@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import needs_own_shm, run_apart
+from helpers.apart import apart, needs_own_shm
 from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
 from helpers.own_shm import MIB
 
@@ -40,7 +40,9 @@ def _state(params: Parameters) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in params.state().items()}
 
 
-def _growing(there: int) -> None:
+@pytest.mark.parametrize("there", [0, 5000])
+@apart(shm=SIZE)
+def test_growth_of_rows_and_index(there: int) -> None:
     failed = succeeded = 0
     for room in range(0, 700 * 1024, 12 * PAGE):
         params = Parameters({"t": SPEC}, "full", optimizer=optim.Adagrad(0.1))
@@ -81,12 +83,8 @@ def _growing(there: int) -> None:
     assert succeeded > 1
 
 
-@pytest.mark.parametrize("there", [0, 5000])
-def test_growth_of_rows_and_index(there: int) -> None:
-    run_apart(_growing, there, shm=SIZE)
-
-
-def _failed_growth_gives_back() -> None:
+@apart(shm=SIZE)
+def test_growth_that_fails_gives_back_what_it_got() -> None:
     with (
         Parameters({"t": SPEC}, "full", optimizer=optim.SGD(0.1), unlink_on_close=True) as params,
         AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
@@ -103,11 +101,9 @@ def _failed_growth_gives_back() -> None:
         make_room()
 
 
-def test_growth_that_fails_gives_back_what_it_got() -> None:
-    run_apart(_failed_growth_gives_back, shm=SIZE)
-
-
-def _restored() -> None:
+@apart(shm=SIZE)
+def test_a_restore() -> None:
+    """A restore that fails gives its memory back, and the table stays as it was."""
     failed = succeeded = 0
     with Parameters({"t": SPEC}, optimizer=optim.Adagrad(0.1)) as larger:
         with AccumulatorGroup(larger.member_specs()) as group:
@@ -141,8 +137,3 @@ def _restored() -> None:
             params.unlink()
     assert failed > 3
     assert succeeded > 1
-
-
-def test_a_restore() -> None:
-    """A restore that fails gives its memory back, and the table stays as it was."""
-    run_apart(_restored, shm=SIZE)

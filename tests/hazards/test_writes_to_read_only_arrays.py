@@ -26,7 +26,6 @@ from shmacc.optim import Adam
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
 NAME: Final = "read-only"
 TABLE: Final = np.arange(60_000, dtype="f4").reshape(-1, 100)  # some pages
 
@@ -37,56 +36,39 @@ def scribble(array: Any) -> None:
     len(())  # Python raises at the end of a call
 
 
-Source = tuple[Any, "Callable[[], Any]", str]  # to be kept, the array, its name in messages
+def make_parameters() -> Any:
+    return shmacc.Parameters({"emb": TABLE}, NAME, optimizer=Adam(0.1), unlink_on_close=True)
 
 
-def own_parameters() -> Source:
-    made = shmacc.Parameters({"emb": TABLE}, NAME, optimizer=Adam(0.1), unlink_on_close=True)
-    return made, lambda: made["emb"], f"Array 'emb' of parameters '{NAME}'"
+def make_arrays() -> Any:
+    return shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True)
 
 
-def slot() -> Source:
-    made, _, name = own_parameters()
-    return made, lambda: made.slots["emb"]["m"], name
-
-
-def attached_parameters() -> Source:
-    made, _, name = own_parameters()
-    other = shmacc.Parameters.attach(NAME)
-    return (made, other), lambda: other["emb"], name
-
-
-def parameters_as_arrays() -> Source:
-    made, _, name = own_parameters()
-    other = shmacc.SharedArrays.attach(NAME)
-    return (made, other), lambda: other["emb"], name
-
-
-def attached_arrays() -> Source:
-    made = shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True)
-    other = shmacc.SharedArrays.attach(NAME)
-    return (made, other), lambda: other["emb"], f"Array 'emb' of shared arrays '{NAME}'"
-
-
-SOURCES: Final = {
-    source.__name__: source
-    for source in (
-        own_parameters,
-        slot,
-        attached_parameters,
-        parameters_as_arrays,
-        attached_arrays,
-    )
+# Who makes it, and who else has it, and the array of that.
+SOURCES: Final[dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]]] = {
+    "parameters": (make_parameters, lambda: shmacc.Parameters.attach(NAME), lambda it: it["emb"]),
+    "a slot": (
+        make_parameters,
+        lambda: shmacc.Parameters.attach(NAME),
+        lambda it: it.slots["emb"]["m"],
+    ),
+    "parameters as arrays": (
+        make_parameters,
+        lambda: shmacc.SharedArrays.attach(NAME),
+        lambda it: it["emb"],
+    ),
+    "arrays": (make_arrays, lambda: shmacc.SharedArrays.attach(NAME), lambda it: it["emb"]),
 }
 
 
 @pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, namespace: str) -> Iterator[tuple[Any, str]]:  # noqa: ARG001
     """A read-only array, and its name."""
-    kept, array, name = SOURCES[request.param]()
-    yield array(), name
-    for one in kept if isinstance(kept, tuple) else (kept,):
-        one.close()
+    make, attach, array_of = SOURCES[request.param]
+    kind = "shared arrays" if make is make_arrays else "parameters"
+    with make() as made, attach() as other:
+        array = array_of(made) if request.param == "a slot" else array_of(other)
+        yield array, f"Array 'emb' of {kind} '{NAME}'"
 
 
 def test_a_write_raises_and_is_undone(source: tuple[Any, str]) -> None:
@@ -136,21 +118,8 @@ def test_a_forked_child_is_told_as_well(source: tuple[Any, str]) -> None:
     same_bits(array, before)
 
 
-def test_after_an_undone_write_it_follows_what_others_write() -> None:
-    with (
-        shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True) as made,
-        shmacc.SharedArrays.attach(NAME) as other,
-    ):
-        array = other["emb"]
-        for value in (1, 2, 3):
-            with pytest.raises(errors.FailedPreconditionError):
-                scribble(array)
-            made["emb"][...] = value
-            same_bits(array, np.full_like(TABLE, value))
-
-
 def test_it_also_holds_when_everything_is_closed_and_removed() -> None:
-    with shmacc.Parameters({"emb": TABLE}, NAME, unlink_on_close=True) as params:
+    with make_parameters() as params:
         array = params["emb"]
     with pytest.raises(errors.FailedPreconditionError):
         scribble(array)
@@ -171,18 +140,15 @@ def work(*, pipe: Pipe) -> None:
 
 def test_a_reader_that_never_wrote_or_did_sees_each_change() -> None:
     """Read-only arrays are mapped privately, and are the shared memory all the same."""
-    with shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True) as made:
+    with make_arrays() as made:
         with Apart(work) as reader:
-            for value in (2, 4, 6, 7, 8, 9, 10):
+            for value in (2, 4, 7, 8, 9, 10):
                 made["emb"][...] = value
                 reader.say(value)
                 reader.hear()
             reader.say(None)
             reader.result()
         same_bits(made["emb"], np.full_like(TABLE, 10))
-
-
-# -- faults of others, and writes that nothing can be done about -----------------------------------
 
 
 PROGRAM: Final = """

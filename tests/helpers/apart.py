@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import multiprocessing
 import os
@@ -138,6 +139,19 @@ def run_apart(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
     """Run a function in a process of its own, return its result; keywords as for `Apart`."""
     with Apart(function, *args, **how) as process:
         return process.result()
+
+
+def apart(**how: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test in a process of its own; keywords as for `Apart`."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**given: Any) -> None:
+            run_apart(lambda: test(**given), **how)
+
+        return run
+
+    return decorate
 
 
 class Crew:

@@ -2,13 +2,11 @@
 
 A death at a stop leaves the bytes that are in shared memory at that stop, and no lock. So a stop
 before which no byte changed needs no judgement of its own, and the bytes can be judged without a
-death. At each stop with changed bytes, and at a few others, the process is really killed, and the
-kernel takes back what a dead process held.
+death. At some stops the process is really killed, and the kernel takes back what it held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Final
@@ -19,21 +17,21 @@ from helpers.stepping_tracer import on_one_core
 from helpers.support import EVERY_INSTANT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helpers.stepping_tracer import Mark
 
-# Returns the error with which a call is to fail, or None.
-Failure = Callable[[Call], int | None]
-Fails = Callable[[], Failure]
+    # Returns the error with which a call is to fail, or None.
+    Failure = Callable[[Call], int | None]
+    Fails = Callable[[], Failure]
 
-# Of the stops at which no byte changed, one in this many really kills a process; with
-# SHMACC_EVERY_INSTANT=1 all do.
-_ONE_IN: Final = 1 if EVERY_INSTANT else 16
+# At one stop in this many of those before which bytes changed, and of all, a process is killed.
+_ONE_CHANGED_IN: Final = 1 if EVERY_INSTANT else 4
+_ONE_IN: Final = 1 if EVERY_INSTANT else 32
 
 
 def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
-    """Leave what a death at each stop would leave, then what a real death there leaves.
+    """Leave what a death at each stop would leave, and what a real death at some of them leaves.
 
     The last death is after the last stop.
 
@@ -46,10 +44,13 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
     """
     with on_one_core():
         seen, last = _instants(deed, fails)
-        for stop in chain(sorted({*seen, *range(1, last, _ONE_IN)} - {last}), count(last)):
+        real = {*list(seen)[::_ONE_CHANGED_IN], *range(1, last, _ONE_IN)}
+        for stop in chain(sorted({*seen, *real} - {last}), count(last)):
             if stop in seen:
                 seen[stop].write()
                 yield stop
+            if stop < last and stop not in real:
+                continue
             with _stopping(deed, fails) as stops:
                 died = len(list(islice(stops, stop))) == stop
             yield stop
@@ -58,11 +59,7 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
 
 
 def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], int]:
-    """Return the leftovers at each stop where they differ from the stop before.
-
-    Returns:
-        The leftovers, and the number of the stop after the last one.
-    """
+    """Return the leftovers at each stop where they changed; the number after the last stop."""
     seen, stop = {}, 0
     with Watcher() as watcher, _stopping(deed, fails) as stops:
         for stop, _ in enumerate(chain(stops, [None]), start=1):
@@ -77,12 +74,7 @@ def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], in
 def _stopping(deed: Deed, fails: Fails | None) -> Iterator[Iterator[Call]]:
     """Let a process do the deed, which stops before and after each of its calls; kill it at last.
 
-    Args:
-        deed: The deed.
-        fails: As for `deaths`.
-
-    Yields:
-        The stops. The process stands at the last one that was asked for, or has done its deed.
+    It stands at the last stop that was asked for, or has done its deed.
     """
     kept = deed.before()
 

@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -139,7 +139,6 @@ class Both(tuple[Any, ...]):
     __slots__ = ()
 
     def close(self) -> None:
-        """Close all of them."""
         for one in self:
             one.close()
 
@@ -167,7 +166,7 @@ class Deed:
 
 
 def nothing(*_: Any) -> None:
-    """Do nothing."""
+    pass
 
 
 def _of_another_time() -> None:
@@ -229,21 +228,16 @@ def with_a_dead_one_in_line() -> None:
 def filled_and_attached() -> Any:
     """Leave a filled segment, and attach to it."""
     filled()
-    return shmacc.attach(NAME)
+    return _attach()
 
 
 def _attach(*_: Any) -> Any:
     return shmacc.attach(NAME)
 
 
-def _take(acc: Any) -> None:
-    acc.take(1, timeout=0)
-
-
-def wait_in_vain(acc: Any, timeout: float = 0.01) -> None:
-    """Wait in the queue for a little while, for more gradients than come."""
+def _wait_in_vain(acc: Any) -> None:
     with pytest.raises(errors.DeadlineExceededError):
-        acc.take(5, timeout=timeout)
+        acc.take(5, timeout=0.01)
 
 
 def _clean(*_: Any) -> None:
@@ -262,8 +256,13 @@ DEEDS: Final = (
     Deed("attaching", filled_and_attached, nothing, _attach),
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),
     Deed("applying behind the dead", with_a_dead_one_in_line, _attach, SCENE.operation),
-    Deed("taking behind the dead", with_a_dead_one_in_line, _attach, _take),
-    Deed("waiting until the timeout", filled, _attach, wait_in_vain),
+    Deed(
+        "taking behind the dead",
+        with_a_dead_one_in_line,
+        _attach,
+        lambda acc: acc.take(1, timeout=0),
+    ),
+    Deed("waiting until the timeout", filled, _attach, _wait_in_vain),
     Deed("closing", filled, _attach, lambda acc: acc.close()),
     Deed("closing a private one", nothing, lambda _: create(None), lambda acc: acc.close()),
     Deed("unlinking", filled, _attach, lambda acc: acc.unlink()),
@@ -278,46 +277,38 @@ def left() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What is in shared memory, so that it can be judged in more than one way.
+    """What is in shared memory, so that it can be judged in more than one way."""
 
-    Attributes:
-        segments: Mode and content, by name.
-        semaphores: Likewise.
-    """
-
-    segments: dict[str, tuple[int, Image]]
-    semaphores: dict[str, tuple[int, bytes]]
+    modes: dict[str, int]
+    segments: dict[str, Image]
+    semaphores: dict[str, bytes]
 
     @classmethod
     def now(cls) -> Leftovers:
-        """Read what is in shared memory."""
-        files = {name: Path(names.SHM_DIRECTORY, name) for name in left()}
-        modes = {name: stat.S_IMODE(file.stat().st_mode) for name, file in files.items()}
-        return cls(
-            {
-                name: (modes[name], Image.of(str(file)))
-                for name, file in files.items()
-                if name[:4] != "sem."
-            },
-            {
-                name: (modes[name], file.read_bytes())
-                for name, file in files.items()
-                if name[:4] == "sem."
-            },
-        )
+        segments, semaphores = {}, {}
+        for name in left():
+            if name.startswith("sem."):
+                semaphores[name] = _file(name).read_bytes()
+            else:
+                segments[name] = Image.of(str(_file(name)))
+        modes = {name: stat.S_IMODE(_file(name).stat().st_mode) for name in left()}
+        return cls(modes, segments, semaphores)
 
     def write(self) -> None:
         """Write the segments and semaphores back."""
-        for name, (mode, image) in self.segments.items():
-            image.write(f"{names.SHM_DIRECTORY}/{name}")
-            os.chmod(f"{names.SHM_DIRECTORY}/{name}", mode)  # noqa: PTH101
-        for name, (mode, content) in self.semaphores.items():
-            file = Path(names.SHM_DIRECTORY, name)
-            file.write_bytes(content)
-            file.chmod(mode)
+        for name, image in self.segments.items():
+            image.write(str(_file(name)))
+        for name, content in self.semaphores.items():
+            _file(name).write_bytes(content)
+        for name, mode in self.modes.items():
+            _file(name).chmod(mode)
 
 
-class Watcher:
+def _file(name: str) -> Path:
+    return Path(names.SHM_DIRECTORY, name)
+
+
+class Watcher(Apart):
     """Sees what is in shared memory, whenever it is asked.
 
     It is a process of its own: a process that has a segment attached must not open and close its
@@ -326,21 +317,13 @@ class Watcher:
 
     def __init__(self) -> None:
         """Start the process, before it would inherit anything attached."""
-        self._process = Apart(_tell_changes)
+        super().__init__(_tell_changes)
 
     def change(self) -> Leftovers | None:
         """Return what is in shared memory; None if it has not changed since the last call."""
-        self._process.say()
-        now: Leftovers | None = self._process.hear()
+        self.say()
+        now: Leftovers | None = self.hear()
         return now
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        self._process.__exit__()
 
 
 def _tell_changes(pipe: Pipe) -> None:
@@ -365,10 +348,9 @@ def judge() -> Testimony | None:
 
     Afterwards shared memory is empty.
     """
-    for file in left():
-        mode = stat.S_IMODE(os.stat(f"{names.SHM_DIRECTORY}/{file}").st_mode)  # noqa: PTH116
-        assert mode == MODE or file.endswith("1234567"), f"{file} has mode {mode:o}"
     leftovers = Leftovers.now()
+    for file, mode in leftovers.modes.items():
+        assert mode == MODE or file.endswith("1234567"), f"{file} has mode {mode:o}"
     for segment in inspection.list_segments(namespace=names.current_namespace()):
         assert segment.state is SegmentState.ORPHANED, segment
     clean_up()
