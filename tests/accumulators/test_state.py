@@ -168,37 +168,37 @@ def test_it_ends_a_round_that_is_open() -> None:
         assert (acc.num_accumulated(), acc.global_step) == (4, 5)
 
 
-def test_a_take_that_waits_gets_it() -> None:
-    with ConditionalAccumulator("f8", (), "restored") as acc:
-        for _ in range(3):
-            acc.apply_grad(1.0)
-        state = acc.state()
-        acc.advance_step(1)
-        with Apart(say_and_take, "restored", 3) as head:
-            head.hear()
-            until(lambda: acc.stats().waiting == 1)
-            acc.restore(state)
-            assert head.result() == 3
-        acc.unlink()
+def test_a_take_that_waits_gets_it(acc: ConditionalAccumulator) -> None:
+    for _ in range(3):
+        acc.apply_grad(1.0)
+    state = acc.state()
+    acc.advance_step(1)
+    with Apart(say_and_take, "acc", 3) as head:
+        head.hear()
+        until(lambda: acc.stats().waiting == 1)
+        acc.restore(state)
+        assert head.result() == 3
 
 
-def test_an_apply_that_waits_for_a_round_goes_on() -> None:
+def test_an_apply_that_waits_for_a_round_goes_on(acc: ConditionalAccumulator) -> None:
     """It waits in the block, and for its end no more."""
 
     def waits_for_the_end() -> bool:
-        activity = inspection.describe("restored").processes[0].activity
+        activity = inspection.describe("acc").processes[0].activity
         return activity == "waits for the end of the round"
 
-    with ConditionalAccumulator("f8", (), "restored") as acc, ThreadPoolExecutor(1) as pool:
-        acc.apply_grad(1.0)
-        state = acc.state()
-        with pytest.raises(errors.FailedPreconditionError), acc.round(1):
-            waiting = pool.submit(acc.apply_grad, 1.0, local_step=NEVER_STALE)
-            until(waits_for_the_end)
-            acc.restore(state)
-            assert waiting.result(LONG) is True
-        assert acc.num_accumulated() == 2
-        acc.unlink()
+    acc.apply_grad(1.0)
+    state = acc.state()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(errors.FailedPreconditionError),
+        acc.round(1),
+    ):
+        waiting = pool.submit(acc.apply_grad, 1.0, local_step=NEVER_STALE)
+        until(waits_for_the_end)
+        acc.restore(state)
+        assert waiting.result(LONG) is True
+    assert acc.num_accumulated() == 2
 
 
 def _changed(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
@@ -276,14 +276,13 @@ def test_of_what_is_no_state_nothing_is_restored(
 
 def test_of_another_spec_it_names_the_member_and_both() -> None:
     other = SPECS | {"array": TensorSpec((3,), "int32", reduction_type="SUM")}
-    with group() as acc, AccumulatorGroup(other) as different:
-        state = acc.state()
-        with pytest.raises(errors.InvalidArgumentError, match=r"'array'.*int16.*int32"):
-            different.restore(state)
-    with sparse() as one, dense() as another:
-        state = one.state()
-        with pytest.raises(errors.InvalidArgumentError, match=r"sparse float32.*dense bfloat16"):
-            another.restore(state)
+    cases: tuple[tuple[Any, Any, str], ...] = (
+        (group(), AccumulatorGroup(other), r"'array'.*int16.*int32"),
+        (sparse(), dense(), r"sparse float32.*dense bfloat16"),
+    )
+    for one, another, said in cases:
+        with one, another, pytest.raises(errors.InvalidArgumentError, match=said):
+            another.restore(one.state())
 
 
 def test_of_a_closed_one() -> None:
@@ -334,27 +333,23 @@ def test_a_snapshot_of_an_empty_one() -> None:
         same_bits(none_dense.value, np.empty((2, 0), np.int8))
 
 
-def test_a_snapshot_in_an_open_round_shows_the_round() -> None:
-    with ConditionalAccumulator("f8", (), "seen", reduction_type="SUM") as acc:
-        acc.apply_grad(1.0, contributor=3)
-        with ConditionalAccumulator.attach("seen") as other, acc.round(1) as taken:
-            same_taken(other.snapshot(), taken)
-            same_taken(acc.snapshot(), taken)
-            assert acc.contributors().tolist() == other.contributors().tolist() == [3]
-        assert acc.snapshot().count == 0
-        acc.unlink()
+def test_a_snapshot_in_an_open_round_shows_the_round(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0, contributor=3)
+    with ConditionalAccumulator.attach("acc") as other, acc.round(1) as taken:
+        for handle in (other, acc):
+            same_taken(handle.snapshot(), taken)
+            assert handle.contributors().tolist() == [3]
+    assert acc.snapshot().count == 0
 
 
-def test_a_snapshot_does_not_wait_in_line() -> None:
-    with ConditionalAccumulator("f8", (), "seen", reduction_type="SUM") as acc:
-        acc.apply_grad(1.0)
-        with Apart(say_and_take, "seen", 2) as head:
-            head.hear()
-            until(lambda: acc.stats().waiting == 1)
-            assert acc.snapshot().value == 1.0
-            acc.apply_grad(2.0)
-            assert head.result() == 2
-        acc.unlink()
+def test_a_snapshot_does_not_wait_in_line(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    with Apart(say_and_take, "acc", 2) as head:
+        head.hear()
+        until(lambda: acc.stats().waiting == 1)
+        assert acc.snapshot().value == 1.0
+        acc.apply_grad(2.0)
+        assert head.result() == 2
 
 
 def test_a_snapshot_of_a_result_that_does_not_fit() -> None:
