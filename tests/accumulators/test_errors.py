@@ -64,24 +64,19 @@ def test_errors_that_were_raised_pickle() -> None:
 
 
 def test_what_is_no_array_of_numbers_is_named() -> None:
-    with ConditionalAccumulator("f4") as dense, SparseConditionalAccumulator("f4") as sparse:
-        applies: dict[str, Callable[[Any], bool]] = {
-            "grad": dense.apply_grad,
-            "grad_values": lambda value: sparse.apply_grad([1], value),
-            "grad_indices": lambda value: sparse.apply_grad(value, [1.0]),
-        }
-        values: dict[str, Any] = {
-            "None was": None,
-            "a dict was": {1: 2.0},
-            "a set was": {1.0},
-            "an array of Python objects was": np.array([object()]),
-            "a list that holds more than numbers was": [1.0, None],
-        }
+    values: dict[str, Any] = {
+        "None was": None,
+        "a dict was": {1: 2.0},
+        "a set was": {1.0},
+        "an array of Python objects was": np.array([object()]),
+        "a list that holds more than numbers was": [1.0, None],
+    }
+    with SparseConditionalAccumulator("f4") as acc:
         for words, value in values.items():
-            for what, apply in applies.items():
-                said = f"^{what} must be an array of numbers.*{words} given"
+            for what, given in ("values", ([1], value)), ("indices", (value, [1.0])):
+                said = f"^grad_{what} must be an array of numbers.*{words} given"
                 with pytest.raises(errors.InvalidArgumentError, match=said):
-                    apply(value)
+                    acc.apply_grad(*given)
 
 
 def test_a_masked_array_is_refused() -> None:

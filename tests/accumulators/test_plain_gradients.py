@@ -239,19 +239,19 @@ def test_a_tensor_is_read_where_it_is_and_let_go() -> None:
 
 @pytest.mark.usefixtures("torch")
 def test_only_tensors_that_are_plain_are_asked_for_their_array() -> None:
-    class Subclass(Tensor):
-        pass
-
     ones = np.ones((2, 2), np.float32)
-    for tensor in (
+    tensors = [
         Tensor(ones, requires_grad=True),  # torch gives its array where it records no gradient
         Tensor(ones.astype(np.float64)),
-        Subclass(ones),
-    ):
-        with applies() as (_, calls):
-            for apply in calls:
+        type("Subclass", (Tensor,), {})(ones),
+    ]
+    bad: list[Any] = [Tensor(ones) for _ in range(2)]  # they have no array
+    bad[0].numpy, bad[1].numpy = lambda: None, lambda: bad[1]
+    with applies() as (_, calls):
+        for apply in calls:
+            for tensor in (*tensors, *bad):
                 assert apply(tensor)  # the long way
-        assert not tensor.asked
+    assert not any(tensor.asked for tensor in tensors)
     for array in ones[::-1].T, ones.view(np.matrix):
         assert _core.plain_array(Tensor(array), FLOAT32) is None
 
@@ -297,16 +297,14 @@ def test_what_a_handler_raises_while_a_tensor_is_read_passes_through(raised: Bas
 
 
 @pytest.mark.usefixtures("torch")
-def test_a_tensor_that_has_no_array_goes_the_long_way() -> None:
+def test_a_tensor_whose_array_is_an_error_goes_the_long_way() -> None:
     def numpy() -> Any:
         raise RuntimeError("none here")
 
     tensor: Any = Tensor(np.ones((2, 2), np.float32))
+    tensor.numpy = numpy
     with applies() as (_, calls):
-        for apply in calls:
-            for bad in numpy, lambda: None, lambda: tensor:
-                tensor.numpy = bad
-                assert apply(tensor)
+        assert all(apply(tensor) for apply in calls)
 
 
 # Buffers

@@ -234,25 +234,3 @@ def test_a_close_between_the_commit_and_the_waiting_thread_leaves_no_round_open(
         worker.result()
     assert acc.stats().round_pid is None
     assert acc.take(1, timeout=0).count == 1
-
-
-def test_parameters_are_always_those_of_the_step(acc: ConditionalAccumulator) -> None:
-    """With `take`, the step would move before the parameter does."""
-    parameter = [0.0]
-    rounds, seen = 60, []
-
-    def work() -> None:
-        step = 0
-        while step < rounds:
-            seen.append((step, parameter[0]))
-            acc.apply_grad(1.0, step)
-            step = acc.wait_step(step)
-
-    with ThreadPoolExecutor() as pool:
-        worker = pool.submit(work)
-        for _ in range(rounds):
-            with acc.round(1) as taken:
-                time.sleep(0)
-                parameter[0] += taken.value.item()
-        worker.result(LONG)
-    assert seen == [(step, float(step)) for step in range(rounds)]
