@@ -2,24 +2,40 @@
 
 Never in a signal, never in a hang, never in a write to anything else. Hypothesis thinks of damage;
 the victim of it is a process of its own (every_call.py). SHMACC_FUZZ_EXAMPLES makes it look longer.
+
+Sizes and bounds of loops are forged, too, so that all agrees, with valid checksums. An endless loop
+would hold the locks, and no signal would end it; a result that was allocated because the segment
+claims so much would take the machine's memory.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pytest
-from helpers.apart import needs_own_shm
-from helpers.damage import several
-from helpers.every_call import Scenario, Victim
+from helpers import segment_layout as layout
+from helpers.apart import Apart, needs_own_shm
+from helpers.damage import Directory, Elsewhere, SetField, Sizes, UndoLog, several
+from helpers.every_call import PATIENCE, SHM_BYTES, Scenario, Victim
+from helpers.segment_file import SegmentFile
+from helpers.support import SANITIZED
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import shmacc
+from shmacc import Parameters, errors, inspection, optim
+from shmacc._layout import names
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from helpers.apart import Pipe
+    from helpers.damage import Damage
 
 pytestmark = needs_own_shm
 
@@ -77,3 +93,229 @@ def test_undamaged(victim: Victim, kind: str) -> None:
         ends = Counter(outcome.error for outcome in outcomes)
         assert ends[""] > 20
         assert not ends["DataLossError"]
+
+
+# --- forged bounds of loops -----------------------------------------------------------------------
+
+
+MOST: Final = (1 << 64) - 1
+MIB: Final = 1 << 20
+_PAGE: Final = 4096
+_SAVED: Final = f"{names.SHM_DIRECTORY}/saved.npz"  # the process has its own
+ROWS: Final = Scenario("sparse", applies=3, contributors=True)
+DENSE: Final = Scenario("dense", applies=3)
+LANES: Final = Scenario("group", applies=3, lanes=2, contributors=True)
+
+
+@dataclass(frozen=True)
+class FullIndex:
+    """No bucket has a free entry, and no entry leads to a row."""
+
+    def do(self, file: SegmentFile, _: SegmentFile) -> None:
+        member = file.committed("member")
+        bucket = layout.Bucket((1 << 15,) * 10, member.index_stamp, (1 << 31,) * 10)
+        index = file.table.first(f"bucket{member.index}")
+        file.write(index, bytes(bucket) * member.index_buckets)
+
+
+FORGED: Final[dict[str, tuple[Scenario, Damage]]] = {
+    "events": (ROWS, SetField("next_event", "word", MOST)),
+    "an event": (ROWS, SetField("event", "serial", MOST, number=MOST % 64 % 32)),
+    "undo records of no rows": (ROWS, UndoLog(((0, 0, 0),) * 9, 1 << 62, 4096, 0)),
+    "undo records": (ROWS, UndoLog(((0, 1, 0),), 1 << 62, None, 1 << 62)),
+    "undo records of a dense member": (DENSE, UndoLog(((0, 0, 0),), 1 << 62, 4096, 0)),
+    "undo records in a lane": (LANES, Elsewhere(1, 1, UndoLog(((0, 0, 2),), 1 << 62, 4096, 0))),
+    "an index without room": (ROWS, FullIndex()),
+    "an index of contributors without room": (ROWS, Elsewhere(0, 1, FullIndex())),
+    "an index in a lane without room": (LANES, Elsewhere(1, 1, FullIndex())),
+    "no buckets": (ROWS, SetField("member", "index_buckets", 0)),
+    "rows": (ROWS, SetField("member", "rows", layout.MAX_ROWS)),
+    "rows of no bytes": (ROWS, Sizes(1 << 20, (0,), None, 1 << 20, 3)),
+    "an array of no gradients": (DENSE, SetField("member", "row_elements", 1 << 36)),
+    "dimensions": (ROWS, SetField("shape", "rank", MOST, number=0)),
+    "rounds that were idle": (ROWS, SetField("member", "round", 0)),
+    "a round to come": (ROWS, SetField("lane", "round", MOST)),
+    "the number of the round": (ROWS, SetField("round", "round", MOST)),
+    "rounds of little memory": (ROWS, SetField("lane", "small_rounds", MOST)),
+    "participants": (ROWS, SetField("participants_top", "word", (1 << 32) - 1)),
+    "the departed": (ROWS, SetField("departed_top", "word", (1 << 32) - 1)),
+    "one who is being written": (ROWS, SetField("departed", "token", 1 << 3)),
+    "waiters": (ROWS, SetField("queue", "top", (1 << 32) - 1)),
+    "tickets": (ROWS, SetField("queue", "next_ticket", MOST)),
+    "cancels": (ROWS, SetField("queue", "cancelled_through", MOST)),
+    "finishes": (ROWS, SetField("round", "restores", MOST)),
+    "when others may come": (ROWS, SetField("fairness", "keep_off_ns", (1 << 63) - 1)),
+    "generations": (ROWS, SetField("round", "needs", MOST)),
+    "opened rounds": (ROWS, SetField("round", "holder_serial", MOST)),
+    "a lane's generation": (LANES, SetField("lane_generation", "word", MOST)),
+}
+
+
+def _outcomes(victim: Victim, scenario: Scenario, damage: Damage) -> list[Any]:
+    """How every call ended, on the segment at rest and on the one that is attached."""
+    return [
+        outcome
+        for attached in (False, True)
+        for outcome in victim.outcomes(
+            replace(scenario, attached=attached, order=int(attached)), damage
+        )
+    ]
+
+
+@pytest.mark.parametrize("bound", FORGED)
+def test_every_call_on_an_accumulator_ends(victim: Victim, bound: str) -> None:
+    outcomes = _outcomes(victim, *FORGED[bound])
+    assert [outcome for outcome in outcomes if not outcome.fine] == []
+
+
+# --- claimed sizes -------------------------------------------------------------------------------
+
+SPARSE: Final = Scenario("sparse", shape=(3,), applies=3)
+DOUBLES: Final = Scenario("dense", dtype="float64", shape=(3,), applies=3)
+
+
+def sizes(*dims: int, rows: int = 1, reserved: int | None = layout.REGION_SPAN) -> Sizes:
+    """So many rows of that shape, with an index that has room for them."""
+    return Sizes(rows, dims, reserved, buckets=-(-rows // 10), count=3)
+
+
+CLAIMS: Final[dict[str, tuple[Scenario, Damage]]] = {
+    "2 million rows": (SPARSE, sizes(3, rows=2_000_000, reserved=64 * MIB)),
+    "20 million empty rows": (SPARSE, sizes(0, rows=20_000_000)),
+    "as many rows as there may be": (SPARSE, sizes(rows=layout.MAX_ROWS)),
+    "one wide row": (SPARSE, sizes(1 << 26)),
+    "a row as wide as its region": (SPARSE, sizes(1 << 37)),
+    "more than it reserved": (SPARSE, sizes(3, rows=20_000_000, reserved=None)),
+    "reserved only": (SPARSE, sizes(3, rows=3, reserved=layout.REGION_SPAN)),
+    "a dense array of 512 MiB": (DOUBLES, sizes(1 << 26, rows=0)),
+    "a dense array as large as its region": (DOUBLES, sizes(1 << 18, 1 << 19, rows=0)),
+    "a large undo log": (SPARSE, UndoLog(((0, 1 << 15, 0),), 1 << 40, layout.REGION_SPAN, 1 << 40)),
+    "an undo log that is read": (SPARSE, UndoLog(((0, 1 << 15, 0),) * 3, 3, None, 0)),
+    "processes": (SPARSE, SetField("participants_top", "word", (1 << 32) - 1)),
+    "takes": (SPARSE, SetField("queue", "top", (1 << 32) - 1)),
+    "dimensions of the declared shape": (SPARSE, Directory("declared_rank", 1 << 31)),
+    "dimensions of the round": (SPARSE, SetField("shape", "rank", 1 << 60, number=0)),
+    "the name of a member": (SPARSE, Directory("name_length", (1 << 32) - 1)),
+    "its directory": (SPARSE, SetField("config", "directory_bytes", 1 << 20)),
+    "members": (SPARSE, SetField("config", "members", 4096)),
+    "lanes": (SPARSE, SetField("config", "lanes", 32)),
+    "its name's length": (SPARSE, SetField("config", "name_length", (1 << 32) - 1)),
+}
+NEVER: Final = {"MemoryError", "ResourceExhaustedError"}
+
+
+@pytest.fixture(scope="module")
+def poor() -> Iterator[Victim]:
+    """It has address space for two tables of 5 MiB, and for what calls are given and hand out."""
+    made = Victim(48 * MIB)
+    yield made
+    made.end()
+
+
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs all address space")
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_nothing_is_allocated_for_a_claim(poor: Victim, claim: str) -> None:
+    outcomes = _outcomes(poor, *CLAIMS[claim])
+    assert [outcome for outcome in outcomes if outcome.error in NEVER] == []
+
+
+@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs all address space")
+@pytest.mark.parametrize("scenario", [SPARSE, DOUBLES], ids=["sparse", "dense"])
+def test_what_it_has_is_enough_for_those_that_claim_nothing(
+    poor: Victim, scenario: Scenario
+) -> None:
+    outcomes = poor.outcomes(replace(scenario, attached=False))
+    assert [outcome for outcome in outcomes if outcome.error in NEVER | {"DataLossError"}] == []
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+def _apply_beside_many(*, pipe: Pipe) -> str:
+    rows = np.arange(100_000)
+    with shmacc.SparseConditionalAccumulator("f4", None, "many") as acc:
+        acc.apply_grad(rows, np.ones((rows.size, 1), np.float32))
+        pipe.say(names.segment_name("many").path)
+        pipe.hear()
+        with pytest.raises(errors.DataLossError, match="index is full"):
+            acc.apply_grad(rows + rows.size, np.ones((rows.size, 1), np.float32))
+    return "ended"
+
+
+def test_an_index_without_room_is_walked_around_once_and_not_for_each_row() -> None:
+    with Apart(_apply_beside_many, shm=SHM_BYTES) as victim:
+        with SegmentFile(f"/proc/{victim.pid}/root{victim.hear(PATIENCE)}") as file:
+            FullIndex().do(file, file)
+        victim.say()
+        assert victim.result(PATIENCE) == "ended"
+
+
+def _saved(member: int, entries: int, listed: int, *regions: tuple[int, int]) -> bytes:
+    return bytes(layout.SavedArray(member, entries, listed, regions))
+
+
+# What the undo log of an update may say, and how many entries of it are counted.
+JOURNALS: Final = {
+    "entries of no bytes": (_saved(0, 1 << 62, 0), 1 << 62),
+    "listed entries of no bytes": (_saved(0, 1 << 62, 1), 1 << 62),
+    "entries of a byte": (_saved(0, 1 << 62, 0, (1, 1 << 40)), 1 << 62),
+    "entries past the last": (_saved(0, 1 << 62, 0, (1, 0)), 1 << 62),
+    "arrays without entries": (_saved(0, 0, 0) * 9, 1 << 62),
+    "an array of another number": (_saved(MOST, 1, 0), 1),
+    "nothing": (b"", 1 << 62),
+}
+
+UPDATES: Final[dict[str, Callable[[Parameters, Any], object]]] = {
+    "update": lambda params, taken: params.update(taken),
+    "state": lambda params, _: params.state(timeout=1),
+    "attach": lambda _, __: Parameters.attach("p").close(),
+    "check": lambda _, __: inspection.check("p"),
+    "load": lambda params, _: shmacc.load(_SAVED, {"p": params}),
+}
+
+
+def _forge(path: str, log: bytes, counted: int) -> None:
+    with SegmentFile(path) as file:
+        number = file.current("lane")
+        state = file.record("lane", number)
+        for name in ("undo log", "undo rows"):
+            state.reserved[layout.LANE_REGIONS.index(name)] = _PAGE
+            file.write(file.table.region(name), bytes(_PAGE))
+        file.put("lane", state, number)
+        file.write(file.table.region("undo log"), log)
+        file.put("journal", layout.Journal(state.generation + 1, counted, 0))
+
+
+class _DoneError(Exception):
+    """The block may not end in order."""
+
+
+def _use(call: str, *, pipe: Pipe) -> None:
+    contents = {"a": np.ones((4, 2), np.float32)}
+    with (
+        Parameters(contents, "p", optimizer=optim.SGD(1.0)) as params,
+        shmacc.ConditionalAccumulator("f4", (4, 2)) as acc,
+    ):
+        shmacc.save(_SAVED, {"p": params})
+        acc.apply_grad(np.ones((4, 2)))
+        with suppress(_DoneError), acc.round(1) as taken:
+            pipe.say(names.segment_name("p").path)
+            pipe.hear()
+            with suppress(errors.DataLossError):
+                UPDATES[call](params, taken)
+            raise _DoneError
+
+
+@pytest.mark.parametrize(
+    ("call", "journal"),
+    [
+        *((call, "nothing") for call in UPDATES),
+        *(("update", journal) for journal in list(JOURNALS)[:-1]),
+    ],
+)
+def test_every_call_on_parameters_ends(call: str, journal: str) -> None:
+    log, counted = JOURNALS[journal]
+    with Apart(_use, call, shm=SHM_BYTES) as victim:
+        _forge(f"/proc/{victim.pid}/root{victim.hear(PATIENCE)}", log, counted)
+        victim.say()
+        victim.result(PATIENCE)

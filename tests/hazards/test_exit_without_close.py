@@ -1,25 +1,29 @@
-"""Processes that end without a close, in every way that Python has, and with threads that wait."""
+"""Processes that end without a close, in every way that Python has, and with threads that wait.
+
+What runs at the very end of an interpreter may still open, apply, take, wait and close. The thread
+that shuts an interpreter down cannot have the GIL again once it has let go of it: there a call that
+lets go of it, as each did that opened or applied, would wait for ever.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from helpers.apart import run_apart
 from helpers.interpreter import run
-from helpers.support import until
+from helpers.support import LONG, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors, inspection, testing
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
 from shmacc.inspection import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-pytestmark = pytest.mark.threads
 
 
 def left_behind() -> tuple[str, ...]:
@@ -71,6 +75,7 @@ def test_a_named_one_stays_whole_and_a_private_one_goes_with_its_process(
     assert len(left_behind()) == 2
 
 
+@pytest.mark.threads
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise RuntimeError('on purpose')"])
 def test_daemon_threads_that_wait(acc: ConditionalAccumulator, ending: str) -> None:
     """The interpreter shuts down with its own exit status, without a crash and without a hang."""
@@ -98,6 +103,7 @@ def test_daemon_threads_that_wait(acc: ConditionalAccumulator, ending: str) -> N
     assert acc.take_grad(1, timeout=0) == 1.0
 
 
+@pytest.mark.threads
 def test_a_thread_that_is_joined_at_the_end_must_be_let_go(acc: ConditionalAccumulator) -> None:
     """Python waits for threads that are no daemons; a close from the main thread ends theirs."""
     status, output, complaints = run(
@@ -151,3 +157,214 @@ def test_nothing_that_was_handed_out_is_shared_memory() -> None:
     assert taken.values.sum() == 2 * 64_000
     with pytest.raises(errors.FailedPreconditionError):
         sparse.num_accumulated()
+
+
+# --- finalizers -----------------------------------------------------------------------------------
+
+
+STATUS: Final = 7
+CRASHES: Final = ("Fatal", "terminate", "Segmentation")
+
+# What is imported at its first use cannot be when modules are taken down.
+WARM_UP: Final = """
+    import builtins, gc
+    with shmacc.ConditionalAccumulator("f8", ()) as private:
+        private.apply_grad(1.0)
+        private.take(1)
+"""
+BEGIN: Final = (
+    WARM_UP
+    + """
+    shmacc.inspection.describe("exits")
+    kept = shmacc.attach("exits")
+    class Late:
+        # Its own references: modules may be taken down already.
+        def __init__(self):
+            self.acc, self.shmacc, self.print = shmacc.attach("exits"), shmacc, print
+        def work(self, never_stale=shmacc.NEVER_STALE, kept=kept, Exception=Exception):
+            def attempt(what, call):
+                try:
+                    call()
+                    said.append(what)
+                except Exception as error:
+                    said.append(f"{what}:{type(error).__name__}")
+            said = []
+            def use_private():
+                # Not "f8", which NumPy would have to look up.
+                with self.shmacc.ConditionalAccumulator("float64", ()) as private:
+                    assert private.apply_grad(1.0)
+                    assert private.take(1).count == 1
+            def use_another():
+                with self.shmacc.attach("exits") as another:
+                    assert another.apply_grad(1.0, local_step=never_stale)
+            for what, call in (
+                ("apply", lambda: kept.apply_grad(1.0, local_step=never_stale)),
+                ("apply", lambda: self.acc.apply_grad(1.0, local_step=never_stale)),
+                ("take-in-vain", lambda: kept.take(10**9, timeout=0)),
+                ("take-all", lambda: kept.take_partial(0, timeout=0)),
+                ("wait-in-vain", lambda: kept.wait_step(2**62, timeout=0.01)),
+                ("advance", lambda: kept.advance_step(5)),
+                ("stats", kept.stats),
+                ("cancel", kept.cancel),
+                ("make", use_private),
+                ("attach", use_another),
+                ("describe", lambda: self.shmacc.inspection.describe("exits")),
+                ("close", self.acc.close),
+                ("close", kept.close),
+            ):
+                attempt(what, call)
+            self.print(*said, flush=True)
+"""
+)
+FINALIZERS: Final = {
+    "atexit": "atexit.register(Late().work)",
+    "in a cycle": "gc.disable(); late = LateDel(); late.itself = late; del late",
+    "in builtins": "builtins.late = LateDel(); builtins.late.itself = builtins.late",
+}
+DAEMONS: Final = """
+    rows = shmacc.attach("rows")
+    alone = shmacc.ConditionalAccumulator("f8", ())
+    gradient = np.arange(2000), np.ones((2000, 8))
+    never_stale = shmacc.NEVER_STALE
+    def apply():
+        while True:
+            rows.apply_grad(*gradient, local_step=never_stale)
+            kept.apply_grad(1.0, local_step=never_stale)
+    def take():
+        while True:
+            rows.take_partial(1)
+            kept.take_partial(1)
+    def wait():
+        alone.take(5)
+    def open_and_close():
+        while True:
+            shmacc.attach("rows").close()
+    for work in (apply, apply, take, wait, open_and_close):
+        daemon(work)
+    until(lambda: rows.stats().taken > 20 and alone.stats().waiting == 1)
+"""
+END: Final = f"""
+    sys.exit({STATUS})
+"""
+
+
+def _ending(finalizer: str) -> str:
+    """The rest of a script whose finalizer calls `Late.work`."""
+    return f"""
+    class LateDel(Late):
+        def __del__(self):
+            self.work()
+    {FINALIZERS[finalizer]}
+{END}"""
+
+
+@pytest.mark.parametrize("finalizer", FINALIZERS)
+def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
+    status, output, complaints = run(BEGIN + _ending(finalizer))
+    assert (status, complaints) == (STATUS, "")
+    if finalizer == "atexit":
+        # Python code runs as long as modules are there: nothing but what is in vain fails then.
+        assert output == (
+            "apply apply take-in-vain:DeadlineExceededError take-all "
+            "wait-in-vain:DeadlineExceededError advance stats cancel make attach describe close "
+            "close"
+        )
+    else:
+        # Its handles are closed by then, and not all of Python's and NumPy's modules work.
+        assert output.startswith("apply:FailedPreconditionError apply:FailedPreconditionError")
+        assert {"make", "attach"} <= set(output.split())
+        assert output.endswith("close close")
+    until(lambda: acc.stats().attached == 1)
+    assert acc.apply_grad(1.0, local_step=5)
+    assert all(finding.severity is Severity.NOTE for finding in inspection.check("exits"))
+
+
+@pytest.mark.parametrize("finalizer", ["atexit", "in builtins"])
+def test_with_daemon_threads_in_the_middle_of_applies_and_takes(
+    acc: ConditionalAccumulator, finalizer: str
+) -> None:
+    """They go on in the extension for as long as they need no Python; nobody waits for them."""
+    with SparseConditionalAccumulator("f8", None, "rows") as rows:
+        status, _, complaints = run(BEGIN + DAEMONS + _ending(finalizer))
+        # Their takes may hear of a close, and say so.
+        assert status == STATUS, complaints
+        assert all(word not in complaints for word in CRASHES), complaints
+        until(lambda: acc.stats().attached == 1 and rows.stats().attached == 1)
+        taken = rows.take_partial(0, timeout=0)
+        assert (taken.row_counts == taken.count).all()
+        rows.unlink()
+    assert acc.apply_grad(1.0, local_step=5)
+
+
+LINGERS: Final = """
+    class Lingers:
+        def __del__(self, sleep=time.sleep):
+            sleep(0.3)
+    import builtins
+    builtins.lingers = Lingers()
+    begun = []
+"""
+# Python exits a thread that asks for the GIL at the end: here it does so beneath the extension.
+LETS_GO: Final = {
+    "the text of an exception": """
+    class Slow(Exception):
+        def __str__(self):
+            begun.append(True)
+            while True:
+                time.sleep(0.001)
+    acc = shmacc.attach("exits")
+    daemon(lambda: acc.__exit__(Slow, Slow(), None))
+""",
+    "the copy of an array": """
+    acc = shmacc.SparseConditionalAccumulator("f8", (None, 1))
+    gradient = np.full(10**6, -1), np.ones((10**6, 1))
+    def apply():
+        while True:
+            try:
+                acc.apply_grad(*gradient)
+            except shmacc.errors.InvalidArgumentError:
+                begun.append(True)
+    daemon(apply)
+""",
+}
+
+
+@pytest.mark.usefixtures("acc")
+@pytest.mark.parametrize("call", LETS_GO)
+def test_with_a_daemon_thread_in_a_call_of_pythons(call: str) -> None:
+    script = LINGERS + LETS_GO[call] + "\n    until(lambda: begun)\n" + END
+    status, _, complaints = run(script)
+    assert status == STATUS, complaints
+
+
+MEETS_OTHERS: Final = (
+    WARM_UP
+    + """
+    class Late:
+        def __init__(self):
+            self.attach = shmacc.attach
+        def work(self):
+            with self.attach("asks") as asks, self.attach("answers") as answers:
+                assert answers.apply_grad(asks.take(1).value)
+"""
+)
+
+
+@pytest.mark.parametrize("finalizer", ["atexit", "in builtins"])
+def test_it_waits_for_others_and_wakes_others(finalizer: str) -> None:
+    with (
+        ConditionalAccumulator("f8", (), "asks") as asks,
+        ConditionalAccumulator("f8", (), "answers") as answers,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        answer = pool.submit(answers.take, 1, timeout=LONG)
+        ends = pool.submit(run, MEETS_OTHERS + _ending(finalizer))
+        try:
+            until(lambda: asks.stats().waiting == 1 or ends.done())
+            assert asks.apply_grad(3.0)
+            assert ends.result() == (STATUS, "", "")
+            assert answer.result().value == 3.0
+        finally:
+            answers.cancel()
+            for each in (asks, answers):
+                each.unlink()
