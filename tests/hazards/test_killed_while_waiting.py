@@ -89,11 +89,7 @@ def add_one() -> None:
 def test_the_apply_that_should_have_woken_the_taker() -> None:
     """It is killed when it has committed and let go of the lock, and has woken nobody yet."""
     ADDING.prepare().write(path())
-    with (
-        waiting(2) as (waiter,),
-        Traced(ADDING.act) as applier,
-        closing(LockView()) as lock,
-    ):
+    with waiting(2) as (waiter,), Traced(ADDING.act) as applier, closing(LockView()) as lock:
         applier.run_to_mark()
         applier.run_until(lock.held)
         applier.run_until(lambda: not lock.held())

@@ -1,28 +1,212 @@
-"""Whoever looks at a segment without its lock sees what was committed at some instant."""
+"""Whoever looks at a segment without its lock sees what was committed at some instant.
+
+So do readers of a table, beside a chief that adds, removes, grows, is stopped, and is killed. A row
+tells its id and the version of it, so that each number that is read can be judged.
+"""
 
 from __future__ import annotations
 
+import signal
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from helpers.apart import Apart
+import pytest
+from helpers.apart import Apart, run_apart
+from helpers.busy import busy
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import stops
 from helpers.support import EVERY_INSTANT, until
 
 import shmacc
-from shmacc import NEVER_STALE, ConditionalAccumulator, _core
+from shmacc import (
+    NEVER_STALE,
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    Parameters,
+    TableSpec,
+    _core,
+    init,
+    optim,
+)
 from shmacc._layout import names
 from shmacc._records.stats import stats_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from helpers.apart import Pipe
     from helpers.stepping_tracer import Mark
 
 NAME: Final = "looked-at"
 SHAPES: Final = [(1,), (2, 3), (4, 5, 6), (7,) * 4]
 LOOKS: Final = 2_000
-_STOPS: Final = 400 if EVERY_INSTANT else 16
+WIDTH: Final = 24
+# Ids that stay, and others that come and go.
+STAY: Final = np.arange(40, dtype=np.int64) * 2**50 + 7
+GO: Final = np.arange(60, dtype=np.int64) + 2**40
+NOBODY: Final = -1.0
+# Of a row that takes a reader long, and at how many places it is stopped.
+_WIDE: Final = 512
+_STOPS: Final = 400 if EVERY_INSTANT else 12
+_FORKS: Final = 3
+# So many ids that come and go crowd an index in every other update.
+_CROWD: Final = 500
+VERSIONS: Final = 1000.0
+SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
+
+
+def numbers_of(ids: Any) -> Any:
+    """A number for each id, that a row of it tells."""
+    known = np.concatenate([STAY, GO])
+    return np.argsort(known)[np.searchsorted(np.sort(known), ids)] + 1.0
+
+
+def rows_of(ids: Any, version: float) -> Any:
+    """The rows of ids in a version."""
+    return np.repeat((numbers_of(ids) * VERSIONS + version % VERSIONS)[:, None], WIDTH, axis=1)
+
+
+def judge(params: Parameters) -> None:
+    """Read all ids once, in an order of their own."""
+    table = params["t"]
+    stay, go = table[STAY], table[GO]
+    assert (np.floor(stay / VERSIONS) == numbers_of(STAY)[:, None]).all()
+    there = go != NOBODY
+    assert (there.all(axis=1) == there.any(axis=1)).all()
+    assert (np.floor(go / VERSIONS) == numbers_of(GO)[:, None])[there].all()
+    assert table.contains(STAY).all()
+    assert (table.last_updated(STAY) >= 0).all()
+    ids = table.ids()
+    assert (ids[1:] > ids[:-1]).all()
+    assert np.isin(STAY, ids).all()
+    assert np.isin(ids, np.concatenate([STAY, GO])).all()
+
+
+@pytest.fixture(name="params")
+def _params() -> Iterator[Parameters]:
+    with (
+        Parameters({"t": SPEC}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True),
+    ):
+        _set(params, STAY, 0)
+        yield params
+
+
+def _set(params: Parameters, ids: Any, version: int, remove: Any = ()) -> None:
+    with AccumulatorGroup.attach("group") as group:
+        if group.num_accumulated() == 0:
+            group.apply({}, group.global_step)
+        with group.round(1) as taken:
+            params.update(taken, {"t": (ids, rows_of(ids, version))}, remove={"t": remove})
+
+
+def _chief(*, pipe: Pipe) -> None:
+    """Update without an end; rows come, go and come again, in other slots."""
+    rng = np.random.default_rng(0)
+    there = np.empty(0, np.int64)
+    with Parameters.attach("params") as params:
+        pipe.say()
+        for version in range(1, 10**9):
+            ids = np.concatenate([STAY[rng.random(len(STAY)) < 0.5], GO[rng.random(len(GO)) < 0.3]])
+            remove = there[rng.random(len(there)) < 0.5]
+            _set(params, ids, version, remove)
+            there = params["t"].ids()
+            there = there[np.isin(there, GO)]
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) -> None:
+    for _ in range(4):
+        with Apart(_chief) as chief:
+            chief.hear()
+            for _ in range(5):
+                judge(params)
+            chief.signal(end)
+            for _ in range(20):
+                judge(params)
+            chief.kill()
+        params.snapshot()
+        judge(params)
+
+
+def _again(params: Parameters) -> None:
+    """Be a child of a process whose threads were reading: read by what it had open, and anew."""
+    judge(params)
+    with Parameters.attach("params") as again:
+        judge(again)
+    judge(params)
+
+
+def _with_threads(params: Parameters) -> None:
+    with busy(*[lambda: judge(params)] * 3):
+        for _ in range(_FORKS):
+            run_apart(_again, params)
+
+
+@pytest.mark.threads
+def test_threads_that_read_while_their_process_forks(params: Parameters) -> None:
+    with Apart(_chief) as chief:
+        chief.hear()
+        run_apart(_with_threads, params)
+        chief.kill()
+
+
+@contextmanager
+def _table(shape: tuple[int, ...], ids: Any) -> Iterator[Callable[..., None]]:
+    """A table, and what replaces rows of it; at first these ids have version 1."""
+    spec = TableSpec(shape, "float64", initial=init.Constant(NOBODY))
+    with (
+        Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
+        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
+    ):
+
+        def replace(version: int, there: Any, gone: Any = ()) -> None:
+            rows = np.full((len(there), *shape), version, np.float64)
+            group.apply({}, group.global_step)
+            with group.round(1) as taken:
+                params.update(taken, {"t": (np.array(there, np.int64), rows)}, remove={"t": gone})
+
+        replace(1, ids)
+        yield replace
+
+
+def _read_row(number: int, width: int, versions: set[float], mark: Mark) -> None:
+    with Parameters.attach("params") as mine:
+        row, ids = np.empty(width), np.array([number])
+        rows, into = mine["t"]._access().rows, row.view(np.uint8)
+        rows(ids, 0, into)
+        mark()
+        rows(ids, 0, into)
+        mark()
+        assert row.min() == row.max(), row
+        assert row[0] in versions
+
+
+@needs_ptrace
+def test_a_reader_that_sleeps_in_a_row() -> None:
+    """Its id goes, another one comes into its slot and goes, and the first one is there again."""
+    read = partial(_read_row, 5, _WIDE, {NOBODY, 1, 3})
+    with _table((_WIDE,), [5]) as replace:
+        for number, _ in enumerate(stops(read, _STOPS, 0.1, 0.75)):
+            replace(1, [], [5])
+            replace(2, [6])
+            replace(2, [], [6])
+            replace(1 if number % 2 else 3, [5])
+
+
+@needs_ptrace
+def test_a_reader_that_sleeps_while_indexes_are_built() -> None:
+    """The index that it has looked up is overwritten: what it misses there is not absent."""
+    read = partial(_read_row, 2**40, 1, {1})
+    with _table((), [2**40]) as replace:
+        gone = np.empty(0, np.int64)
+        for _ in stops(read, _STOPS, 0.2, 0.65):
+            for _ in range(5):
+                new = np.arange(_CROWD) + (gone[0] + 1000 if len(gone) else 0)
+                replace(2, new, gone)
+                gone = new
 
 
 def _turn(*, pipe: Pipe) -> None:

@@ -34,12 +34,7 @@ pytestmark = pytest.mark.threads
 
 ROWS: Final = [2, 3, 5, 7]
 # What is written over them: out of range, all the same, in another order, other rows.
-WRITTEN: Final = (
-    [2**40, 2**50, -(2**40), -1],
-    [3, 3, 3, 3],
-    [7, 5, 3, 2],
-    [1, 4, 6, 8],
-)
+WRITTEN: Final = ([2**40, 2**50, -(2**40), -1], [3, 3, 3, 3], [7, 5, 3, 2], [1, 4, 6, 8])
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe
 from helpers.killing_calls import deaths
 from helpers.killing_deeds import Deed, nothing
 from helpers.killing_scenes import NAME
@@ -112,33 +111,3 @@ def test_a_handler_that_raises_while_they_are_made(given: bool) -> None:
     assert nameless_bytes() == 0
     assert testing.leaked_names(names.current_namespace()) == ()
     judge()
-
-
-def _race(value: int, if_exists: str, *, pipe: Pipe) -> None:
-    pipe.say()
-    pipe.hear()
-    try:
-        params = SharedArrays({"a": np.full(5000, value)}, NAME, if_exists=if_exists)  # type: ignore[arg-type]
-    except errors.AlreadyExistsError:
-        pipe.say(None)
-        return
-    pipe.say(set(params["a"].tolist()))
-    pipe.hear()
-
-
-@pytest.mark.parametrize("if_exists", ["attach", "error"])
-def test_two_that_create_at_once_meet(if_exists: str) -> None:
-    for _ in range(10):
-        with Apart(_race, 1, if_exists) as one, Apart(_race, 2, if_exists) as other:
-            for racer in (one, other):
-                racer.hear()
-            for racer in (one, other):
-                racer.say()
-            seen = [racer.hear() for racer in (one, other)]
-            if if_exists == "attach":
-                assert seen[0] == seen[1]
-            else:
-                assert sum(found is None for found in seen) == 1
-            assert seen[0] in ({1}, {2}, None)
-            with SharedArrays.attach(NAME) as made:
-                made.unlink()

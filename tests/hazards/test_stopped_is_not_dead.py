@@ -1,14 +1,24 @@
-"""A process that is stopped while it owns the lock owns it until it goes on, or dies."""
+"""A process that is stopped while it owns the lock owns it until it goes on, or dies.
+
+A waiting taker keeps its place; gradients go on coming in after a while. A process that is stopped
+while it attaches holds up nobody who is attached. Who else wants to attach, or to unlink, is told
+so after a while: the name is the stopped one's to decide on.
+"""
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.killing_scenes import NAME, Scene
+from helpers import segment_layout as layout
+from helpers.apart import Apart, run_apart
+from helpers.killing_scenes import NAME, Scene, path
+from helpers.lock_holder import held
 from helpers.stepping_stops import (
     APPLYING,
     FIRST,
@@ -32,14 +42,13 @@ from helpers.stepping_walk import stopped
 from helpers.support import SOON, slept, until
 
 import shmacc
-from shmacc import errors, inspection
+from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = needs_ptrace
 
-
+@needs_ptrace
 @pytest.mark.parametrize("scene", [APPLYING, TAKING], ids=str)
 def test_nobody_enters(scene: Scene) -> None:
     with stopped_half_way(scene) as owner:
@@ -67,6 +76,7 @@ def test_nobody_enters(scene: Scene) -> None:
     np.testing.assert_array_equal(taken(first, left), expected)
 
 
+@needs_ptrace
 def test_dead_after_all() -> None:
     with stopped_half_way(APPLYING) as owner, others((add,)) as (adder,):
         time.sleep(0.2)
@@ -85,6 +95,7 @@ def goes_on() -> Iterator[None]:
     np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND))
 
 
+@needs_ptrace
 def test_those_in_line_can_leave() -> None:
     """By their timeout, and by cancel; neither needs the lock that the stopped process has."""
     step = middle(APPLYING)
@@ -103,6 +114,7 @@ def test_those_in_line_can_leave() -> None:
     np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND))
 
 
+@needs_ptrace
 def test_those_who_wait_for_the_lock_can_be_cancelled() -> None:
     """Though they do not wait in the queue yet."""
     with goes_on(), others((take, 1)) as (taker,):
@@ -117,6 +129,7 @@ def activities() -> list[str]:
     return [process.activity for process in inspection.describe(NAME).processes]
 
 
+@needs_ptrace
 def test_one_can_look_and_attach_and_leave() -> None:
     with goes_on():
         start = slept()
@@ -125,3 +138,113 @@ def test_one_can_look_and_attach_and_leave() -> None:
             assert acc.global_step == 0
             assert acc.stats().attached == 2
         assert slept() - start < SOON
+
+
+def add_often(times: int) -> list[tuple[float, float]]:
+    """Add the third gradient so many times; how long each took, and slept."""
+    seconds = []
+    acc: Any = shmacc.attach(NAME)
+    with acc:
+        for _ in range(times):
+            began, start = time.monotonic(), slept()
+            assert acc.apply_grad(*THIRD, local_step=NEVER_STALE)
+            seconds.append((time.monotonic() - began, slept() - start))
+    return seconds
+
+
+def test_in_line_it_keeps_its_place() -> None:
+    APPLYING.prepare().write(path())
+    with in_line((take, 3), (take, 1)) as (first, second):
+        first.signal(signal.SIGSTOP)
+        # With the first one's number reached, it would take at once; so it is waited for, but
+        # only for a while, and only once.
+        seconds = run_apart(add_often, 5)
+        assert max(sleeping for _, sleeping in (*seconds[:2], *seconds[3:])) < 0.9
+        assert seconds[2][0] > 0.9
+        assert seconds[2][1] < 1.9
+        # Nobody else gets what is the stopped one's.
+        with others((take_in_vain, 1, 0.1)) as (hasty,):
+            hasty.result()
+        assert not second.pipe.poll()
+        first.signal(signal.SIGCONT)
+        got = first.result()
+        assert got.count == 6
+        np.testing.assert_array_equal(taken(got), whole(FIRST, *[THIRD] * 5))
+        run_apart(add_often, 1)
+        np.testing.assert_array_equal(taken(second.result()), whole(THIRD))
+    assert what_is_left().count == 0
+
+
+def test_its_death_in_line_is_noticed() -> None:
+    APPLYING.prepare().write(path())
+    with in_line((take, 2), (take, 1)) as (first, second):
+        first.signal(signal.SIGSTOP)
+        run_apart(add_often, 1)
+        first.kill()
+        assert second.result().count == 2
+    assert what_is_left().count == 0
+
+
+def test_a_stopped_one_that_was_cancelled_holds_nobody_up() -> None:
+    """Nor those who have seen it at the head before."""
+    APPLYING.prepare().write(path())
+    acc: Any = shmacc.attach(NAME)
+    with acc, in_line((take, 3)) as (first,):
+        first.signal(signal.SIGSTOP)
+        assert acc.apply_grad(*THIRD, local_step=NEVER_STALE)
+        acc.cancel()
+        start = slept()
+        assert acc.take(2, timeout=0).count == 2
+        assert slept() - start < SOON
+        first.signal(signal.SIGCONT)
+        with pytest.raises(errors.CancelledError):
+            first.result()
+    assert what_is_left().count == 0
+
+
+def test_while_attaching_it_does_not_hold_up_those_inside() -> None:
+    with ConditionalAccumulator("float32", (), NAME, reduction_type="SUM") as acc:
+        with held(NAME, layout.NAME_BYTE) as stopped:
+            for _ in range(100):
+                start = slept()
+                acc.apply_grad(1.0)
+                assert slept() - start < SOON
+            assert acc.take_grad(100, timeout=0) == 100.0
+            with (
+                Apart(_attach) as other,
+                pytest.raises(errors.DeadlineExceededError, match="stopped"),
+            ):
+                other.result()
+            stopped.signal(signal.SIGCONT)
+            stopped.say("let go")
+            stopped.wait()
+        with Apart(_attach) as other:
+            other.result()
+        acc.unlink()
+
+
+def test_its_death_while_attaching_lets_others_in() -> None:
+    with ConditionalAccumulator("float32", (), NAME) as acc:
+        with held(NAME, layout.NAME_BYTE) as stopped, Apart(_attach) as other:
+            until(lambda: len(inspection.describe(NAME).processes) == 2)
+            stopped.kill()
+            other.result()
+        acc.unlink()
+
+
+def test_who_gives_up_leaves_no_semaphore() -> None:
+    """It made one, for none was there, and meanwhile the segment's name was removed."""
+    with ConditionalAccumulator("float32", (), NAME):
+        file = Path(path())
+        (semaphore,) = file.parent.glob(f"sem.{file.name}.*")
+        semaphore.unlink()
+        with held(NAME, layout.NAME_BYTE), Apart(_attach) as other:
+            until(semaphore.exists)
+            file.unlink()
+            with pytest.raises(errors.DeadlineExceededError):
+                other.result()
+    assert not semaphore.exists()
+
+
+def _attach() -> None:
+    shmacc.attach(NAME).close()

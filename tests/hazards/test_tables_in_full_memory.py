@@ -10,16 +10,7 @@ from helpers.apart import apart, needs_own_shm
 from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
 from helpers.own_shm import MIB
 
-from shmacc import (
-    AccumulatorGroup,
-    Parameters,
-    TableSpec,
-    errors,
-    init,
-    inspection,
-    optim,
-    testing,
-)
+from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, inspection, optim, testing
 
 pytestmark = [needs_own_shm]
 

@@ -168,10 +168,7 @@ _PLAUSIBLE: Final[dict[str, tuple[int, ...]]] = {
     "flock": (errno.ENOLCK, errno.ENOMEM),
     "fallocate": (errno.EINTR, errno.ENOSPC, errno.ENOMEM),
 }
-_OF_FCNTL: Final = {
-    _F_GETLK: (errno.ENOMEM, errno.EINTR),
-    _F_SETLK: (errno.ENOLCK, errno.EINTR),
-}
+_OF_FCNTL: Final = {_F_GETLK: (errno.ENOMEM, errno.EINTR), _F_SETLK: (errno.ENOLCK, errno.EINTR)}
 _AT_EMPTY_PATH: Final = 0x1000
 _O_TMPFILE: Final = 0o20000000
 
