@@ -241,21 +241,6 @@ def test_a_worker_that_was_killed_is_a_note(
     assert (dead["pid"], dead["condition"], dead["command"]) == (worker.pid, "", "")
 
 
-def test_check_finds_what_is_left_of_a_job(bias: ConditionalAccumulator) -> None:
-    sound = run("check")
-    assert (sound.returncode, sound.stdout) == (0, "")
-    assert "1 segment checked: nothing wrong" in sound.stderr
-    orphan("left")
-    found = run("check")
-    assert (found.returncode, "WRONG" in found.stdout) == (1, True)
-    assert found.stdout.endswith(f"`shmacc-inspect remove {path_of('left').name} --yes`\n")
-    for names, status in (("bias", 0), ("left", 1), ("l*", 1)):
-        assert run("check", names).returncode == status
-    assert path_of("left").exists()
-    assert run("clean", "--yes").returncode == 0
-    assert bias.stats().attached == 1
-
-
 # -- two cleaners that meet over one segment ------------------------------------------------------
 
 
