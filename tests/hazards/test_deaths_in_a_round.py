@@ -267,6 +267,7 @@ def test_all_that_was_applied_is_taken_once(group: AccumulatorGroup) -> None:
             kill(who)
             processes[who] = stack.enter_context(start[who]())
         assert chiefs
+        until(lambda: group.global_step > 0)
         for who in range(WORKERS + 1):
             kill(who)
     step = group.global_step

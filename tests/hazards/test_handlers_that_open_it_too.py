@@ -180,9 +180,9 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
 
     signal.signal(signal.SIGUSR1, handle)
     descriptors: set[int] = set()
-    every = EVERY_INSTANT or points is not Points.INSTRUCTIONS
+    apart = 1 if EVERY_INSTANT else {Points.LINES: 2, Points.INSTRUCTIONS: 4}.get(points, 1)
     with Apart(_witness) as witness:
-        for number in itertools.count(1, 1 if every else 4):
+        for number in itertools.count(1, apart):
             process = Process()
             before(process)
             with (
