@@ -5,20 +5,26 @@ In a group: in all members, or in none.
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.killing_scenes import GroupScene, Record, Scene, array, leave_new, rows
+from helpers.killing_deeds import SCENE as ONE_MORE
+from helpers.killing_scenes import NAME, GroupScene, Record, Scene, array, leave_new, path, rows
 from helpers.stepping_tracer import needs_ptrace
-from helpers.stepping_walk import at_every_instruction
+from helpers.stepping_walk import at_every_instruction, judge, walk
 from helpers.support import EVERY_INSTANT
 
-from shmacc import NEVER_STALE, AccumulatorGroup, errors
+import shmacc
+from shmacc import NEVER_STALE, AccumulatorGroup, _core, errors
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from helpers.stepping_tracer import Mark
 
 pytestmark = pytest.mark.beyond_asan
 
@@ -328,6 +334,36 @@ OVERFLOWING: Final = GroupScene(
 @pytest.mark.parametrize("scene", [*SCENES, *[OVERFLOWING] * EVERY_INSTANT], ids=str)
 def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
     at_every_instruction(scene, record_property)
+
+
+def claim_a_place(mark: Mark) -> None:
+    """Attach: the part that the extension does."""
+    handle: Any = _core.open(path(), None)[2]
+    semaphore = names.semaphore_path(os.path.basename(path()), handle.config()["token"])  # noqa: PTH119
+    mark()
+    handle.enter(path(), semaphore)
+    mark()
+    handle.close()
+
+
+def close_handle(mark: Mark) -> None:
+    """Close: the part that the extension does."""
+    acc: Any = shmacc.attach(NAME)
+    mark()
+    acc._handle.close()
+    mark()
+
+
+@needs_ptrace
+@pytest.mark.parametrize("act", [claim_a_place, close_handle])
+def test_at_every_instruction_of_attaching_and_closing(
+    act: Callable[[Mark], None], record_property: Record
+) -> None:
+    image = ONE_MORE.prepare()
+    looks = walk(act, {NAME: image}, {NAME: image})
+    assert looks
+    before = ONE_MORE.testimony(image)
+    record_property("judged", judge(ONE_MORE, looks, before, before))
 
 
 @pytest.mark.parametrize("scene", GIVING_BACK, ids=str)

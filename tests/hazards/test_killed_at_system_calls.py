@@ -9,20 +9,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from helpers.apart import Apart
 from helpers.killing_calls import deaths
 from helpers.killing_deeds import CREATING, DEEDS, SCENE, Deed, create, judge
+from helpers.killing_scenes import NAME, path
 from helpers.stepping_calls import NAMES, needs_calls, needs_failures
+from helpers.stepping_tracer import Traced, needs_ptrace
 
-from shmacc import errors
+import shmacc
+from shmacc import errors, inspection, testing
+from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from helpers.apart import Pipe
     from helpers.killing_calls import Fails
     from helpers.killing_scenes import Record, Testimony
     from helpers.stepping_calls import Call
 
-pytestmark = [needs_calls, pytest.mark.beyond_asan]
+pytestmark = pytest.mark.beyond_asan
 
 UNNAMED: Final = {
     *("updating", "updating a table", "creating a private one", "creating shared arrays"),
@@ -70,6 +76,7 @@ def tight_umask() -> Iterator[None]:
     os.umask(before)
 
 
+@needs_calls
 @pytest.mark.usefixtures("tight_umask")
 @pytest.mark.parametrize("deed", DEEDS, ids=str)
 def test_killed_at_every_call(deed: Deed, record_property: Record) -> None:
@@ -101,3 +108,32 @@ def test_killed_while_taking_back_what_could_not_be_attached(record_property: Re
     new = SCENE.testify()
     vain = replace(CREATING, act=lambda _: _create_in_vain())
     at_every_call(vain, (new, None), record_property, fails=_FirstMappingOfTheNamed)
+
+
+def create_and_say_so(pipe: Pipe) -> None:
+    with create():
+        pipe.say()
+        pipe.hear()
+
+
+def test_its_place_is_given_to_the_next() -> None:
+    """However many die, the table of processes does not fill up."""
+    for _ in range(10):
+        with Apart(create_and_say_so) as process:
+            process.hear()
+    with create() as acc:
+        assert [process.alive for process in inspection.describe(NAME).processes] == [True]
+        acc.unlink()
+
+
+@needs_ptrace
+def test_a_cleaner_leaves_what_is_being_made() -> None:
+    """The semaphore has its name before the segment has."""
+    namespace = names.current_namespace()
+    with Traced(lambda _: create()) as creator:
+        creator.run_until(lambda: testing.leaked_names(namespace) != ())
+        assert not os.path.lexists(path())
+        assert inspection.leftovers(namespace=namespace) == ()
+        creator.finish()
+    with shmacc.attach(NAME) as made:
+        made.unlink()

@@ -1,6 +1,7 @@
 """Where pids mean nothing: held by a process of another pid namespace is held, dead there is dead.
 
 All processes of these tests are process 1 of a namespace of their own, but for the test itself.
+What `shmacc-inspect` shows of them is in tests/inspect/test_elsewhere.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from helpers import segment_layout as layout
 from helpers.apart import run_apart
-from helpers.inspect_tool import ask, run, scribble
+from helpers.inspect_tool import ask, scribble
 from helpers.killing_scenes import NAME, path
 from helpers.stepping_namespaces import (
     elsewhere,
@@ -112,36 +113,9 @@ def _look_at_the_lock_from_beside(pipe: Pipe) -> None:
     assert (stall.kind, stall.command) == ("lock_held_long", None)
     assert "pid 1* has been in an operation with the lock" in stall.problem
     assert [f["kind"] for f in ask("check", NAME, status=1)["findings"]] == ["lock_held_long"]
-    shown = ask("show", NAME)
-    assert (shown["lock"]["pid"], shown["lock"]["pid_is_here"]) == (1, False)
-    assert [process["pid_is_here"] for process in shown["processes"]] == [False]
-    assert "held by pid 1*" in run("show", NAME).stdout
-    assert "lock=1* " in run("watch", NAME, "--interval", "0.1", "--count", "1").stdout
     samples = [sample for metric in ask("metrics")["metrics"] for sample in metric["samples"]]
     (held,) = [each for each in samples if each["name"] == "shmacc_lock_held_seconds"]
     assert held["value"] > HOUR
-    removal = ask("remove", NAME, "--force")
-    assert [(each["pid"], each["pid_is_here"]) for each in removal["attached"]] == [(1, False)]
-    assert "in use by pid 1*" in run("remove", NAME).stderr
-
-
-def test_a_take_from_elsewhere_is_marked() -> None:
-    APPLYING.prepare().write(path())
-    with elsewhere(perform, take, 9) as taker:
-        until(lambda: len(inspection.describe(NAME).line) == 1)
-        assert inspection.describe(NAME).line[0].pid_label == str(taker.pid)
-        with elsewhere(perform, _look_at_the_line_from_beside) as beside:
-            beside.result()
-    inspection.remove(NAME, force=True)
-
-
-def _look_at_the_line_from_beside(pipe: Pipe) -> None:
-    pipe.say()
-    (take,) = inspection.describe(NAME).line
-    assert (take.pid, take.pid_is_here, take.pid_label) == (1, False, "1*")
-    assert [each["pid_is_here"] for each in ask("cancel", NAME)["line"]] == [False]
-    assert "the take of pid 1* for" in run("cancel", NAME).stdout
-    assert "gradients that pid 1* waits for" in run("show", NAME).stdout
 
 
 def test_dead_there_is_dead() -> None:
