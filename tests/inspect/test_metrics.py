@@ -50,22 +50,28 @@ def test_metrics_are_openmetrics(bias: ConditionalAccumulator) -> None:
     assert set(metrics) == set(families)
 
 
-def test_metrics_are_served_on_loopback(bias: ConditionalAccumulator, namespace: str) -> None:
-    server = subprocess.Popen(
-        [*HEEDING_CTRL_C, COMMAND, "metrics", "--listen", "127.0.0.1:0"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stderr is not None
-    address = server.stderr.readline().split()[-1]
-    for gradients in (1, 2):
-        bias.apply_grad([1, 2, 3])
-        with urllib.request.urlopen(address, timeout=LONG) as answer:  # noqa: S310 - our own server
-            assert f'namespace="{namespace}"}} {gradients}.0' in answer.read().decode()
-    server.send_signal(signal.SIGINT)
-    _, talk = server.communicate(timeout=LONG)
-    assert server.returncode == 130
-    assert talk == ""
+@pytest.mark.parametrize(
+    ("where", "more", "number"),
+    [("127.0.0.1", (), signal.SIGINT), ("0.0.0.0", ("--insecure",), signal.SIGTERM)],  # noqa: S104
+)
+def test_metrics_are_served_to_other_machines_only_by_an_explicit_flag(
+    bias: ConditionalAccumulator, namespace: str, where: str, more: tuple[str, ...], number: int
+) -> None:
+    listen = ("metrics", "--listen", f"{where}:0")
+    if more:
+        refused = run(*listen)
+        assert (refused.returncode, "--insecure" in refused.stderr) == (2, True)
+    command = [*HEEDING_CTRL_C, str(COMMAND), *listen, *more]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = server.stderr.readline().split()[-1].replace(where, "127.0.0.1")
+        for gradients in (1, 2):
+            bias.apply_grad([1, 2, 3])
+            with urllib.request.urlopen(address, timeout=LONG) as answer:  # noqa: S310 - our own
+                assert f'namespace="{namespace}"}} {gradients}.0' in answer.read().decode()
+        server.send_signal(number)
+        _, talk = server.communicate(timeout=LONG)
+    assert (server.returncode, talk) == (128 + number, "")
 
 
 _MISSING = "raise ModuleNotFoundError(\"No module\", name='prometheus_client')"
@@ -155,10 +161,10 @@ def test_who_waits_for_a_take_is_counted(crew: Crew) -> None:
     with ConditionalAccumulator(np.float32, [1], "tight", capacity=1) as acc:
         for _ in range(2):
             begin(crew, wait_for_ever, name="tight")
+        until(lambda: _value("shmacc_waiting_for_step") == 2)
         assert _value("shmacc_waiting_for_room") == 0
         full = begin(crew, apply, apply, name="tight")
         until(lambda: _value("shmacc_waiting_for_room") == 1)
-        assert _value("shmacc_waiting_for_step") == 2
         assert _value("shmacc_round_open_seconds") == 0
         before = time.time()
         with acc.round(1):
@@ -167,24 +173,6 @@ def test_who_waits_for_a_take_is_counted(crew: Crew) -> None:
         full.result()
         assert _value("shmacc_round_open_seconds") == 0
         acc.unlink()  # which ends the waits
-
-
-def test_other_machines_only_by_an_explicit_flag() -> None:
-    refused = run("metrics", "--listen", "0.0.0.0:0")
-    assert refused.returncode == 2
-    assert "--insecure" in refused.stderr
-    server = subprocess.Popen(
-        [COMMAND, "metrics", "--listen", "0.0.0.0:0", "--insecure"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stderr is not None
-    address = server.stderr.readline().split()[-1].replace("0.0.0.0", "127.0.0.1")  # noqa: S104
-    with urllib.request.urlopen(address, timeout=LONG) as answer:  # noqa: S310 - our own server
-        assert b"shmacc_segments" in answer.read()
-    server.terminate()
-    assert server.wait(LONG) == 143
-    server.stderr.close()
 
 
 def test_metrics_of_some_segments_only(bias: ConditionalAccumulator) -> None:

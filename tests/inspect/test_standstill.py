@@ -189,6 +189,7 @@ def test_a_worker_that_was_killed_is_the_cause(crew: Crew) -> None:
     assert kinds() == []
 
 
+@impatient
 def test_a_quorum_beside_a_parent_that_only_keeps_it_open(crew: Crew) -> None:
     """It was there before the worker that was killed; one that came later may be in its place."""
     begin(crew, pause)
