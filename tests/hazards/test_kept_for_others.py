@@ -33,13 +33,11 @@ SHM: Final = "/dev/shm"  # noqa: S108  the very place
 
 
 def make(members: str = "a", **options: Any) -> HostGroup:
-    """A group of sparse members."""
     specs: dict[str, TensorSpec] = dict.fromkeys(members, IndexedSlicesSpec((None, WIDTH), "f4"))
     return HostGroup(specs, NAME, reduction_type="SUM", **options)
 
 
 def rows(first: int, count: int, member: str = "a") -> dict[str, Any]:
-    """A gradient of ones."""
     return {member: (np.arange(first, first + count), np.ones((count, WIDTH), np.float32))}
 
 
@@ -51,7 +49,6 @@ def apply(first: int, count: int, *, pipe: Pipe) -> Any:
 
 
 def apply_dense() -> bool:
-    """Apply an array of 16 MiB."""
     with shmacc.AccumulatorGroup.attach(NAME) as group:
         return group.apply({"a": np.ones(4 * MIB, np.float32)}, 0)
 

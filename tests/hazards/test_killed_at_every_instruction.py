@@ -43,7 +43,6 @@ F0, F3, D0, D3, D64 = (
 
 
 def applies(*indices: int, width: int = 3, seed: int = 0, step: int = 0) -> Callable[[Any], object]:
-    """Return an apply of these rows."""
     return lambda acc: acc.apply_grad(*rows(*indices, width=width, seed=seed), local_step=step)
 
 
@@ -58,7 +57,6 @@ def after(*operations: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def takes(number: int = 1) -> Callable[[Any], object]:
-    """Return a take."""
     return lambda acc: acc.take(number, timeout=0)
 
 

@@ -62,7 +62,6 @@ def leave(both: Both) -> None:
 
 
 def everything(both: Both) -> dict[str, bytes]:
-    """All that is saved."""
     return {
         f"{name}.{key}": saved.tobytes()
         for name, one in both.items()
@@ -78,7 +77,6 @@ def one_round(both: Both, scene: UpdateScene = SCENE) -> bool:
 
 @pytest.fixture
 def both() -> Iterator[Both]:
-    """Parameters and a group with a gradient in it."""
     made = make(SCENE)
     yield made
     leave(made)

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.beyond_asan
 
 
 def scene(name: str, operation: Callable[[Any], object]) -> Scene:
-    """An operation on an accumulator with one gradient."""
     return Scene(
         name, "float32", 3, lambda acc: acc.apply_grad(*rows(1, 2)), operation, more=(2, 3)
     )
@@ -51,7 +50,6 @@ def wait_for(number: int) -> int:
 
 
 def in_line() -> int:
-    """Count the living takes that wait."""
     return sum(take.alive for take in shmacc.inspection.describe(NAME).line)
 
 
@@ -79,7 +77,6 @@ def test_while_taking_the_dead_out_of_the_line(record_property: Record) -> None:
 
 
 def add_one() -> None:
-    """Add a gradient."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         assert acc.apply_grad(*rows(3, 4), local_step=NEVER_STALE)

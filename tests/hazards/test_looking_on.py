@@ -64,7 +64,6 @@ def numbers_of(ids: Any) -> Any:
 
 
 def rows_of(ids: Any, version: float) -> Any:
-    """The rows of ids in a version."""
     return np.repeat((numbers_of(ids) * VERSIONS + version % VERSIONS)[:, None], WIDTH, axis=1)
 
 

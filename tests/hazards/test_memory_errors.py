@@ -46,7 +46,6 @@ SORTS: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
 
 
 def apply(acc: Any, number: int) -> None:
-    """Add a gradient that can be told from others."""
     values = np.full((3, 2), number)
     acc.unseal()
     if isinstance(acc, ConditionalAccumulator):
@@ -56,7 +55,6 @@ def apply(acc: Any, number: int) -> None:
 
 
 def is_whole(taken: Any, number: int) -> bool:
-    """Whether it is that gradient."""
     for field in ("value", "values"):
         taken = getattr(taken, field, taken)
     return bool(np.shape(taken) == (3, 2) and (taken == number).all())
@@ -160,7 +158,6 @@ class _Heap:
         self._free.restype, self._free.argtypes = None, [ctypes.c_void_p]
 
     def exhaust(self, left: int) -> None:
-        """Take it."""
         with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
         spare = self._malloc(self._SPLIT)
@@ -173,7 +170,6 @@ class _Heap:
         self._malloc(self._SPLIT - left)
 
     def let_grow(self) -> None:
-        """Let there be new memory."""
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator of sums."""
     with make() as made:
         yield made
         made.unlink()
@@ -78,7 +77,6 @@ def test_a_failure_of_one_that_never_applied_is_no_news(acc: ConditionalAccumula
 
 
 def inspection_view() -> Any:
-    """What inspection reads."""
     return contextlib.closing(removal.view(names.segment_name(NAME)))
 
 
@@ -99,30 +97,19 @@ def test_a_death_is_not_forgotten_whatever_happens(acc: ConditionalAccumulator) 
             acc.take(1, timeout=0)
 
 
-def test_eighty_at_once_are_told_in_one_error(acc: ConditionalAccumulator) -> None:
+def test_eighty_deaths_and_a_failure_are_told_in_one_error(acc: ConditionalAccumulator) -> None:
     with ExitStack() as stack:
+        failed = stack.enter_context(Apart(fail_in_a_block, ValueError("bad"), 80))
+        failed.hear()
         workers = [stack.enter_context(worker(number)) for number in range(80)]
         for process in workers:
             process.kill()
         pids, reasons, contributors = news(acc) or ((), (), ())
-        assert sorted(pids) == sorted(process.pid for process in workers)
-        assert reasons == ("killed",) * 80
-        assert contributors == tuple(range(80))
+        expected = {process.pid: "killed" for process in workers} | {failed.pid: "ValueError: bad"}
+        assert dict(zip(pids, reasons, strict=True)) == expected
+        assert contributors == tuple(range(81))
     assert news(acc) is None
-    assert acc.take(80, timeout=0).count == 80
-
-
-def test_deaths_and_failures_are_told_together(acc: ConditionalAccumulator) -> None:
-    with worker(1) as dead, Apart(fail_in_a_block, ValueError("bad"), 2) as failed:
-        failed.hear()
-        dead.kill()
-        pids, reasons, contributors = news(acc) or ((), (), ())
-        assert dict(zip(pids, reasons, strict=True)) == {
-            dead.pid: "killed",
-            failed.pid: "ValueError: bad",
-        }
-        assert contributors == (1, 2)
-    assert news(acc) is None
+    assert acc.take(81, timeout=0).count == 81
 
 
 def test_all_that_it_has_in_the_round(acc: ConditionalAccumulator) -> None:

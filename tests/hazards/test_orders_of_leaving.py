@@ -50,7 +50,6 @@ _kept: list[Any] = []  # until the process ends
 
 
 def act_in_order(given: ConditionalAccumulator, order: Order) -> None:
-    """Do these acts."""
     own: Any = None
     for act in order:
         if act == "attach":
@@ -75,7 +74,6 @@ def task() -> int:
 
 
 def by_process(context: Any, given: list[ConditionalAccumulator]) -> None:
-    """A process runs them."""
     process = context.Process(target=act_in_all_orders, args=(given,))
     process.start()
     process.join()
@@ -84,7 +82,6 @@ def by_process(context: Any, given: list[ConditionalAccumulator]) -> None:
 
 
 def by_pool(context: Any, given: list[ConditionalAccumulator]) -> None:
-    """A pool's worker runs them."""
     with context.Pool(1, act_in_all_orders, (given,)) as pool:
         assert pool.apply(task) == len(ORDERS)
         pool.close()
@@ -92,7 +89,6 @@ def by_pool(context: Any, given: list[ConditionalAccumulator]) -> None:
 
 
 def by_executor(context: Any, given: list[ConditionalAccumulator]) -> None:
-    """An executor's worker runs them."""
     with concurrent.futures.ProcessPoolExecutor(1, context, act_in_all_orders, (given,)) as pool:
         assert pool.submit(task).result(LONG) == len(ORDERS)
 
@@ -112,7 +108,6 @@ def assert_left_in_order(accumulators: list[ConditionalAccumulator]) -> None:
 
 @pytest.fixture
 def accumulators() -> Iterator[list[ConditionalAccumulator]]:
-    """One for each order."""
     made = [
         ConditionalAccumulator("f8", (), f"order{i}", unlink_on_close=True)
         for i in range(len(ORDERS))

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.threads
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator with one gradient in it."""
     with ConditionalAccumulator("f8", (), "removed", reduction_type="SUM") as made:
         made.apply_grad(1.0)
         yield made
@@ -46,7 +45,6 @@ def semaphores(name: str = "removed") -> list[Path]:
 
 
 def remove_ipc() -> None:
-    """What systemd does."""
     segment().unlink()
     for semaphore in semaphores():
         semaphore.unlink()

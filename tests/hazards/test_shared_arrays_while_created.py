@@ -33,7 +33,6 @@ LARGE: Final = 512 << 20
 
 
 def create(name: str | None = NAME, **keywords: Any) -> SharedArrays:
-    """Make them, or attach to them."""
     return SharedArrays({"given": GIVEN, "zeros": TensorSpec((5000,))}, name, **keywords)
 
 

@@ -51,7 +51,6 @@ def raise_it(number: int, _: object) -> Never:
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator of sums with one gradient in it."""
     with ConditionalAccumulator("f8", (), "signals", reduction_type="SUM") as made:
         made.apply_grad(1.0)
         yield made
@@ -71,7 +70,6 @@ def _wait(call: Callable[[], Any], *, pipe: Pipe) -> tuple[type[BaseException], 
 
 
 def _break(call: Callable[[], Any], number: signal.Signals, doing: str | None = None) -> float:
-    """How late it is."""
     with Apart(_wait, call) as waiting:
         waiting.hear()
         until(lambda: not doing or activity("signals", waiting.pid) == doing)

@@ -177,7 +177,6 @@ def _close_as_process_1(acc: ConditionalAccumulator) -> None:
 
 
 def add_alone() -> None:
-    """Add the third gradient."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         acc.apply_grad(*THIRD, local_step=NEVER_STALE)

@@ -125,7 +125,6 @@ def test_those_who_wait_for_the_lock_can_be_cancelled() -> None:
 
 
 def activities() -> list[str]:
-    """What the attached processes do."""
     return [process.activity for process in inspection.describe(NAME).processes]
 
 

@@ -162,7 +162,6 @@ def test_every_call_with_a_timeout_is_here() -> None:
 
 @pytest.fixture(params=[1, 2], ids=["one lane", "two lanes"])
 def both(request: pytest.FixtureRequest) -> Iterator[tuple[AccumulatorGroup, Parameters]]:
-    """Parameters, and a group with a gradient for them."""
     with (
         Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1.0)) as params,
         AccumulatorGroup(params.member_specs(), NAME, lanes=request.param) as group,

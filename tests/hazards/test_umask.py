@@ -24,14 +24,12 @@ MODES: Final = (0o600, 0o660, 0o666, 0o640)
 
 @pytest.fixture(params=UMASKS, ids=oct)
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """This process's umask for the length of a test."""
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
 
 
 def modes(name: str) -> dict[str, int]:
-    """Mode of the segment and of each of its semaphores."""
     file_name = names.segment_name(name).system_name
     paths = [path for path in Path(names.SHM_DIRECTORY).iterdir() if file_name in path.name]
     return {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}

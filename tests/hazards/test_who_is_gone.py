@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator of sums."""
     with make() as made:
         yield made
         made.unlink()
@@ -72,7 +71,6 @@ def test_the_last_one_that_it_has_opened_is_what_attaches_a_child(
 
 
 def apply_in_pool(task: int) -> int:
-    """A task."""
     with ConditionalAccumulator.attach(NAME) as own:
         own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=task)
     return task
@@ -93,13 +91,11 @@ def test_workers_of_pools_leave_in_order(acc: ConditionalAccumulator) -> None:
 
 
 def fail_by_name(text: str) -> None:
-    """Fail, without a block."""
     apply_by_name("keep")
     raise ValueError(text)
 
 
 def fail_with_the_parents(acc: Any, text: str) -> None:
-    """Fail, with what came as an argument."""
     acc.apply_grad(1.0, shmacc.NEVER_STALE)
     raise ValueError(text)
 
@@ -128,7 +124,6 @@ def test_a_child_that_is_ended_by_an_exception_has_failed(
 
 
 def leave(status: Any) -> None:
-    """Exit with an accumulator open."""
     apply_by_name("keep")
     sys.exit(status)
 

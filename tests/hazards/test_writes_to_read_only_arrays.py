@@ -63,7 +63,6 @@ SOURCES: Final[dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[A
 
 @pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, namespace: str) -> Iterator[tuple[Any, str]]:  # noqa: ARG001
-    """A read-only array, and its name."""
     make, attach, array_of = SOURCES[request.param]
     kind = "shared arrays" if make is make_arrays else "parameters"
     with make() as made, attach() as other:

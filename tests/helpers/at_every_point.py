@@ -54,11 +54,9 @@ class Between:
 
     @property
     def came(self) -> bool:
-        """Whether the run came to that point."""
         return self._left <= 0
 
     def point(self) -> None:
-        """Count a point, and act if it is the chosen one."""
         self._left -= 1
         if self._left == 0:
             self._act()

@@ -17,7 +17,6 @@ NAME: Final = "gone"
 
 
 def make() -> ConditionalAccumulator:
-    """Make an accumulator of sums."""
     return ConditionalAccumulator("f8", (), NAME, reduction_type="SUM", lanes=2)
 
 

@@ -55,7 +55,6 @@ SCENE: Final = Scene(
 
 
 def create(name: str | None = NAME) -> Any:
-    """Make the accumulator, or attach to it."""
     return SparseConditionalAccumulator("float32", None, name, reduction_type="SUM", mode=MODE)
 
 
@@ -226,7 +225,6 @@ def with_a_dead_one_in_line() -> None:
 
 
 def filled_and_attached() -> Any:
-    """Leave a filled segment, and attach to it."""
     filled()
     return _attach()
 
@@ -271,7 +269,6 @@ DEEDS: Final = (
 
 
 def left() -> tuple[str, ...]:
-    """Return this test's names in shared memory."""
     return testing.leaked_names(names.current_namespace())
 
 
@@ -295,7 +292,6 @@ class Leftovers:
         return cls(modes, segments, semaphores)
 
     def write(self) -> None:
-        """Write the segments and semaphores back."""
         for name, image in self.segments.items():
             image.write(str(_file(name)))
         for name, content in self.semaphores.items():

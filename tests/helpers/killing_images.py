@@ -49,7 +49,6 @@ class Image:
 
     @classmethod
     def of(cls, path: str) -> Image:
-        """Return the image of the file at that path."""
         fd = os.open(path, os.O_RDONLY)
         try:
             pieces = tuple(_pieces(fd))
@@ -114,7 +113,6 @@ def _reserved(path: str) -> Iterator[tuple[int, int]]:
 
 
 def _regions(path: str) -> Iterator[int]:
-    """Return the offset of each of the segment's regions."""
     with SegmentFile(path) as file:
         return iter(range(0, file.table.file_size, layout.REGION_SPAN))
 
@@ -165,9 +163,7 @@ class Windows:
         return tuple(changed)
 
     def image(self) -> Image:
-        """Return the bytes of the last look."""
         return Image(self._size, self._occupied, tuple(self._seen.items()))
 
     def close(self) -> None:
-        """Unmap the file."""
         self._map.close()

@@ -45,7 +45,6 @@ def rows(*indices: int, width: int = 3, seed: int = 0) -> tuple[Array, Array]:
 
 
 def array(seed: int = 0) -> Array:
-    """Make a dense gradient of whole numbers."""
     return (np.arange(1000) + seed) % 97
 
 
@@ -91,7 +90,6 @@ class Scene:
         return image
 
     def testimony(self, image: Image) -> Testimony:
-        """Return what a process that attaches to this image finds."""
         image.write(path())
         return self.testify()
 
@@ -138,12 +136,10 @@ class Scene:
         acc.close()
 
     def make(self) -> Any:
-        """A new accumulator."""
         make = SparseConditionalAccumulator if self.width else ConditionalAccumulator
         return make(self.dtype, None, NAME, reduction_type="SUM")
 
     def add(self, acc: Any) -> bool:
-        """Apply a gradient of the rows of ``more``."""
         gradient = rows(*self.more, width=self.width) if self.width else (array(),)
         return bool(acc.apply_grad(*gradient, local_step=NEVER_STALE))
 
@@ -159,7 +155,6 @@ class GroupScene(Scene):
     lanes: int = 1
 
     def specs(self) -> dict[str, TensorSpec]:
-        """Return its members."""
         return {
             "rows": IndexedSlicesSpec((None, self.width), self.dtype),
             "wide": IndexedSlicesSpec((None, 40), self.dtype),
@@ -167,15 +162,12 @@ class GroupScene(Scene):
         }
 
     def make(self) -> Any:
-        """A new group."""
         return AccumulatorGroup(self.specs(), NAME, reduction_type="SUM", lanes=self.lanes)
 
     def add(self, acc: Any) -> bool:
-        """Apply a gradient of all members."""
         return bool(acc.apply(self.gradient(*self.more), NEVER_STALE))
 
     def gradient(self, *indices: int, seed: int = 0) -> dict[str, Any]:
-        """Make a gradient of all members; rows of these numbers."""
         return {
             "rows": rows(*indices, width=self.width, seed=seed),
             "wide": rows(*indices[::-1], width=40, seed=seed + 1),

@@ -85,11 +85,9 @@ class UpdateScene:
         return contents() != contents_in(known[0])
 
     def update(self, params: Parameters, taken: Any) -> bool:
-        """Make the update."""
         return params.skip(taken) if self.skips else params.update(taken, self.values)
 
     def one_round(self, params: Parameters, group: AccumulatorGroup) -> bool:
-        """Make the update in a round of one gradient."""
         with group.round(1, timeout=1) as taken:
             return self.update(params, taken)
 
@@ -127,11 +125,9 @@ class TableScene(UpdateScene):
         return params, group
 
     def gradient(self, seed: int) -> Gradient:
-        """Rows of the ids that are changed."""
         return {"t": _rows(self.changed, seed)}
 
     def update(self, params: Parameters, taken: Any) -> bool:
-        """Make the update."""
         if self.skips:
             return params.skip(taken)
         return params.update(taken, self.values, remove={"t": self.removed})
@@ -188,12 +184,10 @@ def _images(scene: UpdateScene, operations: tuple[Operation, ...]) -> Images:
 
 
 def state(params: Parameters) -> State:
-    """Everything that an update changes."""
     return tuple((key, saved.tobytes()) for key, saved in params.state().items())
 
 
 def states(scene: UpdateScene) -> Known:
-    """Return what is known of the parameters."""
     found: Known = run_apart(_states, scene)
     return found
 
@@ -255,7 +249,6 @@ def contents() -> list[bytes]:
 
 
 def contents_in(known: State) -> list[bytes]:
-    """Return the contents of the arrays in that state."""
     saved = dict(known)
     return [saved["0.array"], saved["1.array"]]
 

@@ -67,7 +67,6 @@ def sleeps_in(name: str, pid: int, doing: str) -> bool:
 
 
 def sleeps(pid: int) -> bool:
-    """Whether every thread of a process waits for something."""
     stats = [stat.read_text(encoding="utf-8") for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
 

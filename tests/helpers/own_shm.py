@@ -14,9 +14,9 @@ BIND: Final = 0x1000
 REMOUNT: Final = 0x20
 READ_ONLY: Final = 0x1
 
-_CLONE_NEWNS: Final = 0x00020000
+CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWUSER: Final = 0x10000000
-_MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
+MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
 
 
 def enter_own_shm(size: int) -> None:
@@ -28,22 +28,22 @@ def enter_own_shm(size: int) -> None:
 def enter_own_namespace() -> None:
     """Enter a mount namespace: as root, or else as the root of a user namespace."""
     if os.geteuid() == 0:
-        _call("unshare", _CLONE_NEWNS)
+        call("unshare", CLONE_NEWNS)
     else:
         ids = {"uid": os.geteuid(), "gid": os.getegid()}
-        _call("unshare", _CLONE_NEWNS | _CLONE_NEWUSER)
+        call("unshare", CLONE_NEWNS | _CLONE_NEWUSER)
         _write("/proc/self/setgroups", "deny")
         for kind, number in ids.items():
             _write(f"/proc/self/{kind}_map", f"{number} {number} 1")
-    mount("none", "/", flags=_MS_REC_PRIVATE)
+    mount("none", "/", flags=MS_REC_PRIVATE)
 
 
 def mount(source: str, target: str, kind: str = "", *, flags: int = 0, options: str = "") -> None:
     """Make the system call, in a mount namespace of this process's own."""
-    _call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
+    call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
 
 
-def _call(name: str, *args: Any) -> None:
+def call(name: str, *args: Any) -> None:
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*args) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")

@@ -174,7 +174,6 @@ _O_TMPFILE: Final = 0o20000000
 
 
 def plausible(call: Call) -> tuple[int, ...]:
-    """Return the errors with which the call may fail."""
     name = NAMES.get(call.number, "")
     if name == "fcntl":
         return _OF_FCNTL.get(call.arguments[1], ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from helpers import own_shm
 from helpers.apart import Apart
 from helpers.stepping_walk import stopped
 
@@ -20,27 +20,18 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
     from helpers.stepping_tracer import Mark
 
-_CLONE_NEWNS: Final = 0x00020000
 _CLONE_NEWPID: Final = 0x20000000
-_MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
-
-
-def _call(name: str, *args: Any) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*args) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
 def leave_pids_behind() -> None:
     """Make the next child the first process of a new pid namespace, with mounts of its own."""
-    _call("unshare", _CLONE_NEWPID | _CLONE_NEWNS)
-    _call("mount", b"none", b"/", None, _MS_REC_PRIVATE, None)
+    own_shm.call("unshare", _CLONE_NEWPID | own_shm.CLONE_NEWNS)
+    own_shm.mount("none", "/", flags=own_shm.MS_REC_PRIVATE)
 
 
 def see_own_pids() -> None:
     """Give the namespace's first process a /proc in which it is process 1."""
-    _call("mount", b"proc", b"/proc", b"proc", 0, None)
+    own_shm.mount("proc", "/proc", "proc")
     assert os.getpid() == 1
     assert os.readlink("/proc/self") == "1"  # noqa: PTH115  no path, a link's text
 
@@ -58,11 +49,9 @@ class Elsewhere:
     governor: Apart
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
         os.kill(self.pid, number)
 
     def result(self) -> Any:
-        """Wait for its end; return its function's result."""
         return self.governor.result()
 
 

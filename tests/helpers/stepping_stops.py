@@ -73,7 +73,6 @@ def stopped_half_way(scene: Scene) -> Iterator[Traced]:
 
 
 def add(pipe: Pipe) -> None:
-    """Add the third gradient."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()
@@ -102,7 +101,6 @@ def take_in_vain(number: int, timeout: float, pipe: Pipe) -> None:
 
 @contextmanager
 def others(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
-    """Start processes, and wait until all are attached."""
     with ExitStack() as stack:
         processes = [stack.enter_context(Apart(*function)) for function in functions]
         for process in processes:
@@ -122,7 +120,6 @@ def in_line(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
 
 
 def whole(*gradients: tuple[Array, Array]) -> Array:
-    """Add gradients up, in a plain matrix."""
     sums = np.zeros((64, 64))
     for indices, values in gradients:
         np.add.at(sums, indices, values)
@@ -130,12 +127,10 @@ def whole(*gradients: tuple[Array, Array]) -> Array:
 
 
 def taken(*takes: Any) -> Array:
-    """Add up what takes handed out."""
     return whole(*((take.indices, take.values) for take in takes if take.count))
 
 
 def what_is_left() -> Any:
-    """Take the rest, and remove the name."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         left = acc.take_partial(0, timeout=0)

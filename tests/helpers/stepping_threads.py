@@ -36,11 +36,9 @@ class TracedThread:
             self._go(SYSCALL)
 
     def step(self) -> None:
-        """Go on by one instruction."""
         self._go(SINGLESTEP)
 
     def let_go(self) -> None:
-        """Detach from the thread, so that it runs on."""
         if self.held:
             self.held = False
             ptrace(DETACH, self.thread)

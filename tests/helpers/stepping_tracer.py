@@ -38,7 +38,6 @@ _libc.ptrace.argtypes = [ctypes.c_long] * 4
 
 
 def ptrace(request: int, pid: int, data: int = 0, address: int = 0) -> None:
-    """Make the system call, which must succeed."""
     if _libc.ptrace(request, pid, address, data) == -1:
         code = ctypes.get_errno()
         raise OSError(code, f"ptrace({request}): {os.strerror(code)}")
@@ -64,7 +63,6 @@ class Traced:
         ptrace(SETOPTIONS, self.pid, EXITKILL)
 
     def run_to_mark(self) -> None:
-        """Go on to the next mark."""
         self._go(CONT)
         while self.stopped_by != MARK:
             self._go(CONT, self.stopped_by)
@@ -75,7 +73,6 @@ class Traced:
             self._go(SYSCALL)
 
     def step(self) -> None:
-        """Go on by one instruction."""
         self._go(SINGLESTEP)
 
     def steps(self, condition: Callable[[], bool]) -> Iterator[int]:
@@ -99,7 +96,6 @@ class Traced:
             assert self.status == 0, f"the traced child ended with status {self.status}"
 
     def kill(self) -> None:
-        """SIGKILL it where it stands."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.end()

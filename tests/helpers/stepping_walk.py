@@ -65,7 +65,6 @@ class LockView:
         self.close = view.close
 
     def held(self) -> bool:
-        """Whether the lock is held at this instant."""
         return bool(self._view.lock_state(0)[0])
 
 
