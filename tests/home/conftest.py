@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def start(namespace: str) -> Iterator[Callable[..., Apart]]:
     """Start a child that has torch, and calls a function with arguments."""
-    from home.torch_training import within  # late: most tests here do without torch
+    from home.torch_training import start_server, within  # late: most tests do without torch
 
+    start_server()
     crew = Crew("forkserver")
     yield functools.partial(crew.start, within, namespace)
     crew.end()

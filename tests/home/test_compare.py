@@ -1,56 +1,76 @@
-"""`make compare`: its ways train the same, and shmacc's training goes on after each death."""
+"""The benchmarks with torch: ways train the same, and shmacc's goes on after each death."""
 
 from __future__ import annotations
 
-from functools import cache
+import multiprocessing
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+import torch
+from helpers.apart import Apart
+from home.torch_training import CONTEXT, start_server
 
-pytest.importorskip("torch")
-from shmacc_bench.compare.crew import CHIEF
-from shmacc_bench.compare.model import Task
-from shmacc_bench.compare.training import EVERY, train
+from shmacc_bench import processes
+from shmacc_bench.parts.rounds import Job
+from shmacc_bench.workload import Workload
 
 if TYPE_CHECKING:
     from shmacc_bench.compare.training import Run
 
 TARGET = 0.3  # a third of what is to be learnt
+WAYS = ("shmacc_synchronous", "shmacc_asynchronous", "hogwild", "ddp", "queues")
 
 
-@cache
-def undisturbed(way: str) -> Run:
-    return train(way, target=TARGET)
+def train_all() -> tuple[float, dict[str, Run], list[Run]]:
+    """Return the loss of a model that is not trained, each way's run, and one for each death."""
+    # Forks of this process have torch already.
+    processes.CONTEXT = multiprocessing.get_context("fork")  # type: ignore[assignment,misc]
+    torch.set_num_threads(1)
+    from shmacc_bench.compare.crew import CHIEF
+    from shmacc_bench.compare.model import Task
+    from shmacc_bench.compare.training import train
+
+    deaths = [train(WAYS[0], target=TARGET, victim=victim) for victim in (1, CHIEF)]
+    return Task().judge(Task().model()), {way: train(way, target=TARGET) for way in WAYS}, deaths
 
 
 def losses_of(run: Run) -> dict[int, float]:
     return {step: loss for _, step, loss in run.losses}
 
 
-@pytest.mark.parametrize("way", ["shmacc_asynchronous", "hogwild"])
-def test_an_asynchronous_way_learns(way: str) -> None:
-    run = undisturbed(way)
-    assert run.stopped is None
-    assert run.losses[-1][2] <= TARGET < Task().judge(Task().model())
+@pytest.mark.timeout(400)
+def test_ways_train_the_same_and_shmaccs_goes_on_after_each_death() -> None:
+    start_server()
+    with Apart(train_all, method="forkserver") as child:
+        untrained, runs, deaths = child.result(380)
+    assert [run.stopped for run in (*runs.values(), *deaths)] == [None] * 7
+    for run in runs.values():
+        assert run.losses[-1][2] <= TARGET < untrained
+    all_steps = losses_of(runs["shmacc_synchronous"])
+    for way in ("ddp", "queues"):
+        assert losses_of(runs[way]) == pytest.approx(all_steps, rel=1e-5), way
+    for run in deaths:
+        assert run.killed is not None
+        assert not run.began_again
+        seen = losses_of(run)
+        assert seen == pytest.approx({step: all_steps[step] for step in seen}, rel=1e-5)
+        # A chief that dies between update and judgement leaves that judgement out.
+        assert len(all_steps) - len(seen) <= 1
+        assert max(seen) == max(all_steps)
 
 
-@pytest.mark.parametrize("way", ["ddp", "queues"])
-def test_synchronous_ways_compute_the_same(way: str) -> None:
-    run = undisturbed(way)
-    assert run.stopped is None
-    assert losses_of(run) == pytest.approx(losses_of(undisturbed("shmacc_synchronous")), rel=1e-5)
-
-
-@pytest.mark.parametrize("victim", [1, CHIEF])
-def test_training_by_shmacc_goes_on_after_a_death(victim: int) -> None:
-    run = train("shmacc_synchronous", target=TARGET, victim=victim)
-    assert run.stopped is None
-    assert run.killed is not None
-    assert not run.began_again
-    all_steps = losses_of(undisturbed("shmacc_synchronous"))
-    seen = losses_of(run)
-    assert seen == pytest.approx({step: all_steps[step] for step in seen}, rel=1e-5)
-    # A chief that dies between update and judgement leaves that judgement out.
-    assert len(all_steps) - len(seen) <= 1
-    assert max(seen) == max(all_steps)
-    assert all(step % EVERY == 0 for step in seen)
+def test_rounds_by_shmacc_and_by_torch_train_the_same_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start_server()
+    monkeypatch.setattr(processes, "CONTEXT", CONTEXT)
+    job = Job(torch, Workload("sparse", 60, 3, table_rows=40, order="zipf"), 2)
+    try:
+        for _ in range(3):
+            assert min(job.turn()) > 0
+        ours = job.params["table"]
+        assert not np.all(ours == 1)
+        np.testing.assert_allclose(ours, job.weights.detach().numpy(), rtol=1e-5)
+    finally:
+        job.close()

@@ -68,34 +68,25 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "acc = shmacc.ConditionalAccumulator('f8', (), 'run')",
-        "acc = shmacc.AccumulatorGroup({'w': shmacc.TensorSpec((2,), 'f8')}, 'run')",
-        "acc = shmacc.SharedArrays({'w': [1.0, 2.0]}, 'run')",
-    ],
-)
-def test_a_cell_that_makes_one_by_name_runs_twice(notebook: Notebook, cell: str) -> None:
-    """It attaches to what it made, and the one before is let go of."""
-    notebook.run(cell)
-    notebook.run(cell)
-    notebook.run("acc.unlink(); acc.close()")
-
-
-def test_a_cell_that_replaces_says_what_to_do_and_does_it_with_a_close(notebook: Notebook) -> None:
+def test_cells_that_make_one_by_name_run_twice(notebook: Notebook) -> None:
+    """They attach to what they made, and the one before is let go of."""
+    for make in (
+        "ConditionalAccumulator('f8', (), 'run')",
+        "AccumulatorGroup({'w': shmacc.TensorSpec((2,), 'f8')}, 'run')",
+        "SharedArrays({'w': [1.0, 2.0]}, 'run')",
+    ):
+        for _ in range(2):
+            notebook.run(f"acc = shmacc.{make}")
+        notebook.run("acc.unlink(); acc.close()")
+    # One that replaces says what to do, and does it with a close.
     cell = "acc = shmacc.ConditionalAccumulator('f8', (), 'run', if_exists='replace')"
-    notebook.run(cell)
-    notebook.run("acc.apply_grad(1.0)")
+    notebook.run(f"{cell}; acc.apply_grad(1.0)")
     message = notebook.fails(cell)
     assert message.startswith("FailedPreconditionError")
     assert "one is this process: close() what it has open under the name" in message
     notebook.run(f"acc.close(); {cell}")
     assert notebook.run("print(acc.num_accumulated())") == "0"
     notebook.run("acc.unlink(); acc.close()")
-
-
-def test_a_cell_with_a_block_runs_twice_from_the_start(notebook: Notebook) -> None:
     cell = """
 with shmacc.ConditionalAccumulator('f8', (), 'run', if_exists='error', unlink_on_close=True) as acc:
     acc.apply_grad(4.0)
@@ -122,11 +113,10 @@ def test_an_interrupt_ends_a_take_and_nothing_is_consumed(notebook: Notebook) ->
         assert notebook.run("print(acc.take_grad(2), acc.global_step); acc.close()") == "3.0 1"
 
 
-@pytest.mark.parametrize("now", [False, True], ids=["in order", "killed"])
-def test_a_restarted_kernel_finds_the_name_or_replaces_it(notebook: Notebook, now: bool) -> None:
+def test_a_restarted_kernel_finds_the_name_or_replaces_it(notebook: Notebook) -> None:
     notebook.run("acc = shmacc.ConditionalAccumulator('f8', (), 'run'); acc.apply_grad(2.0)")
     for make in ("", ", if_exists='replace'"):
-        run_sync(notebook.client.km.restart_kernel)(now=now)
+        run_sync(notebook.client.km.restart_kernel)(now=bool(make))  # killed, or in order
         run_sync(notebook.client.kc.wait_for_ready)(timeout=SECONDS)
         notebook.run(IMPORTS)
         notebook.run(f"acc = shmacc.ConditionalAccumulator('f8', (), 'run'{make})")

@@ -1,7 +1,4 @@
-"""Workers of other packages' pools end as those of multiprocessing: multiprocess, billiard.
-
-multiprocess is that of pathos, billiard that of celery.
-"""
+"""Workers that multiprocess (of pathos), billiard (of celery) and torch start end as others do."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import billiard
 import billiard.pool
 import multiprocess
 import pytest
-from helpers.support import LONG, START_METHODS
+from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
@@ -40,7 +37,10 @@ def acc() -> Iterator[ConditionalAccumulator]:
         _used.clear()
 
 
-@pytest.fixture(params=[(p, m) for p in PACKAGES for m in START_METHODS], ids=" by ".join)
+@pytest.fixture(
+    params=[("billiard", "spawn"), ("billiard", "fork"), ("multiprocess", "forkserver")],
+    ids=" by ".join,
+)
 def context(request: pytest.FixtureRequest) -> Any:
     """The package's multiprocessing context for a start method."""
     package, method = request.param
@@ -69,20 +69,9 @@ def news(acc: ConditionalAccumulator) -> Any:
     raise AssertionError
 
 
-def by_name(acc: ConditionalAccumulator) -> dict[str, Any]:
-    """Workers attach."""
-    assert acc.shared_name == NAME
-    return {"initializer": get_ready, "initargs": (None, os.environ["SHMACC_NAMESPACE"])}
-
-
-def as_an_argument(acc: ConditionalAccumulator) -> dict[str, Any]:
-    """Workers are given it."""
+def initialised(acc: ConditionalAccumulator | None) -> dict[str, Any]:
+    """Workers are given it, or attach by name."""
     return {"initializer": get_ready, "initargs": (acc, os.environ["SHMACC_NAMESPACE"])}
-
-
-def by_fork(_: ConditionalAccumulator) -> dict[str, Any]:
-    """Workers have it."""
-    return {}
 
 
 def end_well(pool: Any, acc: ConditionalAccumulator) -> None:
@@ -95,20 +84,19 @@ def end_well(pool: Any, acc: ConditionalAccumulator) -> None:
     assert acc.num_accumulated() == TASKS
 
 
-@pytest.mark.parametrize("how", [by_name, as_an_argument])
+@pytest.mark.parametrize("by_name", [True, False])
 def test_workers_that_end_well_are_not_dead(
-    acc: ConditionalAccumulator, context: Any, how: Any
+    acc: ConditionalAccumulator, context: Any, *, by_name: bool
 ) -> None:
-    end_well(context.Pool(2, **how(acc)), acc)
+    end_well(context.Pool(2, **initialised(None if by_name else acc)), acc)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("how", [by_name, by_fork])
-def test_nor_are_those_that_are_replaced(
-    acc: ConditionalAccumulator, package: str, how: Any
-) -> None:
+def test_nor_are_those_that_are_replaced(acc: ConditionalAccumulator, package: str) -> None:
+    """Forked workers, that have it; or that attach by name."""
+    how = initialised(None) if package == "billiard" else {}
     context = PACKAGES[package].get_context("fork")
-    end_well(context.Pool(2, maxtasksperchild=2, **how(acc)), acc)
+    end_well(context.Pool(2, maxtasksperchild=2, **how), acc)
 
 
 def fail(acc: ConditionalAccumulator) -> None:
@@ -154,3 +142,25 @@ def test_the_pools_own_call_at_a_workers_end_is_made_too(
     pool.join()
     assert (tmp_path / "status").read_text() == "0"
     assert news(acc) == ()
+
+
+def attach_and_fail(rank: int) -> None:
+    """Hand in a gradient, and fail."""
+    own = ConditionalAccumulator.attach(NAME)
+    own.apply_grad(1.0, 0, contributor=rank)
+    raise ValueError("bad batch")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_of_torchs_spawn_is_told_by_its_exception(
+    acc: ConditionalAccumulator, method: str
+) -> None:
+    """Not by the SystemExit of 1 that torch makes of it."""
+    from torch import multiprocessing  # here, since it takes seconds, also in spawned workers
+
+    with pytest.raises(multiprocessing.ProcessRaisedException, match="bad batch"):
+        multiprocessing.start_processes(attach_and_fail, nprocs=1, start_method=method)
+    with pytest.raises(errors.WorkerDiedError) as caught:
+        acc.take(2, timeout=0, on_death="raise")
+    assert caught.value.reasons == ("ValueError: bad batch",)
+    assert caught.value.contributors == (0,)

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import numpy as np
 import pytest
 import torch
-from helpers.support import refused
+from helpers.support import refused, same_bits
 
 import shmacc
 from shmacc import errors
-from shmacc._gradients import arrays, dtypes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from shmacc._gradients import arrays, dtypes, foreign
 
 ROWS: Final = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-DTYPES: Final = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.int8: "int8",
-    torch.int16: "int16",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.uint8: "uint8",
-    torch.uint16: "uint16",
-    torch.uint32: "uint32",
-    torch.uint64: "uint64",
-    torch.complex64: "complex64",
-    torch.complex128: "complex128",
-}
+DTYPES: Final = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "complex64",
+    "complex128",
+]
 
 
 def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -44,54 +40,56 @@ def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -
     return layer.weight.grad.coalesce() if coalesced else layer.weight.grad
 
 
-@pytest.fixture(params=["accumulator", "member"])
-def dense(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Apply a dense gradient and take it, of an accumulator and of a group's member."""
-
-    def accumulator(value: Any, dtype: Any) -> Any:
-        with shmacc.ConditionalAccumulator(dtype) as acc:
-            acc.apply_grad(value)
-            return acc.take(1)
-
-    def member(value: Any, dtype: Any) -> Any:
-        with shmacc.AccumulatorGroup({"w": shmacc.TensorSpec(None, dtype)}) as group:
-            group.apply({"w": value}, 0)
-            return group.take(1)["w"]
-
-    return accumulator if request.param == "accumulator" else member
-
-
-@pytest.fixture(params=["accumulator", "member"])
-def sparse(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Apply a sparse gradient and take it, of an accumulator and of a group's member."""
-
-    def accumulator(value: Any, dtype: Any = "float32") -> Any:
-        with shmacc.SparseConditionalAccumulator(dtype, (9, 2)) as acc:
-            acc.apply_indexed_slices_grad(value)
-            return acc.take(1)
-
-    def member(value: Any, dtype: Any = "float32") -> Any:
-        with shmacc.AccumulatorGroup({"w": shmacc.IndexedSlicesSpec((9, 2), dtype)}) as group:
-            group.apply({"w": value}, 0)
-            return group.take(1)["w"]
-
-    return accumulator if request.param == "accumulator" else member
+def apply_by_all(
+    value: Any, dtype: Any, *, sparse: bool, words: str | None = None
+) -> tuple[Any, Any]:
+    """Apply it to an accumulator and to a group; take it from both, or hold both to refuse it."""
+    acc: Any = (
+        shmacc.SparseConditionalAccumulator(dtype, (9, 2))
+        if sparse
+        else shmacc.ConditionalAccumulator(dtype)
+    )
+    spec = shmacc.IndexedSlicesSpec((9, 2), dtype) if sparse else shmacc.TensorSpec(None, dtype)
+    with acc, shmacc.AccumulatorGroup({"w": spec}) as group:
+        calls = (
+            lambda: (acc.apply_indexed_slices_grad if sparse else acc.apply_grad)(value),
+            lambda: group.apply({"w": value}, 0),
+        )
+        for call in calls:
+            if words is None:
+                assert call()
+            else:
+                with pytest.raises(errors.InvalidArgumentError, match=words):
+                    call()
+        if words is not None:
+            assert acc.num_accumulated() == group.num_accumulated() == 0
+            return None, None
+        return acc.take(1), group.take(1)["w"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_each_dtype_in_and_out(dense: Any, dtype: torch.dtype) -> None:
+def dense(value: Any, dtype: Any) -> Any:
+    first, second = apply_by_all(value, dtype, sparse=False)
+    same_bits(first.value, second.value)
+    return first
+
+
+def sparse(value: Any, dtype: Any = "float32") -> Any:
+    first, second = apply_by_all(value, dtype, sparse=True)
+    same_bits(first.indices, second.indices)
+    same_bits(first.values, second.values)
+    return first
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_each_dtype_in_and_out(name: str) -> None:
+    dtype = getattr(torch, name)
+    assert dtypes.resolve(dtype).name == shmacc.TensorSpec((), dtype).dtype.name == name
     given = ROWS.to(dtype)
     taken = dense(given, dtype)
-    assert taken.value.dtype.name == DTYPES[dtype]
+    assert taken.value.dtype.name == name
     back = taken.to_torch()
     assert back.dtype == dtype
     assert torch.equal(back.to(torch.complex128), given.to(torch.complex128))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_dtype_of_torch_is_one(dtype: torch.dtype) -> None:
-    assert dtypes.resolve(dtype).name == DTYPES[dtype]
-    assert shmacc.TensorSpec((), dtype).dtype.name == DTYPES[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn], ids=str)
@@ -100,9 +98,10 @@ def test_a_dtype_that_accumulators_do_not_have_is_refused(dtype: torch.dtype) ->
         shmacc.ConditionalAccumulator(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("coalesced", [True, False])
-def test_what_an_embedding_leaves(sparse: Any, dtype: torch.dtype, *, coalesced: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "coalesced"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
+)
+def test_what_an_embedding_leaves(dtype: torch.dtype, *, coalesced: bool) -> None:
     gradient = embedding_gradient(coalesced=coalesced, dtype=dtype)
     taken = sparse(gradient, dtype)
     assert taken.indices.tolist() == [2, 5]
@@ -113,136 +112,92 @@ def test_what_an_embedding_leaves(sparse: Any, dtype: torch.dtype, *, coalesced:
     assert torch.equal(back.to_dense(), gradient.to_dense())
 
 
-def test_indices_and_values_of_their_own() -> None:
-    gradient = embedding_gradient(coalesced=True)
-    with shmacc.SparseConditionalAccumulator(torch.float32) as acc:
-        acc.apply_grad(gradient.indices()[0], gradient.values(), gradient.shape)
-        assert acc.take(1).indices.tolist() == [2, 5]
-
-
 @pytest.mark.parametrize(
     "convert",
     [
-        lambda dense: dense.to_sparse(),
-        lambda dense: dense.to_sparse(1),
-        lambda dense: dense.to_sparse_csr(),
-        lambda dense: dense.to_sparse_csc(),
+        lambda whole: whole.to_sparse(),
+        lambda whole: whole.to_sparse(1),
+        lambda whole: whole.to_sparse_csr(),
+        lambda whole: whole.to_sparse_csc(),
     ],
     ids=["coo", "coo of rows", "csr", "csc"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse")  # in beta, says torch
-def test_sparse_tensors_of_any_layout(sparse: Any, convert: Any) -> None:
-    dense = torch.zeros(9, 2)
-    dense[4, 1] = 3
-    dense[7] = 5
-    taken = sparse(convert(dense))
+def test_sparse_tensors_of_any_layout(convert: Any) -> None:
+    whole = torch.zeros(9, 2)
+    whole[4, 1] = 3
+    whole[7] = 5
+    taken = sparse(convert(whole))
     assert taken.indices.tolist() == [4, 7]
     assert taken.values.tolist() == [[0, 3], [5, 5]]
 
 
-def test_tensors_that_are_sparse_in_no_rows_are_refused(sparse: Any) -> None:
-    none = torch.sparse_coo_tensor(
-        torch.empty((0, 1), dtype=torch.int64), torch.ones(1, 9, 2), (9, 2), check_invariants=True
-    )
-    outside = torch.sparse_coo_tensor(
-        torch.tensor([[1], [7]]), torch.ones(1), (9, 2), check_invariants=False
-    )
-    for tensor, words in (
-        (torch.tensor(3.0).to_sparse(), "is a scalar"),
-        (none, r"in its rows.*\.to_dense"),
-        (outside, "index 7 is out of bounds"),
-    ):
-        with pytest.raises(errors.InvalidArgumentError, match=words):
-            sparse(tensor)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: torch.tensor(3.0).to_sparse(), "is a scalar"),
+        (lambda: torch.ones(9, 2, 1).to_sparse(1), r"expected .*rank 2, got 3"),
+        (lambda: torch.zeros(8, 2).to_sparse(1), "shape"),
+        (lambda: embedding_gradient(coalesced=True).requires_grad_(), r"tensor.detach\(\)"),
+        (lambda: embedding_gradient(coalesced=True).to_dense(), "sparse=True"),
+        (lambda: embedding_gradient(coalesced=True).to("meta"), "meta"),
+        (
+            lambda: torch.sparse_coo_tensor(
+                torch.empty((0, 1), dtype=torch.int64),
+                torch.ones(1, 9, 2),
+                (9, 2),
+                check_invariants=True,
+            ),
+            r"in its rows.*\.to_dense",
+        ),
+        (
+            lambda: torch.sparse_coo_tensor(
+                torch.tensor([[1], [7]]), torch.ones(1), (9, 2), check_invariants=False
+            ),
+            "index 7 is out of bounds",
+        ),
+    ],
+)
+def test_refusals_of_sparse_gradients_name_the_way_out(make: Any, words: str) -> None:
+    apply_by_all(make(), "float32", sparse=True, words=words)
 
 
-def test_a_sparse_tensor_of_more_dimensions_than_declared_is_refused() -> None:
-    column = torch.ones(9, 2, 1).to_sparse(1)
-    with (
-        shmacc.SparseConditionalAccumulator(torch.float32, (9, 2)) as acc,
-        shmacc.AccumulatorGroup({"t": shmacc.IndexedSlicesSpec((None, 2))}) as group,
-    ):
-        for apply in (
-            lambda: acc.apply_indexed_slices_grad(column),
-            lambda: group.apply({"t": column}, 0),
-        ):
-            with pytest.raises(errors.InvalidArgumentError, match=r"expected .*rank 2, got 3"):
-                apply()
-        assert acc.num_accumulated() == group.num_accumulated() == 0
+class Elsewhere(torch.Tensor):
+    """As if it were on an accelerator."""
 
-
-def test_a_shape_that_does_not_fit_is_refused(sparse: Any) -> None:
-    with refused():
-        sparse(torch.zeros(8, 2).to_sparse(1))
+    device = torch.device("cuda:1")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "way_out"),
+    ("spoil", "words"),
     [
-        (lambda t: t.requires_grad_(), "tensor.detach()"),
+        (lambda t: t.requires_grad_(), r"tensor.detach\(\)"),
         (torch.nn.Parameter, "`.grad`"),
-        (lambda t: t.to_sparse(), ".to_dense()"),
-        (lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8), ".dequantize()"),
+        (lambda t: t.to_sparse(), r"\.to_dense\(\)"),
+        (lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8), r"\.dequantize\(\)"),
         (lambda t: t.to("meta"), "meta"),
         (lambda t: t.to(torch.float8_e4m3fn), "Float8"),
+        (lambda t: t.as_subclass(Elsewhere), r"'cuda:1': pass `tensor.cpu\(\)`"),
+        (lambda t: torch.masked.masked_tensor(t, t > 2), r"masked\.to_tensor\(0\)"),
     ],
-    ids=["requires grad", "a parameter", "sparse", "quantised", "meta", "float8"],
+    ids=[
+        "requires-grad",
+        "parameter",
+        "sparse",
+        "quantised",
+        "meta",
+        "float8",
+        "accelerator",
+        "masked",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
-def test_refusals_name_the_way_out(dense: Any, spoil: Any, way_out: str) -> None:
-    with pytest.raises(errors.InvalidArgumentError) as caught:
-        dense(spoil(ROWS.clone()), "float32")
-    assert way_out in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "way_out"),
-    [
-        (lambda t: t.requires_grad_(), "tensor.detach()"),
-        (lambda t: t.to_dense(), "sparse=True"),
-        (lambda t: t.to("meta"), "meta"),
-    ],
-    ids=["requires grad", "dense", "meta"],
-)
-def test_refusals_of_sparse_gradients_name_the_way_out(
-    sparse: Any, spoil: Any, way_out: str
-) -> None:
-    with pytest.raises(errors.InvalidArgumentError) as caught:
-        sparse(spoil(embedding_gradient(coalesced=True)))
-    assert way_out in str(caught.value)
-
-
-def test_a_tensor_on_an_accelerator_is_refused_with_the_way_out(dense: Any) -> None:
-    class Elsewhere(torch.Tensor):
-        device = torch.device("cuda:1")
-
-    with pytest.raises(errors.InvalidArgumentError, match=r"'cuda:1': pass `tensor.cpu\(\)`"):
-        dense(ROWS.as_subclass(Elsewhere), "float32")
-
-
-def test_a_masked_tensor_is_refused(dense: Any) -> None:
-    masked = pytest.importorskip("torch.masked")
-    with pytest.warns(UserWarning, match="prototype"):
-        tensor = masked.masked_tensor(ROWS, ROWS > 2)
-    with pytest.raises(errors.InvalidArgumentError, match=r"masked\.to_tensor\(0\)"):
-        dense(tensor, "float32")
-
-
-@pytest.mark.parametrize(
-    "view",
-    [lambda t: t, lambda t: t[1:], lambda t: t.view(3, 2), torch.nn.Buffer],
-    ids=["whole", "slice", "view", "buffer"],
-)
-def test_a_tensor_is_read_where_it_is(view: Any) -> None:
-    given = view(ROWS.clone())
-    array = arrays.values_array(given, dtypes.resolve("float32"), "grad")
-    assert np.shares_memory(array, given.numpy())
+@pytest.mark.filterwarnings("ignore:.*(quantiz|prototype):UserWarning")
+def test_refusals_name_the_way_out(spoil: Any, words: str) -> None:
+    apply_by_all(spoil(ROWS.clone()), "float32", sparse=False, words=words)
 
 
 def test_the_rows_of_an_embedding_are_read_where_they_are() -> None:
-    from shmacc._gradients import foreign
-
     gradient = embedding_gradient(coalesced=False)
     slices = foreign.slices(gradient)
     index = arrays.index_array(slices.indices, "indices")
@@ -268,7 +223,7 @@ def test_what_was_taken_is_not_copied(dtype: torch.dtype) -> None:
     assert tensors["rows"]._indices().data_ptr() == taken["rows"].indices.ctypes.data
 
 
-def test_views_that_are_not_plain_are_read_rightly(dense: Any) -> None:
+def test_views_that_are_not_plain_are_read_rightly() -> None:
     complex_rows = torch.complex(ROWS, ROWS)
     assert dense(ROWS.t(), "float32").value.tolist() == ROWS.t().tolist()
     assert dense(complex_rows.conj(), "complex64").value.tolist() == complex_rows.conj().tolist()

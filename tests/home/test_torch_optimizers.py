@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 import torch
 from helpers.support import LONG
+from home.torch_training import NAME, hand_over, make_round, pair
 from torch import nn
 
 from shmacc import errors
 from shmacc.optim import SGD, Adagrad, AdamW
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, optimizer_of
+from shmacc.torch import AsyncReplicas, SyncReplicas, optimizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NAME: Final = "replicas"
-STEPS: Final = 100
+STEPS: Final = 20
 OF = torch.optim
-# Says torch itself, of what its optimizers make.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
 
 class Words(nn.Module):
@@ -50,80 +47,20 @@ def backward(model: nn.Module, step: int) -> None:
     nn.functional.cross_entropy(model(words, seldom=step % 3 > 0), labels).backward()
 
 
-def train(optimizer: Any, model: nn.Module, steps: int = STEPS, kind: Any = SyncReplicas) -> None:
-    """Make rounds of one replica."""
-    other = Words(sparse=model.emb.sparse)
-    with (
-        kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
-        Replica(other, NAME, 0, timeout=0.001) as replica,
-    ):
-        for step in range(steps):
+def train_as_torch(
+    ours: Any,
+    theirs: Callable[[Words], list[torch.optim.Optimizer]],
+    *,
+    sparse: bool = False,
+    kind: Any = SyncReplicas,
+) -> None:
+    """Train by rounds of one replica, and by torch alone; hold the ends to be the same."""
+    model, other, alone = (Words(sparse=sparse) for _ in range(3))
+    with pair(model, other, kind, optimizer=ours(model)) as (replicas, replica):
+        for step in range(STEPS):
             backward(other, step)
-            hand_over(replica)
-            with replicas.round(timeout=LONG):
-                pass
-            assert kind is AsyncReplicas or replica.step()
-
-
-def hand_over(replica: Replica) -> None:
-    """Hand over a gradient, and do not wait for the update."""
-    with contextlib.suppress(errors.DeadlineExceededError):  # an asynchronous one does not wait
-        replica.step()
-
-
-def close(model: nn.Module, alone: nn.Module) -> None:
-    for (name, found), wanted in zip(model.named_parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6, msg=name)
-
-
-DENSE: Final[dict[str, Callable[[Any], Any]]] = {
-    "SGD": OF.SGD,
-    "momentum": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2),
-    "nesterov": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
-    "Adagrad": OF.Adagrad,
-    "Adagrad, decay": lambda of: OF.Adagrad(
-        of, 0.1, weight_decay=1e-2, initial_accumulator_value=0.2
-    ),
-    "Adam": OF.Adam,
-    "Adam, decay": lambda of: OF.Adam(of, 1e-2, (0.8, 0.99), 1e-3, weight_decay=1e-2),
-    "AdamW": OF.AdamW,
-    "AdamW, decay": lambda of: OF.AdamW(of, 1e-2, weight_decay=0.5),
-    "RMSprop": OF.RMSprop,
-    "RMSprop, momentum": lambda of: OF.RMSprop(of, 1e-3, momentum=0.9, weight_decay=1e-2),
-}
-
-
-@pytest.mark.parametrize("make", DENSE.values(), ids=DENSE.keys())
-def test_dense_updates_are_torchs(make: Callable[[Any], Any]) -> None:
-    model, alone = Words(), Words()
-    train(optimizer_of(make(model.parameters())), model)
-    optimizer = make(alone.parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        backward(alone, step)
-        optimizer.step()
-    close(model, alone)
-
-
-SPARSE: Final[dict[str, Callable[[Any], Any]]] = {
-    "SGD": OF.SGD,
-    "Adagrad": OF.Adagrad,
-    "SparseAdam": OF.SparseAdam,
-    "SparseAdam, larger": lambda of: OF.SparseAdam(of, 0.1, (0.8, 0.99), 1e-3),
-}
-
-
-@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE.keys())
-def test_sparse_updates_are_torchs_also_without_rows(make: Callable[[Any], Any]) -> None:
-    """SparseAdam counts a step whose gradient has no rows."""
-    model, alone = Words(sparse=True), Words(sparse=True)
-
-    def both(model: Words) -> tuple[Any, Any]:
-        dense = [*model.layer.parameters(), *model.seldom.parameters()]
-        return make([model.emb.weight]), OF.Adam(dense)
-
-    train(optimizer_of(*both(model)), model)
-    optimizers = both(alone)
+            make_round(replicas, replica)
+    optimizers = theirs(alone)
     for step in range(STEPS):
         alone.zero_grad()
         backward(alone, step)
@@ -132,24 +69,62 @@ def test_sparse_updates_are_torchs_also_without_rows(make: Callable[[Any], Any])
     close(model, alone)
 
 
-def test_groups_of_parameters_keep_their_numbers() -> None:
-    model, alone = Words(), Words()
+def close(model: nn.Module, alone: nn.Module) -> None:
+    for (name, found), wanted in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6, msg=name)
 
-    def make(model: Words) -> Any:
+
+# At their defaults: test_optimizers_of_torch.py.
+DENSE: Final[dict[str, Callable[[Any], Any]]] = {
+    "momentum": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2),
+    "nesterov": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
+    "Adagrad": lambda of: OF.Adagrad(of, 0.1, weight_decay=1e-2, initial_accumulator_value=0.2),
+    "Adam": lambda of: OF.Adam(of, 1e-2, (0.8, 0.99), 1e-3, weight_decay=1e-2),
+    "AdamW": lambda of: OF.AdamW(of, 1e-2, weight_decay=0.5),
+    "RMSprop": lambda of: OF.RMSprop(of, 1e-3, momentum=0.9, weight_decay=1e-2),
+}
+SPARSE: Final[dict[str, Callable[[Any], Any]]] = {
+    "SGD": OF.SGD,
+    "Adagrad": OF.Adagrad,
+    "SparseAdam": lambda of: OF.SparseAdam(of, 0.1, (0.8, 0.99), 1e-3),
+}
+
+
+@pytest.mark.parametrize("make", DENSE.values(), ids=DENSE)
+def test_dense_updates_are_torchs(make: Any) -> None:
+    def theirs(model: Words) -> list[Any]:
+        return [make(model.parameters())]
+
+    train_as_torch(lambda model: optimizer_of(*theirs(model)), theirs)
+
+
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+def test_sparse_updates_are_torchs_also_without_rows(make: Any) -> None:
+    """SparseAdam counts a step whose gradient has no rows."""
+
+    def theirs(model: Words) -> list[Any]:
+        dense = [*model.layer.parameters(), *model.seldom.parameters()]
+        return [make([model.emb.weight]), OF.Adam(dense)]
+
+    train_as_torch(lambda model: optimizer_of(*theirs(model)), theirs, sparse=True)
+
+
+def test_groups_of_parameters_keep_their_numbers() -> None:
+    def theirs(model: Words) -> list[Any]:
         groups = [
             {"params": [model.emb.weight], "lr": 0.1, "weight_decay": 0.0},
             {"params": [model.layer.weight, model.seldom.weight]},
             {"params": [model.layer.bias, model.seldom.bias], "weight_decay": 0.5},
         ]
-        return OF.AdamW(groups, lr=1e-2)
+        return [OF.AdamW(groups, lr=1e-2)]
 
-    train(optimizer_of(make(model)), model, 20)
-    optimizer = make(alone)
-    for step in range(20):
-        optimizer.zero_grad()
-        backward(alone, step)
-        optimizer.step()
-    close(model, alone)
+    train_as_torch(lambda model: optimizer_of(*theirs(model)), theirs)
+
+
+def refused(words: str, optimizer: Any, model: Words | None = None, **options: Any) -> None:
+    chosen = {"optimizer": optimizer} | options
+    with pytest.raises(errors.InvalidArgumentError, match=words):
+        SyncReplicas(model or Words(), NAME, total_num_replicas=1, **chosen)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +141,13 @@ def test_groups_of_parameters_keep_their_numbers() -> None:
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(make: Any, words: str) -> None:
+    def chief() -> Any:
+        optimizer = optimizer_of(make(model.parameters()))
+        return SyncReplicas(model, NAME, total_num_replicas=1, optimizer=optimizer)
+
     model = Words()
     with pytest.raises(errors.InvalidArgumentError, match=words):
-        SyncReplicas(
-            model, NAME, total_num_replicas=1, optimizer=optimizer_of(make(model.parameters()))
-        )
+        chief()
 
 
 @pytest.mark.parametrize(
@@ -185,28 +162,14 @@ def test_what_is_not_honoured_is_refused_by_name(make: Any, words: str) -> None:
 )
 def test_of_sparse_gradients_only_what_torch_does_by_rows(make: Any) -> None:
     model = Words(sparse=True)
-    with pytest.raises(errors.InvalidArgumentError, match=r"'emb.weight' has sparse gradients"):
-        SyncReplicas(
-            model, NAME, total_num_replicas=1, optimizer=optimizer_of(make(model.parameters()))
-        )
+    refused("'emb.weight' has sparse gradients", optimizer_of(make(model.parameters())), model)
 
 
 def test_optimizers_of_another_model_or_that_have_made_steps() -> None:
-    model, other = Words(), Words()
-    refused = pytest.raises(errors.InvalidArgumentError, match="that is not the model's")
-    with refused:
-        SyncReplicas(
-            model, NAME, total_num_replicas=1, optimizer=optimizer_of(OF.SGD(other.parameters()))
-        )
-    with pytest.raises(errors.InvalidArgumentError, match=r"'seldom.weight' requires grad, but"):
-        SyncReplicas(
-            model,
-            NAME,
-            total_num_replicas=1,
-            optimizer=optimizer_of(
-                OF.SGD([*model.emb.parameters(), *model.layer.parameters()], 0.1)
-            ),
-        )
+    model = Words()
+    refused("that is not the model's", optimizer_of(OF.SGD(Words().parameters())), model)
+    part = OF.SGD([*model.emb.parameters(), *model.layer.parameters()], 0.1)
+    refused(r"'seldom.weight' requires grad, but", optimizer_of(part), model)
     for made in OF.Adam(model.parameters()), OF.SGD(model.parameters(), 0.1, momentum=0.9):
         backward(model, 1)
         optimizer_of(made)
@@ -219,10 +182,10 @@ def test_optimizers_of_another_model_or_that_have_made_steps() -> None:
         optimizer_of(made)
 
 
-def by_pattern(model: Words, rate: float) -> list[Any]:
+def by_pattern(model: Words) -> list[Any]:
     """Return torch's of the same patterns."""
     return [
-        OF.Adagrad([model.emb.weight], rate, initial_accumulator_value=0.1, eps=0),
+        OF.Adagrad([model.emb.weight], 0.05, initial_accumulator_value=0.1, eps=0),
         OF.SGD([model.layer.bias, model.seldom.bias], 0.1),
         OF.SGD([model.layer.weight, model.seldom.weight], 0.1, 0.9, weight_decay=0.01),
     ]
@@ -235,28 +198,17 @@ PATTERNS: Final = {
 }
 
 
-@pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
-def test_the_first_pattern_that_matches_is_taken(kind: Any) -> None:
-    model, alone = Words(), Words()
-    train(PATTERNS, model, 20, kind)
-    optimizers = by_pattern(alone, 0.05)
-    for step in range(20):
-        alone.zero_grad()
-        backward(alone, step)
-        for optimizer in optimizers:
-            optimizer.step()
-    close(model, alone)
+def test_the_first_pattern_that_matches_is_taken() -> None:
+    train_as_torch(lambda _: PATTERNS, by_pattern, kind=AsyncReplicas)
 
 
 def test_patterns_that_are_refused() -> None:
-    def refused(optimizer: Any, words: str) -> None:
-        with pytest.raises(errors.InvalidArgumentError, match=words):
-            SyncReplicas(Words(), NAME, total_num_replicas=1, optimizer=optimizer)
-
-    refused({"emb*": SGD(1), "*.bias": SGD(1)}, "'layer.weight' requires grad, but there is no")
-    refused({"emb*": SGD(1), "*": SGD(1), "head*": SGD(1)}, "'head.', which matches no array$")
-    refused({"*": SGD(1), "emb*": SGD(1)}, "'emb.', which matches no array, or each has an earlier")
-    refused(torch.optim.Adam(Words().parameters()), "optimizer_of")
+    refused("'layer.weight' requires grad, but there is no", {"emb*": SGD(1), "*.bias": SGD(1)})
+    more = {"emb*": SGD(1), "*": SGD(1), "head*": SGD(1)}
+    refused("'head.', which matches no array$", more)
+    late = {"*": SGD(1), "emb*": SGD(1)}
+    refused("'emb.', which matches no array, or each has an earlier", late)
+    refused("optimizer_of", torch.optim.Adam(Words().parameters()))
 
 
 @pytest.mark.parametrize("by", ["schedule", "round"])
@@ -268,20 +220,11 @@ def test_rates_by_pattern_follow_the_step(by: str) -> None:
 
     model, alone, other = Words(), Words(), Words()
     schedule = rates if by == "schedule" else None
-    with (
-        SyncReplicas(
-            model, NAME, total_num_replicas=1, optimizer=PATTERNS, schedule=schedule
-        ) as replicas,
-        Replica(other, NAME, 0, timeout=0.001) as replica,
-    ):
+    with pair(model, other, optimizer=PATTERNS, schedule=schedule) as (replicas, replica):
         for step in range(4):
             backward(other, step)
-            hand_over(replica)
-            given = None if schedule else rates(step)
-            with replicas.round(timeout=LONG, learning_rate=given):
-                pass
-            assert replica.step()
-    optimizers = by_pattern(alone, 0.05)
+            make_round(replicas, replica, learning_rate=None if schedule else rates(step))
+    optimizers = by_pattern(alone)
     for step in range(4):
         alone.zero_grad()
         backward(alone, step)
@@ -292,26 +235,14 @@ def test_rates_by_pattern_follow_the_step(by: str) -> None:
 
 
 def test_a_schedule_that_is_refused() -> None:
-    with pytest.raises(errors.InvalidArgumentError, match="schedule is for optimizer="):
-        SyncReplicas(Words(), NAME, total_num_replicas=1, schedule=lambda step: 0.1 / (step + 1))
+    refused("schedule is for optimizer=", None, schedule=lambda step: 0.1 / (step + 1))
     scheduler = OF.lr_scheduler.ConstantLR(OF.SGD(Words().parameters(), 0.1))
     for wrong in 0.1, {"*": 0.1}, scheduler:
-        with pytest.raises(errors.InvalidArgumentError, match="schedule must be a function from"):
-            SyncReplicas(
-                Words(), NAME, total_num_replicas=1, optimizer=SGD(1), schedule=cast("Any", wrong)
-            )
-    model, other = Words(), Words()
+        refused("schedule must be a function from", SGD(1), schedule=cast("Any", wrong))
     rates: list[Any] = [-1, {"head*": 0.1}, None, 0.25]
-    with (
-        SyncReplicas(
-            model,
-            NAME,
-            total_num_replicas=1,
-            optimizer=AdamW(0.1),
-            schedule=lambda _: rates.pop(0),
-        ) as replicas,
-        Replica(other, NAME, 0, timeout=0.001) as replica,
-    ):
+    other = Words()
+    options: dict[str, Any] = {"optimizer": AdamW(0.1), "schedule": lambda _: rates.pop(0)}
+    with pair(Words(), other, **options) as (replicas, replica):
         backward(other, 1)
         hand_over(replica)
         for words in "must not be negative", "'head.', which matches no array":
@@ -320,7 +251,5 @@ def test_a_schedule_that_is_refused() -> None:
                 replicas.round(timeout=LONG),
             ):
                 pass
-        with replicas.round(timeout=LONG):
-            pass
-        assert replica.step()
+        make_round(replicas, replica)
         assert replicas.global_step == 1

@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 import torch
-from helpers.support import LONG
+from helpers.support import EVERY_INSTANT, LONG
 from home.torch_training import (
+    NAME,
     PLACES,
+    Mixed,
+    backward,
     contents,
+    hand_over,
     in_the_update,
+    make_round,
+    pair,
     same,
 )
 from torch import nn
@@ -29,37 +35,9 @@ if TYPE_CHECKING:
 
     from helpers.apart import Apart
 
-NAME: Final = "replicas"
 ADAM: Final = Adam(0.05)
-DEATHS: Final = 50
-UPDATES: Final = 20
-# Says torch itself, of what its optimizers make.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-
-
-class Words(nn.Module):
-    """Rows by number, a dense layer, a frozen one of bfloat16, statistics, a mask."""
-
-    def __init__(self) -> None:
-        """Make it, always the same."""
-        super().__init__()
-        torch.manual_seed(7)
-        self.rows = nn.Embedding(20, 4, sparse=True)
-        self.layer = nn.Linear(4, 2)
-        self.frozen = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
-        self.unused = nn.Linear(2, 2)
-        self.norm = nn.BatchNorm1d(2)
-        self.register_buffer("mask", torch.tensor([True, False]))
-
-    def forward(self, words: torch.Tensor) -> Any:
-        """Return logits."""
-        return self.norm(self.layer(self.rows(words)))
-
-
-def chief_of(
-    model: nn.Module, total: int = 1, optimizer: Any = ADAM, **options: Any
-) -> SyncReplicas:
-    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer, **options)
+DEATHS: Final = 50 if EVERY_INSTANT else 6
+UPDATES: Final = 20 if EVERY_INSTANT else 5
 
 
 def parameters_of(replicas: SyncReplicas) -> shmacc.Parameters:
@@ -68,57 +46,32 @@ def parameters_of(replicas: SyncReplicas) -> shmacc.Parameters:
     return found
 
 
-def backward(model: nn.Module, rank: int, step: int) -> None:
-    random = torch.Generator().manual_seed(1000 * rank + step)
-    words = torch.randint(0, 20, (8,), generator=random)
-    nn.functional.cross_entropy(model(words), words % 2).backward()
-
-
-def hand_over(replica: Replica, model: nn.Module) -> None:
-    """Hand over a gradient, and do not wait for the update."""
-    backward(model, replica.rank, replica.global_step)
-    with pytest.raises(errors.DeadlineExceededError):
-        replica.step()
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [
         ADAM,
-        {
-            "rows.weight": Adagrad(0.1, rowwise=True),
-            **dict.fromkeys(
-                [
-                    "layer.weight",
-                    "layer.bias",
-                    "unused.weight",
-                    "unused.bias",
-                    "norm.weight",
-                    "norm.bias",
-                ],
-                SGD(0.3, momentum=0.9),
-            ),
+        {"rows.weight": Adagrad(0.1, rowwise=True)}
+        | {
+            f"{layer}.{name}": SGD(0.3, momentum=0.9)
+            for layer in ("layer", "unused", "norm")
+            for name in ("weight", "bias")
         },
     ],
     ids=["one for all", "by name"],
 )
 def test_updates_are_those_of_parameters_by_hand(optimizer: Any) -> None:
     """Scaled, with a schedule; what is frozen or not used stays."""
-    model, other = Words(), Words()
+    model, other = Mixed(), Mixed()
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     by_hand = shmacc.Parameters(
         {name: value.detach().clone() for name, value in trained.items()}, optimizer=optimizer
     )
     group = shmacc.AccumulatorGroup(by_hand.member_specs(sparse=["rows.weight"]))
     before = contents(model)
-    with (
-        chief_of(model, optimizer=optimizer) as replicas,
-        by_hand,
-        group,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with by_hand, group, pair(model, other, optimizer=optimizer) as (replicas, replica):
         for step in range(4):
-            hand_over(replica, other)
+            backward(other, step)
+            hand_over(replica)
             rate = 0.1 / (1 + step)
             with replicas.round(timeout=LONG, learning_rate=rate) as update:
                 assert (update.step, update.replicas) == (step, (0,))
@@ -150,18 +103,24 @@ def test_updates_are_those_of_parameters_by_hand(optimizer: Any) -> None:
 
 def compute(rank: int) -> None:
     """A replica, until the chief ends."""
-    model = Words()
+    model = Mixed()
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         while replica.running:
-            backward(model, rank, replica.global_step)
+            backward(model, replica.global_step, rank)
             replica.step()
 
 
 def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
     """A chief that dies in its first block, or trains to the end; returns everything there is."""
-    model = Words()
+    model = Mixed()
     chosen = {"rows*": Adagrad(0.1), "*": AdamW(0.05, as_torch=True)}
-    with chief_of(model, 2, chosen, schedule=lambda step: 0.05 / (1 + step)) as replicas:
+    with SyncReplicas(
+        model,
+        NAME,
+        total_num_replicas=2,
+        optimizer=chosen,
+        schedule=lambda step: 0.05 / (1 + step),
+    ) as replicas:
         while replicas.global_step < UPDATES:
             with replicas.round(timeout=LONG):
                 nn.utils.clip_grad_norm_(model.layer.parameters(), 0.1)
@@ -173,7 +132,7 @@ def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(300)
-def test_fifty_deaths_in_the_block_change_nothing(start: Callable[..., Apart]) -> None:
+def test_deaths_in_the_block_change_nothing(start: Callable[..., Apart]) -> None:
     """Parameters, slots, statistics, steps, rates are to the bit those of a run without deaths."""
     ends = []
     for deaths in (0, DEATHS):
@@ -194,10 +153,11 @@ def test_fifty_deaths_in_the_block_change_nothing(start: Callable[..., Apart]) -
 
 
 def test_an_exception_in_the_block_changes_nothing() -> None:
-    model, other = Words(), Words()
+    model, other = Mixed(), Mixed()
     before = contents(model)
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
-        hand_over(replica, other)
+    with pair(model, other, optimizer=ADAM) as (replicas, replica):
+        backward(other, 0)
+        hand_over(replica)
         with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):
             raise ZeroDivisionError
         wrong = {"layer.bias": None, "rows.weight": torch.ones(20, 4), "unused.bias": torch.ones(2)}
@@ -218,29 +178,25 @@ def test_an_exception_in_the_block_changes_nothing() -> None:
 
 def test_of_two_chiefs_each_goes_on_where_the_other_has_raised() -> None:
     """Both live, and take turns at it."""
-    one, two, other = Words(), Words(), Words()
-    undisturbed, alone = [], Words()
-    with chief_of(alone) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
-        for _ in range(4):
-            hand_over(replica, other)
-            with replicas.round(timeout=LONG):
-                pass
-            assert replica.step()
+    one, two, other = Mixed(), Mixed(), Mixed()
+    undisturbed, alone = [], Mixed()
+    with pair(alone, other, optimizer=ADAM) as (replicas, replica):
+        for step in range(4):
+            backward(other, step)
+            make_round(replicas, replica)
             undisturbed.append(contents(alone))
-    other = Words()
+    other = Mixed()
     with (
-        chief_of(one) as first,
-        chief_of(two) as second,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
+        SyncReplicas(one, NAME, total_num_replicas=1, optimizer=ADAM) as first,
+        pair(two, other, optimizer=ADAM) as (second, replica),
     ):
         for step, expected in enumerate(undisturbed):
-            hand_over(replica, other)
+            backward(other, step)
+            hand_over(replica)
             raises, goes_on, model = (first, second, two) if step % 2 else (second, first, one)
             with pytest.raises(ZeroDivisionError), raises.round(timeout=LONG):
                 raise ZeroDivisionError
-            with goes_on.round(timeout=LONG):
-                pass
-            assert replica.step()
+            make_round(goes_on, replica)
             assert first.global_step == second.global_step == step + 1
             same(contents(model), expected)  # buffers of the other one follow at its next round
             for name, value in (one if model is two else two).named_parameters():
@@ -250,16 +206,14 @@ def test_of_two_chiefs_each_goes_on_where_the_other_has_raised() -> None:
 @pytest.mark.parametrize("final", [False, True], ids=["between rounds", "an update has begun"])
 def test_a_checkpoint_has_all(start: Callable[..., Apart], *, final: bool) -> None:
     """Also in place of an update that a dead chief has begun."""
-    model, other = Words(), Words()
-    first = chief_of(model)
+    model, other = Mixed(), Mixed()
+    first = SyncReplicas(model, NAME, total_num_replicas=1, optimizer=ADAM)
     with Replica(other, NAME, 0, timeout=0.01) as replica:
 
         def train(replicas: SyncReplicas, updates: int) -> None:
             for _ in range(updates):
-                hand_over(replica, other)
-                with replicas.round(timeout=LONG):
-                    pass
-                assert replica.step()
+                backward(other, replica.global_step)
+                make_round(replicas, replica)
 
         train(first, 2)
         saved = io.BytesIO()
@@ -268,7 +222,8 @@ def test_a_checkpoint_has_all(start: Callable[..., Apart], *, final: bool) -> No
         train(first, 2)
         expected = contents(model), parameters_of(first).slots["rows.weight"]["v"].copy()
         if final:
-            hand_over(replica, other)
+            backward(other, replica.global_step)
+            hand_over(replica)
             assert start(lead_alone, in_the_update).wait() == signal.SIGSEGV
         checkpoint = torch.load(saved, weights_only=True)
         first.load_state_dict(checkpoint)
@@ -288,17 +243,18 @@ def test_a_checkpoint_has_all(start: Callable[..., Apart], *, final: bool) -> No
 
 def lead_alone(die: Callable[[], None]) -> None:
     """A chief of one replica, that dies in its block."""
-    with chief_of(Words()) as replicas, replicas.round(timeout=LONG):
+    chief = SyncReplicas(Mixed(), NAME, total_num_replicas=1, optimizer=ADAM)
+    with chief.round(timeout=LONG):
         die()
 
 
 def test_asynchronous_replicas() -> None:
-    model, other = Words(), Words()
+    model, other = Mixed(), Mixed()
     before = contents(model)
     with AsyncReplicas(model, NAME, total_num_replicas=1, capacity=2, optimizer=ADAM) as replicas:
         with Replica(other, NAME, 0, timeout=LONG) as replica:
             for _ in range(2):
-                backward(other, 0, replica.global_step)
+                backward(other, replica.global_step)
                 assert replica.step()
             with replicas.round(timeout=LONG) as update:
                 assert update.replicas == (0, 0)
@@ -308,20 +264,18 @@ def test_asynchronous_replicas() -> None:
 
 def test_a_chief_may_evaluate_in_training_mode() -> None:
     """Statistics of its forward pass are its own, until the round's."""
-    model, other = Words(), Words()
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    model, other = Mixed(), Mixed()
+    with pair(model, other, optimizer=ADAM) as (replicas, replica):
         model(torch.arange(8))
-        hand_over(replica, other)
-        with replicas.round(timeout=LONG):
-            pass
-        assert replica.step()
+        backward(other, 0)
+        make_round(replicas, replica)
         same(contents(model), contents(other))
 
 
 def test_arguments_that_are_refused(namespace: str) -> None:
     def refused(optimizer: Any, words: str, model: nn.Module | None = None) -> None:
         with pytest.raises(errors.InvalidArgumentError, match=words):
-            chief_of(Words() if model is None else model, optimizer=optimizer)
+            SyncReplicas(model or Mixed(), NAME, total_num_replicas=1, optimizer=optimizer)
 
     refused(torch.optim.SGD([torch.ones(1, requires_grad=True)]), r"one of shmacc.optim's")
     refused({"rows.weight": ADAM}, r"'layer.weight' requires grad, but there is no optimizer")
@@ -331,13 +285,13 @@ def test_arguments_that_are_refused(namespace: str) -> None:
     refused(by_name | {"bias": None}, "'bias' requires grad, but there is no", linear)
     refused(ADAM, "float32 or float64, but array 'weight' has bfloat16", linear.bfloat16())
     assert not testing.leaked_names(namespace)
-    with chief_of(Words()) as replicas:
+    with SyncReplicas(Mixed(), NAME, total_num_replicas=1, optimizer=ADAM) as replicas:
         refused(Adam(0.1), "optimizer of array")
         refused(None, _run.of_params(NAME))
         with pytest.raises(errors.InvalidArgumentError, match="learning_rate must not be negative"):
             replicas.round(learning_rate=-1)
     with (
-        chief_of(Words(), optimizer=None) as replicas,
+        SyncReplicas(Mixed(), NAME, total_num_replicas=1) as replicas,
         pytest.raises(errors.InvalidArgumentError, match=r"learning_rate is for .*shmacc.optim"),
     ):
         replicas.round(learning_rate=0.1)

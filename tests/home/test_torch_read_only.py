@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import contents
+from home.torch_training import NAME, contents, hand_over, make_round, pair
 from torch import nn
 
 import shmacc
@@ -21,10 +21,7 @@ from shmacc.torch import Replica, SyncReplicas
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NAME: Final = "replicas"
 ADAM: Final = Adam(0.1)
-# Says torch itself, of what its optimizers make.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
 
 class Words(nn.Module):
@@ -46,11 +43,11 @@ def chief_of(model: nn.Module, optimizer: Any = ADAM, total: int = 1) -> SyncRep
     return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer)
 
 
-def step(optimizer: Any, model: nn.Module) -> None:
+def step(optimizer: Any, model: nn.Module, **options: Any) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     try:
-        optimizer(model.parameters(), lr=0.1).step()
+        optimizer(model.parameters(), lr=0.1, **options).step()
     finally:
         for parameter in model.parameters():
             parameter.grad = None
@@ -78,25 +75,13 @@ def look_up(model: Any) -> None:
 WRITES: Final[dict[str, Callable[[Any], Any]]] = {
     "load_state_dict": lambda model: model.load_state_dict(ones_like(model.state_dict())),
     "SGD": lambda model: step(torch.optim.SGD, model),
-    "SGD, foreach": lambda model: step(
-        lambda parameters, lr: torch.optim.SGD(parameters, lr, foreach=True), model
-    ),
-    "Adam": lambda model: step(torch.optim.Adam, model),
-    "Adam, fused": lambda model: step(
-        lambda parameters, lr: torch.optim.Adam(parameters, lr, fused=True), model
-    ),
+    "Adam, fused": lambda model: step(torch.optim.Adam, model, fused=True),
     "embedding with max_norm": look_up,
     "nn.init": lambda model: nn.init.xavier_uniform_(model.layer.weight),
-    "reset_parameters": lambda model: model.layer.reset_parameters(),
-    "apply": lambda model: model.apply(
-        lambda module: nn.init.zeros_(module.weight) if isinstance(module, nn.Linear) else None
-    ),
     "clipping rows": lambda model: in_place(
         lambda weight: weight.copy_(torch.renorm(weight, 2, 0, 0.1)), model
     ),
-    "a row": lambda model: in_place(lambda weight: weight[3].add_(1), model),
     "one number": lambda model: in_place(lambda weight: weight[-1, -1].fill_(7), model),
-    "data": lambda model: in_place(lambda weight: weight.data.mul_(2), model),
     "out=": lambda model: in_place(lambda weight: torch.mul(weight, 2, out=weight), model),
     "numpy": to_numpy,
 }
@@ -105,13 +90,6 @@ WRITES: Final[dict[str, Callable[[Any], Any]]] = {
 def same(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:
     for name, value in model.state_dict().items():
         assert torch.equal(value, expected[name]), name
-
-
-def hand_over(replica: Replica, model: nn.Module) -> None:
-    """Hand over a gradient, and do not wait for the update."""
-    model(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(errors.DeadlineExceededError):
-        replica.step()
 
 
 class Training:
@@ -125,9 +103,14 @@ class Training:
         self.chief = chief_of(self.of_chief, None if self.of_torch else ADAM)
         self.replica = Replica(self.of_replica, NAME, 0, timeout=0.01)
 
+    def hand_over(self) -> None:
+        """Hand over a gradient, and do not wait for the update."""
+        self.of_replica(torch.tensor([1, 2])).sum().backward()
+        hand_over(self.replica)
+
     def update(self) -> None:
         """One round."""
-        hand_over(self.replica, self.of_replica)
+        self.hand_over()
         with self.chief.round(timeout=LONG):
             if self.of_torch:
                 torch.optim.SGD(self.of_chief.parameters(), 0.1).step()
@@ -139,9 +122,9 @@ class Training:
         self.chief.close()
 
 
-@pytest.fixture(params=["chief", "replica", "replica of torch's optimizer"])
+@pytest.fixture(params=["chief"])
 def training(request: pytest.FixtureRequest, namespace: str) -> Iterator[Training]:  # noqa: ARG001
-    """A training, of which one model is read-only."""
+    """A training, of which one model is read-only: the chief's."""
     made = Training(request.param)
     yield made
     made.close()
@@ -154,13 +137,21 @@ def _and_go_on(write: Any, model: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_write_raises_and_changes_nothing(training: Training, write: Any) -> None:
+READ_ONLY: Final = ["chief", "replica", "replica of torch's optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("training", "name"),
+    [(READ_ONLY[i % 3], name) for i, name in enumerate(WRITES)],
+    indirect=["training"],
+)
+def test_a_write_raises_and_changes_nothing(training: Training, name: str) -> None:
+    write = WRITES[name]
     before = contents(training.of_chief)
     with pytest.raises(RuntimeError, match="read-only in this process") as caught:
         _and_go_on(write, training.written)
     # A RuntimeError is what torch's load_state_dict makes of each exception.
-    loads = write is WRITES["load_state_dict"]
+    loads = name == "load_state_dict"
     assert isinstance(caught.value, errors.FailedPreconditionError) != loads
     assert "copy.deepcopy(model)" in str(caught.value)
     same(training.of_chief, before)
@@ -171,10 +162,9 @@ def test_a_write_raises_and_changes_nothing(training: Training, write: Any) -> N
 
 
 @pytest.mark.parametrize("write", ["clipping rows", "SGD"])
-def test_a_write_in_the_block_leaves_the_round_as_it_was(write: str) -> None:
-    training = Training("chief")
+def test_a_write_in_the_block_leaves_the_round_as_it_was(training: Training, write: str) -> None:
     before = contents(training.of_chief)
-    hand_over(training.replica, training.of_replica)
+    training.hand_over()
     with (
         pytest.raises(errors.FailedPreconditionError, match=r"in a round change \.grad"),
         training.chief.round(timeout=LONG),
@@ -183,12 +173,11 @@ def test_a_write_in_the_block_leaves_the_round_as_it_was(write: str) -> None:
     same(training.of_chief, before)
     with training.chief.round(timeout=LONG) as update:
         assert update.step == 0
-    training.close()
 
 
-def test_a_thread_that_writes_is_told_at_its_next_step() -> None:
+@pytest.mark.parametrize("training", ["replica"], indirect=True)
+def test_a_thread_that_writes_is_told_at_its_next_step(training: Training) -> None:
     """Unless the main thread is told before."""
-    training = Training("replica")
     before = contents(training.of_chief)
 
     def work() -> None:
@@ -201,7 +190,6 @@ def test_a_thread_that_writes_is_told_at_its_next_step() -> None:
     ):
         executor.submit(work).result(LONG)
     same(training.of_replica, before)
-    training.close()
 
 
 def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
@@ -210,21 +198,15 @@ def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
         with warnings.catch_warnings(action="ignore"):  # torch says once that it is not writable
             tensor = torch.from_numpy(params["layer"])
         with pytest.raises(errors.FailedPreconditionError, match="Array 'layer'"):
-            in_place(lambda weight: weight.zero_(), _Holder(tensor))
+            _and_go_on(torch.Tensor.zero_, tensor)
         assert torch.equal(tensor, torch.ones(50, 50))
-
-
-class _Holder:
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.layer = self
-        self.weight = weight
 
 
 def test_what_may_be_written_instead() -> None:
     """A copy; the model before it is shared."""
     model = Words()
     WRITES["load_state_dict"](model)
-    with chief_of(model), Replica(Words(), NAME, 0, timeout=0.01):
+    with pair(model, Words(), optimizer=ADAM):
         assert torch.equal(model.layer.weight, torch.ones(200, 64))
         for name, write in WRITES.items():
             if name != "clipping rows":
@@ -232,23 +214,22 @@ def test_what_may_be_written_instead() -> None:
         same(model, ones_like(model.state_dict()))
 
 
-# -- after the end ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimizer", [ADAM, None], ids=["shmacc.optim", "torch.optim"])
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: Any) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "write"),
+    [((ADAM, None)[i % 2], name) for i, name in enumerate(WRITES)],
+)
+def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: str) -> None:
     """By torch alone. Only a chief with torch's optimizer goes on in memory that others read."""
     models = Words(), Words()
-    with chief_of(models[0], optimizer), Replica(models[1], NAME, 0, timeout=0.01):
+    with pair(*models, optimizer=optimizer):
         pass
     for model, other in (models[::-1], models):
         before, others = contents(model), contents(other)
         alone = copy.deepcopy(model)
         torch.manual_seed(3)
-        write(alone)
+        WRITES[write](alone)
         torch.manual_seed(3)
-        write(model)
+        WRITES[write](model)
         same(model, contents(alone))
         assert any(not torch.equal(before[name], value) for name, value in contents(model).items())
         same(other, others)  # the replica's is its own since its first write
@@ -263,19 +244,17 @@ def test_a_replica_that_has_left_trains_on_by_itself() -> None:
     ):
 
         def update() -> None:
-            hand_over(replica, stays)
-            with chief.round(timeout=LONG):
-                pass
-            assert replica.step()
+            stays(torch.tensor([1, 2])).sum().backward()
+            make_round(chief, replica)
 
         with Replica(leaves, NAME, 0, timeout=LONG):
             pass
         update()
         same(leaves, contents(model))
         own = contents(leaves)
-        _and_go_on(WRITES["a row"], leaves)
+        _and_go_on(WRITES["numpy"], leaves)
         update()
-        own["layer.weight"][3] += 1
+        own["layer.weight"][3] = 1
         same(leaves, own)
         assert not torch.equal(model.rows.weight, own["rows.weight"])
         same(stays, contents(model))

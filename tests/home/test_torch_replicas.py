@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import LONG, until
-from home.torch_training import CONTEXT, within
+from home.torch_training import NAME, Words, hand_over, make_round, pair
 from torch import nn
 
 import shmacc
@@ -17,39 +17,15 @@ from shmacc import errors, inspection, testing
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _model, _run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable
     from pathlib import Path
 
     from helpers.apart import Apart
 
-
-NAME: Final = "replicas"
 BATCH: Final = 8  # a power of two: gradients times a weight, and divided by it, are the same
 
 
-@pytest.fixture
-def begin(namespace: str) -> Iterator[Callable[..., Any]]:
-    """Start a process that calls a function with arguments, and is to be killed."""
-    processes = []
-
-    def start_one(function: Callable[..., Any], *args: Any) -> Any:
-        process = CONTEXT.Process(target=within, args=(namespace, function, *args))
-        process.start()
-        processes.append(process)
-        return process
-
-    yield start_one
-    for process in processes:
-        process.kill()
-        process.join()
-
-
-# Says torch itself, of what its optimizers make.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-
-
-class Words(nn.Module):
+class Tied(nn.Module):
     """Rows by number, dense layers, a frozen one, one that no loss depends on, tied weights."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -85,12 +61,14 @@ def size_of(rank: int, step: int, *, even: bool) -> int:
     return BATCH if even else 2 + (rank + step) % 4
 
 
-def compute(rank: int, even: bool = True, dtype: torch.dtype = torch.float32) -> int:
-    """A replica, until the chief ends; returns how many gradients were in an update."""
+def compute(rank: int, steps: int = 2**30, dtype: Any = torch.float32, even: bool = True) -> int:
+    """A replica with data for so many steps, until the chief ends; returns how many counted."""
     counted = 0
-    model = Words(dtype)
+    model = Tied(dtype)
     with Replica(model, NAME, rank, timeout=LONG) as replica:
-        while replica.running:
+        for _ in range(steps):
+            if not replica.running:
+                break
             size = size_of(rank, replica.global_step, even=even)
             loss_of(model, *batch(rank, replica.global_step, size)).backward()
             counted += replica.step(weight=size)
@@ -101,9 +79,9 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.3)
 
 
-def alone(steps: int, ranks: int, *, even: bool = True, dtype: Any = torch.float32) -> Words:
+def alone(steps: int, ranks: int, *, even: bool = True, dtype: Any = torch.float32) -> Tied:
     """What one process comes to with the batches of all."""
-    model = Words(dtype)
+    model = Tied(dtype)
     optimizer = optimizer_of(model)
     for step in range(steps):
         parts = [batch(rank, step, size_of(rank, step, even=even)) for rank in range(ranks)]
@@ -134,10 +112,10 @@ def train(replicas: Any, optimizer: torch.optim.Optimizer, model: Any, steps: in
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Apart], dtype: torch.dtype) -> None:
-    model = Words(dtype)
+    model = Tied(dtype)
     frozen, first = model.frozen.weight.clone(), model.first.weight
     with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
-        child = start(compute, 0, True, dtype)  # noqa: FBT003 - see compute
+        child = start(compute, 0, 2**30, dtype)
         train(replicas, optimizer_of(model), model, 5)
     assert child.result() >= 5
     same(model, alone(5, 1, dtype=dtype))
@@ -147,9 +125,9 @@ def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Apart], dtype: t
 
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven batches by weight"])
 def test_three_replicas_are_as_one_large_batch(start: Callable[..., Apart], *, even: bool) -> None:
-    model = Words()
+    model = Tied()
     with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:
-        children = [start(compute, rank, even) for rank in range(3)]
+        children = [start(compute, rank, 2**30, torch.float32, even) for rank in range(3)]
         with replicas.round(timeout=LONG) as update:
             assert update.replicas == (0, 1, 2)
             assert update.weight == sum(size_of(rank, 0, even=even) for rank in range(3))
@@ -160,61 +138,56 @@ def test_three_replicas_are_as_one_large_batch(start: Callable[..., Apart], *, e
             nn.utils.clip_grad_norm_(model.out.parameters(), 1.0)
             optimizer = optimizer_of(model)
             optimizer.step()
-        train(replicas, optimizer, model, 20)
-    assert [child.result() >= 20 for child in children] == [True] * 3
-    same(model, alone(20, 3, even=even), rtol=1e-4, atol=1e-6)
+        train(replicas, optimizer, model, 8)
+    assert [child.result() >= 8 for child in children] == [True] * 3
+    same(model, alone(8, 3, even=even), rtol=1e-4, atol=1e-6)
 
 
-def compute_and_say(rank: int, pipe: Connection) -> None:
+def compute_and_say(rank: int, pipe: Any) -> None:
     """A replica that tells before each step, and hears whether to go on."""
-    model = Words()
+    model = Tied()
     replica = Replica(model, NAME, rank, timeout=LONG)
     while replica.running:
         loss_of(model, *batch(rank, replica.global_step)).backward()
-        pipe.send(replica.global_step)
-        pipe.recv()
+        pipe.say(replica.global_step)
+        pipe.hear()
         replica.step(weight=BATCH)
 
 
 @pytest.mark.parametrize("counted", [True, False], ids=["its gradient is in", "it is not"])
 def test_a_replica_that_is_killed_and_started_again(
-    start: Callable[..., Apart], begin: Callable[..., Any], *, counted: bool
+    start: Callable[..., Apart], *, counted: bool
 ) -> None:
     """Its batch is in the round once, whether it was killed after its gradient or before."""
-    model = Words()
+    model = Tied()
     optimizer = optimizer_of(model)
     with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
-        pipe, theirs = CONTEXT.Pipe()
-        other, victim = start(compute, 0), begin(compute_and_say, 1, theirs)
-        with shmacc.AccumulatorGroup.attach(NAME) as group:
-            for step in range(3):
-                assert pipe.poll(LONG)
-                assert pipe.recv() == step
-                if step == 2 and not counted:
-                    break
-                pipe.send("go on")
-                if step < 2:
-                    train(replicas, optimizer, model, step + 1)
-                else:
-                    until(lambda: 1 in group.contributors())
-            victim.kill()
-            victim.join()
+        other, victim = start(compute, 0), start(compute_and_say, 1)
+        assert victim.hear() == 0
+        victim.say()
+        train(replicas, optimizer, model, 1)
+        assert victim.hear() == 1
+        if counted:
+            victim.say()
+            with shmacc.AccumulatorGroup.attach(NAME) as group:
+                until(lambda: 1 in group.contributors())
+        victim.kill()
         again = start(compute, 1)
-        train(replicas, optimizer, model, 10)
-    assert other.result() >= 10
-    assert again.result() >= 7
-    same(model, alone(10, 2), rtol=1e-4, atol=1e-6)
+        train(replicas, optimizer, model, 5)
+    assert other.result() >= 5
+    assert again.result() >= 3
+    same(model, alone(5, 2), rtol=1e-4, atol=1e-6)
 
 
 def say_nothing(rank: int) -> None:
     """A replica that never comes to its first step, until it is told to end."""
-    model = Words()
+    model = Tied()
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         until(lambda: not replica.running)
 
 
 def test_backups_are_not_waited_for(start: Callable[..., Apart]) -> None:
-    model = Words()
+    model = Tied()
     with SyncReplicas(model, NAME, total_num_replicas=3, replicas_to_aggregate=2) as replicas:
         children = [start(say_nothing, 2)]
         # It attaches to the parameters last. The others would be done before it has begun.
@@ -226,26 +199,15 @@ def test_backups_are_not_waited_for(start: Callable[..., Apart]) -> None:
     same(model, alone(10, 2), rtol=1e-4, atol=1e-6)
 
 
-def compute_for(rank: int, steps: int) -> int:
-    """A replica with data for so many steps."""
-    model = Words()
-    counted = 0
-    with Replica(model, NAME, rank, timeout=LONG) as replica:
-        for _ in range(steps):
-            loss_of(model, *batch(rank, replica.global_step)).backward()
-            counted += replica.step(weight=BATCH)
-    return counted
-
-
 def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Apart]) -> None:
-    model = Words()
+    model = Tied()
     seen: dict[tuple[int, ...], int] = {}
-    expected = Words()
+    expected = Tied()
     theirs = optimizer_of(expected)
     with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:
         optimizer = optimizer_of(model)
         lengths = (2, 7, 4)
-        children = [start(compute_for, rank, steps) for rank, steps in enumerate(lengths)]
+        children = [start(compute, rank, steps) for rank, steps in enumerate(lengths)]
         while replicas.active:
             with replicas.round(timeout=LONG) as update:
                 optimizer.step()
@@ -267,130 +229,108 @@ def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Apart]) -> 
     same(model, expected, rtol=1e-4, atol=1e-6)
 
 
-def lead(pipe: Connection, path: Path, until_step: int) -> None:
-    """A chief that goes on from a checkpoint, if there is one; it stops in a half done block."""
-    model = Words()
+def lead(path: Path, pipe: Any) -> dict[str, Any]:
+    """A chief that goes on from a checkpoint if there is one, or makes it and stops in a block."""
+    model = Tied()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
     with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
-        if path.exists():
+        first = not path.exists()
+        if not first:
             state = torch.load(path, weights_only=True)
             replicas.load_state_dict(state["replicas"])
             optimizer.load_state_dict(state["optimizer"])
-            pipe.send(replicas.global_step)
-        while replicas.global_step < until_step:
+            pipe.say(replicas.global_step)
+        while replicas.global_step < 7:
             with replicas.round(timeout=LONG):
                 optimizer.step()
-                if replicas.global_step == 7 and not path.with_suffix(".twice").exists():
-                    path.with_suffix(".twice").touch()
-                    pipe.send("half way")
-                    pipe.recv()
-            if replicas.global_step == 5 and not path.exists():
+                if first and replicas.global_step == 4:
+                    pipe.say("half way")
+                    pipe.hear()
+            if first and replicas.global_step == 3:
                 state = {"replicas": replicas.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state, path)
-        pipe.send({name: value.numpy().copy() for name, value in model.state_dict().items()})
+        return {name: value.numpy().copy() for name, value in model.state_dict().items()}
 
 
 def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
-    start: Callable[..., Apart], begin: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Apart], tmp_path: Path
 ) -> None:
     """Its replicas go on, without being started again; the end is that of a run without deaths."""
-    pipe, theirs = CONTEXT.Pipe()
-    work = (lead, theirs, tmp_path / "checkpoint", 12)
-
-    def heard() -> Any:
-        assert pipe.poll(LONG)
-        return pipe.recv()
-
     children = [start(compute, rank) for rank in range(2)]
-    chief = begin(*work)
-    assert heard() == "half way"
+    chief = start(lead, tmp_path / "checkpoint")
+    assert chief.hear() == "half way"
     chief.kill()
-    chief.join()
+    late = SyncReplicas(Tied(), NAME, total_num_replicas=2)
     with pytest.raises(errors.FailedPreconditionError, match="half updated"):
-        _take_over_without_a_checkpoint()
-    begin(*work)
-    assert heard() == 5
-    got = heard()
+        late.round(timeout=LONG).__enter__()
+    late._group.close()  # without the end of the training
+    late._shared.close()
+    chief = start(lead, tmp_path / "checkpoint")
+    assert chief.hear() == 3
+    got = chief.result()
     for child in children:
-        assert child.result() >= 12
-    expected = Words()
+        assert child.result() >= 7
+    expected = Tied()
     optimizer = torch.optim.Adagrad(expected.parameters(), lr=0.1)
-    for step in range(12):
-        words, labels = (
-            torch.cat(part) for part in zip(*(batch(rank, step) for rank in range(2)), strict=True)
-        )
+    for step in range(7):
+        parts = zip(*(batch(rank, step) for rank in range(2)), strict=True)
         optimizer.zero_grad()
-        loss_of(expected, words, labels).backward()
+        loss_of(expected, *map(torch.cat, parts)).backward()
         optimizer.step()
     for name, value in expected.state_dict().items():
         np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def _take_over_without_a_checkpoint() -> None:
-    replicas = SyncReplicas(Words(), NAME, total_num_replicas=2)
-    try:
-        with replicas.round(timeout=LONG):
-            pass
-    finally:
-        replicas._group.close()  # without the end of the training
-        replicas._shared.close()
-
-
 def test_a_chief_that_dies_between_its_update_and_the_commit() -> None:
     """The next one gets the same gradients, and does not add them twice."""
-    model = Words()
+    model, other = Tied(), Tied()
     optimizer = optimizer_of(model)
-    with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
-        other = Words()
-        with Replica(other, NAME, 0) as replica:
-            loss_of(other, *batch(0, 0)).backward()
-            group = replicas._group
-            gradient = dict(_model.gradients(replica._trained, replica._sparse))
-            group.apply(gradient, 0, contributor=0, weight=BATCH)
-            with pytest.raises(KeyError), group.round(1) as taken:  # noqa: PT012
-                replicas._begin(taken)
-                optimizer.step()
-                replicas._end(taken, None, skipped=False)
-                raise KeyError("killed here, before the commit")
-            assert group.num_accumulated() == 1
-            updated = [parameter.clone() for parameter in model.parameters()]
-            with (
-                pytest.raises(errors.DeadlineExceededError),
-                replicas.round(timeout=0.2),
-            ):
-                optimizer.step()
-            assert replicas.global_step == group.global_step == 1
-            assert all(map(torch.equal, updated, model.parameters()))
+    with pair(model, other) as (replicas, replica):
+        loss_of(other, *batch(0, 0)).backward()
+        group = replicas._group
+        gradient = dict(_model.gradients(replica._trained, replica._sparse))
+        group.apply(gradient, 0, contributor=0, weight=BATCH)
+        with pytest.raises(KeyError), group.round(1) as taken:  # noqa: PT012
+            replicas._begin(taken)
+            optimizer.step()
+            replicas._end(taken, None, skipped=False)
+            raise KeyError("killed here, before the commit")
+        assert group.num_accumulated() == 1
+        updated = [parameter.clone() for parameter in model.parameters()]
+        with pytest.raises(errors.DeadlineExceededError), replicas.round(timeout=0.2):
+            optimizer.step()
+        assert replicas.global_step == group.global_step == 1
+        assert all(map(torch.equal, updated, model.parameters()))
+        replica.close()
 
 
 def test_an_exception_in_the_block_makes_parameters_suspect() -> None:
-    model, other = Words(), Words()
-    with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
+    model, other = Tied(), Tied()
+    with pair(model, other) as (replicas, replica):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         checkpoint = replicas.state_dict() | {"model": before}
-        with Replica(other, NAME, 0, timeout=LONG) as replica:
-            replicas._group.apply({}, 0, contributor=0)
-            with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):  # noqa: PT012
-                model.out.bias.data.add_(1)
-                raise ZeroDivisionError
-            with pytest.raises(errors.FailedPreconditionError), replicas.round(timeout=LONG):
-                pass
-            replicas.load_state_dict(checkpoint)
-            same(model, Words())
-            assert replicas._group.num_accumulated() == 0
-            # What was computed before is stale, and the replica goes on by itself.
-            loss_of(other, *batch(0, 0)).backward()
-            assert replica.step() is False
-            assert replica.global_step == 0
+        replicas._group.apply({}, 0, contributor=0)
+        with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):  # noqa: PT012
+            model.out.bias.data.add_(1)
+            raise ZeroDivisionError
+        with pytest.raises(errors.FailedPreconditionError), replicas.round(timeout=LONG):
+            pass
+        replicas.load_state_dict(checkpoint)
+        same(model, Tied())
+        assert replicas._group.num_accumulated() == 0
+        # What was computed before is stale, and the replica goes on by itself.
+        loss_of(other, *batch(0, 0)).backward()
+        assert replica.step() is False
+        assert replica.global_step == 0
 
 
 def test_asynchronous_replicas_learn(start: Callable[..., Apart]) -> None:
-    model = Words()
+    model = Tied()
     before = loss_of(model, *batch(9, 9, 100)).item()
     updates, gradients = 0, 0
     with AsyncReplicas(model, NAME, total_num_replicas=2, capacity=3) as replicas:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        children = [start(compute_for, rank, 100) for rank in range(2)]
+        children = [start(compute, rank, 20) for rank in range(2)]
         while replicas.active:
             with replicas.round(timeout=LONG) as update:
                 optimizer.step()
@@ -398,13 +338,13 @@ def test_asynchronous_replicas_learn(start: Callable[..., Apart]) -> None:
             gradients += len(update.replicas)
             updates += 1
         assert replicas.global_step == updates
-    assert gradients == 200
-    assert [child.result() for child in children] == [100, 100]
+    assert gradients == 40
+    assert [child.result() for child in children] == [20, 20]
     assert loss_of(model, *batch(9, 9, 100)).item() < before
 
 
 def test_an_asynchronous_replica_waits_for_room() -> None:
-    model, other = Words(), Words()
+    model, other = Tied(), Tied()
     with AsyncReplicas(model, NAME, total_num_replicas=2, capacity=2) as replicas:
         replica = Replica(other, NAME, 1, timeout=0.1)
         for _ in range(2):
@@ -420,42 +360,23 @@ def test_an_asynchronous_replica_waits_for_room() -> None:
         replica.close()
 
 
-class Normalised(nn.Module):
-    """Has running statistics, a counter and a mask."""
-
-    def __init__(self) -> None:
-        """Make it."""
-        super().__init__()
-        torch.manual_seed(1)
-        self.layer = nn.Linear(3, 2)
-        self.norm = nn.BatchNorm1d(2)
-        self.register_buffer("mask", torch.tensor([True, False]))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """Return two numbers for each."""
-        return self.norm(self.layer(x))
-
-
 def test_running_statistics_are_the_mean_of_the_replicas() -> None:
-    models = [Normalised() for _ in range(3)]
-    with SyncReplicas(models[0], NAME, total_num_replicas=2) as replicas:
-        crew = [Replica(model, NAME, rank, timeout=0.1) for rank, model in enumerate(models[1:])]
-        inputs = [torch.full((4, 3), 1.0 + rank) + torch.randn(4, 3) for rank in range(2)]
+    models = [Words() for _ in range(3)]
+    with (
+        pair(models[0], models[1], total=2) as (replicas, first),
+        Replica(models[2], NAME, 1, timeout=0.01) as second,
+    ):
         expected = []
-        for model, replica, x in zip(models[1:], crew, inputs, strict=True):
-            model(x).sum().backward()
+        for rank, (model, replica) in enumerate(zip(models[1:], (first, second), strict=True)):
+            model(batch(rank, 0)[0]).sum().backward()
             expected.append(model.norm.running_mean.clone())
-            with pytest.raises(errors.DeadlineExceededError):
-                replica.step()  # the chief has not updated yet
-        with replicas.round(timeout=LONG):
-            pass
-        for replica in crew:
-            replica.step()
+            hand_over(replica)
+        make_round(replicas, first)
+        assert second.step()
         torch.testing.assert_close(models[0].norm.running_mean, (expected[0] + expected[1]) / 2)
         assert int(models[0].norm.num_batches_tracked) == 1
-        for model, replica in zip(models[1:], crew, strict=True):
+        for model in models[1:]:
             same(model, models[0])
-            replica.close()
 
 
 def test_models_that_cannot_be_trained_are_refused(namespace: str) -> None:
@@ -469,31 +390,31 @@ def test_models_that_cannot_be_trained_are_refused(namespace: str) -> None:
     refused(nn.Embedding(3, 2, max_norm=1.0), "max_norm")
     for total, needed in ((0, None), (2, 3), (2, 0), (True, 1)):
         with pytest.raises(errors.InvalidArgumentError):
-            SyncReplicas(Words(), NAME, total_num_replicas=total, replicas_to_aggregate=needed)
+            SyncReplicas(Tied(), NAME, total_num_replicas=total, replicas_to_aggregate=needed)
     assert not testing.leaked_names(namespace)
 
 
 def test_a_replica_of_another_model_is_refused() -> None:
-    with SyncReplicas(Words(), NAME, total_num_replicas=2):
+    with SyncReplicas(Tied(), NAME, total_num_replicas=2):
         with pytest.raises(errors.InvalidArgumentError, match="rank must be 0 to 1"):
-            Replica(Words(), NAME, 2)
+            Replica(Tied(), NAME, 2)
         with pytest.raises(
             errors.InvalidArgumentError, match=r"'first.bias', and this one has not"
         ):
             Replica(nn.Linear(4, 2, bias=False), NAME, 0)
         with pytest.raises(errors.InvalidArgumentError, match="bfloat16"):
-            Replica(Words(torch.bfloat16), NAME, 0)
+            Replica(Tied(torch.bfloat16), NAME, 0)
         with pytest.raises(errors.InvalidArgumentError, match="are synchronous"):
-            AsyncReplicas(Words(), NAME, total_num_replicas=2)
+            AsyncReplicas(Tied(), NAME, total_num_replicas=2)
         with pytest.raises(errors.InvalidArgumentError, match=r"\.left") as caught:
-            SyncReplicas(Words(), NAME, total_num_replicas=3)
+            SyncReplicas(Tied(), NAME, total_num_replicas=3)
         (note,) = caught.value.__notes__
         assert f"{NAME!r} and {NAME + '.params'!r}, that belong together" in note
 
 
 def test_names_go_with_the_chief_that_took_over() -> None:
-    first = SyncReplicas(Words(), NAME, total_num_replicas=1)
-    second = SyncReplicas(Words(), NAME, total_num_replicas=1)
+    first = SyncReplicas(Tied(), NAME, total_num_replicas=1)
+    second = SyncReplicas(Tied(), NAME, total_num_replicas=1)
     first._group._finalizer.detach()  # as if killed
     second.close()
     second.close()
@@ -505,4 +426,4 @@ def test_names_go_with_the_chief_that_took_over() -> None:
 
 def test_without_a_chief_a_replica_says_so() -> None:
     with pytest.raises(errors.DeadlineExceededError, match=NAME):
-        Replica(Words(), NAME, 0, timeout=0.05)
+        Replica(Tied(), NAME, 0, timeout=0.05)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from helpers.support import LONG, until
+from home.torch_training import NAME, pair
+from home.torch_training import hand_over as pass_on
 from torch import nn
 
 import shmacc
@@ -19,10 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from helpers.apart import Apart
-
-NAME: Final = "replicas"
-# Says torch itself, of what its optimizers make.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
 
 def one_layer() -> nn.Linear:
@@ -35,11 +33,10 @@ def chief_of(model: nn.Module, total: int = 1) -> SyncReplicas:
     return SyncReplicas(model, NAME, total_num_replicas=total)
 
 
-def hand_over(replica: Replica, model: nn.Module, inputs: Any = None) -> None:
+def hand_over(replica: Replica, model: nn.Module) -> None:
     """Hand over a gradient, and do not wait for the update."""
-    model(torch.ones(1, 2) if inputs is None else inputs).sum().backward()
-    with pytest.raises(errors.DeadlineExceededError):
-        replica.step()
+    model(torch.ones(1, 2)).sum().backward()
+    pass_on(replica)
 
 
 @pytest.fixture
@@ -61,11 +58,7 @@ def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
 
 def test_a_chief_in_line_does_not_go_on_from_a_half_update(in_line: Any) -> None:
     model, other = one_layer(), one_layer()
-    with (
-        chief_of(model) as first,
-        chief_of(one_layer()) as second,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other) as (first, replica), chief_of(one_layer()) as second:
         hand_over(replica, other)
         with pytest.raises(ZeroDivisionError), first.round(timeout=LONG):  # noqa: PT012
             waits = in_line(second)  # all was well when it began to wait
@@ -77,11 +70,7 @@ def test_a_chief_in_line_does_not_go_on_from_a_half_update(in_line: Any) -> None
 
 def test_a_chief_waits_while_another_one_lives_in_its_block() -> None:
     other = one_layer()
-    with (
-        chief_of(one_layer()) as first,
-        chief_of(one_layer()) as second,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(one_layer(), other) as (first, replica), chief_of(one_layer()) as second:
         hand_over(replica, other)
         with first.round(timeout=LONG), pytest.raises(errors.DeadlineExceededError):
             second.round(timeout=0.01).__enter__()
@@ -145,7 +134,7 @@ def test_the_end_of_a_forked_child_is_not_that_of_the_training(start: Callable[.
 
 def test_a_step_that_is_tried_again_says_whether_the_gradient_counted() -> None:
     other = one_layer()
-    with chief_of(one_layer()) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(one_layer(), other) as (replicas, replica):
         hand_over(replica, other)
         with replicas.round(timeout=LONG):
             hand_over(replica, other)  # in the round, which is sealed: a retry hands nothing over
@@ -196,25 +185,25 @@ MOVES: Final[dict[str, Callable[[nn.Module], Any]]] = {
 @pytest.mark.parametrize("move", MOVES)
 def test_a_model_that_leaves_shared_memory_is_refused(move: str) -> None:
     model, other = one_layer(), one_layer()
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other) as (replicas, replica):
         hand_over(replica, other)
         MOVES[move](model)
-        with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any more"):
-            replicas.round(timeout=LONG).__enter__()
-        with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any more"):
-            replicas.state_dict()  # would be a checkpoint of numbers that nobody trains
+        # A checkpoint would be one of numbers that nobody trains.
+        for call in (replicas.round(timeout=LONG).__enter__, replicas.state_dict):
+            with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any"):
+                call()
         assert replicas._group.num_accumulated() == 1
         replicas._group.advance_step(1)
         replica._handed = None
         MOVES[move](other)
-        with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any more"):
+        with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any"):
             replica.step()
 
 
 def test_a_parameter_that_is_frozen_for_a_while() -> None:
     """It requires grad when the model is shared: frozen after that, and trained again later."""
     model, other = one_layer(), one_layer()
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other) as (replicas, replica):
         for frozen in (True, False):
             for layer in (model, other):
                 layer.bias.requires_grad_(not frozen)
@@ -229,7 +218,7 @@ def test_a_parameter_that_requires_grad_only_later_is_refused_with_the_way_out()
     model, other = one_layer(), one_layer()
     for layer in (model, other):
         layer.bias.requires_grad_(requires_grad=False)
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other) as (replicas, replica):
         hand_over(replica, other)
         model.bias.requires_grad_()
         with pytest.raises(errors.FailedPreconditionError, match="'bias' requires grad now"):
@@ -286,23 +275,15 @@ class Scaled(nn.Module):
         return (self.scale * x) ** 2
 
 
-def test_a_module_whose_sparse_is_something_else_is_dense() -> None:
+def test_a_module_whose_sparse_is_something_else_and_that_assigns_its_buffer() -> None:
+    """It is dense, and its buffer is shared all the same."""
     model, other = Scaled(), Scaled()
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
-        hand_over(replica, other)
-        with replicas.round(timeout=LONG):
-            assert model.scale.grad is not None
-            assert model.scale.grad.item() == 8
-        assert replica.step()
-
-
-def test_a_buffer_that_is_assigned_is_shared_all_the_same() -> None:
-    model, other = Scaled(), Scaled()
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other) as (replicas, replica):
         for step in range(2):
             hand_over(replica, other)
             with replicas.round(timeout=LONG):
-                pass
+                assert model.scale.grad is not None
+                assert model.scale.grad.item() == 8
             assert replica.step()
             assert model.seen.item() == step + 1
         model.seen.fill_(7)
@@ -312,11 +293,10 @@ def test_a_buffer_that_is_assigned_is_shared_all_the_same() -> None:
 
 def test_gradients_with_a_graph_of_their_own() -> None:
     model, other = Scaled(), Scaled()
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other) as (replicas, replica):
         with pytest.warns(UserWarning, match="create_graph"):
             other(torch.ones(1, 2)).sum().backward(create_graph=True)
-        with pytest.raises(errors.DeadlineExceededError):
-            replica.step()
+        pass_on(replica)
         with replicas.round(timeout=LONG):
             assert model.scale.grad is not None
             assert model.scale.grad.item() == 8
@@ -324,7 +304,7 @@ def test_gradients_with_a_graph_of_their_own() -> None:
 
 def test_a_dense_gradient_of_a_sparse_module_is_refused_with_the_way_out() -> None:
     model, other = (nn.Embedding(3, 2, sparse=True) for _ in range(2))
-    with chief_of(model), Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other) as (_, replica):
         nn.functional.linear(other(torch.tensor([0, 1])), other.weight).sum().backward()
         with pytest.raises(errors.InvalidArgumentError, match=r"'weight' is dense.*sparse=False"):
             replica.step()

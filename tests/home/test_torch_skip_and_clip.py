@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import Words, contents
+from home.torch_training import Words, contents, pair
+from home.torch_training import hand_over as pass_on
 from torch import nn
 
 from shmacc import errors
 from shmacc.optim import SGD, Adam
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, clip_grad_norm_, clip_grad_value_
-
-NAME: Final = "replicas"
-# Says torch itself, of what its optimizers make.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
 
 def slots_of(replicas: Any) -> dict[str, Any]:
@@ -32,23 +28,24 @@ def slots_of(replicas: Any) -> dict[str, Any]:
     return slots | {"updates": state["updates"]}
 
 
-def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
-    """Hand over a gradient, and do not wait for the update."""
+def backward(model: nn.Module, scale: float) -> None:
     words = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
     (scale * nn.functional.cross_entropy(model(words), words % 2)).backward()
-    with contextlib.suppress(errors.DeadlineExceededError):  # an asynchronous one does not wait
-        replica.step()
 
 
-@pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
-@pytest.mark.parametrize("optimizer", [SGD(0.3, momentum=0.9), Adam(0.05)], ids=["SGD", "Adam"])
+def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
+    """Hand over a gradient, and do not wait for the update."""
+    backward(model, scale)
+    pass_on(replica)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind"), [(SGD(0.3, momentum=0.9), SyncReplicas), (Adam(0.05), AsyncReplicas)]
+)
 def test_a_skipped_round_changes_nothing(optimizer: Any, kind: Any) -> None:
     """Not by momentum either, which a gradient of zeros would do."""
     model, other = Words(), Words()
-    with (
-        kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
         hand_over(replica, other)
         with replicas.round(timeout=LONG):
             pass
@@ -72,10 +69,7 @@ def test_a_skipped_round_changes_nothing(optimizer: Any, kind: Any) -> None:
 def test_a_skip_in_a_block_that_raises_is_forgotten() -> None:
     """The same round comes again, and its gradients count."""
     model, other = Words(), Words()
-    with (
-        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.3)) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other, optimizer=SGD(0.3)) as (replicas, replica):
         before = contents(model)
         hand_over(replica, other)
         with pytest.raises(KeyError), replicas.round(timeout=LONG) as update:  # noqa: PT012
@@ -87,10 +81,7 @@ def test_a_skip_in_a_block_that_raises_is_forgotten() -> None:
 
 
 def test_a_chief_and_a_replica_are_not_copied() -> None:
-    with (
-        SyncReplicas(Words(), NAME, total_num_replicas=1, optimizer=SGD(0.3)) as replicas,
-        Replica(Words(), NAME, 0) as replica,
-    ):
+    with pair(Words(), Words(), optimizer=SGD(0.3)) as (replicas, replica):
         for one in replicas, replica:
             with pytest.raises(TypeError, match="neither copied nor pickled"):
                 copy.deepcopy(one)
@@ -99,8 +90,7 @@ def test_a_chief_and_a_replica_are_not_copied() -> None:
 def with_gradients(*, sparse: bool) -> Words:
     """Return a model with gradients; some rows occur twice."""
     model = Words(sparse=sparse)
-    words = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
-    (100 * nn.functional.cross_entropy(model(words), words % 2)).backward()
+    backward(model, 100)
     return model
 
 
@@ -110,8 +100,9 @@ def same_gradients(model: nn.Module, expected: nn.Module) -> None:
         torch.testing.assert_close(found.grad.to_dense(), wanted.grad)
 
 
-@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("limit", [0.5, 1e6], ids=["above", "below"])
+@pytest.mark.parametrize(
+    ("order", "limit"), [(1.0, 0.5), (2.0, 0.5), (float("inf"), 0.5), (2.0, 1e6)]
+)
 def test_norms_are_torchs_of_dense_gradients(order: float, limit: float) -> None:
     model, dense = with_gradients(sparse=True), with_gradients(sparse=False)
     found = clip_grad_norm_(model.parameters(), limit, order)
@@ -146,15 +137,11 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked() -> None:
 
 def test_clipping_in_a_round_is_in_the_update() -> None:
     model, other, alone = Words(), Words(), Words()
-    with (
-        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.5)) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other, optimizer=SGD(0.5)) as (replicas, replica):
         hand_over(replica, other, scale=100)
         with replicas.round(timeout=LONG):
             clip_grad_norm_(model.parameters(), 1.0)
-        words = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
-        (100 * nn.functional.cross_entropy(alone(words), words % 2)).backward()
+        backward(alone, 100)
         clip_grad_norm_(alone.parameters(), 1.0)
         torch.optim.SGD(alone.parameters(), 0.5).step()
         for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):

@@ -8,38 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_tables import (
-    NAME,
-    USERS,
-    Clicks,
-    backward,
-    chief_of,
-    hand_over,
-    kinds,
-    make_rounds,
-)
-from home.torch_training import (
-    contents,
-    same,
-)
+from home.torch_tables import BOTH, USERS, Clicks, backward, chief_of, make_rounds
+from home.torch_training import NAME, contents, hand_over, make_round, pair, same
 from torch import nn
 
 from shmacc import errors, optim, testing
-from shmacc.torch import (
-    Replica,
-    SyncReplicas,
-    TableEmbedding,
-    Viewer,
-    clip_grad_norm_,
-    optimizer_of,
-)
+from shmacc.torch import Replica, TableEmbedding, Viewer, clip_grad_norm_, optimizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@kinds
-def test_a_row_that_is_used_several_times_has_all_its_gradients(kind: Any) -> None:
+def test_a_row_that_is_used_several_times_has_all_its_gradients() -> None:
     """Twice in a batch, by two lookups of a forward pass, by two backward passes, by tied names."""
 
     class Pairs(nn.Module):
@@ -56,17 +36,11 @@ def test_a_row_that_is_used_several_times_has_all_its_gradients(kind: Any) -> No
     expected = Pairs(known)
     for _ in range(2):
         expected(torch.tensor([0, 1, 0, 2])).backward()
-    with (
-        kind(model, NAME, total_num_replicas=1, optimizer=optim.SGD(1.0)) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other, optimizer=optim.SGD(1.0)) as (replicas, replica):
         loss = other(ids)
         loss.backward(retain_graph=True)
         loss.backward()
-        if kind is SyncReplicas:
-            hand_over(replica)
-        else:
-            replica.step()
+        hand_over(replica)
         before = model.rows(torch.tensor([5, 9, 2**62]))
         with replicas.round(timeout=LONG):
             torch.testing.assert_close(model.rows.grad, known.weight.grad)
@@ -77,9 +51,17 @@ def test_a_row_that_is_used_several_times_has_all_its_gradients(kind: Any) -> No
         replica.close()
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("flat", [True, False], ids=["offsets", "matrix"])
-@pytest.mark.parametrize("padding", [None, 3, -1])
+@pytest.mark.parametrize(
+    ("mode", "padding", "flat"),
+    [
+        ("sum", None, True),
+        ("mean", None, False),
+        ("mean", 3, True),
+        ("sum", 3, False),
+        ("sum", -1, True),
+        ("mean", -1, False),
+    ],
+)
 def test_bags_are_those_of_torch(mode: Any, padding: int | None, *, flat: bool) -> None:
     """An empty one and one of padding alone, too; and their gradients."""
     ids = torch.tensor([[1, 1, 2], [0, -1 if padding == -1 else 3, 4], [3, 3, 3]])
@@ -97,16 +79,11 @@ def test_bags_are_those_of_torch(mode: Any, padding: int | None, *, flat: bool) 
     expected = theirs(where, *bags)
     scale = torch.arange(1.0, 1 + expected.numel()).view_as(expected)
     (expected * scale).sum().backward()
-    with (
-        chief_of(model, 1, optim.SGD(1.0)) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other, optimizer=optim.SGD(1.0)) as (replicas, replica):
         found = other(ids, *bags)
         assert torch.equal(found, expected)
         (found * scale).sum().backward()
-        hand_over(replica)
-        with replicas.round(timeout=LONG):
-            pass
+        make_round(replicas, replica)
         trained = sorted(set(ids.flatten().tolist()) - {padding})
         assert model.table.ids().tolist() == trained
         after = rows.detach() - theirs.weight.grad
@@ -131,10 +108,7 @@ def test_an_embedding_is_as_torchs_with_padding() -> None:
 def test_gradients_in_the_block(namespace: str) -> None:  # noqa: ARG001
     """They are clipped with the others'; those of a replica that leaves do not count."""
     model, others = Clicks(), [Clicks(), Clicks()]
-    with (
-        chief_of(model, 2, optim.SGD(0.1)) as replicas,
-        Replica(others[0], NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, others[0], total=2, optimizer=optim.SGD(0.1)) as (replicas, replica):
         with Replica(others[1], NAME, 1, timeout=0.01):
             pass
         backward(others[0], 0, 0)
@@ -167,7 +141,7 @@ def test_gradients_in_the_block(namespace: str) -> None:  # noqa: ARG001
 def test_frozen_rows_are_not_trained() -> None:
     """As `nn.Module.requires_grad_`, but of the embedding itself."""
     model, other = Clicks(), Clicks()
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other, optimizer=BOTH) as (replicas, replica):
         assert other.users.requires_grad_(requires_grad=False) is other.users
         make_rounds(replicas, replica, other, 1)
         assert (len(model.users.table), len(model.tags.table) > 0) == (0, True)
@@ -179,7 +153,7 @@ def test_frozen_rows_are_not_trained() -> None:
 def test_rows_are_removed_and_counted() -> None:
     """An update that would leave too many changes nothing; then it may remove some, or skip."""
     model, other = Clicks(max_rows=6), Clicks(max_rows=6)
-    with chief_of(model) as replicas, Replica(other, NAME, 0, timeout=0.01) as replica:
+    with pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 1)
         before = contents(model)
         other.users(torch.arange(100, 104)).sum().backward()
@@ -220,12 +194,9 @@ def test_rows_are_removed_and_counted() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler's
 def test_a_compiled_replica() -> None:
     model, other = Clicks(), Clicks()
-    with (
-        chief_of(torch.compile(model, backend="eager")) as replicas,
-        Replica(torch.compile(other, backend="eager"), NAME, 0, timeout=0.01) as replica,
-    ):
-        compiled = torch.compile(other, backend="eager")
-        make_rounds(replicas, replica, compiled, 2)
+    first, second = (torch.compile(one, backend="eager") for one in (model, other))
+    with pair(first, second, optimizer=BOTH) as (replicas, replica):
+        make_rounds(replicas, replica, torch.compile(other, backend="eager"), 2)
         assert set(replicas._shared) >= {"users.rows", "tags.rows"}
         assert len(model.users.table)
         replica.close()
@@ -244,30 +215,23 @@ def test_what_is_refused(namespace: str) -> None:
         "'users.rows' requires grad, but there is no",
         lambda: chief_of(model, optimizer={"layer*": optim.SGD(0.1), "tags*": optim.SGD(0.1)}),
     )
-    wrong_arguments: list[dict[str, Any]] = [
-        {"mode": "max"},
-        {"embedding_dim": -1},
-        {"max_rows": 0},
-        {"initial": 0.0},
-        {"padding_idx": 0.5},
-    ]
-    for options in wrong_arguments:
-        refused(".", functools.partial(TableEmbedding, **{"embedding_dim": 4} | options))
+    for name, wrong in {"mode": "max", "max_rows": 0, "initial": 0.0, "padding_idx": 0.5}.items():
+        options: dict[str, Any] = {name: wrong}
+        refused(".", functools.partial(TableEmbedding, 4, **options))
+    refused(".", lambda: TableEmbedding(-1))
     refused("float16", Clicks().half)
     refused("on the CPU", lambda: Clicks().to("meta"))
-    ids = torch.tensor([1])
-    refused("offsets are for bags", lambda: model.users(ids, torch.tensor([0])))
-    refused("not be negative", lambda: model.users(-ids))
+    one = torch.tensor([1])
+    refused("offsets are for bags", lambda: model.users(one, torch.tensor([0])))
+    refused("not be negative", lambda: model.users(-one))
     refused("0x7FFF", lambda: model.users(torch.tensor([2**63 + 1], dtype=torch.uint64)))
-    refused("integer", lambda: model.users(ids.float()))
-    for wrong in (
-        {"users.ids": torch.tensor([2, 1]), "users.rows": torch.ones(2, 4)},
-        {"users.ids": torch.tensor([2]), "users.rows": torch.ones(2, 4)},
-        {"users.ids": torch.tensor([2]), "users.rows": torch.ones(1, 3)},
-        {"users.more": torch.ones(1)},
-    ):
+    refused("integer", lambda: model.users(one.float()))
+    for ids, rows in (([2, 1], (2, 4)), ([2], (2, 4)), ([2], (1, 3))):
+        state = {"users.ids": torch.tensor(ids), "users.rows": torch.ones(*rows)}
         with pytest.raises(RuntimeError, match="users"):
-            model.load_state_dict(model.state_dict() | wrong)
+            model.load_state_dict(model.state_dict() | state)
+    with pytest.raises(RuntimeError, match="users"):
+        model.load_state_dict(model.state_dict() | {"users.more": torch.ones(1)})
     assert not testing.leaked_names(namespace)
     with chief_of(model):
         refused("'users.rows'", lambda: chief_of(Clicks(max_rows=5)))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import multiprocessing.process
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import Words, contents, same
+from home.torch_training import NAME, Words, backward, contents, hand_over, make_round, pair, same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,34 +23,27 @@ if TYPE_CHECKING:
 
     from helpers.apart import Apart
 
-NAME: Final = "replicas"
-# Says torch itself, of what its optimizers and its compiler make.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
-]
-kinds = pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
-optimizers = pytest.mark.parametrize("optimizer", [Adam(0.05), None], ids=["Adam", "torch's"])
+# Says torch itself, of what its compiler makes.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+of_each = pytest.mark.parametrize(
+    ("kind", "optimizer"), [(SyncReplicas, Adam(0.05)), (SyncReplicas, None), (AsyncReplicas, None)]
+)
 
 
-def backward(model: nn.Module, step: int) -> None:
-    words = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(step))
-    nn.functional.cross_entropy(model(words), words % 2).backward()
-
-
-def make_round(replicas: Any, replica: Replica, model: nn.Module) -> None:
-    """One, of this process's replica."""
+def train(replicas: Any, replica: Replica, model: nn.Module) -> None:
+    """One round, of this process's replica."""
     backward(model, replica.global_step)
-    with contextlib.suppress(errors.DeadlineExceededError):  # an asynchronous one does not wait
-        replica.step()
-    with replicas.round(timeout=LONG):
-        pass
-    if isinstance(replicas, SyncReplicas):
-        assert replica.step()
+    make_round(replicas, replica)
 
 
-@kinds
-@pytest.mark.parametrize("of", ["a state", "a model", "a compiled model"])
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        (SyncReplicas, "a state"),
+        (AsyncReplicas, "a model"),
+        (SyncReplicas, "a compiled model"),
+    ],
+)
 def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
     """Slots are new; and one that exists goes on from what it has."""
     trained = Words(1)
@@ -66,7 +57,7 @@ def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
         with Replica(other, NAME, 0, timeout=0.01) as replica:
             same(contents(model), contents(trained))
             same(contents(other), contents(trained))
-            make_round(replicas, replica, other)
+            train(replicas, replica, other)
         after, late = contents(model), Words()
         again = kind(late, NAME, total_num_replicas=1, optimizer=SGD(0.1), initial=initial)
         same(contents(late), after)
@@ -84,16 +75,12 @@ def test_a_state_of_another_model_is_refused() -> None:
         replicas.load_state_dict(Words().state_dict())
 
 
-@kinds
-@optimizers
+@of_each
 def test_a_model_is_trained_on_after_the_block(kind: Any, optimizer: Any) -> None:
     """By torch, and by another training: fine-tuning with a new head."""
     model, other = Words(), Words()
-    with (
-        kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
-        make_round(replicas, replica, other)
+    with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
+        train(replicas, replica, other)
     before = contents(model)
     model.layer = nn.Linear(4, 2)
     backward(model, 5)
@@ -101,17 +88,13 @@ def test_a_model_is_trained_on_after_the_block(kind: Any, optimizer: Any) -> Non
     model.zero_grad()
     assert not torch.equal(model.rows.weight, before["rows.weight"])
     tuned = contents(model)
-    with (
-        kind(model, NAME, total_num_replicas=1, optimizer=SGD(0.5)) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other, kind, optimizer=SGD(0.5)) as (replicas, replica):
         same(contents(other), tuned)
-        make_round(replicas, replica, other)
+        train(replicas, replica, other)
         assert not torch.equal(model.layer.weight, tuned["layer.weight"])
 
 
-@kinds
-@optimizers
+@of_each
 def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
     """It has no rank, its model is its own, and nobody waits for it."""
     model, other, seen = Words(), Words(), Words(3)
@@ -124,7 +107,7 @@ def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
         assert next(steps) == viewer.snapshot() == 0
         same(contents(seen), contents(model))
         before = contents(seen)
-        make_round(replicas, replica, other)
+        train(replicas, replica, other)
         same(contents(seen), before)
         assert next(steps) == 1
         same(contents(seen), contents(model))
@@ -133,7 +116,7 @@ def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
             seen.layer.weight.zero_()
         assert viewer.snapshot() == 1
         assert seen.layer.weight.any()
-        make_round(replicas, replica, other)
+        train(replicas, replica, other)
         with pytest.raises(TypeError, match="neither copied nor pickled"):
             copy.copy(viewer)
         replicas.close()
@@ -151,8 +134,7 @@ def test_a_viewer_does_not_see_half_an_update() -> None:
         Replica(other, NAME, 0, timeout=0.01) as replica,
     ):
         backward(other, 0)
-        with pytest.raises(errors.DeadlineExceededError):
-            replica.step()
+        hand_over(replica)
         with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):  # noqa: PT012
             with torch.no_grad():
                 model.layer.weight.zero_()
@@ -164,65 +146,20 @@ def test_a_viewer_does_not_see_half_an_update() -> None:
         replica.close()
 
 
-def compute(rank: int, steps: int) -> int:
-    """A replica that runs out of data."""
-    model = Words()
-    counted = 0
-    with Replica(model, NAME, rank, timeout=LONG) as replica:
-        for _ in range(steps):
-            backward(model, replica.global_step)
-            counted += replica.step()
-    return counted
-
-
-@optimizers
-def test_the_loop_until_all_have_left_has_a_round_for_each_batch(
-    start: Callable[..., Apart], optimizer: Any
-) -> None:
-    """And an evaluator sees the last step."""
-    model = Words()
-    blocks = 0
-    with SyncReplicas(model, NAME, total_num_replicas=2, optimizer=optimizer) as replicas:
-        viewer, seen = Viewer(Words(3), NAME, timeout=LONG), list[int]()
-        evaluator = threading.Thread(target=lambda: seen.extend(viewer.steps()))
-        evaluator.start()
-        children = [start(compute, rank, 40) for rank in range(2)]
-        while replicas.active:
-            with replicas.round(timeout=LONG) as update:
-                assert update.replicas == (0, 1)
-                assert replicas.active == 2
-            blocks += 1
-        assert (blocks, replicas.global_step, replicas.active) == (40, 40, 0)
-        with (
-            pytest.raises(errors.FailedPreconditionError, match="have left"),
-            replicas.round(timeout=LONG),
-        ):
-            pass
-    assert [child.result() for child in children] == [40, 40]
-    evaluator.join()
-    viewer.close()
-    assert seen == sorted(set(seen))
-    assert seen[-1] == 40
-
-
 def test_what_active_has_waited_for() -> None:
     """A round is the next one's; an error, too; and a checkpoint or the end gives it up."""
     model, other = Words(), Words()
-    with (
-        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.5)) as replicas,
-        Replica(other, NAME, 0, timeout=0.01) as replica,
-    ):
+    with pair(model, other, optimizer=SGD(0.5)) as (replicas, replica):
         saved = copy.deepcopy(replicas.state_dict())
         assert replicas.active == 1
-        make_round(replicas, replica, other)
+        train(replicas, replica, other)
         with pytest.raises(errors.DeadlineExceededError), replicas.round(timeout=0.01):
             pass
         assert replicas.active == 1, "it waits no longer than the last round"
         with pytest.raises(errors.DeadlineExceededError), replicas.round(timeout=LONG):
             pass
         backward(other, 1)
-        with pytest.raises(errors.DeadlineExceededError):
-            replica.step()
+        hand_over(replica)
         assert replicas.active == 1
         assert replicas._group.stats().sealed
         replicas.load_state_dict(saved)
@@ -230,10 +167,9 @@ def test_what_active_has_waited_for() -> None:
         assert replica.step() is False
         assert (replicas.global_step, replica.global_step) == (0, 0)
         same(contents(model), saved["model"])
-        make_round(replicas, replica, other)
+        train(replicas, replica, other)
         backward(other, 1)
-        with pytest.raises(errors.DeadlineExceededError):
-            replica.step()
+        hand_over(replica)
         assert replicas.active == 1, "a gradient is there"
         with replicas.round(learning_rate=0.0) as update:
             assert update.step == 1
@@ -242,8 +178,7 @@ def test_what_active_has_waited_for() -> None:
             assert replicas.active == 1
         assert replica.step()
         backward(other, 2)
-        with pytest.raises(errors.DeadlineExceededError):
-            replica.step()
+        hand_over(replica)
         assert replicas.active == 1
         replica.close()
 
@@ -251,14 +186,14 @@ def test_what_active_has_waited_for() -> None:
 DATA: Final = TensorDataset(torch.arange(50))
 
 
-def batches(rank: int, workers: int, stop: int) -> list[list[int]]:
+def batches(rank: int, stop: int) -> list[list[int]]:
     """A replica that trains on a loader; stops, without leaving, before that step."""
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     model = Words()
     seen: list[list[int]] = []
     replica = Replica(model, NAME, rank, timeout=LONG)
     sampler = StepSampler(DATA, replica, 4, epochs=2, seed=3)
-    for (words,) in DataLoader(DATA, batch_sampler=sampler, num_workers=workers):
+    for (words,) in DataLoader(DATA, batch_sampler=sampler, num_workers=1):
         if replica.global_step == stop:
             replica.close()
             return seen
@@ -270,13 +205,10 @@ def batches(rank: int, workers: int, stop: int) -> list[list[int]]:
     return seen
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_restarted_replica_goes_on_with_its_data(
-    start: Callable[..., Apart], workers: int
-) -> None:
+def test_a_restarted_replica_goes_on_with_its_data(start: Callable[..., Apart]) -> None:
     with SyncReplicas(Words(), NAME, total_num_replicas=2, optimizer=SGD(0.1)) as replicas:
-        whole = start(batches, 0, workers, -1)
-        first = start(batches, 1, workers, 5)
+        whole = start(batches, 0, -1)
+        first = start(batches, 1, 5)
         blocks = 0
         while replicas.active:
             with replicas.round(timeout=LONG):
@@ -284,7 +216,7 @@ def test_a_restarted_replica_goes_on_with_its_data(
             blocks += 1
             if blocks == 5:
                 half = first.result()
-                second = start(batches, 1, workers, -1)
+                second = start(batches, 1, -1)
         found = [whole.result(), half + second.result()]
     assert blocks == 12
     for epoch in range(2):
@@ -322,8 +254,7 @@ def test_a_sampler_is_a_function_of_the_step() -> None:
 
 
 @pytest.mark.parametrize("compiled", ["all", "a part"])
-@pytest.mark.parametrize("optimizer", ["torch's", "shmacc's"])
-def test_compiled_models(compiled: str, optimizer: str) -> None:
+def test_compiled_models(compiled: str) -> None:
     """Of a replica, and of the chief; a checkpoint is that of a model that is not."""
 
     def compile_it(model: Words) -> Any:
@@ -337,24 +268,21 @@ def test_compiled_models(compiled: str, optimizer: str) -> None:
         torch.optim.SparseAdam(model.rows.parameters()),
         torch.optim.Adam([*model.layer.parameters(), *model.norm.parameters()]),
     ]
-    chosen = (
-        optimizer_of(*of_torch) if optimizer == "torch's" else {"layer.*": SGD(0.1), "*": SGD(1)}
-    )
+    chosen = optimizer_of(*of_torch) if compiled == "all" else {"layer.*": SGD(0.1), "*": SGD(1)}
     model = compile_it(model)
     with (
-        SyncReplicas(model, NAME, total_num_replicas=1, optimizer=chosen) as replicas,
-        Replica(theirs, NAME, 0, timeout=0.01) as replica,
+        pair(model, theirs, optimizer=chosen) as (replicas, replica),
         Viewer(alone, NAME, timeout=LONG) as viewer,
     ):
         for _ in range(3):
-            make_round(replicas, replica, theirs)
+            train(replicas, replica, theirs)
         saved = io.BytesIO()
         torch.save(replicas.state_dict(), saved)
         saved.seek(0)
         state = torch.load(saved, weights_only=True)
         assert viewer.snapshot() == 3
         same(contents(alone), state["model"])
-        make_round(replicas, replica, theirs)
+        train(replicas, replica, theirs)
         replicas.load_state_dict(state)
         assert viewer.snapshot() == 3
         same(contents(alone), state["model"])

@@ -6,15 +6,15 @@ from typing import Any, Final
 
 import pytest
 import torch
-from helpers.support import LONG
+from home.torch_training import NAME, make_round
 from torch import nn
 
-from shmacc import errors, init, optim
+from shmacc import init, optim
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, TableEmbedding
 
-NAME: Final = "replicas"
 USERS: Final = init.Normal(0.0, 0.5, seed=11)
 BOTH: Final = {"users*": optim.Adagrad(0.1), "*": optim.Adam(0.05)}
+SPREAD: Final = 2**61 // 100  # between ids of users
 kinds = pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 
 
@@ -37,7 +37,7 @@ class Clicks(nn.Module):
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Users that are new all the while, and old ones; tags, of which some are none."""
     random = torch.Generator().manual_seed(1000 * rank + step)
-    users = torch.randint(0, 6 + step, (8,), generator=random) * (2**61 // 100)
+    users = torch.randint(0, 6 + step, (8,), generator=random) * SPREAD
     tags = torch.randint(-1, 20, (8, 3), generator=random)
     return users, tags
 
@@ -47,25 +47,12 @@ def backward(model: nn.Module, rank: int, step: int) -> None:
     nn.functional.cross_entropy(model(users, tags), users % 2).backward()
 
 
-def hand_over(replica: Replica) -> None:
-    """Hand over what is pending, and do not wait for the update."""
-    with pytest.raises(errors.DeadlineExceededError):
-        replica.step()
-
-
 def make_rounds(replicas: Any, replica: Replica, model: nn.Module, count: int) -> None:
     """Make some, of this process's replica."""
     for _ in range(count):
         backward(model, replica.rank, replica.global_step)
-        if isinstance(replicas, SyncReplicas):
-            hand_over(replica)
-        else:
-            replica.step()
-        with replicas.round(timeout=LONG):
-            pass
-        if isinstance(replicas, SyncReplicas):
-            assert replica.step()
+        make_round(replicas, replica)
 
 
-def chief_of(model: nn.Module, total: int = 1, optimizer: Any = BOTH, **options: Any) -> Any:
-    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer, **options)
+def chief_of(model: nn.Module, total: int = 1, optimizer: Any = BOTH) -> Any:
+    return SyncReplicas(model, NAME, total_num_replicas=total, optimizer=optimizer)

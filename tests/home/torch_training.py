@@ -1,34 +1,51 @@
-"""What tests of training with torch share: children that have torch, a model, its contents."""
+"""What tests of training with torch share: children with torch, a model, a chief, a replica."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import os
 import resource
 import signal
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pytest
 import torch
+from helpers.apart import call
+from helpers.support import LONG
 from torch import nn
 
-from shmacc import _core
+from shmacc import _core, errors
+from shmacc.torch import Replica, SyncReplicas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+NAME: Final = "replicas"
 
 # Children of a server that has torch already, which takes seconds to import; and no forks of a
 # process that has used it.
 CONTEXT: Final = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.support"])
+CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.apart"])
 
 
-def within(namespace: str, function: Callable[..., Any], *args: Any) -> Any:
+def start_server() -> None:
+    """Start that server, if it is not there, where the checkout's bare tree is not in its path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir("/")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        forkserver.ensure_running()
+
+
+def within(namespace: str, function: Callable[..., Any], *args: Any, pipe: Any) -> Any:
     """Call the function, in a child of a server that has another namespace."""
     os.environ["SHMACC_NAMESPACE"] = namespace
     torch.set_num_threads(1)
-    return function(*args)
+    return call(function, args, pipe)
 
 
 class Words(nn.Module):
@@ -47,6 +64,52 @@ class Words(nn.Module):
         return self.norm(self.layer(self.rows(words)))
 
 
+class Mixed(Words):
+    """And a frozen parameter of bfloat16, a layer that no loss depends on, a mask."""
+
+    def __init__(self) -> None:
+        """Make it, always the same."""
+        super().__init__()
+        self.frozen = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
+        self.unused = nn.Linear(2, 2)
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+
+def backward(model: nn.Module, step: int, rank: int = 0) -> None:
+    """Compute gradients of a model of words, of a batch that belongs to the step and the rank."""
+    random = torch.Generator().manual_seed(1000 * rank + step)
+    words = torch.randint(0, 20, (8,), generator=random)
+    nn.functional.cross_entropy(model(words), words % 2).backward()
+
+
+@contextlib.contextmanager
+def pair(
+    model: nn.Module, other: nn.Module, kind: Any = SyncReplicas, total: int = 1, **options: Any
+) -> Iterator[tuple[Any, Replica]]:
+    """A chief and its first replica, both in this process."""
+    with (
+        kind(model, NAME, total_num_replicas=total, **options) as replicas,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        yield replicas, replica
+
+
+def hand_over(replica: Replica) -> None:
+    """Hand over what is pending, and do not wait for the update; an asynchronous one never does."""
+    with contextlib.suppress(errors.DeadlineExceededError):
+        replica.step()
+
+
+def make_round(replicas: Any, replica: Replica, **options: Any) -> Any:
+    """Make a round of what is pending; return the update."""
+    hand_over(replica)
+    with replicas.round(timeout=LONG, **options) as update:
+        pass
+    if isinstance(replicas, SyncReplicas):
+        assert replica.step()
+    return update
+
+
 def contents(model: nn.Module) -> dict[str, Any]:
     """Return copies of the model's parameters and buffers."""
     return {name: value.clone() for name, value in model.state_dict().items()}
@@ -62,11 +125,6 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def kill_myself(*_: Any) -> None:
     """Die, as by another's kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def before_the_update() -> None:
-    """Die in the block."""
-    kill_myself()
 
 
 def after_the_update() -> None:
@@ -98,8 +156,8 @@ def in_the_update() -> None:
 
 # Where four chiefs die in one round, and what it knows of its update then.
 PLACES: Final = (
-    (before_the_update, None),
+    (kill_myself, None),
     (in_the_update, "begun"),
-    (before_the_update, "begun"),
+    (kill_myself, "begun"),
     (after_the_update, "in"),
 )
