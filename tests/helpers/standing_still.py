@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pytest
 from helpers import support
 from helpers.inspect_tool import ask, run, start
 
@@ -17,7 +18,6 @@ from shmacc.inspection import Severity, StallKind, _nobody_takes, _standstill
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
     from helpers.apart import Apart, Crew
 
 NAME: Final = "still"
@@ -95,6 +95,15 @@ def patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     ):
         for name in names:
             monkeypatch.setattr(module, name, seconds)
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if what has lasted at all had lasted for seconds."""
+    patience(monkeypatch, 0.0)
+
+
+impatient = pytest.mark.usefixtures("impatience")
 
 
 def doing(activity: str) -> int:

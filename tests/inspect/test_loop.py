@@ -14,17 +14,18 @@ from helpers.standing_still import (
     begin,
     do,
     hold_a_round,
+    impatient,
     kill,
     kinds,
     named,
     once,
-    patience,
     pause,
     problem,
     stop,
     take,
     wait_for_ever,
 )
+from helpers.standing_still import impatience as impatience
 from helpers.stepping_tracer import refusal
 from helpers.support import until
 
@@ -118,11 +119,9 @@ def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None
     assert labels[0]["reason"] == "ValueError: a bad batch"
 
 
-def test_a_take_that_failed_workers_leave_waiting_names_them(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@impatient
+def test_a_take_that_failed_workers_leave_waiting_names_them(crew: Crew) -> None:
     """A parent that only keeps it open is not counted on, as after a death."""
-    patience(monkeypatch, 0.0)
     begin(crew, pause)
     once(crew, apply, take(1))
     pid = failed(crew, BAD_BATCH, apply)
@@ -131,10 +130,8 @@ def test_a_take_that_failed_workers_leave_waiting_names_them(
     assert f"pid {pid} has failed: ValueError: a bad batch" in problem()
 
 
-def test_a_chief_that_failed_is_named_with_its_exception(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patience(monkeypatch, 0.0)
+@impatient
+def test_a_chief_that_failed_is_named_with_its_exception(crew: Crew) -> None:
     pid = failed(crew, KeyError("lr"), apply, take(1))
     begin(crew, wait_for_ever)
     named(StallKind.NOBODY_TAKES)
@@ -143,11 +140,9 @@ def test_a_chief_that_failed_is_named_with_its_exception(
     assert stall.remedy.startswith("mend what it failed with, then start the process")
 
 
-def test_a_chief_that_dies_in_its_first_block_is_missed_beside_a_parent(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@impatient
+def test_a_chief_that_dies_in_its_first_block_is_missed_beside_a_parent(crew: Crew) -> None:
     """It had taken nothing yet, but it had opened a round."""
-    patience(monkeypatch, 0.0)
     begin(crew, pause)
     chief = begin(crew, apply, hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)

@@ -16,6 +16,7 @@ from helpers.standing_still import (
     apply,
     begin,
     doing,
+    impatient,
     kill,
     kinds,
     named,
@@ -30,6 +31,7 @@ from helpers.standing_still import (
     wait_for_ever,
     work,
 )
+from helpers.standing_still import impatience as impatience
 from helpers.support import LONG, until
 
 import shmacc
@@ -50,15 +52,6 @@ def segment() -> Iterator[None]:
     SparseConditionalAccumulator(np.float32, [1000, 16], NAME, capacity=2).close()
     yield
     inspection.remove(NAME, force=True)
-
-
-@pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if what has lasted at all had lasted for seconds."""
-    patience(monkeypatch, 0.0)
-
-
-impatient = pytest.mark.usefixtures("impatience")
 
 
 def apply_a_partial(acc: Any) -> None:

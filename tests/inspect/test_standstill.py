@@ -17,6 +17,7 @@ from helpers.standing_still import (
     begin,
     doing,
     hold_a_round,
+    impatient,
     kill,
     kinds,
     named,
@@ -30,6 +31,7 @@ from helpers.standing_still import (
     take,
     work,
 )
+from helpers.standing_still import impatience as impatience
 from helpers.support import until
 
 import shmacc
@@ -56,15 +58,6 @@ def segment(request: pytest.FixtureRequest) -> Iterator[None]:
     getattr(request, "param", make_sparse)().close()
     yield
     inspection.remove(NAME, force=True)
-
-
-@pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if what has lasted at all had lasted for seconds."""
-    patience(monkeypatch, 0.0)
-
-
-impatient = pytest.mark.usefixtures("impatience")
 
 
 def begin_to_take(crew: Crew, number: int) -> Apart:
