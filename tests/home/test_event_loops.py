@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 
 def in_asyncio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it as asyncio does."""
     anyio.run(main, backend="asyncio")
 
 
 def in_uvloop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it as uvloop does."""
     anyio.run(main, backend="asyncio", backend_options={"loop_factory": uvloop.new_event_loop})
 
 

@@ -111,7 +111,6 @@ def _differences() -> list[str | None] | None:
 
 @pytest.fixture(scope="module")
 def differences() -> list[str | None]:
-    """What each case came to."""
     found: list[str | None] | None = run_apart(_differences, method="spawn")
     if found is None:
         pytest.skip("No module named 'tensorflow'")

@@ -92,7 +92,6 @@ class Broken(sp.csr_array):  # type: ignore[misc,unused-ignore]
     """Cannot be converted."""
 
     def tocsr(self, copy: Any = False) -> Any:
-        """Raise what SciPy might."""
         raise NotImplementedError("no such conversion")
 
 

@@ -54,7 +54,6 @@ def get_ready(given: ConditionalAccumulator | None, namespace: str) -> None:
 
 
 def apply(_: int) -> bool:
-    """Be a task."""
     return _used["acc"].apply_grad(1.0, shmacc.NEVER_STALE)
 
 
@@ -75,7 +74,6 @@ def initialised(acc: ConditionalAccumulator | None) -> dict[str, Any]:
 
 
 def end_well(pool: Any, acc: ConditionalAccumulator) -> None:
-    """Run tasks, and let the workers end."""
     assert pool.map(apply, range(TASKS), chunksize=1) == [True] * TASKS
     pool.close()
     pool.join()
@@ -100,7 +98,6 @@ def test_nor_are_those_that_are_replaced(acc: ConditionalAccumulator, package: s
 
 
 def fail(acc: ConditionalAccumulator) -> None:
-    """Fail after an apply."""
     acc.apply_grad(1.0, shmacc.NEVER_STALE)
     raise ValueError("bad batch")
 
@@ -116,7 +113,6 @@ def test_a_process_that_fails_is_told_of_with_its_exception(
 
 
 def die(_: int) -> None:
-    """Be ended from outside of Python."""
     apply(0)
     os._exit(0)
 
@@ -145,7 +141,6 @@ def test_the_pools_own_call_at_a_workers_end_is_made_too(
 
 
 def attach_and_fail(rank: int) -> None:
-    """Hand in a gradient, and fail."""
     own = ConditionalAccumulator.attach(NAME)
     own.apply_grad(1.0, 0, contributor=rank)
     raise ValueError("bad batch")

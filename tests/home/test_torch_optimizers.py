@@ -17,7 +17,7 @@ from shmacc.torch import AsyncReplicas, SyncReplicas, optimizer_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS: Final = 20
+STEPS: Final = 12
 OF = torch.optim
 
 
@@ -25,7 +25,6 @@ class Words(nn.Module):
     """Rows by number, and dense layers, of which one is used by some batches alone."""
 
     def __init__(self, *, sparse: bool = False) -> None:
-        """Make it, always the same."""
         super().__init__()
         torch.manual_seed(7)
         self.emb = nn.EmbeddingBag(20, 4, mode="sum", sparse=sparse)
@@ -33,7 +32,6 @@ class Words(nn.Module):
         self.seldom = nn.Linear(3, 3)
 
     def forward(self, words: torch.Tensor, *, seldom: bool = False) -> Any:
-        """Return logits."""
         offsets = torch.arange(len(words)) * words.shape[1]
         found = self.layer(self.emb(words.flatten(), offsets))
         return self.seldom(found) if seldom else found
@@ -183,7 +181,6 @@ def test_optimizers_of_another_model_or_that_have_made_steps() -> None:
 
 
 def by_pattern(model: Words) -> list[Any]:
-    """Return torch's of the same patterns."""
     return [
         OF.Adagrad([model.emb.weight], 0.05, initial_accumulator_value=0.1, eps=0),
         OF.SGD([model.layer.bias, model.seldom.bias], 0.1),

@@ -28,7 +28,7 @@ from torch import nn
 import shmacc
 from shmacc import errors, testing
 from shmacc.optim import SGD, Adagrad, Adam, AdamW
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
+from shmacc.torch import Replica, SyncReplicas, _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,6 @@ def test_updates_are_those_of_parameters_by_hand(optimizer: Any) -> None:
 
 
 def compute(rank: int) -> None:
-    """A replica, until the chief ends."""
     model = Mixed()
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         while replica.running:
@@ -246,20 +245,6 @@ def lead_alone(die: Callable[[], None]) -> None:
     chief = SyncReplicas(Mixed(), NAME, total_num_replicas=1, optimizer=ADAM)
     with chief.round(timeout=LONG):
         die()
-
-
-def test_asynchronous_replicas() -> None:
-    model, other = Mixed(), Mixed()
-    before = contents(model)
-    with AsyncReplicas(model, NAME, total_num_replicas=1, capacity=2, optimizer=ADAM) as replicas:
-        with Replica(other, NAME, 0, timeout=LONG) as replica:
-            for _ in range(2):
-                backward(other, replica.global_step)
-                assert replica.step()
-            with replicas.round(timeout=LONG) as update:
-                assert update.replicas == (0, 0)
-        assert (replicas.active, replicas.global_step) == (0, 1)
-    assert not torch.equal(model.layer.bias, before["layer.bias"])
 
 
 def test_a_chief_may_evaluate_in_training_mode() -> None:

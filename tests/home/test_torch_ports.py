@@ -31,7 +31,6 @@ class Dlrm(nn.Module):
     """Clicks: bags of ids in three tables, of which one has padding, and dense features."""
 
     def __init__(self) -> None:
-        """Make it, always the same."""
         super().__init__()
         torch.manual_seed(2)
         self.emb_l = nn.ModuleList(
@@ -42,7 +41,6 @@ class Dlrm(nn.Module):
         self.top_l = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 1))
 
     def forward(self, dense: torch.Tensor, bags: list[Any]) -> Any:
-        """Return logits."""
         x = self.bot_l(dense)
         rows = [table(ids, offsets) for table, (ids, offsets) in zip(self.emb_l, bags, strict=True)]
         stacked = torch.stack([x, *rows], dim=1)
@@ -100,7 +98,6 @@ def lead(dies_at: int) -> dict[str, Any]:
 
 
 def alone() -> dict[str, Any]:
-    """In one process, by torch."""
     model = Dlrm()
     optimizers = optimizers_of(model)
     for step in range(STEPS):

@@ -28,14 +28,12 @@ class Words(nn.Module):
     """Rows, and a layer of some pages."""
 
     def __init__(self) -> None:
-        """Make it, always the same."""
         super().__init__()
         torch.manual_seed(7)
         self.rows = nn.Embedding(100, 64)
         self.layer = nn.Linear(64, 200)
 
     def forward(self, words: torch.Tensor) -> Any:
-        """Return logits."""
         return self.layer(self.rows(words))
 
 
@@ -104,12 +102,10 @@ class Training:
         self.replica = Replica(self.of_replica, NAME, 0, timeout=0.01)
 
     def hand_over(self) -> None:
-        """Hand over a gradient, and do not wait for the update."""
         self.of_replica(torch.tensor([1, 2])).sum().backward()
         hand_over(self.replica)
 
     def update(self) -> None:
-        """One round."""
         self.hand_over()
         with self.chief.round(timeout=LONG):
             if self.of_torch:
@@ -117,14 +113,12 @@ class Training:
         assert self.replica.step()
 
     def close(self) -> None:
-        """End it."""
         self.replica.close()
         self.chief.close()
 
 
 @pytest.fixture(params=["chief"])
 def training(request: pytest.FixtureRequest, namespace: str) -> Iterator[Training]:  # noqa: ARG001
-    """A training, of which one model is read-only: the chief's."""
     made = Training(request.param)
     yield made
     made.close()

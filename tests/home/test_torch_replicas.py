@@ -29,7 +29,6 @@ class Tied(nn.Module):
     """Rows by number, dense layers, a frozen one, one that no loss depends on, tied weights."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        """Make it, always the same."""
         super().__init__()
         torch.manual_seed(7)
         self.rows = nn.Embedding(20, 4, sparse=True)
@@ -42,7 +41,6 @@ class Tied(nn.Module):
         self.to(dtype)
 
     def forward(self, words: torch.Tensor) -> Any:
-        """Return logits."""
         hidden = self.second(torch.tanh(self.first(self.rows(words))))
         return self.out(self.frozen(hidden))
 

@@ -34,7 +34,6 @@ def backward(model: nn.Module, scale: float) -> None:
 
 
 def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
-    """Hand over a gradient, and do not wait for the update."""
     backward(model, scale)
     pass_on(replica)
 

@@ -42,7 +42,6 @@ class Reference(nn.Module):
     """torch's own embeddings, of the ids in the batches, with the same first rows."""
 
     def __init__(self) -> None:
-        """Make it."""
         super().__init__()
         model, bags = Clicks(), Clicks().tags
         bags.mode = None
@@ -55,7 +54,6 @@ class Reference(nn.Module):
         )
 
     def forward(self, users: torch.Tensor, tags: torch.Tensor) -> Any:
-        """Return logits."""
         return self.layer(torch.cat([self.users(users // SPREAD), self.tags(tags + 1)], dim=1))
 
 
@@ -89,7 +87,7 @@ def reference(make: Callable[[Any], Any], steps: int) -> Reference:
 def test_updates_are_those_of_a_dict_and_torchs_optimizer(
     ours: Any, theirs: Callable[[Any], Any]
 ) -> None:
-    steps, model = 12, Clicks()
+    steps, model = 6, Clicks()
     others = [Clicks(), Clicks()]
     optimizer = {"layer*": optim.SGD(0.1), "*": ours}
     with (

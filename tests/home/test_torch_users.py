@@ -31,7 +31,6 @@ of_each = pytest.mark.parametrize(
 
 
 def train(replicas: Any, replica: Replica, model: nn.Module) -> None:
-    """One round, of this process's replica."""
     backward(model, replica.global_step)
     make_round(replicas, replica)
 

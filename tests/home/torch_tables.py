@@ -22,7 +22,6 @@ class Clicks(nn.Module):
     """Users by hashes, bags of tags, a dense layer."""
 
     def __init__(self, **options: Any) -> None:
-        """Make it, always the same."""
         super().__init__()
         torch.manual_seed(7)
         self.users = TableEmbedding(4, initial=USERS, **options)
@@ -30,7 +29,6 @@ class Clicks(nn.Module):
         self.layer = nn.Linear(8, 2)
 
     def forward(self, users: torch.Tensor, tags: torch.Tensor) -> Any:
-        """Return logits."""
         return self.layer(torch.cat([self.users(users), self.tags(tags)], dim=1))
 
 

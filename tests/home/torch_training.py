@@ -52,7 +52,6 @@ class Words(nn.Module):
     """Rows by number, a dense layer, statistics."""
 
     def __init__(self, seed: int = 7, *, sparse: bool = True) -> None:
-        """Make it, always the same for a seed."""
         super().__init__()
         torch.manual_seed(seed)
         self.rows = nn.Embedding(20, 4, sparse=sparse)
@@ -60,7 +59,6 @@ class Words(nn.Module):
         self.norm = nn.BatchNorm1d(2)
 
     def forward(self, words: torch.Tensor) -> Any:
-        """Return logits."""
         return self.norm(self.layer(self.rows(words)))
 
 
@@ -68,7 +66,6 @@ class Mixed(Words):
     """And a frozen parameter of bfloat16, a layer that no loss depends on, a mask."""
 
     def __init__(self) -> None:
-        """Make it, always the same."""
         super().__init__()
         self.frozen = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
         self.unused = nn.Linear(2, 2)
