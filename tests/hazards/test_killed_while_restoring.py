@@ -79,7 +79,7 @@ SCENES: Final = [
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
 def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
-    looks, _, _ = at_every_instruction(scene, record_property)
+    looks = at_every_instruction(scene, record_property)
     if scene is not SINGLE:
         return
     # Whoever inspects it sees the one or the other.

@@ -12,7 +12,6 @@ from helpers.stepping_walk import judge, kill, walk
 import shmacc
 
 if TYPE_CHECKING:
-    from helpers.killing_images import Image
     from helpers.stepping_tracer import Mark
 
 pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
@@ -20,17 +19,17 @@ pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
 ADDING: Final = Scene(
     "adding to old rows and making new ones",
     "float64",
-    64,
-    before=lambda acc: acc.apply_grad(*rows(*range(0, 24, 2), width=64)),
-    operation=lambda acc: acc.apply_grad(*rows(*range(24), width=64)),
+    24,
+    before=lambda acc: acc.apply_grad(*rows(*range(0, 24, 2), width=24)),
+    operation=lambda acc: acc.apply_grad(*rows(*range(24), width=24)),
     more=(0, 7, 8, 30),
 )
 IN_A_GROUP: Final[GroupScene] = GroupScene(
     "the same in three members",
     "float64",
-    16,
-    before=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(0, 12, 2)), 0, contributor=1),
-    operation=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(12), seed=3), 0, contributor=2),
+    4,
+    before=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(0, 8, 2)), 0, contributor=1),
+    operation=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(8), seed=3), 0, contributor=2),
     more=(0, 7, 8, 30),
 )
 
@@ -41,27 +40,20 @@ def come_upon_it(mark: Mark) -> None:
     shmacc.attach(NAME).close()
 
 
-def half_done(scene: Scene) -> list[Image]:
-    """Make the scene's segment as killed processes left it, earlier and before the commit."""
-    image, done = scene.prepare(), scene.perform()
-    looks = walk(scene.act, {NAME: image}, {NAME: done}, NAME)
-    before = scene.testimony(image)
-    while scene.testimony(looks[-1].images[NAME]) != before:
-        looks.pop()
-    return [looks[len(looks) // 2].images[NAME], looks[-1].images[NAME]]
-
-
 @pytest.mark.parametrize("scene", [ADDING, IN_A_GROUP], ids=str)
 def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
-    clean = scene.prepare()
-    before = scene.testimony(clean)
-    torn = half_done(scene)
-    for image in torn:
-        looks = walk(come_upon_it, {NAME: image}, {NAME: clean}, NAME)
-        assert len(looks) > 20, "there was nothing to undo"
-        record_property("judged", judge(scene, looks, before, before))
-    kill(come_upon_it, {NAME: torn[-1]}, looks[-1].step // 2)
+    clean = {NAME: scene.prepare()}
+    before = scene.testimony(clean[NAME])
+    # As a process left it that was killed just before the commit.
+    looks = walk(scene.act, clean, {NAME: scene.perform()}, NAME)
+    while scene.testimony(looks[-1].images[NAME]) != before:
+        looks.pop()
+    torn = looks[-1].images
+    looks = walk(come_upon_it, torn, clean, NAME)
+    assert len(looks) > 20, "there was nothing to undo"
+    record_property("judged", judge(scene, looks, before, before))
+    kill(come_upon_it, torn, looks[-1].step // 2)
     assert scene.testify() == before
     # One that dies while it undoes what another one left that died while it undid it.
-    looks = walk(come_upon_it, looks[len(looks) // 2].images, {NAME: clean}, NAME)
+    looks = walk(come_upon_it, looks[len(looks) // 2].images, clean, NAME)
     judge(scene, looks, before, before)

@@ -41,18 +41,11 @@ if TYPE_CHECKING:
 
 NAME: Final = "stood.on"
 ROWS: Final = [1], np.ones((1, 2), np.float32)
-WIDER: Final = [1], np.ones((1, 3), np.float32)
 SPECS: Final = {"rows": IndexedSlicesSpec((None, 2), "f4"), "array": TensorSpec((2,), "f4")}
-KINDS: Final[dict[str, Callable[[str | None], Any]]] = {
-    "sparse": lambda name: SparseConditionalAccumulator("f4", (None, 2), name),
-    "dense": lambda name: ConditionalAccumulator("f4", (2,), name),
-    "group": lambda name: AccumulatorGroup(SPECS, name),
-}
-
-TYPES: Final[dict[type, str]] = {
-    SparseConditionalAccumulator: "sparse",
-    ConditionalAccumulator: "dense",
-    AccumulatorGroup: "group",
+KINDS: Final[dict[type, Callable[[str | None], Any]]] = {
+    SparseConditionalAccumulator: lambda name: SparseConditionalAccumulator("f4", (None, 2), name),
+    ConditionalAccumulator: lambda name: ConditionalAccumulator("f4", (2,), name),
+    AccumulatorGroup: lambda name: AccumulatorGroup(SPECS, name),
 }
 
 
@@ -69,7 +62,7 @@ def _in_a_round(acc: Any, **more: Any) -> None:
 
 
 def _apply_partial(acc: Any, count: int, **more: Any) -> object:
-    with KINDS[TYPES[type(acc)]](None) as other:
+    with KINDS[type(acc)](None) as other:
         for _ in range(count):
             _apply(other)
         partial = other.take_partial(count)
@@ -77,45 +70,48 @@ def _apply_partial(acc: Any, count: int, **more: Any) -> object:
 
 
 # Of an accumulator and a path.
-CALLS: Final[dict[str, Callable[..., object]]] = {
-    "apply": lambda acc, _, **more: _apply(acc, **more),
-    "apply for a contributor": lambda acc, _, **more: _apply(acc, contributor=3, **more),
-    "apply_partial": lambda acc, _, **more: _apply_partial(acc, 2, **more),
-    "apply_partial of nothing": lambda acc, _, **more: _apply_partial(acc, 0, **more),
-    "take": lambda acc, _, **more: acc.take(1, **more),
-    "take_partial": lambda acc, _, **more: acc.take_partial(1, **more),
-    "take_partial of all": lambda acc, _, **more: acc.take_partial(0, **more),
-    "round": lambda acc, _, **more: _in_a_round(acc, **more),
-    "snapshot": lambda acc, _, **more: acc.snapshot(**more),
-    "contributors": lambda acc, _, **more: acc.contributors(**more),
-    "state": lambda acc, _, **more: acc.state(**more),
-    "save": lambda acc, path, **more: shmacc.save(path, {"it": acc}, **more),
-}
+CALLS: Final[tuple[Callable[..., object], ...]] = (
+    lambda acc, _, **more: _apply(acc, **more),
+    lambda acc, _, **more: _apply(acc, contributor=3, **more),
+    lambda acc, _, **more: _apply_partial(acc, 2, **more),
+    lambda acc, _, **more: _apply_partial(acc, 0, **more),
+    lambda acc, _, **more: acc.take(1, **more),
+    lambda acc, _, **more: acc.take_partial(1, **more),
+    lambda acc, _, **more: acc.take_partial(0, **more),
+    lambda acc, _, **more: _in_a_round(acc, **more),
+    lambda acc, _, **more: acc.snapshot(**more),
+    lambda acc, _, **more: acc.contributors(**more),
+    lambda acc, _, **more: acc.state(**more),
+    lambda acc, path, **more: shmacc.save(path, {"it": acc}, **more),
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_calls_on_an_accumulator(kind: str, tmp_path: Path) -> None:
+def test_of_calls_on_an_accumulator(kind: type, tmp_path: Path) -> None:
     path = tmp_path / "saved.npz"
     with KINDS[kind](NAME) as acc:
         _apply(acc)
         with held(NAME):
-            for call in CALLS.values():
+            for call in CALLS:
                 with pytest.raises(errors.DeadlineExceededError):
                     call(acc, path, timeout=0.05)
-            if (
-                kind == "sparse"
-            ):  # what does not fit may be stale, so it is looked at under the lock
-                with pytest.raises(errors.DeadlineExceededError):
-                    acc.apply_grad(*WIDER, timeout=0.05)
         assert acc.stats().num_accumulated == 1
         assert not path.exists()
-        for call in CALLS.values():
+        for call in CALLS:
             call(acc, path, timeout=LONG)
             if acc.num_accumulated() == 0:
                 _apply(acc)
-        if kind == "sparse":
-            with pytest.raises(errors.InvalidArgumentError):
-                acc.apply_grad(*WIDER, local_step=acc.global_step, timeout=LONG)
+        acc.unlink()
+
+
+def test_of_a_gradient_that_does_not_fit() -> None:
+    """It may be stale, so it is looked at under the lock."""
+    gradient = [1], np.ones((1, 3), np.float32)
+    with KINDS[SparseConditionalAccumulator](NAME) as acc:
+        with held(NAME), pytest.raises(errors.DeadlineExceededError):
+            acc.apply_grad(*gradient, timeout=0.05)
+        with pytest.raises(errors.InvalidArgumentError):
+            acc.apply_grad(*gradient, timeout=LONG)
         acc.unlink()
 
 
@@ -152,7 +148,7 @@ TRIED: Final = {
 def test_every_call_with_a_timeout_is_here() -> None:
     timed = {
         name
-        for one in (shmacc, *TYPES, Parameters)
+        for one in (shmacc, *KINDS, Parameters)
         for name in dir(one)
         if inspect.isroutine(found := getattr(one, name))
         if not name.startswith("_") and "timeout" in inspect.signature(found).parameters

@@ -209,20 +209,12 @@ def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) 
     return judged
 
 
-def at_every_instruction(scene: Scene, record: Record) -> tuple[list[Look], Testimony, Testimony]:
-    """Judge each instant of the operation, while its process has the lock.
-
-    Args:
-        scene: The scene of the operation.
-        record: Is told how many instructions and instants there were.
-
-    Returns:
-        The looks, and the testimonies of before and after.
-    """
+def at_every_instruction(scene: Scene, record: Record) -> list[Look]:
+    """Judge each instant of the operation, while its process has the lock; return all looks."""
     image, done = scene.prepare(), scene.perform()
     looks = walk(scene.act, {NAME: image}, {NAME: done}, NAME)
     before, after = scene.testimony(image), scene.testimony(done)
     record("judged", judge(scene, looks, before, after))
     record("instants", len(looks))
     record("instructions", looks[-1].step)
-    return looks, before, after
+    return looks
