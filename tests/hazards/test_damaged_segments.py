@@ -66,7 +66,7 @@ HOW: Final[list[dict[str, bool]]] = [{"attached": False}, {}, {"waiting": True}]
 
 
 @settings(
-    max_examples=EXAMPLES or 60,
+    max_examples=EXAMPLES or 45,
     # The short slice is the same every time; a long look is a new one each time.
     derandomize=not EXAMPLES,
     database=None,

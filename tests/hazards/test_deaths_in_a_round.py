@@ -151,19 +151,6 @@ def test_the_end_of_the_block_is_not_a_forked_childs(acc: ConditionalAccumulator
     assert acc.global_step == 1
 
 
-def test_chiefs_that_die_in_turn_lose_nothing(acc: ConditionalAccumulator) -> None:
-    for stopped in (True, False) * 4:
-        with Apart(hold) as holder:
-            assert holder.hear() == 3.0
-            if stopped:
-                holder.signal(signal.SIGSTOP)
-            holder.kill()
-    with acc.round(2, timeout=LONG) as taken:
-        assert taken.value.item() == 3.0
-    stats = acc.stats()
-    assert (stats.applied, stats.taken, stats.takes, stats.global_step) == (2, 2, 1, 1)
-
-
 # --- in lanes -------------------------------------------------------------------------------------
 
 

@@ -26,16 +26,14 @@ _PREAMBLE: Final = """
 FORKS: Final = "ignore:This process (pid:DeprecationWarning"
 
 
-def run(
-    script: str, *args: str, seconds: float = LONG, warnings: str = "error"
-) -> tuple[int, str, str]:
+def run(script: str, *args: str, warnings: str = "error") -> tuple[int, str, str]:
     """Run a script, which must end in time; return its exit status, output and error output."""
     code = textwrap.dedent(_PREAMBLE) + textwrap.dedent(script)
     done = subprocess.run(
         [sys.executable, "-P", "-W", warnings, "-W", FORKS, "-c", code, *args],
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=LONG,
         check=False,
     )
     return done.returncode, done.stdout.strip(), done.stderr.strip()
