@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.numpy_optimizers import ALL, Reference
 
-from shmacc import AccumulatorGroup, Parameters, errors, optim
+from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, optim
 
 named = pytest.mark.parametrize("optimizer", ALL, ids=repr)
 
@@ -98,6 +98,14 @@ def test_slots() -> None:
     with Parameters(contents, optimizer=optim.Adagrad(0.1, rowwise=True)) as params:
         assert params.slots["a"]["accumulator"].shape == (5,)
         assert params.slots["b"]["accumulator"].shape == (2, 3)
+
+
+@named
+def test_slots_of_a_tables_rows_begin_as_those_of_arrays(optimizer: optim.Optimizer) -> None:
+    contents = {"array": np.zeros((1, 4), np.float32), "table": TableSpec((4,))}
+    with Parameters(contents, optimizer=optimizer) as params:
+        for slot, array in params.slots["array"].items():
+            np.testing.assert_array_equal(params.slots["table"][slot][[7]], array)
 
 
 def test_they_are_values() -> None:

@@ -12,8 +12,8 @@ SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
 
 double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number) {
     if (number > 0) return 0;
-    if (optimizer.kind == kAdagrad) return optimizer.numbers[1];
-    return optimizer.kind == kFtrl ? optimizer.numbers[2] : 0;
+    if (optimizer.base() == kAdagrad) return optimizer.numbers[1];
+    return optimizer.base() == kFtrl ? optimizer.numbers[2] : 0;
 }
 
 template <class T>
