@@ -222,16 +222,25 @@ def test_a_parameter_that_requires_grad_only_later_is_refused_with_the_way_out()
             replica.step()
 
 
-def test_refusals_of_models_name_the_parameter(namespace: str) -> None:
-    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    layers[1].weight.data = layers[0].weight.data
-    with pytest.raises(errors.InvalidArgumentError, match=r"'0.weight' and '1.weight'.*memory"):
-        chief_of(layers)
-    with pytest.raises(errors.InvalidArgumentError, match=r"'weight'.*float8"):
-        chief_of(nn.Linear(2, 2).to(torch.float8_e4m3fn))
+def test_models_that_cannot_be_trained_are_refused(namespace: str) -> None:
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight.data = tied[0].weight.data
+    for model, words in (
+        (tied, r"'0.weight' and '1.weight'.*memory"),
+        (nn.Linear(2, 2).to(torch.float8_e4m3fn), r"'weight'.*float8"),
+        (nn.Linear(2, 2, device="meta"), "on the CPU"),
+        (nn.LazyLinear(2), "has no shape yet"),
+        (nn.Linear(2, 2).requires_grad_(requires_grad=False), "no parameter that requires grad"),
+        (nn.Embedding(3, 2, max_norm=1.0), "max_norm"),
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match=words):
+            chief_of(model)
     for name in (None, ""):
         with pytest.raises(errors.InvalidArgumentError, match="shared_name"):
             SyncReplicas(one_layer(), name, total_num_replicas=1)  # type: ignore[arg-type]
+    for total, needed in ((0, None), (2, 3), (2, 0), (True, 1)):
+        with pytest.raises(errors.InvalidArgumentError):
+            SyncReplicas(one_layer(), NAME, total_num_replicas=total, replicas_to_aggregate=needed)
     assert not testing.leaked_names(namespace)
 
 
@@ -295,3 +304,20 @@ def test_a_dense_gradient_of_a_sparse_module_is_refused_with_the_way_out() -> No
         with pytest.raises(errors.InvalidArgumentError, match=r"'weight' is dense.*sparse=False"):
             replica.step()
         other.weight.grad = None
+
+
+def test_names_go_with_the_chief_that_took_over() -> None:
+    first = chief_of(one_layer())
+    second = chief_of(one_layer())
+    first._group._finalizer.detach()  # as if killed
+    second.close()
+    second.close()
+    with pytest.raises(errors.NotFoundError):
+        shmacc.attach(NAME)
+    first._group.close()
+    first._shared.close()
+
+
+def test_without_a_chief_a_replica_says_so() -> None:
+    with pytest.raises(errors.DeadlineExceededError, match=NAME):
+        Replica(one_layer(), NAME, 0, timeout=0.05)
