@@ -316,7 +316,7 @@ SCENES: Final = [
 ]
 
 
-# An apply that fails puts back what it has changed by the code that test_killed_while_undoing.py
+# An apply that fails puts back what it has changed by the code that test_killed_while_restoring.py
 # walks through, and a C++ exception takes more instructions than all other scenes together.
 OVERFLOWING: Final = GroupScene(
     "group: a sum that overflows in the second member",

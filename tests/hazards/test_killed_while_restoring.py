@@ -1,5 +1,7 @@
 """A process killed while it restores a state has replaced everything, or nothing.
 
+One that is killed while it undoes what a dead one left half done leaves it to the next.
+
 What it replaces is whole until the commit, though the rows that it restores are written over it.
 """
 
@@ -13,14 +15,16 @@ from helpers.apart import Apart
 from helpers.killing_scenes import NAME, GroupScene, Record, Scene, leave_new, path, rows
 from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import needs_ptrace
-from helpers.stepping_walk import at_every_instruction
+from helpers.stepping_walk import at_every_instruction, judge, kill, walk
 
+import shmacc
 from shmacc import AccumulatorGroup, SparseConditionalAccumulator, inspection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
 
 pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
 
@@ -124,3 +128,46 @@ def test_numbers_are_read_while_a_restore_is_between_its_two_commits() -> None:
         assert process.hear() == before
         process.say(None)
         process.result()
+
+
+ADDING: Final = Scene(
+    "adding to old rows and making new ones",
+    "float64",
+    24,
+    before=lambda acc: acc.apply_grad(*rows(*range(0, 24, 2), width=24)),
+    operation=lambda acc: acc.apply_grad(*rows(*range(24), width=24)),
+    more=(0, 7, 8, 30),
+)
+IN_A_GROUP: Final[GroupScene] = GroupScene(
+    "the same in three members",
+    "float64",
+    4,
+    before=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(0, 8, 2)), 0, contributor=1),
+    operation=lambda acc: acc.apply(IN_A_GROUP.gradient(*range(8), seed=3), 0, contributor=2),
+    more=(0, 7, 8, 30),
+)
+
+
+def come_upon_it(mark: Mark) -> None:
+    """Attach; the first stay under the lock undoes what is to be undone."""
+    mark()
+    shmacc.attach(NAME).close()
+
+
+@pytest.mark.parametrize("scene", [ADDING, IN_A_GROUP], ids=str)
+def test_at_every_instruction_of_undoing(scene: Scene, record_property: Record) -> None:
+    clean = {NAME: scene.prepare()}
+    before = scene.testimony(clean[NAME])
+    # As a process left it that was killed just before the commit.
+    looks = walk(scene.act, clean, {NAME: scene.perform()}, NAME)
+    while scene.testimony(looks[-1].images[NAME]) != before:
+        looks.pop()
+    torn = looks[-1].images
+    looks = walk(come_upon_it, torn, clean, NAME)
+    assert len(looks) > 20, "there was nothing to undo"
+    record_property("judged", judge(scene, looks, before, before))
+    kill(come_upon_it, torn, looks[-1].step // 2)
+    assert scene.testify() == before
+    # One that dies while it undoes what another one left that died while it undid it.
+    looks = walk(come_upon_it, looks[len(looks) // 2].images, clean, NAME)
+    judge(scene, looks, before, before)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from helpers.apart import Apart
-from helpers.lock_holder import activity, held
+from helpers.lock_holder import activity, held, sleeps_in
 from helpers.support import until
 
 import shmacc
@@ -180,3 +181,36 @@ def test_a_semaphore_that_goes_under_an_openers_hands() -> None:
         assert remover.hear() == "removed one"
         remover.say("stop")
         remover.result()
+
+
+def _wait_until_truncated(call: Callable[[Any], Any], *, pipe: Pipe) -> str:
+    """The pages are gone: a wait puts nothing in order on its way out, which would be SIGBUS."""
+    acc = shmacc.attach("removed")
+    pipe.say("waits")
+    with pytest.raises(errors.DataLossError) as raised:
+        call(acc)
+    return str(raised.value)
+
+
+CALLS = {
+    "apply": lambda acc: acc.apply_grad(1.0),
+    "take": lambda acc: acc.take_grad(5),
+    "set_global_step": lambda acc: acc.set_global_step(3),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "doing"),
+    [*((call, "waits for the lock") for call in CALLS), ("take", "waits in the queue")],
+)
+def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str) -> None:
+    with ConditionalAccumulator("float32", (), "removed"), ExitStack() as stack:
+        if doing == "waits for the lock":
+            stack.enter_context(held("removed"))
+        with Apart(_wait_until_truncated, CALLS[call]) as waiter:
+            waiter.hear()
+            # Awake it is in the middle of an operation, and ends at the first page it touches.
+            until(lambda: sleeps_in("removed", waiter.pid, doing))
+            os.truncate(segment(), 0)
+            assert "truncated" in waiter.result()
+        inspection.remove("removed", force=True)
