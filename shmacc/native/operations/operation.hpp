@@ -151,8 +151,8 @@ class Operation {
     // dropped during the wait, since the process that kept the lock kept all others from dropping anything.
     [[noreturn]] void deadline_exceeded(const std::string& what, const Totals& now,
                                         std::optional<uint64_t> dropped_before, Error::Fields fields = {}) {
-        const auto since_take = static_cast<int64_t>(now.dropped - now.round.dropped);
-        const auto dropped = static_cast<int64_t>(now.dropped - dropped_before.value_or(now.dropped));
+        const auto since_take = static_cast<int64_t>(now.ever.dropped - now.round.dropped);
+        const auto dropped = static_cast<int64_t>(now.ever.dropped - dropped_before.value_or(now.ever.dropped));
         fields.insert(fields.end(),
                       {{"accumulated", now.count}, {"step", now.round.step}, {"dropped", dropped}});
         const Attached attached = some_attached(segment_.presence());

@@ -96,7 +96,7 @@ class Step : public Operation {
             if (reached(round)) return round;
             refuse_if_finished(round);
             if (on_death == OnDeath::kRaise) raise_if_chiefs_are_gone();
-            if (!dropped_before) dropped_before = totals(segment_).dropped;
+            if (!dropped_before) dropped_before = totals(segment_).ever.dropped;
             if (past(deadline)) {
                 const Totals now = totals(segment_);
                 deadline_exceeded("The global step is still " + std::to_string(now.round.step) + missing +

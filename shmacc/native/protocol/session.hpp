@@ -103,21 +103,18 @@ struct Totals {
     RoundState round;
     int64_t count;
     int64_t weight;
-    uint64_t applied, dropped, applied_bytes, recoveries;
+    LaneState ever;  // only its counters
     uint64_t rows;  // if asked for
 
     void add(const LaneState& lane) {
         count = added(count, count_of(lane, round));
         weight = added(weight, weight_of(lane, round));
-        applied += lane.applied;
-        dropped += lane.dropped;
-        applied_bytes += lane.applied_bytes;
-        recoveries += lane.recoveries;
+        for (const auto& counter : kLaneCounters) ever.*counter.number += lane.*counter.number;
     }
 };
 inline Totals totals(OpenSegment& segment, bool with_rows = false) {
     for (;;) {
-        Totals sum{segment.round().snapshot(), 0, 0, 0, 0, 0, 0, 0};
+        Totals sum{segment.round().snapshot(), 0, 0, {}, 0};
         std::vector<uint64_t> generations;
         for (const auto& lane : segment.lanes()) {
             const LaneState state = lane->committed().snapshot();

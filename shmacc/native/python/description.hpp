@@ -68,14 +68,9 @@ inline nb::dict describe(const Totals& now) {
     out["count"] = now.count;
     out["weight"] = now.weight;
     out["all_rows"] = now.rows;
-    nb::dict counters = new_dict();  // by their names in Stats
-    counters["applied"] = now.applied;
-    counters["dropped"] = now.dropped;
-    counters["discarded"] = now.round.discarded;
-    counters["taken"] = now.round.taken;
-    counters["takes"] = now.round.takes;
-    counters["recoveries"] = now.recoveries;
-    counters["applied_bytes"] = now.applied_bytes;
+    nb::dict counters = new_dict();
+    for (const auto& counter : kRoundCounters) counters[counter.name] = now.round.*counter.number;
+    for (const auto& counter : kLaneCounters) counters[counter.name] = now.ever.*counter.number;
     out["counters"] = counters;
     out["round"] = nb::none();
     if (now.round.holder.serial != 0) {

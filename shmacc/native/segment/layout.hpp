@@ -327,6 +327,21 @@ struct LaneState {
     uint64_t checksum;
 };
 
+// The counters among these fields, by their names in Stats (shmacc/_records/stats.py), which reports each of them.
+// Lanes' counters are added up.
+template <class State>
+struct Counter {
+    const char* name;
+    uint64_t State::* number;
+};
+constexpr Counter<RoundState> kRoundCounters[] = {{"discarded", &RoundState::discarded},
+                                                  {"taken", &RoundState::taken},
+                                                  {"takes", &RoundState::takes}};
+constexpr Counter<LaneState> kLaneCounters[] = {{"applied", &LaneState::applied},
+                                                {"dropped", &LaneState::dropped},
+                                                {"applied_bytes", &LaneState::applied_bytes},
+                                                {"recoveries", &LaneState::recoveries}};
+
 // State of one member in a lane. Kept twice; current is the newer copy that the lane has committed (commit.hpp).
 struct MemberState {
     uint64_t generation;
