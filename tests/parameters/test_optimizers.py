@@ -10,6 +10,7 @@ import pytest
 from helpers.numpy_optimizers import ALL, Reference
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, optim
+from shmacc._layout import layout
 
 named = pytest.mark.parametrize("optimizer", ALL, ids=repr)
 
@@ -106,6 +107,11 @@ def test_slots_of_a_tables_rows_begin_as_those_of_arrays(optimizer: optim.Optimi
     with Parameters(contents, optimizer=optimizer) as params:
         for slot, array in params.slots["array"].items():
             np.testing.assert_array_equal(params.slots["table"][slot][[7]], array)
+
+
+def test_all_of_them_are_tested() -> None:
+    names = {type(optimizer).__name__ for optimizer in ALL}
+    assert names == set(layout.OPTIMIZERS) == set(optim.__all__) - {"Optimizer"}
 
 
 def test_they_are_values() -> None:

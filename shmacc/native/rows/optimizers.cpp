@@ -20,7 +20,7 @@ template <class T>
 void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
               Saving& saving) {
     const double decay = optimizer.weight_decay();
-    const bool decoupled = optimizer.base() == kAdamW;
+    const bool decoupled = is_decoupled(optimizer);
     with_rule<T>(optimizer, rate, updates, array.rows != nullptr, [&](auto rule) {
         using Rule = decltype(rule);
         if constexpr (!Rule::kRowwise)
