@@ -331,15 +331,16 @@ void update_entries_plain(const Rule& rule, const TouchedArray<T>& array, Saving
     update_entries<kWidth>(rule, array, saving);
 }
 
+// With decay, and where x86-64 has no AVX2, there is only the loop for any width: each takes seconds to compile.
 template <class Rule, class T>
 void update_array(const Rule& rule, const TouchedArray<T>& array, Saving& saving) {
-    const auto run = [&](auto width) {
 #if defined(__x86_64__)
-        if (__builtin_cpu_supports("avx2")) return update_entries_wide<width.value>(rule, array, saving);
+    if (!__builtin_cpu_supports("avx2")) return update_entries_plain<0>(rule, array, saving);
+    const auto run = [&](auto width) { update_entries_wide<width.value>(rule, array, saving); };
+#else
+    const auto run = [&](auto width) { update_entries_plain<width.value>(rule, array, saving); };
 #endif
-        return update_entries_plain<width.value>(rule, array, saving);
-    };
-    if constexpr (!kDecays<Rule>) {  // with decay, only the loop for any width: each takes seconds to compile
+    if constexpr (!kDecays<Rule>) {
         if (array.rows && array.width == 64) return run(std::integral_constant<uint64_t, 64>());
         if (array.rows && array.width == 16) return run(std::integral_constant<uint64_t, 16>());
     }
