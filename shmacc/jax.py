@@ -54,8 +54,7 @@ class TreeSpec:
             sparse: A function from the name of a leaf to whether its gradients come as rows:
                 ``(indices, values)``, or an object with ``.indices`` and ``.values``. None: no
                 gradients do.
-            reduction_type: The reduction of all members: "MEAN", "SUM" or "CMEAN"; None: the
-                group's.
+            reduction_type: The reduction of all members; None: the group's.
 
         Raises:
             InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse

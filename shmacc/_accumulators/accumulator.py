@@ -128,7 +128,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     @property
     def reduction_type(self) -> str:
-        """MEAN, SUM or CMEAN; in a group, it applies to members without their own."""
+        """The reduction; in a group, that of members without their own."""
         return self._spec.reduction
 
     @property

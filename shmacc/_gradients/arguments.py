@@ -257,15 +257,16 @@ def reduction(reduction_type: object) -> str:
     """Return a constructor's reduction_type; None is the default, "MEAN".
 
     Raises:
-        InvalidArgumentError: It is not "MEAN", "SUM" or "CMEAN".
+        InvalidArgumentError: There is no such reduction.
     """
     if reduction_type is None:
         return "MEAN"
     if isinstance(reduction_type, bytes):
         reduction_type = reduction_type.decode("ascii", "replace")
     if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
+        words = ", ".join(f'"{word}"' for word in layout.REDUCTIONS)
         raise InvalidArgumentError(
-            f"reduction_type is one of three words, in capitals: passed string {reduction_type!r} "
-            'not in: "MEAN", "SUM", "CMEAN".'
+            f"reduction_type is a word in capitals: passed string {reduction_type!r} not in: "
+            f"{words}."
         )
     return reduction_type

@@ -21,7 +21,7 @@ class TensorSpec:
         shape: As for an accumulator: None for an unknown rank, None as a dimension for an unknown
             dimension.
         dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
-        reduction_type: "MEAN", "SUM" or "CMEAN"; None: the group's.
+        reduction_type: As for an accumulator; None: the group's.
 
     Raises:
         InvalidArgumentError: A bad argument.
@@ -77,7 +77,7 @@ class MemberSpec:
         kind: "sparse" or "dense".
         dtype: The dtype of its gradients.
         shape: The declared shape, None for unknown dimensions; None for an unknown rank.
-        reduction: "MEAN", "SUM" or "CMEAN".
+        reduction: The reduction, as a user names it.
         optimizer: For an array of parameters: its optimizer's kind and numbers, as
             ``Optimizer.config`` returns them.
         parameters: As for `TensorSpec`; None if the spec is that of an existing segment.
@@ -156,7 +156,7 @@ class Spec:
     Attributes:
         kind: "sparse", "dense" or "group".
         members: In order; one without a name if it is no group.
-        reduction: "MEAN", "SUM" or "CMEAN"; in a group, it applies to members without their own.
+        reduction: The reduction; in a group, that of members without their own.
         lanes: How many applies go on at a time; None: 1, or as an existing accumulator has it.
         capacity: How many gradients may be pending; None: any number, or as an existing accumulator
             has it.

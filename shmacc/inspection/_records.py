@@ -107,7 +107,7 @@ class Summary:
             "parameters" (which have a step).
         dtype: TensorFlow's name of the dtype; None: it has several members.
         shape: The declared shape; None: unknown rank, or it has several members.
-        reduction_type: MEAN, SUM or CMEAN; for a group: that of members without their own.
+        reduction_type: The reduction; for a group: that of members without their own.
         members: How many members it has: tensors, shared arrays or tables.
         lanes: How many applies go on at a time.
         capacity: How many gradients may be pending; None: any number.
@@ -368,7 +368,7 @@ class MemberDescription:
         kind: "sparse", "dense", or "table" (parameters whose rows have ids).
         dtype: TensorFlow's name of the dtype.
         shape: The declared shape (for a table: a row's); None: unknown rank.
-        reduction_type: MEAN, SUM or CMEAN.
+        reduction_type: Its reduction.
         count: Gradients that had this member.
         weight: Their total weight.
         rows: Rows that they touch, in all lanes (dense: 0); for a table: its rows.

@@ -147,7 +147,7 @@ class AccumulatorGroup:
 
     @property
     def reduction_type(self) -> str:
-        """MEAN, SUM or CMEAN: that of members without their own."""
+        """The reduction of members without their own."""
         return self._link.config.reduction
 
     @property

@@ -13,6 +13,7 @@ from helpers.support import refused, same_bits
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
+from shmacc._layout import layout
 
 LAST: Final = 2**63 - 1
 MOST: Final = 2**48  # the largest weight, and count of a partial
@@ -91,12 +92,11 @@ def test_contributors_of_a_partial_that_no_take_gave(who: Any) -> None:
 
 # --- weights -------------------------------------------------------------------------------------
 
-REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
 WEIGHTS: Final = (3, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("name", "reduction"), list(zip(ELEMENTS, itertools.cycle(REDUCTIONS), strict=False))
+    ("name", "reduction"), list(zip(ELEMENTS, itertools.cycle(layout.REDUCTIONS), strict=False))
 )
 def test_a_weight_is_so_many_gradients_in_the_sum_and_in_the_divisor(
     name: str, reduction: str

@@ -24,11 +24,12 @@ from shmacc import (
     TensorSpec,
     inspection,
 )
+from shmacc._layout import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
+REDUCTIONS: Final = tuple(layout.REDUCTIONS)
 FLOATS: Final = [name for name, element in ELEMENTS.items() if not element.integral]
 
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import shmacc
 from shmacc import errors, testing
+from shmacc._layout import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from helpers.numpy_model import Outcome, Shape
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
-REDUCTIONS: Final = ("MEAN", "SUM", "CMEAN")
+REDUCTIONS: Final = tuple(layout.REDUCTIONS)
 
 
 class Accumulators(RuleBasedStateMachine):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import shmacc
 from shmacc import IndexedSlicesSpec, TensorSpec
+from shmacc._layout import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from helpers.numpy_model import Array
 
 MEMBERS: Final[dict[str, TensorSpec]] = {
-    "rows, mean": IndexedSlicesSpec((10, 2), "float64"),
-    "rows, mean over all": IndexedSlicesSpec((None, 2), "float64", reduction_type="CMEAN"),
-    "summed": TensorSpec((3,), "int32", reduction_type="SUM"),
-    "mean": TensorSpec((2,), "float64"),
-    "mean over all": TensorSpec((), "float64", reduction_type="CMEAN"),
+    **{of: IndexedSlicesSpec((10, 2), "float64", reduction_type=of) for of in layout.REDUCTIONS},
+    **{f"dense {of}": TensorSpec((2,), "float64", reduction_type=of) for of in layout.REDUCTIONS},
+    "any rows": IndexedSlicesSpec((None, 2), "float64"),
+    "integers": TensorSpec((3,), "int32", reduction_type="SUM"),
+    "scalar": TensorSpec((), "float64"),
 }
 SPARSE: Final = tuple(name for name, spec in MEMBERS.items() if isinstance(spec, IndexedSlicesSpec))
 
@@ -118,17 +119,19 @@ class Sums:
             got = taken[name]
             assert (got.count, got.weight, got.step) == (part.count, part.weight, step)
             assert got.contributors.tolist() == sorted(self.contributors)
-            reduction = MEMBERS[name].reduction_type or "MEAN"
+            each: Any = part.weight
             if name in SPARSE:
                 rows = sorted(part.rows)
                 assert got.indices.tolist() == rows
                 assert got.row_counts.tolist() == [part.rows[row][1] for row in rows]
+                each = got.row_counts[:, None]
                 sums = np.array([part.rows[row][0] for row in rows]).reshape(-1, 2)
-                each = got.row_counts[:, None] if reduction == "MEAN" else self.weight
-                np.testing.assert_array_equal(got.values, sums / each if divided else sums)
             else:
-                by = {"SUM": 1, "MEAN": part.weight, "CMEAN": self.weight}[reduction]
-                np.testing.assert_array_equal(got.value, part.array / by if divided else part.array)
+                sums = part.array
+            reduction = MEMBERS[name].reduction_type or "MEAN"
+            by = {"SUM": 1, "MEAN": each, "CMEAN": self.weight}[reduction] if divided else 1
+            values = got.values if name in SPARSE else got.value
+            np.testing.assert_array_equal(values, sums / by)
 
 
 class ModelledGroup:

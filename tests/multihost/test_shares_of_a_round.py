@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shmacc
+from shmacc._layout import layout
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Share
 from shmacc._multihost.pieces import Joining, Plan
@@ -27,14 +28,17 @@ SPECS = {
     "sums": shmacc.IndexedSlicesSpec((50,), "int32", reduction_type="SUM"),
     "large": shmacc.TensorSpec((200, 100), "float16", reduction_type="CMEAN"),
     "scalar": shmacc.TensorSpec((), "float64"),
-    "narrow": shmacc.IndexedSlicesSpec((9,), "float64", reduction_type="CMEAN"),
     "never": shmacc.TensorSpec((3,), "float32"),
+    **{
+        reduction: shmacc.IndexedSlicesSpec((9,), "float64", reduction_type=reduction)
+        for reduction in layout.REDUCTIONS
+    },
 }
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
 def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
-    specs = {"a": SPECS["sums"], "b": SPECS["narrow"]}
+    specs = {"a": SPECS["sums"], "b": SPECS["MEAN"]}
     if kind == "dense":
         specs = {"a": SPECS["scalar"], "b": SPECS["large"]}
     plan = Plan(specs, 2)
@@ -77,7 +81,8 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
                 gradient["sums"] = random.integers(0, 50, 3), random.integers(-9, 9, 3)
             if i != 2:
                 gradient["large"] = random.integers(-9, 9, (200, 100)).astype(np.float16)
-            gradient["narrow"] = [i], [float(i + 1)]  # not every host has rows at every shard
+            for reduction in layout.REDUCTIONS:  # not every host has rows at every shard
+                gradient[reduction] = [i, 8], [float(i + 1), 1.0]
             if i == 4:
                 gradient["scalar"] = 3.0
                 gradient["rows"] = np.empty(0, np.int64), np.empty((0, 4), np.float32)

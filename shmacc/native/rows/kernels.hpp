@@ -68,6 +68,10 @@ SHMACC_TWO_WIDTHS static bool stand_at(const Slot* slots, const int64_t* keys, u
     return differing == 0;
 }
 
+static_assert(
+    std::size(kReductionNames) == 3,
+    "these loops add, as MEAN, SUM and CMEAN do: see \"A reduction\" in CONTRIBUTING.md for another one");
+
 // Returns a + b. If an integer sum wraps around, as its sign or (unsigned) its carry shows, the top bit of `wrong` is
 // set.
 template <class T>
