@@ -99,8 +99,6 @@ class TableEmbedding(nn.Module):
             )
         return found
 
-    # torch.compile leaves it as it is: it reads what other processes change.
-    @torch.compiler.disable
     def forward(self, ids: torch.Tensor, offsets: "torch.Tensor | None" = None) -> Any:
         """Return rows, of shape ``ids.shape + (embedding_dim,)``; or one for each bag.
 
@@ -113,6 +111,14 @@ class TableEmbedding(nn.Module):
             InvalidArgumentError: An id is out of range; or offsets without a mode.
             FailedPreconditionError: The replica is closed.
         """
+        if torch.compiler.is_compiling():
+            # Here, because it imports torch's compiler.
+            from shmacc.torch import _uncompiled
+
+            return _uncompiled.call(self._look_up, ids, offsets)
+        return self._look_up(ids, offsets)
+
+    def _look_up(self, ids: torch.Tensor, offsets: "torch.Tensor | None") -> Any:
         if self.mode is None and offsets is not None:
             raise InvalidArgumentError(
                 'offsets are for bags: TableEmbedding(..., mode="sum") or "mean"'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -200,6 +202,12 @@ def test_a_compiled_replica() -> None:
         assert set(replicas._shared) >= {"users.rows", "tags.rows"}
         assert len(model.users.table)
         replica.close()
+
+
+def test_torchs_compiler_is_imported_only_by_those_who_compile() -> None:
+    """It takes two seconds, in each spawned worker."""
+    code = "import sys, shmacc.torch; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_what_is_refused(namespace: str) -> None:
