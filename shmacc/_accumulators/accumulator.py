@@ -286,9 +286,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             ShmaccError: As for `wait_step`; ResourceExhaustedError: no thread could be started for
                 the wait.
         """
-        from shmacc._accumulators import (
-            coroutines,  # asyncio takes longer to import than all of shmacc
-        )
+        from shmacc._accumulators import coroutines  # it imports asyncio
 
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
         raises = arguments.on_death(on_death)
@@ -388,9 +386,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             ShmaccError: As for `take`; ResourceExhaustedError: no thread could be started for the
                 wait.
         """
-        from shmacc._accumulators import (
-            coroutines,  # asyncio takes longer to import than all of shmacc
-        )
+        from shmacc._accumulators import coroutines  # it imports asyncio
 
         return await coroutines.take(
             self._handle, self._taken, num_required, timeout, at_least, on_death

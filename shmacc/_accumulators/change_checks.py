@@ -1,40 +1,76 @@
-"""The record of a change of parameters, and the checks that arrays and tables share."""
+"""The record of a change of parameters, and what arrays and tables share."""
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from shmacc import optim
+from shmacc._accumulators import saving
 from shmacc._gradients import arrays
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.dtypes import DType
 from shmacc._gradients.handlers import pass_on
+from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 
-class Named(Protocol):
-    """An array or a table."""
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An array or a table of parameters.
 
-    @property
-    def noun(self) -> str:
-        """The word "Array" or "Table", to begin a message with."""
+    It has several regions: 0 is the array or the rows, the others are its optimizer's slots.
+
+    Attributes:
+        noun: The word "Array" or "Table", to begin a message with.
+        contents: The name of region 0 in a state.
+        shape: The shape of the array, or of a row of the table.
+    """
+
+    number: int
+    spec: MemberSpec
+    optimizer: optim.Optimizer | None
+    shape: tuple[int, ...] = field(init=False)
+
+    noun: ClassVar[str]
+    contents: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(dim or 0 for dim in self.spec.shape or ()))
 
     @property
     def name(self) -> str:
-        """Its name."""
+        return self.spec.name
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its NumPy dtype."""
+        return self.spec.dtype.numpy
 
     @property
-    def dtype_name(self) -> str:
-        """The dtype's name in messages."""
+    def slots(self) -> tuple[optim.Slot, ...]:
+        return () if self.optimizer is None else self.optimizer.slots()
 
-    @property
-    def optimizer(self) -> optim.Optimizer | None:
-        """Its optimizer."""
+    def shape_of(self, region: int) -> tuple[int, ...]:
+        """Return the shape of a region of the array, or of its part of a table's row."""
+        return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
+
+    def keys(self, number: int) -> list[str]:
+        """Return the names of the regions in a state that has this under `number`."""
+        return [f"{number}.{self.contents}", *(f"{number}.{slot.name}" for slot in self.slots)]
+
+    def saved(self, state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> ValueArray:
+        """Return a region that a state has; InvalidArgumentError unless it fits."""
+        values: ValueArray = saving.get(state, key)
+        if values.dtype.kind == "V" and values.dtype.itemsize == self.dtype.itemsize:
+            values = values.view(self.dtype)  # np.load returns void for bfloat16
+        if values.dtype != self.dtype or values.shape != shape:
+            raise InvalidArgumentError(
+                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but "
+                f"{self.noun.lower()} {self.name!r} has {self.dtype} {describe_shape(shape)} there"
+            )
+        return values
 
 
 class Change(NamedTuple):
@@ -118,7 +154,7 @@ def check_like(array: Named, values: ValueArray, shape: tuple[int, ...], what: s
     """Raise InvalidArgumentError unless values have this shape and the array's dtype."""
     if values.dtype != array.dtype:
         raise InvalidArgumentError(
-            f"{what} {array.name!r} must have dtype {array.dtype_name}, but has {values.dtype}"
+            f"{what} {array.name!r} must have dtype {array.spec.dtype.name}, but has {values.dtype}"
         )
     if values.shape != shape:
         raise InvalidArgumentError(

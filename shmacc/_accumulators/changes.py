@@ -2,65 +2,28 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shmacc import optim
 from shmacc._accumulators import change_checks as checks
 from shmacc._accumulators import saving, table_changes
-from shmacc._accumulators.change_checks import Change
+from shmacc._accumulators.change_checks import Change, Named
 from shmacc._accumulators.tables import Known
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients.arguments import describe_shape
-from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import DenseTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
-    """An array of parameters.
+class Array(Named):
+    """An array of parameters."""
 
-    It has several regions: 0 is the array itself, the others are its optimizer's slots.
-    """
-
-    number: int
-    spec: MemberSpec
-    optimizer: optim.Optimizer | None
+    __slots__ = ()
 
     noun = "Array"
-
-    @property
-    def dtype_name(self) -> str:
-        """Its dtype's name in messages."""
-        return self.spec.dtype.name
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.spec.name
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Its NumPy dtype."""
-        return self.spec.dtype.numpy
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return tuple(dim or 0 for dim in self.spec.shape or ())
-
-    @property
-    def slots(self) -> tuple[optim.Slot, ...]:
-        """Its optimizer's slots."""
-        return () if self.optimizer is None else self.optimizer.slots()
-
-    def shape_of(self, region: int) -> tuple[int, ...]:
-        """Return the shape of a region."""
-        return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
+    contents = "array"
 
     def bytes(self, region: int) -> int:
         """Return the size of a region."""
@@ -73,10 +36,6 @@ class Array:
             ResourceExhaustedError: There is no memory for it.
         """
         return arrays.empty(self.shape_of(region), self.dtype)
-
-    def keys(self) -> list[str]:
-        """Return the names of its regions in a state."""
-        return [f"{self.number}.array", *(f"{self.number}.{slot.name}" for slot in self.slots)]
 
     def described(self) -> str:
         """Return its description in a state."""
@@ -167,14 +126,8 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
         )
     rows = arrays.row_numbers(taken.indices, f"the row numbers of array {array.name!r}")
     _check_rows(array, rows)
-    return Change(
-        array.number,
-        0,
-        rate,
-        rows=rows,
-        values=np.ascontiguousarray(taken.values),
-        rest=array.bytes(0),
-    )
+    values = np.ascontiguousarray(taken.values)
+    return Change(array.number, 0, rate, rows=rows, values=values, rest=array.bytes(0))
 
 
 def _contents(array: Array, given: Any) -> Change:
@@ -237,22 +190,7 @@ def of_state(own: tuple[Array | Known, ...], state: Any) -> tuple[list[Change], 
 
 
 def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Change]:
-    saved = [f"{number}.array", *(f"{number}.{slot.name}" for slot in array.slots)]
-    for region, key in enumerate(saved):
-        values = saving.get(state, key)
-        if values.dtype.kind == "V" and values.dtype.itemsize == array.dtype.itemsize:
-            values = values.view(array.dtype)  # np.load returns void for bfloat16
-        if values.dtype != array.dtype or values.shape != array.shape_of(region):
-            raise InvalidArgumentError(
-                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but array "
-                f"{array.name!r} has {array.dtype} {describe_shape(array.shape_of(region))} there"
-            )
+    for region, key in enumerate(array.keys(number)):
+        values = array.saved(state, key, array.shape_of(region))
         own = values.astype(array.dtype, order="C", copy=not values.flags.owndata)
-        yield Change(
-            array.number,
-            region,
-            None,
-            rows=None,
-            values=own,
-            rest=array.bytes(region),
-        )
+        yield Change(array.number, region, None, rows=None, values=own, rest=array.bytes(region))

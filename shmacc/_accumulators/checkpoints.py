@@ -49,14 +49,13 @@ def save(
         OSError: Writing failed.
     """
     _check(what)
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{name}/{key}": array
         for name, state in _states(what, arguments.timeout(timeout)).items()
         for key, array in state.items()
     }
     with replacing(Path(path)) as file:
-        saved: dict[str, Any] = arrays
-        np.savez(file, **saved)
+        np.savez(file, **arrays)
 
 
 def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:

@@ -73,7 +73,12 @@ async def wait_in_thread(
 
     thread = threading.Thread(target=make_call, name="shmacc: a coroutine's wait", daemon=True)
     try:
-        _start(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ResourceExhaustedError(
+                f"No thread could be started for a wait: {error}"
+            ) from error
         await asyncio.wait([ended])  # unlike `await ended`, does not cancel it
     except GeneratorExit:  # the task was thrown away: it may not wait
         handle.end_wait(caller)
@@ -91,13 +96,6 @@ async def wait_in_thread(
     if failures:
         raise failures.pop()  # no reference cycle: the error refers to this frame
     return results.pop()
-
-
-def _start(thread: threading.Thread) -> None:
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise ResourceExhaustedError(f"No thread could be started for a wait: {error}") from error
 
 
 class AsyncRound(_core.AsyncBlock[_Result_co]):

@@ -109,7 +109,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
     @property
     def members(self) -> dict[str, TensorSpec]:
         """The specs of the members, by name."""
-        return {name: member.tensor_spec() for name, member in self._members.items()}
+        return {spec.name: spec.tensor_spec() for spec in self._spec.members}
 
     def apply(
         self,

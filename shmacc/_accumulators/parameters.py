@@ -1,7 +1,7 @@
 """Parameters: arrays in shared memory that only updates change."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +12,7 @@ from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.table_spec import TableSpec
 from shmacc._accumulators.tables import Known, Table, TableRows
-from shmacc._gradients import arguments
+from shmacc._gradients import arguments, arrays
 from shmacc._gradients import array_specs as given
 from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
@@ -89,18 +89,18 @@ class Parameters(SharedArrays):
                 float64, or existing parameters disagree (the message names both values).
             Everything else as for `SharedArrays`.
         """
-        arrays = given.asked(contents, _table)
+        asked = given.asked(contents, _table)
         if isinstance(optimizer, Mapping):
-            names = [array.spec.name for array in arrays]
+            names = [array.spec.name for array in asked]
             optimizer = patterns.by_name(optimizer, names, "an optimizer")
-        asked = [_with_optimizer(array, optimizer) for array in arrays]
+        asked = tuple(_with_optimizer(array, optimizer) for array in asked)
         self._open(
-            tuple(array.asked.spec for array in asked),
+            tuple(array.spec for array in asked),
             given.REDUCTION,
             shared_name,
             Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
             own=False,
-            contents=lambda: [array.contents() for array in asked],
+            contents=lambda: [_contents(array) for array in asked],
         )
 
     @classmethod
@@ -395,7 +395,7 @@ class Parameters(SharedArrays):
         places = [(array.number, 0, copies[array.name]) for array in self._arrays]
         step, _, tables = self._read(places, seconds, whole=False)
         for table, (ids, numbers, _) in zip(self._tables, tables, strict=True):
-            rows = numbers.view(table.dtype).reshape(len(ids), *table.spec.row_shape)
+            rows = numbers.view(table.dtype).reshape(len(ids), *table.shape)
             copies[table.name] = IndexedSlices(rows, ids)
         return step, {member.name: copies[member.name] for member in self._members}
 
@@ -412,7 +412,7 @@ class Parameters(SharedArrays):
         state: dict[str, ValueArray] = {}
         places = []
         for array in self._arrays:
-            for region, key in enumerate(array.keys()):
+            for region, key in enumerate(array.keys(array.number)):
                 state[key] = array.empty(region)
                 places.append((array.number, region, state[key]))
         step, updates, tables = self._read(places, seconds, whole=True)
@@ -428,7 +428,7 @@ class Parameters(SharedArrays):
         self, places: list[tuple[int, int, ValueArray]], timeout: float | None, *, whole: bool
     ) -> tuple[int, list[int], list[tuple[IndexArray, ValueArray, IndexArray]]]:
         self._check_open()
-        as_bytes = [(number, region, _bytes_of(to)) for number, region, to in places]
+        as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in places]
         tables = [(table.number, whole) for table in self._tables]
         return _core.read_parameters(self._handle, as_bytes, tables, timeout)
 
@@ -462,35 +462,28 @@ class Parameters(SharedArrays):
         return self._handle.state()["sealed"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """An array that a constructor is given, with its optimizer."""
-
-    asked: given.Asked
-    optimizer: optim.Optimizer | None
-
-    def contents(self) -> list[tuple[int, ValueArray | None]]:
-        """Return array and slots as the extension takes them; a new table has none."""
-        if self.asked.spec.kind == "table":
-            return []
-        array = changes.Array(0, self.asked.spec, self.optimizer)
-        made = [self.asked.contents()]
-        for region, slot in enumerate(array.slots, 1):
-            bytes_ = array.bytes(region)
-            initial = None
-            if slot.initial and bytes_:
-                count = min(bytes_, _FILLED_AT_ONCE) // array.dtype.itemsize
-                with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
-                    initial = _bytes_of(np.full(count, slot.initial, array.dtype))
-            made.append((bytes_, initial))
-        return made
+def _contents(asked: given.Asked) -> list[tuple[int, ValueArray | None]]:
+    """Return array and slots as the extension takes them; a new table has none."""
+    if asked.spec.kind == "table":
+        return []
+    array = changes.Array(0, asked.spec, _optimizer_of(asked.spec))
+    made = [asked.contents()]
+    for region, slot in enumerate(array.slots, 1):
+        bytes_ = array.bytes(region)
+        initial = None
+        if slot.initial and bytes_:
+            count = min(bytes_, _FILLED_AT_ONCE) // array.dtype.itemsize
+            with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
+                initial = arrays.bytes_of(np.full(count, slot.initial, array.dtype))
+        made.append((bytes_, initial))
+    return made
 
 
-def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
+def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> given.Asked:
     name, dtype = array.spec.name, array.spec.dtype.name
     optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
     if optimizer is None:
-        return _Asked(array, None)
+        return array
     if not isinstance(optimizer, optim.Optimizer) or type(optimizer) is optim.Optimizer:
         raise InvalidArgumentError(
             f"The optimizer of array {name!r} must be one of shmacc.optim's, but was of "
@@ -503,7 +496,7 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> _Asked:
         )
     info = np.finfo(array.spec.dtype.numpy)
     optimizer.check_numbers(float(info.tiny), float(info.max))
-    return _Asked(replace(array, spec=replace(array.spec, optimizer=optimizer.config())), optimizer)
+    return replace(array, spec=replace(array.spec, optimizer=optimizer.config()))
 
 
 def _table(name: str, value: object) -> MemberSpec | None:
@@ -516,7 +509,3 @@ def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:
     except InvalidArgumentError as error:
         pass_on(error)
         raise DataLossError(f"array {spec.name!r} has an optimizer out of range: {error}") from None
-
-
-def _bytes_of(array: ValueArray) -> ValueArray:
-    return array.reshape(-1).view(np.uint8)

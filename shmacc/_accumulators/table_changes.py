@@ -11,7 +11,6 @@ from shmacc._accumulators import saving
 from shmacc._accumulators.change_checks import Change
 from shmacc._accumulators.tables import Known, checked_ids
 from shmacc._gradients import arrays, dtypes
-from shmacc._gradients.arguments import describe_shape
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import SparseTaken
 from shmacc.errors import InvalidArgumentError
@@ -40,7 +39,7 @@ def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float 
                 "of the group is that of params.member_specs()"
             )
         ids, rows = checked_ids(taken.indices, what).copy(), np.ascontiguousarray(taken.values)
-        _check_rows(table, rows, len(ids), "The gradient of table")
+        checks.check_like(table, rows, (len(ids), *table.shape), "The gradient of table")
     elif given is not None:
         if not isinstance(given, tuple) or len(given) != 2:  # noqa: PLR2004
             raise InvalidArgumentError(
@@ -51,21 +50,11 @@ def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float 
         rows = checks.owned(
             given[1], dtypes.resolve(table.dtype), f"the new rows of table {table.name!r}"
         )
-        _check_rows(table, rows, len(ids), "The new rows of table")
+        checks.check_like(table, rows, (len(ids), *table.shape), "The new rows of table")
         ids, rows = checks.ascending(ids, rows, f"Id {{}} of table {table.name!r} is given twice")
     removed = checked_ids(remove, f"the ids to remove of table {table.name!r}")
-    return Change(
-        table.number,
-        0,
-        rate if taken is not None else None,
-        rows=ids,
-        values=rows,
-        rest=(np.unique(removed), None),
-    )
-
-
-def _check_rows(table: Known, rows: ValueArray, count: int, what: str) -> None:
-    checks.check_like(table, rows, (count, *table.spec.row_shape), what)
+    rate = None if taken is None else rate
+    return Change(table.number, 0, rate, rows=ids, values=rows, rest=(np.unique(removed), None))
 
 
 def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
@@ -74,34 +63,21 @@ def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
     Raises:
         InvalidArgumentError: The state does not fit the table.
     """
-    ids = checked_ids(
-        saving.get(state, f"{number}.ids"), f"the state's ids of table {table.name!r}"
-    )
+    what = f"the state's ids of table {table.name!r}"
+    ids = checked_ids(saving.get(state, f"{number}.ids"), what)
+    checks.check_vector(ids, what)
     what = f"the state's last steps of table {table.name!r}"
     steps = arrays.row_numbers(saving.get(state, f"{number}.last_steps"), what)
-    checks.check_vector(ids, f"the state's ids of table {table.name!r}")
     if steps.shape != ids.shape or (len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all())):
         raise InvalidArgumentError(
             f"The state's ids of table {table.name!r} do not ascend, or its last steps are others"
         )
     parts = []
-    for part, key in enumerate(table_keys(number, table)):
-        values = saving.get(state, key)
-        shape = (len(ids), *table.shape_of(part))
-        if values.dtype != table.dtype or values.shape != shape:
-            raise InvalidArgumentError(
-                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but table "
-                f"{table.name!r} has {table.dtype} {describe_shape(shape)} there"
-            )
+    for part, key in enumerate(table.keys(number)):
+        values = table.saved(state, key, (len(ids), *table.shape_of(part)))
         parts.append(values.reshape(len(ids), math.prod(table.shape_of(part))))
-    return Change(
-        table.number,
-        0,
-        None,
-        rows=ids.copy(),
-        values=np.ascontiguousarray(np.concatenate(parts, axis=1)),
-        rest=(None, steps),
-    )
+    rows = np.ascontiguousarray(np.concatenate(parts, axis=1))
+    return Change(table.number, 0, None, rows=ids.copy(), values=rows, rest=(None, steps))
 
 
 def to_state(
@@ -113,13 +89,8 @@ def to_state(
     whole = numbers.view(table.dtype).reshape(len(ids), sum(widths))
     state: dict[str, ValueArray] = {f"{number}.ids": ids, f"{number}.last_steps": steps}
     first = 0
-    for part, key in enumerate(table_keys(number, table)):
+    for part, key in enumerate(table.keys(number)):
         values = whole[:, first : first + widths[part]]
         state[key] = values.reshape(len(ids), *table.shape_of(part)).copy()
         first += widths[part]
     return state
-
-
-def table_keys(number: int, table: Known) -> list[str]:
-    """Return the names of a table's rows and slots in a state."""
-    return [f"{number}.rows", *(f"{number}.{slot.name}" for slot in table.slots)]

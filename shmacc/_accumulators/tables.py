@@ -1,14 +1,16 @@
 """Read access to tables of parameters: rows by id, without a lock."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
-from shmacc import _core, init, optim
+from shmacc import _core, init
 from shmacc._accumulators import table_spec
+from shmacc._accumulators.change_checks import Named
 from shmacc._gradients import arguments, arrays
-from shmacc._gradients.spec import IndexedSlicesSpec, MemberSpec
+from shmacc._gradients.spec import IndexedSlicesSpec
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError
 
@@ -26,48 +28,27 @@ def checked_ids(value: object, what: str) -> IndexArray:
     return ids
 
 
-class Known:
-    """The properties of a table in an open segment."""
+@dataclass(frozen=True, slots=True)
+class Known(Named):
+    """A table of parameters."""
 
-    __slots__ = ("name", "number", "optimizer", "spec")
+    table: table_spec.TableSpec = field(init=False)
 
     noun = "Table"
+    contents = "rows"
 
-    def __init__(self, number: int, member: MemberSpec, optimizer: optim.Optimizer | None) -> None:
-        self.number = number
-        self.name = member.name
-        self.spec = table_spec.of_member(member)
-        self.optimizer = optimizer
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Its NumPy dtype."""
-        dtype: np.dtype[Any] = self.spec.dtype
-        return dtype
-
-    @property
-    def dtype_name(self) -> str:
-        """Its dtype's name in messages."""
-        return self.dtype.name
-
-    @property
-    def slots(self) -> tuple[optim.Slot, ...]:
-        """Its optimizer's slots."""
-        return () if self.optimizer is None else self.optimizer.slots()
-
-    def shape_of(self, part: int) -> tuple[int, ...]:
-        """Return the shape of a row (0), or of a slot's part of a row (1, ...)."""
-        shape = self.spec.row_shape
-        return shape[:-1] if part and self.slots[part - 1].rowwise else shape
+    def __post_init__(self) -> None:
+        Named.__post_init__(self)
+        object.__setattr__(self, "table", table_spec.of_member(self.spec))
 
     def member_spec(self) -> IndexedSlicesSpec:
         """Return the spec of its gradients."""
-        return IndexedSlicesSpec((None, *self.spec.row_shape), self.dtype)
+        return IndexedSlicesSpec((None, *self.shape), self.dtype)
 
     def described(self) -> str:
         """Return its description in a state."""
-        shape = arguments.describe_shape(self.spec.row_shape)
-        return f"table of {self.dtype.name} {shape} from {self.spec.initial!r}, {self.optimizer!r}"
+        shape = arguments.describe_shape(self.shape)
+        return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {self.optimizer!r}"
 
 
 class TableRows:
@@ -103,7 +84,7 @@ class TableRows:
         """
         numbers = self._numbers(ids)
         rows = arrays.empty((*numbers.shape, *self.row_shape), self.dtype)
-        self._access().rows(numbers.reshape(-1), self._part, _as_bytes(rows))
+        self._access().rows(numbers.reshape(-1), self._part, arrays.bytes_of(rows))
         return rows
 
     def _numbers(self, ids: Any) -> IndexArray:
@@ -156,12 +137,12 @@ class Table(TableRows):
     @property
     def initial(self) -> init.Initial:
         """The contents of a row before anything changes it."""
-        return self._known.spec.initial
+        return self._known.table.initial
 
     @property
     def max_rows(self) -> int | None:
         """How many rows there may be; None: any number."""
-        return self._known.spec.max_rows
+        return self._known.table.max_rows
 
     def __len__(self) -> int:
         return self._access().state()[0]
@@ -171,8 +152,7 @@ class Table(TableRows):
         return True
 
     def __repr__(self) -> str:
-        known = self._known
-        return f"<Table {known.name!r}: {known.spec!r}>"
+        return f"<Table {self._known.name!r}: {self._known.table!r}>"
 
     @property
     def nbytes(self) -> int:
@@ -217,7 +197,3 @@ class Table(TableRows):
         if updated_before is not None:
             before = arguments.int64(updated_before, "updated_before")
         return self._access().ids(before)
-
-
-def _as_bytes(array: ValueArray) -> ValueArray:
-    return array.reshape(-1).view(np.uint8)

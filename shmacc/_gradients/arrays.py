@@ -189,7 +189,12 @@ def as_bytes(array: ValueArray, dtype: np.dtype[Any], what: str) -> ValueArray:
     Raises:
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    return _contiguous(array, what, dtype).reshape(-1).view(np.uint8)
+    return bytes_of(_contiguous(array, what, dtype))
+
+
+def bytes_of(array: ValueArray) -> ValueArray:
+    """Return the bytes of a C-contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def _contiguous(array: np.ndarray[Any, Any], what: str, dtype: Any = None) -> np.ndarray[Any, Any]:

@@ -31,11 +31,6 @@ class Sums:
     row_counts: IndexArray | None = None
     given: tuple[int, ...] | None = None
 
-    def rows(self) -> IndexArray:
-        """Return the indices of a sparse member's part."""
-        assert self.indices is not None  # noqa: S101
-        return self.indices
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -9,7 +9,7 @@ from shmacc import _core
 from shmacc._gradients import arrays, foreign, gradients
 from shmacc._gradients.gradients import Rows, Sums
 from shmacc._gradients.handlers import pass_on
-from shmacc._gradients.spec import MemberSpec, TensorSpec
+from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import InvalidArgumentError
 
@@ -26,11 +26,10 @@ class Member:
     times as much).
     """
 
-    __slots__ = ("_dtype", "_exact", "_number", "_plain_type", "_shape", "_sparse", "_spec")
+    __slots__ = ("_dtype", "_exact", "_number", "_plain_type", "_shape", "_sparse")
 
     def __init__(self, number: int, spec: MemberSpec) -> None:
         self._number = number
-        self._spec = spec
         self._sparse = spec.kind == "sparse"
         self._dtype = spec.dtype
         self._plain_type = spec.dtype.plain_type
@@ -38,9 +37,6 @@ class Member:
         # A gradient must have exactly the declared rank. Exception: TensorFlow's own tests apply
         # rows of more dimensions to a single accumulator whose shape leaves a dimension open.
         self._exact = bool(spec.name) or None not in (spec.shape or ())
-
-    def tensor_spec(self) -> TensorSpec:
-        return self._spec.tensor_spec()
 
     def gradient(self, value: Any, weight: int) -> MemberGradient:
         """Return this member's part of a group's gradient, checked."""
@@ -111,13 +107,9 @@ class Member:
 
     def rows_of_sums(self, sums: Sums) -> Rows:
         """Return the rows of a sparse partial, checked."""
+        assert sums.indices is not None  # noqa: S101
         return gradients.checked_rows(
-            sums.rows(),
-            sums.values,
-            sums.given,
-            self._shape,
-            sums.row_counts,
-            exact=self._exact,
+            sums.indices, sums.values, sums.given, self._shape, sums.row_counts, exact=self._exact
         )
 
     def array_of_sums(self, sums: Sums) -> ValueArray:

@@ -69,11 +69,11 @@ def open_or_create(
         if options.if_exists == "attach":
             handle = _attach(name, options.owners)
         elif options.if_exists == "replace":
-            removal.remove_unused(
-                name
-            )  # a process that dies after this leaves nothing under the name
+            removal.remove_unused(name)  # a death after this leaves nothing under the name
         elif removal.is_taken(name):
-            raise _already_exists(name)
+            raise AlreadyExistsError(
+                f'There is something {removal.named(name)} already, and if_exists is "error"'
+            ).with_fields(**removal.fields(name))
         handle = handle or _create(name, spec, contents(), unlink_on_close=options.unlink_on_close)
         if handle is not None:
             return handle
@@ -104,7 +104,9 @@ def attach(name: SegmentName, owners: "Owners", timeout: float | None = None) ->
     while handle is None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise _still_not_found(name, timeout)
+            raise DeadlineExceededError(
+                f"There is still nothing {removal.named(name)}, after {timeout:g} seconds"
+            ).with_fields(**removal.fields(name))
         time.sleep(min(pause, left))  # signal handlers run here
         pause = min(pause * 1.5, _LONGEST_PAUSE)
         handle = _attach(name, owners)
@@ -149,12 +151,6 @@ def wrong_kind(
     ).with_fields(segment=name.system_name, what="kind", existing=existing, asked=asked)
 
 
-def _still_not_found(name: SegmentName, timeout: float) -> DeadlineExceededError:
-    return DeadlineExceededError(
-        f"There is still nothing {removal.named(name)}, after {timeout:g} seconds"
-    ).with_fields(**removal.fields(name))
-
-
 def _uids(owners: "Owners") -> list[int] | None:
     if owners == "any":
         return None
@@ -194,12 +190,6 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
     if not entered:
         handle.close()
     return entered
-
-
-def _already_exists(name: SegmentName) -> AlreadyExistsError:
-    return AlreadyExistsError(
-        f'There is something {removal.named(name)} already, and if_exists is "error"'
-    ).with_fields(**removal.fields(name))
 
 
 def _create(
