@@ -130,8 +130,10 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
                     f"{name!r} cannot be saved: a load of them has not come to its end; load again"
                 )
         states = {name: one.state(timeout=_left(deadline)) for name, one in what.items()}
-        updates = {
-            name: one.stats().update for name, one in what.items() if isinstance(one, Accumulator)
+        rounds = {
+            name: one._handle.state()  # noqa: SLF001
+            for name, one in what.items()
+            if isinstance(one, Accumulator)
         }
         if generations == [_generation(one) for one in what.values()]:
             break
@@ -139,10 +141,10 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
         raise FailedPreconditionError(
             "Rounds ended all the while that the states were read: save in the block of a round"
         )
-    steps = {int(states[name]["step"]) for name in what.keys() - updates.keys()}
-    for name, update in updates.items():
-        step = int(states[name]["step"])
-        if update == "in" or (update == "begun" and step + 1 in steps):
+    steps = {what[name]._token: int(states[name]["step"]) for name in what.keys() - rounds.keys()}  # noqa: SLF001
+    for name, seen in rounds.items():
+        update, step = seen["update"], int(states[name]["step"])
+        if update and (update["is_in"] or steps.get(seen["belongs_to"]) == step + 1):
             states[name] = saving.emptied(states[name], step + 1)
     return states
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path  # noqa: TC003  likewise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from helpers.apart import Apart, Pipe
 from helpers.stepping_tracer import Traced, on_one_core, refusal
 from helpers.support import LONG, until
 
+import shmacc
 from shmacc import NEVER_STALE, AccumulatorGroup, Parameters, _core, errors, inspection, optim
 
 if TYPE_CHECKING:
@@ -185,3 +187,23 @@ def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
             chief.step()
         chief.kill()
     assert group.stats().update == "begun"
+
+
+@traced
+def test_a_save_asks_the_rounds_own_parameters(
+    group: AccumulatorGroup, params: Parameters, tmp_path: Path
+) -> None:
+    """Other parameters in the file may be a step ahead, and have had no part of this round."""
+    _begun_only(group, params)
+    with (
+        Parameters({"b": np.zeros(3)}, optimizer=optim.SGD(1)) as others,
+        AccumulatorGroup(others.member_specs()) as theirs,
+    ):
+        theirs.apply({"b": np.ones(3)}, 0)
+        with theirs.round(1) as taken:
+            others.update(taken)
+        what: dict[str, Any] = {"group": group, "params": params, "others": others}
+        shmacc.save(tmp_path / "all.npz", what)
+        shmacc.load(tmp_path / "all.npz", what)
+    assert (group.global_step, group.num_accumulated(), params.step) == (0, 2, 0)
+    assert group.take(1).count == 2
