@@ -29,7 +29,7 @@ endif
 
 # About 300 tests that use everything once: processes, deaths, dtypes, the command, the programs in the pages.
 SMOKE := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py \
-		rounds.py groups.py steps.py) \
+		rounds.py groups.py steps.py plain_gradients.py ends_of_waits.py) \
 	tests/parameters/test_parameters.py tests/opening/test_process_pools.py tests/inspect/test_verbs.py \
 	tests/hazards/test_killed_at_system_calls.py tests/hazards/test_exit_without_close.py \
 	tests/package/test_start_methods.py tests/package/test_interpreter_modes.py

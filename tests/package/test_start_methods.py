@@ -1,4 +1,4 @@
-"""The programs that start processes say "spawn"; each runs under another start method, too."""
+"""The programs that start processes say "spawn"; each runs under the other start methods, too."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _PROGRAMS: Final = {
     name: program
     for name, program in (
         pages.programs(with_others=False)
+        | {f"tutorial-{number}": block for number, (_, block) in enumerate(pages.tutorial())}
         | {path.stem: path.read_text() for path in pages.examples(with_others=False)}
     ).items()
-    if _SAID in program
+    if _SAID in program and "sys.argv" not in program
 }
+assert any(name.startswith("tutorial") for name in _PROGRAMS)
 assert {"README.md-0", "training_loop", "word_count"} <= _PROGRAMS.keys()
 
 
 @pytest.mark.usefixtures("namespace")
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("name", _PROGRAMS)
-def test_a_program_runs_under_another_start_method(name: str, tmp_path: Path) -> None:
-    method = ("fork", "forkserver")[list(_PROGRAMS).index(name) % 2]
+def test_a_program_runs_under_another_start_method(name: str, method: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAMS[name].replace(_SAID, f'get_context("{method}")'))
     done = subprocess.run(
