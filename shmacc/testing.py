@@ -31,11 +31,6 @@ def _inherit(namespace: str) -> _Inherited:
     return _Inherited(namespace)
 
 
-def _settings_of_children() -> dict[str, Any]:
-    settings: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
-    return settings
-
-
 @contextlib.contextmanager
 def isolated_namespace() -> Iterator[str]:
     """Put all names of this process, and of children it starts, under a fresh namespace.
@@ -51,7 +46,7 @@ def isolated_namespace() -> Iterator[str]:
     namespace = f"test-{os.getpid()}-{os.urandom(6).hex()}"
     before = os.environ.get(names.NAMESPACE_VARIABLE)
     os.environ[names.NAMESPACE_VARIABLE] = namespace
-    settings = _settings_of_children()
+    settings: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
     outer = settings.get(_SETTING)
     settings[_SETTING] = _Inherited(namespace)
     try:

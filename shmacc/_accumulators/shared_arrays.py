@@ -136,7 +136,10 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
 
     def _examine(self, config: Config, own: bool | None, asked: Spec | None) -> None:
         self._writable = bool(own)
-        self._check_kind(layout.KIND_NAMES[config["kind"]], constructed=asked is not None)
+        kind, constructed = layout.KIND_NAMES[config["kind"]], asked is not None
+        as_arrays = kind == "parameters" and not constructed and not self._writable  # to read them
+        if kind != self._KIND and not as_arrays:
+            raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
         try:
             existing = tuple(map(given.of_config, config["members"]))
             self._check_tables(existing)
@@ -150,12 +153,6 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         self._keep(existing)
         if asked is not None:
             self._check_agreement(existing, asked)
-
-    def _check_kind(self, kind: str, *, constructed: bool) -> None:
-        """Refuse another kind, except to read parameters as shared arrays."""
-        if kind == self._KIND or (kind == "parameters" and not constructed and not self._writable):
-            return
-        raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
 
     def _check_tables(self, existing: tuple[MemberSpec, ...]) -> None:
         """Raise InvalidArgumentError if there are tables, which are no arrays."""

@@ -154,7 +154,9 @@ def _identity(owner: str, finding: Finding) -> _Identity:
 
 def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
     uses = filter(lambda use: meant(use.name), unlinked.unlinked_uses())
-    for (system_name, under_users), users in itertools.groupby(uses, key=_by_name_and_cause):
+    for (system_name, under_users), users in itertools.groupby(
+        uses, key=lambda use: (use.name.system_name, use.under_users)
+    ):
         found = list(users)
         users_pids = sorted({use.pid for use in found})
         use = f"{pids(map(str, users_pids))} still {'uses' if len(users_pids) == 1 else 'use'}"
@@ -178,10 +180,6 @@ def _unlinked(meant: Callable[[SegmentName], bool]) -> Iterator[Finding]:
                 f"{removed}{later}",
                 NOTHING + "it was removed on purpose (`unlink()`, a replacement, `remove --force`)",
             )
-
-
-def _by_name_and_cause(use: unlinked.UnlinkedUse) -> tuple[str, bool]:
-    return use.name.system_name, use.under_users
 
 
 def _hidden() -> Iterator[Finding]:

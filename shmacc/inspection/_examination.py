@@ -2,8 +2,12 @@
 
 import dataclasses
 import math
+import struct
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +18,22 @@ from shmacc._layout import layout
 from shmacc._layout.reports import TableState
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
-from shmacc.inspection._listing import open_view, resolve
-from shmacc.inspection._stillness import look_still, tables
+from shmacc.inspection._listing import open_view, resolve, tables
 from shmacc.inspection._table import read_slots
-from shmacc.inspection._undo import read_undo
 
+_T = TypeVar("_T")
+_ATTEMPTS = 8
+_PAUSE = 0.002  # seconds; an apply takes less
+_MARKS: tuple[Literal["generation", "in_operation", "undo_records"], ...] = (
+    "generation",
+    "in_operation",
+    "undo_records",
+)
 _NO_ROWS = np.empty(0, np.int64)
 _PIECE = 2**20  # bytes of values that are read at once
+_ALIGNED = 16  # bytes
+_RECORD = struct.Struct("<IHH")  # first slot, how many, the member and _NUMBERS
+_NUMBERS = 1 << 15  # the numbers of rows are saved, instead of their sums and contributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +93,7 @@ def most_touched(
         found, all_still = [(_NO_ROWS, _NO_ROWS)], True
         for table, of_member in tables(view, config):
             if of_member["name"] == member and of_member["kind"] == layout.KINDS["sparse"]:
-                slots, still = look_still(table, partial(_committed_slots, table))
+                slots, still = _look_still(table, partial(_committed_slots, table))
                 found.append(slots)
                 all_still &= still
     # Several lanes may have the same row: add up their counts.
@@ -108,10 +121,33 @@ def summarise_values(name: str) -> ValueSummary:
             raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which have no sums")
         for table, member in tables(view, config):
             dtype = dtypes.stored(member["dtype"])
-            of_table, still = look_still(table, partial(_tally, table, dtype=dtype))
+            of_table, still = _look_still(table, partial(_tally, table, dtype=dtype))
             tally.join(of_table)
             all_still &= still
     return ValueSummary(**dataclasses.asdict(tally), still=all_still)
+
+
+def _look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tuple[_T, bool]:
+    """Return the result of `look`, repeated a few times if the segment changed meanwhile.
+
+    Bytes are copied out without the lock; the copy is consistent only if the committed state was
+    the same before and after, and no operation went on meanwhile. An operation that stands still
+    (its process is stopped) does not matter: what it has changed in place is in the undo log
+    (commit.hpp), so the reader can tell what was committed.
+
+    Args:
+        view: The segment.
+        look: Called with the committed state.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        before = view.state()
+        seen = look(before)
+        after = view.state()
+        still = all(before[mark] == after[mark] for mark in _MARKS)
+        if still or attempt == _ATTEMPTS:
+            return seen, still
+        time.sleep(_PAUSE)
+    raise AssertionError  # pragma: no cover  the loop returns
 
 
 @dataclass(slots=True)
@@ -156,7 +192,7 @@ def _tally(view: _core.SegmentView, state: TableState, dtype: dtypes.DType) -> _
             piece = view.read(layout.REGIONS["rows 0"] + state["buffer"], offset, size)
             tally.add(_numbers(piece, dtype))
         return tally
-    undo = read_undo(view, state)
+    undo = _read_undo(view, state)
     changed = np.zeros(rows, np.bool_)
     changed[undo.slots] = True
     # A row that an uncommitted apply has changed counts once, as it was saved.
@@ -192,10 +228,71 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
 
 def _committed_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
     rows, contributions = read_slots(view, state["rows"])
-    undo = read_undo(view, state)
-    if not undo.slots.size:
-        return rows, contributions
-    numbers, committed = rows.copy(), contributions.copy()
-    numbers[undo.overwritten] = undo.numbers
-    committed[undo.slots] = undo.contributions
-    return numbers, committed
+    undo = _read_undo(view, state)
+    rows[undo.overwritten] = undo.numbers
+    contributions[undo.slots] = undo.contributions
+    return rows, contributions
+
+
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """Saved rows of one member, in the order in which they were saved.
+
+    Attributes:
+        slots: The slot of each row.
+        contributions: The committed contributions of each row.
+        overwritten: Slots of rows whose numbers were saved.
+        numbers: The saved numbers.
+        start: Where the member's saved rows begin in the undo rows, in bytes.
+    """
+
+    slots: IndexArray
+    contributions: IndexArray
+    overwritten: IndexArray
+    numbers: IndexArray
+    start: int = 0
+
+
+def _read_undo(view: _core.SegmentView, state: TableState) -> _Undo:
+    """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
+
+    This repeats the end of lane.hpp (`put_back`) for readers: an apply saves rows and their
+    contributions before it adds to them (a restore their numbers, too, before it overwrites them),
+    and counts the complete records. Nothing is changed here.
+
+    Raises:
+        DataLossError: The undo log is damaged.
+    """
+    nothing = np.empty(0, np.int64)
+    if not state["undo_records"]:
+        return _Undo(nothing, nothing, nothing, nothing)
+    region = layout.REGIONS["undo log"]
+    log = view.read(region, 0, state["reserved"][region])
+    slots, contributions, overwritten, rows = [nothing], [nothing], [nothing], [nothing]
+    row_bytes = state["row_bytes"]
+    at, end, start, before = 0, 0, 0, None
+    for _ in range(state["undo_records"]):
+        if at + _RECORD.size > len(log):
+            raise DataLossError("The segment is damaged: its undo log is too long")
+        first, count, member = _RECORD.unpack_from(log, at)
+        numbers, member = member & _NUMBERS, member & ~_NUMBERS
+        at += _RECORD.size
+        if member >= len(row_bytes) or at + 8 * count > len(log):
+            raise DataLossError("The segment is damaged: an undo record is out of range")
+        if member != before:  # each member's first row is aligned
+            end, before = -(-end // _ALIGNED) * _ALIGNED, member
+            start = end if member == state["member"] else start
+        end += 0 if numbers else count * row_bytes[member]
+        if member == state["member"]:
+            if first + count > state["rows"]:
+                raise DataLossError("The segment is damaged: an undo record is out of range")
+            (overwritten if numbers else slots).append(np.arange(first, first + count))
+            (rows if numbers else contributions).append(np.frombuffer(log, np.int64, count, at))
+        at += 8 * count
+    return _Undo(
+        np.concatenate(slots),
+        np.concatenate(contributions),
+        np.concatenate(overwritten),
+        np.concatenate(rows),
+        start,
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
+from shmacc._layout.reports import MemberConfig, TableConfig
 from shmacc._opening import removal
 from shmacc._opening.removal import UnfinishedError
 from shmacc.errors import (
@@ -60,6 +61,17 @@ def open_view(name: SegmentName) -> Iterator[_core.SegmentView]:
         yield view
     finally:
         view.close()
+
+
+def tables(
+    view: _core.SegmentView, config: TableConfig
+) -> Iterator[tuple[_core.SegmentView, MemberConfig]]:
+    """Yield a view of each table that the open round has, with its member's configuration."""
+    members = config["members"]
+    for table in view.tables():
+        there = table["member_count"] or table["by_id"] is not None
+        if table["member"] < len(members) and there:  # not the contributors
+            yield view.table(table["lane"], table["member"]), members[table["member"]]
 
 
 def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[Summary, ...]:
@@ -189,13 +201,14 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
     accumulates = config["kind"] not in layout.ARRAYS
     members = members_of(name, seen)
     alive, used = state["attached"], seen.view.used
+    sound = SegmentState.FINISHED if state["finished"] else SegmentState.SOUND
     details = ["finished"] if accumulates and state["finished"] and not used else []
     details += [] if used else ["no living process has it attached"]
     if is_misnamed(name, config["name"]):
         details.append(f"its file was renamed, copied or linked: it was made as {config['name']!r}")
     return _bare_summary(
         _named(name, config["name"]),
-        _state(state["finished"], used=used),
+        sound if used else SegmentState.ORPHANED,
         "; ".join(details),
         created=config["created_ns"] / 1e9,
         kind=kind,
@@ -225,12 +238,6 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
 def _rows_of_tables(seen: Observation) -> int | None:
     tables = [table["by_id"]["rows"] for table in seen.tables if table["by_id"]]
     return sum(tables) if tables else None
-
-
-def _state(finished: bool, *, used: bool) -> SegmentState:
-    if not used:
-        return SegmentState.ORPHANED
-    return SegmentState.FINISHED if finished else SegmentState.SOUND
 
 
 def is_misnamed(name: SegmentName, made_as: str) -> bool:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from shmacc.inspection._bystanders import is_bystander, last_loss
+from shmacc._layout import layout
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
 from shmacc.inspection._records import AttachedProcess, DepartedProcess, Stall, StallKind
@@ -26,6 +26,7 @@ from shmacc.inspection._remedies import goes_on, pids
 AT_THE_START = 8.0  # seconds; a standstill must be named within 10
 _AFTER_TAKES = 5.0
 LONG_IDLE = 30.0
+_FOUND = 1.0  # seconds; a death may be found only by the process that replaces the dead one
 _UNTIL_A_TAKE = {
     "waits for the step": "for the step",
     "waits for room": "for room",
@@ -150,20 +151,52 @@ def _loss_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | 
     """Return when the last process that took, or waited to, was gone; None if one may be alive."""
     if any(each.took for each in alive):
         return None
-    took = any(map(_had_taken, seen.departed)) or any(each.took for each in seen.processes)
+    took = any(each.took for each in seen.departed) or any(each.took for each in seen.processes)
     if not (took or seen.state["counters"]["takes"] or seen.line):
         return None
-    return last_loss(seen, _took(seen), _had_taken)
+    return last_loss(seen, _took(seen), lambda each: each.took)
+
+
+def last_loss(
+    seen: Observation,
+    did: Callable[[AttachedProcess], bool],
+    had_done: Callable[[DepartedProcess], bool],
+) -> float | None:
+    """Return when the last process that took (or applied) died or failed; None: none has.
+
+    Args:
+        seen: What a look has found.
+        did: Whether a process in the table took (or applied).
+        had_done: Whether a departed process took (or applied). If none is on record, every death
+            and failure among the events counts.
+    """
+    dead = [each.last_seen for each in seen.processes if not each.alive and did(each)]
+    departed = {each.pid: each.at for each in seen.departed if had_done(each)}
+    moments = [at - _FOUND for at in departed.values() if at is not None]
+    for event in seen.view.events():
+        kind, at = layout.EVENT_NAMES.get(event["kind"]), event["at_ns"] / 1e9
+        if not departed or event["pid"] in departed:
+            if kind == "failed":
+                moments.append(at)
+            elif kind == "died":
+                moments.append(at - _FOUND)
+    return max(dead or moments, default=None)
+
+
+def is_bystander(process: AttachedProcess, death: float | None) -> bool:
+    """Whether a process, which never took (or applied), was attached before this death.
+
+    What an idle process will do cannot be seen from outside. But if a process that took (or
+    applied) has died, an idle one that was attached before is a bystander: the parent that started
+    the job, say. One that came later may replace the dead one.
+    """
+    return death is not None and process.attached_at < death
 
 
 def _took(seen: Observation) -> Callable[[AttachedProcess], bool]:
     """Return a test for processes that have taken, or wait to take."""
     queued = {take.entry for take in seen.line}
     return lambda each: each.took or each.entry in queued
-
-
-def _had_taken(departed: DepartedProcess) -> bool:
-    return departed.took
 
 
 def _wait(waiting: list[AttachedProcess]) -> str:

@@ -7,10 +7,10 @@ lives (presence.hpp).
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shmacc.errors import FailedPreconditionError
-from shmacc.inspection._openers import users_of_files
 
 HALTED = frozenset({"stopped", "traced"})
 CONDITIONS = {
@@ -150,3 +150,33 @@ def _stat(pid: int) -> _Process:
     except OSError:
         return _HIDDEN
     return _Process(CONDITIONS.get(fields[_CONDITION_FIELD], "?"), int(fields[_START_FIELD]))
+
+
+def open_files(below: str) -> Iterator[tuple[int, str, str]]:
+    """Yield what visible processes have open: each one's pid, the link in /proc, and its target.
+
+    A damaged or unlinked file cannot tell who uses it.
+
+    Args:
+        below: The prefix of the target's path.
+    """
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    link = f"/proc/{pid}/fd/{fd}"
+                    target = os.readlink(link)
+                    if target.startswith(below):
+                        yield pid, link, target
+
+
+def users_of_files(below: str) -> dict[tuple[int, int], set[int]]:
+    """Return the pids of other processes that have a file open, by its device and inode."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for pid, link, _ in open_files(below):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            status = os.stat(link)  # does not open the file
+            found.setdefault((status.st_dev, status.st_ino), set()).add(pid)
+    for users in found.values():
+        users.discard(os.getpid())
+    return found

@@ -14,12 +14,11 @@ from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import owners_only
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
-from shmacc.inspection._listing import is_misnamed, open_view, summarise
+from shmacc.inspection._listing import is_misnamed, open_view, summarise, tables
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
 from shmacc.inspection._remedies import command, goes_on, memory, pids
-from shmacc.inspection._stillness import tables
 
 UNREADABLE = "unreadable"
 _AS_ITS_OWNER = "look as its owner, or as root"
@@ -55,7 +54,10 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
             yield wrong(subject, "damaged", summary.detail, _removal(name))
         case SegmentState.ORPHANED:
             inside = list(_inside(name, look))
-            has_remedy = any(map(_is_another_name, inside))
+            has_remedy = any(
+                each.severity is Severity.WRONG and each.kind in {"linked", "misnamed"}
+                for each in inside
+            )
             if not has_remedy and not look.openers(name.path):  # openers attach or close it
                 yield wrong(
                     subject,
@@ -67,10 +69,6 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
             yield from inside
         case SegmentState.SOUND | SegmentState.FINISHED:
             yield from _inside(name, look)
-
-
-def _is_another_name(finding: Finding) -> bool:
-    return finding.severity is Severity.WRONG and finding.kind in {"linked", "misnamed"}
 
 
 def _removal(name: SegmentName) -> str:

@@ -16,19 +16,26 @@ import time
 from collections.abc import Iterator
 
 from shmacc._layout import layout
-from shmacc.inspection._bystanders import is_bystander, last_loss
 from shmacc.inspection._nobody_takes import (
     AT_THE_START,
     LONG_IDLE,
     idle_taker,
+    is_bystander,
     is_idle,
+    last_loss,
     nobody_takes,
     suspicion,
     waits_for_a_take,
 )
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
-from shmacc.inspection._records import AttachedProcess, Stall, StallKind, WaitingTake
+from shmacc.inspection._records import (
+    AttachedProcess,
+    DepartedProcess,
+    Stall,
+    StallKind,
+    WaitingTake,
+)
 from shmacc.inspection._remedies import command, goes_on, pids
 
 _AFTER_A_DEATH = 1.0  # seconds
@@ -159,7 +166,8 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
             )
         return
     waiting = sum(waits_for_a_take(each) for each in alive)
-    if _lacks_memory(seen, alive):
+    # Without a capacity, only memory runs out.
+    if seen.config["capacity"] is None and any(each.activity == "waits for room" for each in alive):
         yield Stall(
             StallKind.QUORUM_OUT_OF_REACH,
             f"{problem}, and those that could send more wait for room in /dev/shm, of which "
@@ -217,7 +225,7 @@ def _able(seen: Observation) -> list[AttachedProcess]:
     """Return the living processes that may apply."""
     alive = [each for each in seen.processes if each.alive]
     killed = len(alive) < len(seen.processes)
-    death = _loss_of_appliers(seen) if seen.state["counters"]["takes"] else None
+    death = last_loss(seen, _applied, _applied) if seen.state["counters"]["takes"] else None
     return [each for each in alive if _may_apply(each, seen, death, killed=killed)]
 
 
@@ -226,15 +234,8 @@ def _problem(seen: Observation, head: WaitingTake) -> str:
     return f"{_waits(head)}; {count} {'is' if count == 1 else 'are'} there"
 
 
-def _lacks_memory(seen: Observation, alive: list[AttachedProcess]) -> bool:
-    """Whether processes wait for memory: without a capacity, no other room runs out."""
-    return seen.config["capacity"] is None and any(
-        each.activity == "waits for room" for each in alive
-    )
-
-
-def _loss_of_appliers(seen: Observation) -> float | None:
-    return last_loss(seen, lambda each: each.applied > 0, lambda each: each.applied > 0)
+def _applied(process: AttachedProcess | DepartedProcess) -> bool:
+    return process.applied > 0
 
 
 def _waits(head: WaitingTake) -> str:

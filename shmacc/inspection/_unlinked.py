@@ -10,8 +10,7 @@ from shmacc import _core
 from shmacc._layout import names
 from shmacc._layout.names import SegmentName
 from shmacc.errors import ShmaccError
-from shmacc.inspection._openers import open_files
-from shmacc.inspection._processes import Look
+from shmacc.inspection._processes import Look, open_files
 
 _DELETED = " (deleted)"
 _LOGIND_SETTINGS = "/etc/systemd/logind.conf"

@@ -291,16 +291,14 @@ class Atomic:
 
     def _optimizers_state(self) -> dict[str, ValueArray]:
         """Return slots, and how often each array was updated."""
-        others = {"arrays", "specs"} if self._has_tables else {"arrays", "specs", "step"}
+        others = {"arrays", "specs", "step"}
+        if any(isinstance(found, Table) for found in self.arrays.values()):
+            others.remove("step")
         return {
             key: value
             for key, value in self.arrays.state().items()
             if key not in others and not key.endswith((".array", ".ids", ".rows"))
         }
-
-    @property
-    def _has_tables(self) -> bool:
-        return any(isinstance(found, Table) for found in self.arrays.values())
 
     def load(
         self,
@@ -317,7 +315,8 @@ class Atomic:
             )
         copy = deepcopy(model)  # parameters are read-only, and replaced in one commit
         on_model.load(copy, state["model"])
-        contents: dict[str, Any] = {**_detached(on_model.tensors(copy)), **values}
+        contents: dict[str, Any] = {n: own.detach() for n, own in on_model.tensors(copy).items()}
+        contents |= values
         if group.stats().update is not None:  # left by a dead chief
             with group.round(1) as taken:
                 self.arrays.skip(taken)
@@ -359,10 +358,6 @@ def of_chief(
     return Atomic(
         Parameters(contents, shared_name, optimizer=optimizer, unlink_on_close=True, **options)
     )
-
-
-def _detached(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in tensors.items()}
 
 
 def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 from scipy import sparse as scipy_sparse
 
 from shmacc._records.array_types import IndexArray, ValueArray
-from shmacc._records.conversions.rows import number_of_rows
+from shmacc._records.conversions import number_of_rows
 from shmacc.errors import FailedPreconditionError
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from shmacc._records.array_types import IndexArray, ValueArray
-from shmacc._records.conversions.rows import number_of_rows
+from shmacc._records.conversions import number_of_rows
 
 
 def tensor(array: ValueArray) -> torch.Tensor:
