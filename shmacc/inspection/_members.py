@@ -101,7 +101,7 @@ def _integer(seen: Observation, number: int, dtype: str) -> int | None:
         return None
     size = int(dtype.partition("int")[2]) // 8
     raw = seen.view.table(0, number).read(layout.REGIONS["rows 0"], 0, size)
-    return int.from_bytes(raw, sys.byteorder, signed=dtype.startswith("int"))
+    return int.from_bytes(raw, sys.byteorder, signed="uint" not in dtype)
 
 
 def bytes_of(config: Config, member: MemberConfig, state: Table) -> int:

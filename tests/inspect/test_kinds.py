@@ -49,9 +49,10 @@ def parameters() -> Iterator[SharedArrays]:
 def test_arrays_that_are_one_integer_are_shown_with_what_they_are() -> None:
     contents: dict[str, Any] = {"many": np.int64(2**40), "less": np.int8(-3)}
     contents |= {"top": np.uint64(2**64 - 1), "real": np.float64(1.5), "row": np.arange(3)}
+    contents["small"] = np.array((-1,), [("qint8", np.int8)])
     with SharedArrays(contents, "counts") as arrays:
         values = [one["value"] for one in ask("show", "counts")["members"]]
-        assert values == [2**40, -3, 2**64 - 1, None, None]
+        assert values == [2**40, -3, 2**64 - 1, None, None, -1]
         arrays["many"][...] += 1
         said = run("show", "counts").stdout
         [line] = [line for line in said.splitlines() if line.strip().startswith("many")]
