@@ -18,7 +18,6 @@ from typing import Any
 from shmacc import sparse
 from shmacc._accumulators import any_kind, dense
 from shmacc._accumulators.accumulator import Accumulator, AccumulatorRef
-from shmacc._accumulators.single import SingleAccumulator
 from shmacc._gradients import dtypes
 from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import SparseGradient
@@ -61,16 +60,12 @@ def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> A
     # No ``with`` block around the take: a signal handler could raise at the end of the block, and
     # the result would be lost.
     accumulator = _resolved(handle, kind)
-    _check_dtype(accumulator, dtype)
-    return accumulator.take_grad(num_required)
-
-
-def _check_dtype(accumulator: SingleAccumulator[Any, Any], dtype: Any) -> None:
     asked = dtypes.resolve(dtype).numpy
     if asked != accumulator.dtype:
         raise InvalidArgumentError(
             f"dtype is {asked}, but the accumulator's is {accumulator.dtype}"
         )
+    return accumulator.take_grad(num_required)
 
 
 def SparseConditionalAccumulator(

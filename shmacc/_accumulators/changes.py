@@ -26,7 +26,6 @@ class Array(Named):
     contents = "array"
 
     def bytes(self, region: int) -> int:
-        """Return the size of a region."""
         return math.prod(self.shape_of(region)) * self.dtype.itemsize
 
     def empty(self, region: int) -> ValueArray:

@@ -10,7 +10,6 @@ from shmacc import _core, optim
 from shmacc._accumulators import changes, patterns, table_changes, table_spec
 from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._accumulators.table_spec import TableSpec
 from shmacc._accumulators.tables import Known, Table, TableRows
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients import array_specs as given
@@ -89,7 +88,7 @@ class Parameters(SharedArrays):
                 float64, or existing parameters disagree (the message names both values).
             Everything else as for `SharedArrays`.
         """
-        asked = given.asked(contents, _table)
+        asked = given.asked(contents, table_spec.to_member)
         if isinstance(optimizer, Mapping):
             names = [array.spec.name for array in asked]
             optimizer = patterns.by_name(optimizer, names, "an optimizer")
@@ -497,10 +496,6 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> given.Asked:
     info = np.finfo(array.spec.dtype.numpy)
     optimizer.check_numbers(float(info.tiny), float(info.max))
     return replace(array, spec=replace(array.spec, optimizer=optimizer.config()))
-
-
-def _table(name: str, value: object) -> MemberSpec | None:
-    return table_spec.to_member(name, value) if isinstance(value, TableSpec) else None
 
 
 def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:

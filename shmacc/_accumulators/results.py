@@ -61,7 +61,6 @@ def dense_taken(taken: TakenRound, spec: MemberSpec) -> DenseTaken:
 
 
 def sparse_partial(taken: TakenRound, spec: MemberSpec) -> SparsePartial:
-    """Return the partial of a sparse accumulator."""
     if taken.count == 0:
         return _no_rows(taken, spec)
     return _sparse_partial(taken, 0, taken.count, taken.weight)
@@ -77,7 +76,6 @@ def dense_partial(taken: TakenRound, spec: MemberSpec) -> DensePartial:
 
 
 def group_taken(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupTaken:
-    """Return the result of a group."""
     members: dict[str, SparseTaken | DenseTaken] = {}
     for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]
@@ -87,7 +85,6 @@ def group_taken(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupTaken:
 
 
 def group_partial(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> GroupPartial:
-    """Return the partial of a group."""
     members: dict[str, SparsePartial | DensePartial] = {}
     for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]

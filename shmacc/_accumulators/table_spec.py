@@ -66,8 +66,10 @@ class TableSpec:
         object.__setattr__(self, "max_rows", rows)
 
 
-def to_member(name: str, spec: TableSpec) -> MemberSpec:
-    """Return the spec of a table of this name, for a segment."""
+def to_member(name: str, spec: object) -> MemberSpec | None:
+    """Return the spec of a table of this name, for a segment; None: it is no table's spec."""
+    if not isinstance(spec, TableSpec):
+        return None
     number, numbers, seed = spec.initial.config()
     table = (number, tuple(numbers), seed, spec.max_rows)
     dtype = dtypes.resolve(spec.dtype)

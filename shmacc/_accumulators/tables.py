@@ -42,7 +42,6 @@ class Known(Named):
         object.__setattr__(self, "table", table_spec.of_member(self.spec))
 
     def member_spec(self) -> IndexedSlicesSpec:
-        """Return the spec of its gradients."""
         return IndexedSlicesSpec((None, *self.shape), self.dtype)
 
     def described(self) -> str:

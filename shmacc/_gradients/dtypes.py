@@ -181,16 +181,13 @@ def _lookup(dtype: object) -> DType | None:
         if found := _named(dtype):
             return found
     try:
-        return _of_numpy(np.dtype(dtype))  # type: ignore[call-overload]
+        plain = np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError) as error:
         pass_on(error)
         return None
-
-
-def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
-    if dtype.names is not None:
-        return next((known for known in _KNOWN.values() if known.numpy == dtype), None)
-    return _named(dtype.name)
+    if plain.names is not None:
+        return next((known for known in _KNOWN.values() if known.numpy == plain), None)
+    return _named(plain.name)
 
 
 def kind_of(dtype: npt.DTypeLike) -> str:

@@ -132,7 +132,6 @@ def semaphore_file(system_name: str, token: int) -> str:
 
 
 def semaphore_path(system_name: str, token: int) -> str:
-    """Return the file of a segment's semaphore."""
     return f"{SHM_DIRECTORY}/{semaphore_file(system_name, token)}"
 
 

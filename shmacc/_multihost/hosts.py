@@ -179,7 +179,6 @@ class Hosts:
         return self._counted[1:]
 
     def find(self, name: str) -> Host | None:
-        """Return the host of that name."""
         return self._hosts.get(name)
 
     def gate(self, name: str, by: str, *, closed: bool) -> bool:

@@ -201,12 +201,10 @@ class Opened:
 
     @property
     def count(self) -> int:
-        """How many gradients it has."""
         return sum(member.batch.count for member in self.members)
 
     @property
     def weight(self) -> int:
-        """The total weight of its gradients."""
         return sum(member.batch.weight for member in self.members)
 
     @property
@@ -241,7 +239,6 @@ class Share:
 
     @classmethod
     def of(cls, opened: Opened, shard: int) -> Self:
-        """Return a shard's share of a round."""
         keys = opened.of_shard(shard)
         return cls(opened.fence, keys, opened.count, opened.weight, opened.step)
 

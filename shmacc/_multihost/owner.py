@@ -30,7 +30,6 @@ class OwnerCore(Rounds):
         return incarnation
 
     def report(self, report: Report, now: float) -> None:
-        """Process a report."""
         if report.term > self.fence.term:
             self._raise_term(report.term + 1)
         host = self._hosts.heard(report, now)
@@ -51,7 +50,6 @@ class OwnerCore(Rounds):
         self.tick(now)
 
     def order(self, name: str, incarnation: int) -> Order:
-        """Return what the host must follow."""
         host = self._hosts.find(name)
         term = self.fence.term
         if host is None or incarnation < host.incarnation:
@@ -158,7 +156,6 @@ class OwnerCore(Rounds):
             found.heard = now
 
     def answer(self, ticket: str) -> Answer:
-        """Return the answer for a chief."""
         if not self.is_ready:
             return Finished() if self.finished else NotReady()
         found = self._queue.find(ticket)

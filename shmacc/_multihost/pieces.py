@@ -151,7 +151,6 @@ class Joining:
         return rooms
 
     def add(self, shard: int, values: Bytes) -> None:
-        """Put a shard's values where they belong."""
         numbers, plan = self._rows[shard].table[:, 0], self._plan
         firsts = np.where(plan.results.sparse[numbers], -1, plan.begins[numbers, shard])
         wholes = [self._wholes[number] for number in numbers.tolist()]
@@ -159,7 +158,6 @@ class Joining:
         _core.put_values(wholes, firsts, lengths, self._positions[shard], values)
 
     def taken(self) -> GroupTaken:
-        """Return the round."""
         opened, form = self._opened, self._plan.results
         step, who = opened.step, opened.contributors
         taken: dict[str, SparseTaken | DenseTaken] = {}

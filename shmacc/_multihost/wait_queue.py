@@ -73,7 +73,6 @@ class WaitQueue:
         return self._left.get(name)
 
     def tickets(self) -> list[str]:
-        """Return the names of the queued tickets."""
         return list(self._waiting)
 
     def silent(self, since: float) -> list[str]:

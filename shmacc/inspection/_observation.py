@@ -67,7 +67,6 @@ class Observation:
 
     @classmethod
     def at(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "Observation":
-        """Look at a segment through a view."""
         config, generation = view.config(), view.state()["generation"]
         participants = view.participants()
         attached = tuple(_process(entry, look) for entry in participants)

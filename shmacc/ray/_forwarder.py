@@ -251,7 +251,6 @@ class Incarnation:
             self._polls.append(self._call(self._owner.report, self._core.report(now), self._serial))
 
     def _call(self, method: Any, *args: Any) -> "Future[Any]":
-        """Call an actor."""
         return self._wakes(method.remote(*args).future())
 
     def _wakes(self, future: "Future[Any]") -> "Future[Any]":

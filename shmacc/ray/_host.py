@@ -76,11 +76,9 @@ class HostActor:
         self._thread: threading.Thread | None = None
 
     def pid(self) -> int:
-        """Return the pid of the actor."""
         return os.getpid()
 
     def config(self) -> Config:
-        """Return the group's config."""
         return self._config
 
     # The forwarder
@@ -196,7 +194,6 @@ class HostActor:
     # The forwarder's calls to shards here: they return at once, since its thread must not wait
 
     def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> "Future[None]":
-        """Keep a piece of the node's own."""
         return self._pool.submit(self.stage, shard, fence, key, piece)
 
     def forget(self, before: Fence) -> None:
@@ -208,7 +205,6 @@ class HostActor:
 
     @_of_shards
     def stage(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> None:
-        """Keep a piece."""
         self._shard(shard).stage(fence, key, piece)
 
     @_of_shards

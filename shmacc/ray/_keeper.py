@@ -24,7 +24,6 @@ class KeeperActor:
         self._chief: str | None = None
 
     def pid(self) -> int:
-        """Return the pid of the keeper."""
         return os.getpid()
 
     def obey(self, chief: str, options: Mapping[str, Any], everything: Arrays) -> bool:

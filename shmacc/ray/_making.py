@@ -73,7 +73,6 @@ def make(config: Config) -> Link:
 
 
 def find(name: str, seconds: float | None) -> Link:
-    """Find the cluster's group of that name."""
     names.segment_name(name)
     until = None if seconds is None else time.monotonic() + seconds
     while (config := find_config(name, until)) is None:

@@ -52,7 +52,6 @@ class OwnerActor:
         self._since: dict[str, float] = {}  # when each node was first seen alive
 
     async def config(self) -> Config:
-        """Return the group's config."""
         return self._config
 
     async def place(self) -> tuple[Config, str]:
@@ -61,7 +60,6 @@ class OwnerActor:
         return self._config, ray.get_runtime_context().get_node_id()
 
     async def pid(self) -> int:
-        """Return the pid of the owner."""
         return os.getpid()
 
     # Forwarders
@@ -100,7 +98,6 @@ class OwnerActor:
         return answer
 
     async def running(self) -> bool:
-        """Whether nobody has called `finish`."""
         return not self._core.finished
 
     async def wait_step(self, after: int, wait: float) -> int | NotReady | Finished | None:

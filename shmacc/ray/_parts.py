@@ -63,7 +63,6 @@ class Config:
     number: int
 
     def actor(self, part: str) -> str:
-        """Return the name of an actor."""
         return f"{self.name}/{part}"
 
 

@@ -39,7 +39,6 @@ class HostShard:
         self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:
-        """Keep a piece."""
         with self._lock:
             if self._core.stage(fence, key, piece) and self._core.latest(self._hosts):
                 self._pool.submit(self._reduce_ahead)  # the host waits for the end of this call

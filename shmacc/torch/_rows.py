@@ -119,5 +119,4 @@ def _none(spec: TableSpec) -> tuple[IndexArray, ValueArray]:
 
 
 def spec_of(table: Table) -> TableSpec:
-    """Return the spec of a table."""
     return TableSpec(table.row_shape, table.dtype, initial=table.initial, max_rows=table.max_rows)

@@ -223,7 +223,6 @@ class TableEmbedding(nn.Module):
 
 
 def rows_of(embedding: TableEmbedding) -> Rows:
-    """Return the rows of an embedding."""
     return embedding._own  # noqa: SLF001
 
 

@@ -186,7 +186,6 @@ class InPlace:
         """Pass over a round that is in the parameters already."""
 
     def check_rate(self, rate: LearningRate) -> None:
-        """Check an update's learning rate."""
         if rate is not None:
             raise InvalidArgumentError(
                 "A learning_rate is for an optimizer of shmacc.optim; one of torch has its own"
@@ -280,7 +279,6 @@ class Atomic:
         self.arrays.skip(taken)  # finds that the update is in, and ends the round
 
     def check_rate(self, rate: LearningRate) -> None:
-        """Check an update's learning rate."""
         patterns.learning_rates(rate, self.arrays)
 
     def saved(self) -> dict[str, Any]:
