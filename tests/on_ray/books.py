@@ -63,14 +63,9 @@ for number in itertools.count():
 
 
 class Books:
-    """Workers, and what they and the rounds say.
+    """Workers, and what they and the rounds of a group say, whose owner is at a step.
 
-    Args:
-        nodes: Where the workers are.
-        name: The group's.
-        folder: For the workers' logs.
-        step: The owner's.
-        others: How many members there are beyond MEMBERS; each gradient has one of these.
+    There are `others` members beyond MEMBERS; each gradient has one of these.
     """
 
     def __init__(
@@ -150,8 +145,8 @@ class Books:
         A host follows `advance_step` a moment later than the owner. A worker that starts in that
         moment has its first gradient accepted at the step that the owner has left already, and the
         gradient is dropped with that step: so steps before that of the owner are left out. (Without
-        this the books once had one such gradient; a test stops a forwarder to make that moment as
-        long as it likes, and the core's tests show that nothing else is lost.)
+        this the books once had one such gradient; the core's tests make that moment as long as they
+        like, and show that nothing else is lost.)
         """
         last = max(self.consumed.values(), default=-1)
         accepted = self.log("accepted").items()

@@ -36,11 +36,7 @@ class Chaos:
     """The trainings, and the strikes. The fourth node is the one that is replaced.
 
     Of eight workers, two are on each of the four nodes; the group of many members has one on each.
-
-    Args:
-        nodes: The cluster.
-        folder: For the workers' logs.
-        seconds: How long to go on at random, after a strike of each kind.
+    After a strike of each kind it goes on at random for some `seconds`.
     """
 
     def __init__(self, nodes: Nodes, folder: Path, seconds: float = 0.0) -> None:

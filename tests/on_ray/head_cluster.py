@@ -1,7 +1,7 @@
 """Rounds while Ray's head is away: its server is killed, and started again.
 
-A program, run by test_head_restarted.py: the cluster is its own, since its head keeps its state.
-Writes a line of JSON.
+A program, run by test_clusters_of_their_own.py: the cluster is its own, since its head keeps its
+state. Writes a line of JSON.
 """
 
 from __future__ import annotations

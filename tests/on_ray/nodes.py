@@ -30,10 +30,8 @@ _STORE = 150 << 20
 class Nodes:
     """The cluster: nodes whose segments do not see each other's.
 
-    Args:
-        wires: A network with a namespace for each of the first, and the last one for all others;
-            None: they are at 127.0.0.2 and on.
-        storage: Where Ray's head keeps what it must know to be started again; None: it cannot be.
+    Without `wires`, a network with a namespace for each, they are at 127.0.0.2 and on. Without
+    `storage` Ray's head cannot be started again.
     """
 
     def __init__(self, wires: Wires | None = None, storage: Path | None = None) -> None:
@@ -103,12 +101,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def without_ray(self, number: int, *workers: int) -> Iterator[None]:
-        """Have Ray end on a machine, and be started there afterwards: its memory stays.
-
-        Args:
-            number: The machine.
-            *workers: The processes that stay as well.
-        """
+        """Have Ray end on a machine, and be started there afterwards: memory and workers stay."""
         self._end(number, workers)
         try:
             yield

@@ -1,4 +1,7 @@
-"""Run by test_room.py: a node of Ray in a /dev/shm of 420 MB, and a worker that never waits."""
+"""A node of Ray in a /dev/shm of 420 MB, and a worker that never waits.
+
+Run by test_clusters_of_their_own.py.
+"""
 
 from __future__ import annotations
 

@@ -104,25 +104,17 @@ def test_a_snapshot_is_what_a_take_then_gives(
     assert group.contributors().tolist() == [0, 1, 2]
     assert all(each.apply(gradient(7), group.global_step) for each in local), "nothing is sealed"
     assert group.snapshot().count == 6
-    taken = group.take(6, timeout=60)
+    with group.round(6, timeout=60) as taken:
+        sealed = group.snapshot()
+    assert sealed.count == 6
+    assert np.array_equal(sealed["rows"].values, taken["rows"].values)
     assert shown.step == taken.step
     assert shown.contributors.tolist() == taken.contributors.tolist() == [0, 1, 2]
+    assert sealed["rows"].indices.tolist() == taken["rows"].indices.tolist()
     assert (shown.count, shown.weight) == (3, 6)
     assert shown["rows"].indices.tolist() == [1, 2, 3, 99]
     assert shown["rest"].value.tolist() == [2.0 * (1 + 2 + 3)] * 5
     assert taken["rest"].value.tolist() == [2.0 * (1 + 2 + 3) + 3 * 7] * 5
-
-
-def test_a_snapshot_in_a_block_shows_the_round(
-    group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
-) -> None:
-    for number, each in enumerate(local):
-        assert each.apply(gradient(number), group.global_step, contributor=number)
-    with group.round(3, timeout=60) as taken:
-        shown = group.snapshot()
-        assert shown.count == 3
-        assert shown["rows"].indices.tolist() == taken["rows"].indices.tolist()
-        assert np.array_equal(shown["rows"].values, taken["rows"].values)
 
 
 def test_parameters_are_not_updated_from_a_round_over_hosts(
@@ -434,34 +426,34 @@ class _Owner(OwnerActor):
 def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner() -> None:
     """Else each of n hosts' reports costs n calls another look."""
     timing = Timing(heartbeat=30.0, lease=120.0)
-    config = Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, 1)
-    hosts = 200
+    hosts = 40
 
     async def run() -> tuple[int, int]:
-        owner = _Owner(config)
-        core = owner._core
-        assert isinstance(core, _CountingCore)
+        owner = _Owner(Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, 1))
+        core: Any = owner._core
         incarnations = [await owner.enrol(f"host {i}") for i in range(hosts)]
 
         def report(host: int, number: int, count: int) -> asyncio.Task[Any]:
             made = Report(f"host {host}", incarnations[host], number, core.fence, 0, count)
             return asyncio.ensure_future(owner.report(made, core.serial))
 
+        async def looks(change: Any) -> int:
+            before = int(core.looks)
+            await change
+            await asyncio.sleep(0.1)
+            return int(core.looks) - before
+
         parked = [report(host, 1, 0) for host in range(hosts)]
         await asyncio.sleep(0.1)
         parked = [task for task in parked if not task.done()]
         parked += [report(host, 2, 0) for host in range(hosts)]
         await asyncio.sleep(0.1)
-        before = core.looks
         parked.append(report(0, 3, 5))  # a count, which nobody waits for
-        await asyncio.sleep(0.1)
-        quiet = core.looks - before
-        before = core.looks
-        await owner.do("advance_step", 3)
-        await asyncio.sleep(0.1)
+        quiet = await looks(asyncio.sleep(0))
+        loud = await looks(owner.do("advance_step", 3))
         assert all(task.done() for task in parked), "a new step is everybody's concern"
-        return quiet, core.looks - before
+        return quiet, loud
 
     quiet, loud = asyncio.run(run())
-    assert quiet < 20
+    assert quiet < hosts / 4
     assert loud >= hosts

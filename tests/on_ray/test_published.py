@@ -97,7 +97,7 @@ def training(nodes: Nodes) -> Iterator[Training]:
 
 
 def test_workers_on_all_nodes_see_the_parameters_of_their_step(training: Training) -> None:
-    for _ in range(60):
+    for _ in range(10):
         training.round()
 
 

@@ -64,15 +64,8 @@ class Parameters:
 class Training:
     """The group, its workers, and its chief.
 
-    Args:
-        nodes: The cluster.
-        name: Of the group.
-        members: MEMBERS, and maybe `many_members`.
-        homes: From each worker's number to the node that it is on.
-        required: Of a round: as many as there are without one of the nodes.
-        folder: For the workers' logs.
-        timing: Of the group.
-        parameters: What the chief publishes in its block; None: nothing.
+    `homes` is from each worker's number to the node that it is on; a round has `required`: as many
+    as there are without one of the nodes; in its block the chief publishes `parameters`.
     """
 
     def __init__(
@@ -102,11 +95,6 @@ class Training:
         self.longest = dict.fromkeys(("wait", "block", "end"), 0.0)
         self._over, self._thread = threading.Event(), threading.Thread()
         self._failures: list[BaseException] = []
-
-    @property
-    def ranks(self) -> list[int]:
-        """Its workers."""
-        return list(self.books.homes)
 
     def start(self) -> None:
         """Have rounds in a thread: Ray adds nodes in the main thread only."""
@@ -150,7 +138,7 @@ class Training:
             self.happened["rounds ended"] += 1
             if "set_global_step" in str(error):
                 # Higher than all that it may have been at: workers never wait for a lower one.
-                self.step += len(self.ranks)
+                self.step += len(self.books.homes)
                 self.group.set_global_step(self.step)
         except CancelledError:
             self.happened["rounds ended"] += 1
@@ -167,14 +155,14 @@ class Training:
         """Have a round of all workers; the first attempt may find that the owner was lost."""
         before = self.happened["rounds"]
         while self.happened["rounds"] == before:
-            self.round(len(self.ranks))
+            self.round(len(self.books.homes))
 
     def settle(self, strikes: int) -> None:
         """Have rounds with everything there again, and hold the whole against the books."""
         self.round_of_all()
         before = set(self.books.lost())
         for _ in range(3):
-            self.round(len(self.ranks))
+            self.round(len(self.books.homes))
         longest = {name: round(seconds, 1) for name, seconds in self.longest.items()}
         sys.stdout.write(
             f"{self.name}: {dict(self.happened)}; {len(self.books.consumed)} gradients, "
@@ -182,7 +170,7 @@ class Training:
         )
         assert set(self.books.lost()) == before, "nothing went wrong, and a gradient is lost"
         # Each time, at most those that were accepted on hosts which were lost or begun again.
-        assert len(before) <= len(self.ranks) * (strikes + self.happened["rounds ended"])
+        assert len(before) <= len(self.books.homes) * (strikes + self.happened["rounds ended"])
 
     def end(self) -> None:
         """Remove everything."""

@@ -54,13 +54,8 @@ def as_root() -> list[str]:
 class Wires:
     """Namespaces, and the process between them. Its maker's thread is in the first one.
 
-    Args:
-        number: How many namespaces.
-        delay: Seconds that a packet takes, and the deviation of that.
-        loss: Which part of them gets lost.
-
-    Attributes:
-        number: How many namespaces.
+    `delay` is the seconds that a packet takes, and the deviation of that; `loss` the part that gets
+    lost.
     """
 
     def __init__(self, number: int, delay: tuple[float, float], loss: float) -> None:
