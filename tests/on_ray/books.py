@@ -79,7 +79,6 @@ class Books:
         self.consumed: dict[int, int] = {}
 
     def start(self, rank: int, node: int) -> None:
-        """Start a worker, or start it again."""
         self.lives[rank] = life = self.lives.get(rank, -1) + 1
         self.homes[rank] = node
         log, numbers = self.folder / f"{rank}.log", (rank, life, self.others)
@@ -176,7 +175,6 @@ def end_training(
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:
-    """Wait for something that no event says."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"

@@ -178,7 +178,6 @@ class Chaos:
             time.sleep(FROZEN)
 
     def end(self) -> None:
-        """Remove everything."""
         self.chief.end()
         for training in self.trainings:
             training.end()

@@ -49,7 +49,6 @@ def ends_late(call: Any) -> float:
 
 
 def rounds(training: Training, number: int, required: int) -> float:
-    """Have rounds, and return the seconds of the longest one."""
     longest = 0.0
     for _ in range(number):
         before, began = training.happened["rounds"], time.monotonic()
@@ -94,7 +93,6 @@ def late_is_there(group: shmacc.ray.AccumulatorGroup, node: str) -> bool:
 
 
 def main() -> None:
-    """Make the cluster, and have it live."""
     folder = Path(tempfile.mkdtemp())
     os.chdir(folder)  # Ray puts the current folder into its workers' path
     (folder / "storage").mkdir()

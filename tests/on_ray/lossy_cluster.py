@@ -35,7 +35,6 @@ TIMING = shmacc.ray.Timing(lease=2.0, grace=1.0, chief_lease=10.0)
 
 
 def kill(part: str) -> None:
-    """Kill an actor's process."""
     actor: Any = ray.get_actor(f"lossy/{part}", namespace=NAMESPACE)
     os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
 
@@ -113,7 +112,6 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict
 
 
 def main() -> None:
-    """Make the cluster, and have it live."""
     folder = Path(tempfile.mkdtemp())
     os.chdir(folder)  # Ray puts the current folder into its workers' path
     nodes = Nodes(WIRES)

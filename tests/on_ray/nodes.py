@@ -49,13 +49,11 @@ class Nodes:
         )
 
     def address(self, number: int) -> str:
-        """The address of a node."""
         if self.wires is None:
             return f"127.0.0.{number + 2}"
         return self.wires.address(self.wires.wire(number))
 
     def namespace(self, number: int) -> str:
-        """The namespace of names in shared memory that a node has."""
         return f"{self.run}n{number}"
 
     @contextlib.contextmanager
@@ -71,11 +69,9 @@ class Nodes:
                 os.environ["SHMACC_NAMESPACE"] = before
 
     def environment(self, number: int) -> dict[str, str]:
-        """The environment of a process on a node."""
         return {**os.environ, "SHMACC_NAMESPACE": self.namespace(number)}
 
     def add(self) -> int:
-        """Add a node, and return its number."""
         number = len(self.nodes)
         self.nodes.append(self._start(number))
         return number
@@ -142,11 +138,9 @@ class Nodes:
         return found
 
     def id(self, number: int) -> str:
-        """Ray's id of a node."""
         return str(self.nodes[number].node_id)
 
     def left(self) -> list[str]:
-        """Names in shared memory of any node."""
         return [name for name in os.listdir("/dev/shm") if self.run in name]  # noqa: PTH208, S108
 
     def end(self) -> None:

@@ -68,7 +68,6 @@ class OtherChief:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Have it be stopped meanwhile."""
         with stopped(self._process.pid):
             yield
 
@@ -78,7 +77,6 @@ class OtherChief:
         return self._hear()
 
     def end(self) -> None:
-        """End it."""
         self._process.kill()
         with self._process:
             pass

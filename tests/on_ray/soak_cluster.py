@@ -24,7 +24,6 @@ from on_ray.nodes import Nodes
 
 
 def main() -> None:
-    """Make the cluster, and strike it."""
     if NO_WIRES:
         sys.stdout.write(f"no links are cut: {NO_WIRES}\n")
     folder = Path(tempfile.mkdtemp())

@@ -344,7 +344,6 @@ class _Shard:
         self.actor: Any = ray.remote(concurrency_groups=CONCURRENCY)(HostActor).remote(config, "h")
 
     def stage(self, number: int, host: str, grant: int, weight: int, row: int | None) -> Member:
-        """Have a host ship a gradient that has 1.0 in a row; None: in no row."""
         fence, key = Fence(1, number), BatchKey(host, 1, grant)
         with HostGroup(self.plan.members) as group:
             rows = ([], np.empty((0, 1))) if row is None else ([row], [[1.0]])

@@ -36,7 +36,6 @@ class Parameters:
             self._copy = shmacc.SharedArrays.attach(name, timeout=60)
 
     def follow(self, group: str) -> None:
-        """Look at the step of that node's segment as well."""
         with self._nodes.on(1):
             self._segment = shmacc.AccumulatorGroup.attach(group, timeout=60)
 
@@ -53,7 +52,6 @@ class Parameters:
         self._published = step
 
     def end(self) -> None:
-        """Remove them."""
         self._copy.close()
         if self._segment is not None:
             self._segment.close()
@@ -103,7 +101,6 @@ class Training:
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether it still has rounds."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
@@ -173,7 +170,6 @@ class Training:
         assert len(before) <= len(self.books.homes) * (strikes + self.happened["rounds ended"])
 
     def end(self) -> None:
-        """Remove everything."""
         self._over.set()
         self.books.end()
         self.group.unlink()

@@ -83,7 +83,6 @@ class Wires:
 
     @staticmethod
     def address(number: int) -> str:
-        """The address of a namespace."""
         return f"{_NETWORK}.{number + 2}"
 
     def wire(self, node: int) -> int:
@@ -103,11 +102,9 @@ class Wires:
             self._enter(0)
 
     def cut(self, number: int) -> None:
-        """Let no packet from or to a namespace through."""
         self._control.send(("cut", number))
 
     def mend(self, number: int) -> None:
-        """Let them through again."""
         self._control.send(("mend", number))
 
     def figures(self) -> tuple[int, int]:
