@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -15,17 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import ray
 from on_ray.books import wait_for
 
 import shmacc
 import shmacc.ray
 from shmacc._multihost.columns import ALIGNED
-from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import BatchKey, Fence, Member, Opened, Report, Timing
-from shmacc._multihost.owner import OwnerCore
-from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment
 from shmacc.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -33,10 +25,7 @@ from shmacc.errors import (
     NotFoundError,
     WorkerDiedError,
 )
-from shmacc.ray._host import CONCURRENCY, HostActor
 from shmacc.ray._link import open_links
-from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import Config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,14 +202,6 @@ def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     assert open_links() == set()
 
 
-def test_an_actor_that_is_ended_before_it_serves_makes_nothing(nodes: Nodes) -> None:
-    config = Config("unborn", dict(MEMBERS), "MEAN", {}, 1, None, Timing(), 1)
-    actor = HostActor(config, nodes.id(0))
-    actor.end()
-    actor.serve()
-    assert not [name for name in os.listdir("/dev/shm") if "unborn" in name]  # noqa: PTH208, S108
-
-
 def test_stats_are_those_of_each_segment(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
@@ -331,128 +312,3 @@ def test_what_a_forwarder_has_done_is_shown_on_its_host(
         assert each["orders"] > 0
         assert each["seals"] >= 2
         assert (each["starts"], each["resent"], each["refused"]) == (0, 0, 0)
-
-
-class _Shard:
-    """A shard of a group of its own, and rounds of it that are made by hand."""
-
-    def __init__(self) -> None:
-        rows = shmacc.IndexedSlicesSpec((10, 1), "float64", reduction_type="CMEAN")
-        members: dict[str, shmacc.TensorSpec] = {"m": rows}
-        self.plan = Plan(members, 1)
-        config = Config("by hand", members, "MEAN", {}, 1, None, Timing(), 1)
-        self.actor: Any = ray.remote(concurrency_groups=CONCURRENCY)(HostActor).remote(config, "h")
-
-    def stage(self, number: int, host: str, grant: int, weight: int, row: int | None) -> Member:
-        fence, key = Fence(1, number), BatchKey(host, 1, grant)
-        with HostGroup(self.plan.members) as group:
-            rows = ([], np.empty((0, 1))) if row is None else ([row], [[1.0]])
-            assert group.apply({"m": rows}, 0, weight=weight)
-            content = LocalSegment(group, self.plan).seal()
-        for shard, piece in content.pieces.items():
-            ray.get(self.actor.stage.remote(shard, fence, key, piece))
-        return Member(key, content.batch)
-
-    def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
-        """Which rows the round has, and their values; then it is over."""
-        opened = Opened(Fence(1, number), 0, members)
-        rows = ray.get(self.actor.rows.remote(0, opened)).numbers.tolist()
-        values = ray.get(self.actor.values.remote(0, opened)).view("float64").tolist()
-        ray.get(self.actor.forget.remote(Fence(1, number + 1)))
-        return rows, values
-
-
-def test_what_a_shard_reduces_ahead_is_handed_out_only_if_it_is_what_the_round_has(
-    nodes: Nodes,  # noqa: ARG001
-) -> None:
-    """Once pieces of the hosts of the last round are there it reduces them, and is told later."""
-    shard = _Shard()
-    for number in range(2):  # the first round says which hosts there are
-        members = shard.stage(number, "a", 1, 3, 5), shard.stage(number, "b", 1, 1, 5)
-        assert shard.round(number, *members) == ([5], [1.0]), "(3 + 1) / weight 4"
-    a, b = shard.stage(2, "a", 2, 2, 1), shard.stage(2, "b", 2, 2, 1)
-    c = shard.stage(2, "c", 2, 4, 2)
-    assert shard.round(2, a, b, c) == ([1, 2], [0.5, 0.5]), "another host has come"
-    a, b = shard.stage(3, "a", 3, 2, 1), shard.stage(3, "b", 3, 2, 4)
-    shard.stage(3, "c", 3, 2, 7)
-    assert shard.round(3, a, b) == ([1, 4], [0.5, 0.5]), "one of them is gone"
-    a, b = shard.stage(4, "a", 4, 1, 1), shard.stage(4, "b", 4, 1, 2)
-    c = shard.stage(4, "c", 4, 2, None)
-    assert shard.round(4, a, b, c) == ([1, 2], [0.25, 0.25]), "one has nothing at this shard"
-    a, b = shard.stage(5, "a", 5, 1, 1), shard.stage(5, "b", 5, 1, 2)
-    late = shard.stage(5, "b", 6, 3, 2)
-    assert shard.round(5, a, late) == ([1, 2], [0.25, 0.75]), "one has shipped again"
-    ray.kill(shard.actor)
-
-
-def test_what_a_block_has_is_not_reduced_again_when_a_host_ships_meanwhile(
-    nodes: Nodes,  # noqa: ARG001
-) -> None:
-    shard = _Shard()
-    opened = Opened(Fence(1, 0), 0, (shard.stage(0, "a", 1, 1, 5), shard.stage(0, "b", 1, 1, 5)))
-
-    def mark(taken: shmacc.GroupTaken) -> float:
-        taken["m"].values[...] += 7  # which only the same arrays remember
-        return float(taken["m"].values[0, 0])
-
-    assert ray.get(shard.actor.run.remote(0, opened, mark, ())) == 8.0
-    shard.stage(0, "a", 2, 1, 5)
-    assert ray.get(shard.actor.run.remote(0, opened, mark, ())) == 15.0
-    ray.kill(shard.actor)
-
-
-class _CountingCore(OwnerCore):
-    """Counts how often somebody asks whether something has changed."""
-
-    looks = 0
-
-    def has_news(self, name: str, serial: int) -> bool:
-        self.looks += 1
-        return super().has_news(name, serial)
-
-
-class _Owner(OwnerActor):
-    """An owner as an object of this process, which starts nothing."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, 0)
-        self._core = _CountingCore(1, 0, config.timing)
-
-    def _start(self) -> None:
-        pass
-
-
-def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner() -> None:
-    """Else each of n hosts' reports costs n calls another look."""
-    timing = Timing(heartbeat=30.0, lease=120.0)
-    hosts = 40
-
-    async def run() -> tuple[int, int]:
-        owner = _Owner(Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, 1))
-        core: Any = owner._core
-        incarnations = [await owner.enrol(f"host {i}") for i in range(hosts)]
-
-        def report(host: int, number: int, count: int) -> asyncio.Task[Any]:
-            made = Report(f"host {host}", incarnations[host], number, core.fence, 0, count)
-            return asyncio.ensure_future(owner.report(made, core.serial))
-
-        async def looks(change: Any) -> int:
-            before = int(core.looks)
-            await change
-            await asyncio.sleep(0.1)
-            return int(core.looks) - before
-
-        parked = [report(host, 1, 0) for host in range(hosts)]
-        await asyncio.sleep(0.1)
-        parked = [task for task in parked if not task.done()]
-        parked += [report(host, 2, 0) for host in range(hosts)]
-        await asyncio.sleep(0.1)
-        parked.append(report(0, 3, 5))  # a count, which nobody waits for
-        quiet = await looks(asyncio.sleep(0))
-        loud = await looks(owner.do("advance_step", 3))
-        assert all(task.done() for task in parked), "a new step is everybody's concern"
-        return quiet, loud
-
-    quiet, loud = asyncio.run(run())
-    assert quiet < hosts / 4
-    assert loud >= hosts
