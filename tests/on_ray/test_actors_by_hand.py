@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import shmacc
 import shmacc.ray
@@ -40,12 +41,15 @@ def test_an_actor_that_is_ended_before_it_serves_makes_nothing(nodes: Nodes) -> 
 class _Shard:
     """A shard of a group of its own, and rounds of it that are made by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Nodes) -> None:
         rows = shmacc.IndexedSlicesSpec((10, 1), "float64", reduction_type="CMEAN")
         members: dict[str, shmacc.TensorSpec] = {"m": rows}
         self.plan = Plan(members, 1)
         config = Config("by hand", members, "MEAN", {}, 1, None, Timing(), 1)
-        self.actor: Any = ray.remote(concurrency_groups=CONCURRENCY)(HostActor).remote(config, "h")
+        # Another node may have died, in another test, which Ray may not know yet.
+        here = NodeAffinitySchedulingStrategy(nodes.id(0), soft=False)
+        actors = ray.remote(concurrency_groups=CONCURRENCY, scheduling_strategy=here)(HostActor)
+        self.actor: Any = actors.remote(config, "h")
 
     def stage(self, number: int, host: str, grant: int, weight: int, row: int | None) -> Member:
         fence, key = Fence(1, number), BatchKey(host, 1, grant)
@@ -67,10 +71,10 @@ class _Shard:
 
 
 def test_what_a_shard_reduces_ahead_is_handed_out_only_if_it_is_what_the_round_has(
-    nodes: Nodes,  # noqa: ARG001
+    nodes: Nodes,
 ) -> None:
     """Once pieces of the hosts of the last round are there it reduces them, and is told later."""
-    shard = _Shard()
+    shard = _Shard(nodes)
     for number in range(2):  # the first round says which hosts there are
         members = shard.stage(number, "a", 1, 3, 5), shard.stage(number, "b", 1, 1, 5)
         assert shard.round(number, *members) == ([5], [1.0]), "(3 + 1) / weight 4"
@@ -90,9 +94,9 @@ def test_what_a_shard_reduces_ahead_is_handed_out_only_if_it_is_what_the_round_h
 
 
 def test_what_a_block_has_is_not_reduced_again_when_a_host_ships_meanwhile(
-    nodes: Nodes,  # noqa: ARG001
+    nodes: Nodes,
 ) -> None:
-    shard = _Shard()
+    shard = _Shard(nodes)
     opened = Opened(Fence(1, 0), 0, (shard.stage(0, "a", 1, 1, 5), shard.stage(0, "b", 1, 1, 5)))
 
     def mark(taken: shmacc.GroupTaken) -> float:
