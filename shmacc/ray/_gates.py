@@ -62,8 +62,11 @@ class Gates:
                 link.tell("do", "publishes", self._by, self._hosts, fed)
 
     def open(self, node: str, until: float) -> None:
-        """Have a node's gate opened. After an error it can be tried again."""
-        for link in self._links[node]:
+        """Have a node's gate opened. After an error it can be tried again.
+
+        `PublishedArrays.close` calls this without the lock, perhaps while its feeder does.
+        """
+        for link in tuple(self._links.get(node, ())):
             with contextlib.suppress(FailedPreconditionError):  # the group is closed, or gone
                 link.gate({node}, self._by, until, closed=False)
-        del self._links[node]
+        self._links.pop(node, None)

@@ -37,8 +37,9 @@ def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) ->
     key = _head(), question
     with _lock:
         if key not in _open:
-            _open[key] = time.monotonic(), Future()
+            # The thread needs the lock. If it cannot be started, the question is not open.
             threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
+            _open[key] = time.monotonic(), Future()
         began, answer = _open[key]
         # A short wait counts from the oldest open question, so that it is not spent on each.
         if seconds < _BUSY:
