@@ -105,13 +105,13 @@ class Apply : public Operation {
         return true;
     }
 
-    // For Load: replaces all gradients by the request's, in a round at this step; `commit_replaced` commits that. This
+    // For Load: replaces all gradients by the request's, in a round at its step; `commit_replaced` commits that. This
     // ends an open round, and a finished accumulator goes on. session: has all lanes' locks. If this throws, nothing
     // has changed; afterwards `session.roll_back` undoes it.
-    void replace(ApplySession& session, const ApplyRequest& request, int64_t step) {
+    void replace(ApplySession& session, const ApplyRequest& request) {
         RoundState& round = session.round;
         round.discarded += static_cast<uint64_t>(session.pending().count);
-        round.step = step;
+        round.step = request.local_step;
         round.sealed = 0;
         ++round.restores;
         round.holder = {};
@@ -281,7 +281,7 @@ class Apply : public Operation {
         if (!session.held()) apply_deadline_exceeded(refused);
         activity.now(kApplies);
         if (session.count() > 0 || is_closed(session.state)) return false;
-        session.give_memory_back();
+        session.give_memory_back(true);
         return true;
     }
     // From here on this round's contributors are looked up in all lanes. (A death before the gradient's commit leaves
@@ -314,26 +314,22 @@ class Apply : public Operation {
             contributors->sort();
             prepare(session, *contributors, need);
         }
-        if (session.replaces_round()) need_for_replaced(session, need);
+        if (session.replaces_round())
+            for (const Member& member : session.members()) {
+                if (!session.replaces(member)) continue;
+                need.undo_rows += 2 * member.before.rows;  // the rows and their numbers
+                need.undo_bytes += member.before.rows * member.spec().row_bytes(member.before);
+            }
         if (need.undo_rows > 0)
             session.lane().reserve_undo(session.state, need.undo_rows * kUndoLogBytes, need.undo_bytes);
         session.lane().begin(session.state, need.new_rows);
         Undo undo(session.lane(), session.state, need.undo_bytes);
-        if (session.replaces_round()) save_replaced(session, undo);
+        if (session.replaces_round())
+            for (Member& member : session.members())
+                if (session.replaces(member)) undo.save_all(member);
         auto member = session.members().begin();
         of_each(request, [&](MemberGradient& gradient) { gradient.add(*member++, undo); });
         if (contributors) contributors->add(*member, undo);
-    }
-    static void need_for_replaced(ApplySession& session, MemberGradient::Need& need) {
-        for (const Member& member : session.members()) {
-            if (!session.replaces(member)) continue;
-            need.undo_rows += 2 * member.before.rows;  // the rows and their numbers
-            need.undo_bytes += member.before.rows * member.spec().row_bytes(member.before);
-        }
-    }
-    static void save_replaced(ApplySession& session, Undo& undo) {
-        for (Member& member : session.members())
-            if (session.replaces(member)) undo.save_all(member);
     }
     void prepare(ApplySession& session, MemberGradient& gradient, MemberGradient::Need& need) {
         Member& member = session.member(gradient.member());

@@ -67,8 +67,7 @@ struct RecordShape {
 inline RecordShape record_of(const MemberSpec& spec) {
     uint64_t width = 1;
     for (const int64_t dim : *spec.round) width *= static_cast<uint64_t>(dim);
-    const SlotShape slots = slots_of(spec.optimizer,
-                                     spec.round->empty() ? 1 : static_cast<uint64_t>(spec.round->back()));
+    const SlotShape slots = slots_of(spec.optimizer, *spec.round);
     return {width, width / slots.group, slots};
 }
 template <class T>
@@ -93,6 +92,15 @@ struct SlotsInUse {
     }
     void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
 };
+
+// Calls act(T{}) with the type of the numbers of parameters.
+template <class Act>
+void with_number(bool is_double, Act act) {
+    if (is_double)
+        act(double{});
+    else
+        act(float{});
+}
 
 // Ids, ascending, each once.
 struct Ids {
@@ -129,7 +137,7 @@ class IdTable {
         const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
         const int64_t* const links = member_.array<int64_t>(kRows1, committed_rows_);
         const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
-        const Index index = current_index();
+        const Index index = member_.index(hash_);
         const auto find = [&](const Ids& wanted, auto found) {
             if (committed_rows_ > 0 && state_.index_buckets > 0)
                 index.find_each(wanted.ids, static_cast<uint32_t>(wanted.count), known, found);
@@ -241,7 +249,7 @@ class IdTable {
             build_index(table);
             return;
         }
-        Inserts inserts(current_index());
+        Inserts inserts(member_.index(hash_));
         for (const uint32_t i : fresh_) inserts.add(ids_[i], static_cast<uint64_t>(slots_[i]));
         inserts.finish();
         state_.index_filled += fresh_.size();
@@ -287,10 +295,6 @@ class IdTable {
         for (uint64_t slot = 0; slot < committed_rows_; ++slot)
             if (!kept[slot] && known.in_use(known.table[slot].contributions)) freed_.push_back(slot);
     }
-    Index current_index() {
-        return Index(member_.array<Bucket>(kIndex0 + static_cast<uint32_t>(state_.index), state_.index_buckets),
-                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
-    }
     uint32_t other_index() const { return state_.index ? kIndex0 : kIndex1; }
     void reserve() {
         const uint64_t bytes = shape_.numbers() * spec_.number_bytes();
@@ -320,7 +324,7 @@ class IdTable {
         state_.index_filled = in_table_;
         state_.leftovers_before = member_.lane_state().leftovers;
         const SlotsInUse known{table, end_, generation()};
-        Inserts inserts(current_index());
+        Inserts inserts(member_.index(hash_));
         for (uint64_t slot = 0; slot < end_; ++slot)
             if (known.in_use(table[slot].contributions)) inserts.add(table[slot].row, slot);
         inserts.finish();

@@ -36,10 +36,9 @@ class Load {
         std::vector<ArrayChange> changes;
         std::vector<int64_t> updates;
     };
-    // All gradients of an accumulator at `step`; the request's members are sorted.
+    // All gradients of an accumulator, at the request's step; its members are sorted.
     struct Gradients {
         OpenSegment* segment;
-        int64_t step;
         ApplyRequest request;
     };
 
@@ -101,8 +100,7 @@ class Load {
         size_t put = 0, prepared = 0;
         try {
             for (; put < gradients_.size(); ++put)
-                Apply(*gradients_[put].segment, uninterrupted)
-                    .replace(accumulators[put], gradients_[put].request, gradients_[put].step);
+                Apply(*gradients_[put].segment, uninterrupted).replace(accumulators[put], gradients_[put].request);
             for (; prepared < arrays_.size(); ++prepared)
                 parameters[prepared].prepare(arrays_[prepared].changes);
         } catch (...) {

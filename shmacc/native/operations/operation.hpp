@@ -72,9 +72,6 @@ class ActivityScope {
     bool waited_ = false;  // for others, maybe for hours: the process counts as idle only since the wait's end
 };
 
-// What a wait does when the processes that it waits for are gone.
-enum class OnDeath { kWait, kRaise };
-
 class Operation {
   public:
     Operation(OpenSegment& segment, Interruption& interruption)

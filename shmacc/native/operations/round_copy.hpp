@@ -47,7 +47,7 @@ struct TakeRequest {
     bool advance_step;
     bool seal;
     bool hold;  // opens the round instead of consuming it
-    OnDeath on_death;
+    bool raise_departures;  // instead of waiting on, when processes that had applied are gone
     pthread_t loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
 };
 

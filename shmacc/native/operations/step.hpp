@@ -68,25 +68,25 @@ class Step : public Operation {
     }
 
     // Waits until the step is past `after`, and returns it.
-    int64_t wait_step(int64_t after, int64_t deadline, OnDeath on_death) {
+    int64_t wait_step(int64_t after, int64_t deadline, bool raise_departures) {
         const auto is_past = [after](const RoundState& now) { return now.step > after; };
-        return wait(is_past, ", not past " + std::to_string(after), deadline, on_death).step;
+        return wait(is_past, ", not past " + std::to_string(after), deadline, raise_departures).step;
     }
     // Waits until the step, or the number of restores, differs from `last`. Returns both; none: the accumulator is
     // finished.
     using At = std::pair<int64_t, uint64_t>;
-    std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, OnDeath on_death) {
+    std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, bool raise_departures) {
         const auto is_new = [&](const RoundState& now) {
             return segment_.finished(now) || last != At(now.step, now.restores);
         };
-        const RoundState round = wait(is_new, "", deadline, on_death);
+        const RoundState round = wait(is_new, "", deadline, raise_departures);
         if (segment_.finished(round)) return std::nullopt;
         return At(round.step, round.restores);
     }
 
   private:
     template <class Reached>
-    RoundState wait(Reached reached, const std::string& missing, int64_t deadline, OnDeath on_death) {
+    RoundState wait(Reached reached, const std::string& missing, int64_t deadline, bool raise_departures) {
         ActivityScope activity(segment_, kWaitsForStep);
         std::optional<uint64_t> dropped_before;
         for (Slices slices;; slices.next(interruption_.ends_sleep())) {
@@ -95,7 +95,7 @@ class Step : public Operation {
             const RoundState round = segment_.round().snapshot();
             if (reached(round)) return round;
             refuse_if_finished(round);
-            if (on_death == OnDeath::kRaise) raise_if_chiefs_are_gone();
+            if (raise_departures) raise_if_chiefs_are_gone();
             if (!dropped_before) dropped_before = totals(segment_).ever.dropped;
             if (past(deadline)) {
                 const Totals now = totals(segment_);

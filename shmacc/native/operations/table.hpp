@@ -22,6 +22,8 @@ class Rows {
         std::unique_ptr<Run[]> runs;
         uint32_t count = 0;
         uint64_t fresh = 0;  // rows that the table does not have yet
+        const Run* begin() const { return runs.get(); }
+        const Run* end() const { return runs.get() + count; }
     };
     // Finds the gradient's rows, and reserves room for those that are new.
     Found prepare(const Gradient<T>& gradient);
@@ -36,17 +38,6 @@ class Rows {
     static constexpr uint64_t kPieceBytes = 2048;
     static constexpr uint32_t kPieceRows = 256;
     static constexpr uint32_t kAhead = 32;
-
-    class Runs {
-      public:
-        explicit Runs(const Found& found) : first_(found.runs.get()), count_(found.count) {}
-        const Run* begin() const { return first_; }
-        const Run* end() const { return first_ + count_; }
-
-      private:
-        const Run* first_;
-        uint32_t count_;
-    };
 
     template <uint64_t kWidth, bool kStreamed, class Targets>
     bool read_rows(Targets& targets, const Reduce& reduce) {
@@ -83,8 +74,8 @@ class Rows {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         Slot* table = this->table(state_.rows + found.fresh);
         T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
-        Inserts inserts(current_index());
-        const Runs runs(found);
+        Inserts inserts(member_.index(hash_));
+        const Run* const end = found.end();
         undo.start(member_.number());
 
         // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
@@ -93,8 +84,8 @@ class Rows {
         const uint32_t longest = static_cast<uint32_t>(
             std::clamp<uint64_t>(kPieceBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kPieceRows));
         uint32_t at = 0;
-        for (const Run& run : runs) {
-            if (runs.end() - &run > kAhead) {
+        for (const Run& run : found) {
+            if (end - &run > kAhead) {
                 const Run& later = (&run)[kAhead];
                 if (later.slot != kAbsent) {
                     __builtin_prefetch(&table[later.slot], 1);
@@ -160,10 +151,6 @@ class Rows {
     }
 
     Slot* table(uint64_t rows) { return member_.array<Slot>(kSlots, rows); }
-    Index current_index() {
-        return Index(member_.array<Bucket>(kIndex0 + static_cast<uint32_t>(state_.index), state_.index_buckets),
-                     state_.index_buckets, static_cast<uint32_t>(state_.index_stamp), hash_);
-    }
 
     // Reserves room for `fresh` new rows, and rebuilds the index if it would be crowded.
     void reserve(uint64_t fresh) {
@@ -193,7 +180,7 @@ class Rows {
         state_.index_filled = state_.rows;
         state_.leftovers_before = member_.lane_state().leftovers;
         const Slot* table = this->table(state_.rows);
-        Inserts inserts(current_index());
+        Inserts inserts(member_.index(hash_));
         for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row, slot);
         inserts.finish();
     }
@@ -206,9 +193,9 @@ class Rows {
 template <class T>
 typename Rows<T>::Found Rows<T>::prepare(const Gradient<T>& gradient) {
     Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
-    found.count = current_index().find(gradient.keys(), gradient.count(), table(state_.rows), state_.rows,
-                                       found.runs.get());
-    for (const Run& run : Runs(found)) found.fresh += run.slot == kAbsent ? run.length : 0;
+    found.count = member_.index(hash_).find(gradient.keys(), gradient.count(), table(state_.rows),
+                                            state_.rows, found.runs.get());
+    for (const Run& run : found) found.fresh += run.slot == kAbsent ? run.length : 0;
     reserve(found.fresh);
     return found;
 }
@@ -220,7 +207,7 @@ void Rows<T>::add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
 template <class T>
 bool Rows<T>::has_any(const int64_t* keys, uint32_t count) {
     std::unique_ptr<Run[]> runs(new Run[count]);
-    const uint32_t found = current_index().find(keys, count, table(state_.rows), state_.rows, runs.get());
+    const uint32_t found = member_.index(hash_).find(keys, count, table(state_.rows), state_.rows, runs.get());
     return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
 }
 template <class T>

@@ -25,8 +25,7 @@ class Take : public Operation {
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock);
         QueueEntry entry(segment_);
-        Cancellable cancellable(interruption_, entry);
-        UntilFinished interruption(*this, cancellable, request);
+        InQueue interruption(*this, entry, request);
         std::optional<RoundCopy> copy;
         std::optional<uint64_t> dropped_before;  // gradients that had been dropped at the first look at the state
         for (int looks = 0;;) {
@@ -76,7 +75,7 @@ class Take : public Operation {
                     copy.reset();
                     if (open) in_the_way = session.state.holder;
                     refuse_if_finished(session.state);
-                    if (request.on_death == OnDeath::kRaise) raise_departures(session);
+                    if (request.raise_departures) raise_departures(session);
                     if (late) deadline_exceeded(request, dropped_before, missed(session, entry.joined()));
                     // A dead take in front of the head may just have been removed.
                     if (heads) queue.wake(head);
@@ -120,10 +119,10 @@ class Take : public Operation {
             throw Error(Failure::kDeadlineExceeded, "Another process kept the lock; nothing was read",
                         {{"step", segment_.round().snapshot().step}});
         return RoundCopy(session, *segment_.specs(),
-                         {0, 0, kForever, partial, division, false, false, false, OnDeath::kWait, {}}, false);
+                         {0, 0, kForever, partial, division, false, false, false, false, {}}, false);
     }
 
-    // Throws, as a waiting take with OnDeath::kRaise would, if processes that had applied have died or failed.
+    // Throws, as a waiting take with raise_departures would, if processes that had applied have died or failed.
     void check_departures() {
         if (!segment_.departures().any()) return;
         ActivityScope activity(segment_, kWaitsForLock);
@@ -135,20 +134,22 @@ class Take : public Operation {
     using Operation::commit;
     using Operation::deadline_exceeded;
 
-    // Ends a wait when the accumulator is finished; also a wait for the lock, which a stopped process may have.
-    class UntilFinished : public Interruption {
+    // Ends a wait when the take is cancelled or the accumulator is finished; also a wait for the lock, which a stopped
+    // process may have.
+    class InQueue : public Interruption {
       public:
-        UntilFinished(Take& take, Interruption& inner, const TakeRequest& request)
-            : take_(take), inner_(inner), ends_(request.advance_step) {}
+        InQueue(Take& take, QueueEntry& entry, const TakeRequest& request)
+            : take_(take), entry_(entry), ends_(request.advance_step) {}
         void check() override {
-            inner_.check();
+            take_.interruption_.check();
+            entry_.check_cancelled();
             if (ends_) take_.refuse_if_finished(take_.segment_.round().snapshot());
         }
-        bool ends_sleep() const override { return inner_.ends_sleep(); }
+        bool ends_sleep() const override { return take_.interruption_.ends_sleep(); }
 
       private:
         Take& take_;
-        Interruption& inner_;
+        QueueEntry& entry_;
         const bool ends_;
     };
 
@@ -226,7 +227,7 @@ class Take : public Operation {
                     !queue.alive(head))
                     return;
             }
-            if (request.on_death == OnDeath::kRaise && segment_.departures().any()) return;
+            if (request.raise_departures && segment_.departures().any()) return;
             slices.next(interruption_.ends_sleep() && !queue.is_near(entry.index()));
         }
     }

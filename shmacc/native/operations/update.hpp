@@ -144,14 +144,14 @@ class ArraysSession {
             // SparseAdam counts an update without rows.
             if (change.rate) array->state.count += has_rows || array->spec().optimizer.has(kAsTorch);
             if (array->spec().kind == kTable) {
-                with_number(array->spec(), [&](auto zero) {
+                with_number(array->spec().sum == kFloat64, [&](auto zero) {
                     change_table<decltype(zero)>(*array, *table, change, step, saving);
                 });
                 ++table;
             } else if (!change.rate) {
                 replace(*array, change, saving);
             } else if (has_rows) {
-                with_number(array->spec(),
+                with_number(array->spec().sum == kFloat64,
                             [&](auto zero) { optimize<decltype(zero)>(*array, change, saving); });
             }
         }
@@ -199,33 +199,23 @@ class ArraysSession {
   private:
     static constexpr uint64_t kPieceBytes = 4096;
 
-    template <class Act>
-    static void with_number(const MemberSpec& spec, Act act) {
-        if (spec.sum == kFloat32)
-            act(float{});
-        else
-            act(double{});
+    static SlotShape slots_of(const ArrayChange& change, const MemberSpec& spec) {
+        return change.rate ? shmacc::slots_of(spec.optimizer, *spec.round) : SlotShape{0, 1, false};
     }
-    static uint64_t last_dimension(const MemberSpec& spec) {
-        return spec.round->empty() ? 1 : static_cast<uint64_t>(spec.round->back());
+    static uint64_t group_bytes(const ArrayChange& change, const MemberSpec& spec) {
+        return slots_of(change, spec).group * (change.rate ? spec.number_bytes() : 1);
     }
     // An entry's size in bytes, and the number of entries.
-    static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, uint64_t group_bytes) {
-        if (change.rows) return {change.row_bytes, change.count};
-        const uint64_t piece = group_bytes * std::max<uint64_t>(1, kPieceBytes / group_bytes);
-        return {piece, (change.bytes + piece - 1) / piece};
-    }
-    static SlotShape slots_of(const ArrayChange& change, const MemberSpec& spec) {
-        return change.rate ? shmacc::slots_of(spec.optimizer, last_dimension(spec)) : SlotShape{0, 1, false};
-    }
     static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, const MemberSpec& spec) {
-        const uint64_t number = change.rate ? spec.number_bytes() : 1;
-        return entries_of(change, slots_of(change, spec).group * number);
+        if (change.rows) return {change.row_bytes, change.count};
+        const uint64_t group = group_bytes(change, spec);
+        const uint64_t piece = group * std::max<uint64_t>(1, kPieceBytes / group);
+        return {piece, (change.bytes + piece - 1) / piece};
     }
     SavedArray saved(const ArrayChange& change, Member& array) {
         const SlotShape slots = slots_of(change, array.spec());
         const auto [entry_bytes, entries] = entries_of(change, array.spec());
-        if (change.rows && change.row_bytes % (slots.group * (change.rate ? array.spec().number_bytes() : 1)))
+        if (change.rows && change.row_bytes % group_bytes(change, array.spec()))
             throw Error(
                 Failure::kInvalidArgument,
                 "A rowwise accumulator of an array with one dimension is of all of it, so rows alone cannot "
@@ -259,10 +249,7 @@ class ArraysSession {
                                 entries,
                                 entry_bytes / sizeof(T),
                                 total,
-                                slots.group,
-                                entry_bytes / sizeof(T),
-                                entry_bytes / sizeof(T) / slots.group,
-                                UINT64_MAX};
+                                slots.group};
         for (uint32_t i = 0; i < slots.count; ++i)
             touched.slots[i] = array.array<T>(kArrayRegions[i + 1], total / slots.group);
         apply_optimizer(array, change, touched, saving);
@@ -297,20 +284,13 @@ class ArraysSession {
         shmacc::optimize(array.spec().optimizer, *change.rate, array.state.count, touched, saving);
     }
     void replace(Member& array, const ArrayChange& change, Saving& saving) {
+        using Byte = unsigned char;
         const auto [entry_bytes, entries] = entries_of(change, array.spec());
-        shmacc::replace(TouchedArray<unsigned char>{array.array<unsigned char>(kArrayRegions[change.region],
-                                                                               change.bytes),
-                                                    {},
-                                                    static_cast<const unsigned char*>(change.values),
-                                                    change.rows,
-                                                    entries,
-                                                    entry_bytes,
-                                                    change.bytes,
-                                                    1,
-                                                    entry_bytes,
-                                                    entry_bytes,
-                                                    UINT64_MAX},
-                        saving);
+        Byte* const contents = array.array<Byte>(kArrayRegions[change.region], change.bytes);
+        const TouchedArray<Byte> touched{contents,    {},      static_cast<const Byte*>(change.values),
+                                         change.rows, entries, entry_bytes,
+                                         change.bytes};
+        shmacc::replace(touched, saving);
     }
 
     OpenSegment& segment_;

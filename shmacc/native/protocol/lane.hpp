@@ -152,7 +152,7 @@ class Lane {
     //   a member holds at most 5/4 of `most` and kSpare in that region (in the index: twice that).
     //
     // Rounds without gradients count. The decision is made when the first gradient of a later round comes, or by a
-    // take or a new step that finds a member idle for kSmallRounds rounds (RoundSession::trim).
+    // take or a new step that finds a member idle for kSmallRounds rounds (RoundSession::give_memory_back).
     static constexpr uint64_t kSpare = 1 << 17;  // a segment stays within 1 MiB of its need
     static constexpr uint64_t kSmallRounds = 8;
     static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }
@@ -207,6 +207,10 @@ class Member {
         lane_->mapping().grow(number_of(region), state.reserved[region], grown);
         state.reserved[region] = grown;
     }
+    Index index(const RowHash& hash) {
+        auto* const buckets = array<Bucket>(kIndex0 + static_cast<uint32_t>(state.index), state.index_buckets);
+        return Index(buckets, state.index_buckets, static_cast<uint32_t>(state.index_stamp), hash);
+    }
     void empty(uint32_t region) { lane_->mapping().punch(number_of(region), 0); }
     // which: 0 or 1; each member has two shapes.
     Shape& shape(uint64_t which) {
@@ -219,11 +223,9 @@ class Member {
     }
     LaneState& lane_state() const { return *lane_state_; }
 
-    // Starts this round in the member, which has nothing of it yet. Returns whether the member gives memory back
-    // (Lane::kSmallRounds).
-    inline bool begin_round(uint64_t round);
-    // As above, for a member that must give its memory back at once.
-    inline bool begin_idle_round(uint64_t round);
+    // Starts this round in the member, which has nothing of it yet. Returns whether the member gives memory back:
+    // that of small rounds (Lane::kSmallRounds), or all of it, at once.
+    inline bool begin_round(uint64_t round, bool all = false);
     // Begins a new round in place of the current one, which stays current until the commit. A new index is built,
     // and the caller must save the rows (Undo::save_all).
     void replace_round(uint64_t round) {
@@ -290,17 +292,10 @@ inline bool Member::shrink(uint64_t rows, uint64_t row_bytes, uint64_t rounds) {
     return true;
 }
 
-inline bool Member::begin_round(uint64_t round) {
-    const uint64_t passed = round - state.round;
-    bool shrunk = shrink(state.rows, row_bytes(), 1);
-    if (passed > 1) shrunk |= shrink(0, 0, passed - 1);
-    if (state.index_stamp == UINT32_MAX) forget_index();
-    start_round(round);
-    return shrunk;
-}
-
-inline bool Member::begin_idle_round(uint64_t round) {
-    const bool shrunk = shrink(0, 0, Lane::kSmallRounds);
+inline bool Member::begin_round(uint64_t round, bool all) {
+    const uint64_t passed = all ? Lane::kSmallRounds : round - state.round - 1;
+    bool shrunk = !all && shrink(state.rows, row_bytes(), 1);
+    if (passed > 0) shrunk |= shrink(0, 0, passed);
     if (state.index_stamp == UINT32_MAX) forget_index();
     start_round(round);
     return shrunk;

@@ -82,8 +82,7 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
 
 // Reads the segment's members. Call check_config first.
 inline MemberSpecs read_directory(const SegmentFile& file, const Config& config) {
-    if (config.directory_bytes > static_cast<uint64_t>(file.status().st_blocks) * 512)
-        data_loss("a recorded size is larger than what the segment occupies");
+    file.check_occupied(config.directory_bytes);
     std::vector<uint64_t> words(config.directory_bytes / 8);
     const auto size = static_cast<ssize_t>(config.directory_bytes);
     if (pread(file.fd(), words.data(), config.directory_bytes, region_offset(kDirectoryRegion)) != size ||
@@ -193,11 +192,9 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     return named ? file : nullptr;
 }
 
-enum class Entered { kYes, kGivenUp, kElsewhere };
-
-// The second check of a process that attaches; needs the name lock. kGivenUp: this call has finished the
-// removal that another process began.
-inline Entered look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
+// The second check of a process that attaches; needs the name lock. False: the name leads elsewhere; or the segment was
+// given up, and this call has finished the removal that another process began.
+inline bool look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
     SegmentFile& file = segment.file();
     if (load(segment.header().unlinked)) {
         if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) {
@@ -207,14 +204,14 @@ inline Entered look_again(OpenSegment& segment, const std::string& path, const s
                                    std::strerror(errno));
         }
         unlink(semaphore_path.c_str());
-        return Entered::kGivenUp;
+        return false;
     }
     if (file.is_at(path)) {
         segment.now_attached();
-        return Entered::kYes;
+        return true;
     }
     unlink(semaphore_path.c_str());  // made by this process for a segment that was removed meanwhile
-    return Entered::kElsewhere;
+    return false;
 }
 
 // Needs the name lock. The mark is a word of the header, written through the descriptor, since the

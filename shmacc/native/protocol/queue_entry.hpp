@@ -77,21 +77,6 @@ class QueueEntry {
     static inline thread_local QueueEntry* innermost_ = nullptr;
 };
 
-// A take can be cancelled while it waits for the lock, since a stopped process may hold it.
-class Cancellable : public Interruption {
-  public:
-    Cancellable(Interruption& inner, QueueEntry& entry) : inner_(inner), entry_(entry) {}
-    void check() override {
-        inner_.check();
-        entry_.check_cancelled();
-    }
-    bool ends_sleep() const override { return inner_.ends_sleep(); }
-
-  private:
-    Interruption& inner_;
-    QueueEntry& entry_;
-};
-
 // How long an apply waits for a head whose number is reached already (wait_queue.hpp).
 class HeadGrace {
   public:

@@ -11,8 +11,6 @@
 
 namespace shmacc {
 
-inline bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
-
 // The locks of one lane or several consecutive ones.
 class HeldLocks {
   public:
@@ -298,28 +296,32 @@ class RoundSession {
 
     // Empties all lanes; takes effect at the commit.
     void next_round() {
-        if (state.round % Lane::kSmallRounds == 0) trim();
+        if (state.round % Lane::kSmallRounds == 0) give_memory_back(false);
         ++state.round;
         state.holder = {};
         state.final = {kNotFinal, 0, 0, 0, state.final.parameters};
     }
     void commit() { segment_.round().commit(state); }
     void release() { locks_.release(); }
-    // Call only while no gradients are pending. Gives back the memory that the last round left to the next one, in
-    // every lane and member. Each lane commits by itself, as in `trim`.
-    void give_memory_back() {
+    // Gives memory back: of lanes and members that had no gradients for kSmallRounds rounds; or (all) of every lane and
+    // member, which no pending gradients may need. Each lane commits by itself: its contents stay the same.
+    void give_memory_back(bool all) {
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Lane& lane = *segment_.lanes()[i];
             LaneState& now = lanes_[i];
             const LaneState before = now;
             std::vector<Member> shrunk;
             for (uint32_t number = 0; number < lane.tables(); ++number) {
+                if (!all && !idle(lane.current(number, now))) continue;
                 Member member(lane, number, now);
-                if (member.begin_idle_round(state.round)) shrunk.push_back(std::move(member));
+                if (member.begin_round(state.round, all)) shrunk.push_back(std::move(member));
             }
-            now.needed[kUndoLog] = now.needed[kUndoRows] = 0;
-            now.small_rounds = Lane::kSmallRounds;
-            lane.begin_round(now, state.round);
+            if (all) {
+                now.needed[kUndoLog] = now.needed[kUndoRows] = 0;
+                now.small_rounds = Lane::kSmallRounds;
+            }
+            if (all || state.round - now.round >= Lane::kSmallRounds) lane.begin_round(now, state.round);
+            if (!all && shrunk.empty() && now.reserved[kUndoRows] == before.reserved[kUndoRows]) continue;
             lane.begin(now, 0);
             lane.commit(now, shrunk);
             lane.give_back(before, now);
@@ -329,26 +331,6 @@ class RoundSession {
     RoundState state;  // to be changed, then committed
 
   private:
-    // Gives back the memory of lanes and members that had no gradients for kSmallRounds rounds. Each lane
-    // commits by itself: its contents stay the same.
-    void trim() {
-        for (uint32_t i = 0; i < lanes_.size(); ++i) {
-            Lane& lane = *segment_.lanes()[i];
-            LaneState& now = lanes_[i];
-            const LaneState before = now;
-            std::vector<Member> shrunk;
-            for (uint32_t number = 0; number < lane.tables(); ++number) {
-                if (!idle(lane.current(number, now))) continue;
-                Member member(lane, number, now);
-                if (member.begin_round(state.round)) shrunk.push_back(std::move(member));
-            }
-            if (state.round - now.round >= Lane::kSmallRounds) lane.begin_round(now, state.round);
-            if (shrunk.empty() && now.reserved[kUndoRows] == before.reserved[kUndoRows]) continue;
-            lane.begin(now, 0);
-            lane.commit(now, shrunk);
-            lane.give_back(before, now);
-        }
-    }
     bool idle(const MemberState& member) const {
         return state.round - member.round >= Lane::kSmallRounds &&
                std::any_of(std::begin(member.reserved), std::end(member.reserved),

@@ -178,7 +178,6 @@ class WaitQueue {
     void announce_progress() { futex_wake(head_.progress); }
 
     uint32_t& progress_word() { return head_.progress; }
-    Table<Waiter>& table() { return table_; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
     // Counts the waiting takes; lives(participant, token) says whether a take's process counts.
     template <class Lives>

@@ -136,10 +136,7 @@ class ArrayMapping {
         base_ = mmap(nullptr, bytes_, writable ? PROT_READ | PROT_WRITE : PROT_READ,
                      writable ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE, file.fd(),
                      static_cast<off_t>(region_offset(region)));
-        if (base_ == MAP_FAILED)
-            throw Error(Failure::kResourceExhausted,
-                        "Mapping " + std::to_string(bytes_) +
-                            " bytes of the segment failed: " + std::strerror(errno));
+        if (base_ == MAP_FAILED) mapping_failed(bytes_, errno);
         if (!writable) guard_.emplace(base_, bytes_, owner, std::move(name));
     }
     ~ArrayMapping() {
@@ -177,14 +174,14 @@ class MappedArrays {
             if (spec.kind == kTable) continue;
             if (spec.kind != kDense || !spec.round) data_loss("an array's shape is not known");
             Dims dims = *spec.round;
-            const SlotShape slots = slots_of(spec.optimizer, dims.empty() ? 1 : dims.back());
+            const SlotShape slots = slots_of(spec.optimizer, dims);
             for (uint32_t region = 0; region <= slots.count; ++region) {
                 if (region == 1 && slots.rowwise && !dims.empty()) dims.pop_back();
                 arrays_[{i, region}] = {dtypes[i], dims, size_of(dims, dtypes[i]), nullptr};
                 reserved += reserved_for(arrays_[{i, region}].bytes);
             }
         }
-        if (reserved > static_cast<uint64_t>(segment.file().status().st_blocks) * 512)
+        if (reserved > segment.file().occupied())
             data_loss("its arrays are larger than what the segment occupies");
     }
 

@@ -140,6 +140,10 @@ class Handle {
         segment().check_intact();
         return segment();
     }
+    OpenSegment& in_file() const {
+        segment().check_file();
+        return segment();
+    }
     // For an operation: keeps the segment open while another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
@@ -158,33 +162,18 @@ class Handle {
     // terms: see `of_terms`.
     bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
                       int64_t local_step, nb::handle terms) {
-        const OpenSegment::Use segment = attached();
-        const MemberSpec& spec = only(*segment, kSparse);
-        ApplyRequest request = of_terms(local_step, terms);
-        return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingRows<decltype(zero)> rows(0, spec, request.count, request.weight, indices, values, counts,
-                                              ascending);
-            MemberGradient* const gradient = &rows.gradient();
-            return apply(*segment, &gradient, 1, request);
-        });
+        return apply_one<IncomingRows>(kSparse, local_step, terms, indices, values, counts, ascending);
     }
-
     bool apply_dense(nb::handle values, int64_t local_step, nb::handle terms) {
-        const OpenSegment::Use segment = attached();
-        const MemberSpec& spec = only(*segment, kDense);
-        ApplyRequest request = of_terms(local_step, terms);
-        return with_sum_type(spec.sum, [&](auto zero) {
-            IncomingArray<decltype(zero)> array(0, spec, request.count, request.weight, values);
-            MemberGradient* const gradient = &array.gradient();
-            return apply(*segment, &gradient, 1, request);
-        });
+        return apply_one<IncomingArray>(kDense, local_step, terms, values);
     }
-
     // members: see `incoming`.
     bool apply_group(const nb::list& members, int64_t local_step, nb::handle terms) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
-        return with_members(*segment, members, request, [&](Apply& act) { return act.apply(request); });
+        const Arrivals arrivals(*segment->specs(), members);
+        arrivals.refuse_repeats(*segment->specs());
+        return apply(*segment, arrivals.gradients().data(), arrivals.gradients().size(), request);
     }
     bool drop_if_stale(int64_t local_step, int64_t gradients, std::optional<double> timeout) {
         const int64_t deadline = deadline_after(timeout);
@@ -279,22 +268,17 @@ class Handle {
         return run<Step>([&](Step& act) { return act.belong_to(parameters); });
     }
     void unseal() {
-        run<Step>([&](Step& act) {
-            act.unseal();
-            return true;
-        });
+        run<Step>([](Step& act) { act.unseal(); });
     }
     int64_t wait_step(int64_t after, std::optional<double> timeout, bool raise_departures,
                       const Caller* caller) {
         const int64_t deadline = deadline_after(timeout);
-        const OnDeath on_death = raise_departures ? OnDeath::kRaise : OnDeath::kWait;
-        return run<Step>([&](Step& act) { return act.wait_step(after, deadline, on_death); }, caller);
+        return run<Step>([&](Step& act) { return act.wait_step(after, deadline, raise_departures); }, caller);
     }
     std::optional<Step::At> next_step(const std::optional<Step::At>& last, std::optional<double> timeout,
                                       bool raise_departures, const Caller* caller) {
         const int64_t deadline = deadline_after(timeout);
-        const OnDeath on_death = raise_departures ? OnDeath::kRaise : OnDeath::kWait;
-        return run<Step>([&](Step& act) { return act.next_step(last, deadline, on_death); }, caller);
+        return run<Step>([&](Step& act) { return act.next_step(last, deadline, raise_departures); }, caller);
     }
     void finish() { attached()->finish(); }
     void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, bytes); }
@@ -326,29 +310,17 @@ class Handle {
             if (!handle->closed_ && (*handle->segment_)->config().token == token)
                 found.push_back(nb::find(handle));
         for (const nb::object& handle : found)
-            nb::inst_ptr<Handle>(handle)->run<Update>([&](Update& act) {
-                act.recover(deadline);
-                return true;
-            });
+            nb::inst_ptr<Handle>(handle)->run<Update>([&](Update& act) { act.recover(deadline); });
     }
-    bool holds_round(uint64_t serial) const { return !closed_ && rounds_.has(serial); }
+    bool holds_round(uint64_t serial) { return !closed_ && rounds_.has(serial); }
     void note_update(uint64_t serial) { rounds_.note_update(serial); }
 
-    int64_t step() const {
-        OpenSegment& segment = this->segment();
-        segment.check_file();
-        return segment.round().snapshot().step;
-    }
+    int64_t step() const { return in_file().round().snapshot().step; }
     bool finished() const {
-        OpenSegment& segment = this->segment();
-        segment.check_file();
+        OpenSegment& segment = in_file();
         return segment.finished(segment.round().snapshot());
     }
-    int64_t count() const {
-        OpenSegment& segment = this->segment();
-        segment.check_file();
-        return totals(segment).count;
-    }
+    int64_t count() const { return totals(in_file()).count; }
 
     // -- for handles.py ------------------------------------------------------------------------
     // Attaches. False: the segment was unlinked, or the name leads elsewhere by now; start over.
@@ -359,9 +331,8 @@ class Handle {
         try {
             segment.open_semaphore(semaphore_path);
             claim(segment);
-            const Entered entered = with_name_lock(segment.file(), true,
-                                                   [&] { return look_again(segment, path, semaphore_path); });
-            if (entered != Entered::kYes) return false;
+            if (!with_name_lock(segment.file(), true, [&] { return look_again(segment, path, semaphore_path); }))
+                return false;
         } catch (...) {
             // This may have made the semaphore of a segment that was removed meanwhile, after the remover had
             // looked for one.
@@ -406,30 +377,27 @@ class Handle {
         }
         own_names_.reset();  // not before: after an error it can be tried again
     }
-    static const MemberSpec& only(const OpenSegment& segment, Kind kind) {
-        if (segment.config().kind != kind)
+    // Incoming: IncomingRows or IncomingArray; given: what its constructor gets from Python.
+    template <template <class> class Incoming, class... Given>
+    bool apply_one(Kind kind, int64_t local_step, nb::handle terms, Given... given) {
+        const OpenSegment::Use segment = attached();
+        if (segment->config().kind != kind)
             throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
-        return segment.specs()->front();
+        const MemberSpec& spec = segment->specs()->front();
+        ApplyRequest request = of_terms(local_step, terms);
+        return with_sum_type(spec.sum, [&](auto zero) {
+            Incoming<decltype(zero)> incoming(0, spec, request.count, request.weight, given...);
+            MemberGradient* const gradient = &incoming.gradient();
+            return apply(*segment, &gradient, 1, request);
+        });
     }
     bool apply(OpenSegment& segment, MemberGradient* const* members, size_t member_count,
                ApplyRequest& request) {
-        return with_members(segment, members, member_count, request,
-                            [&](Apply& act) { return act.apply(request); });
-    }
-    template <class Call>
-    bool with_members(OpenSegment& segment, const nb::list& members, ApplyRequest& request, Call call) {
-        const Arrivals arrivals(*segment.specs(), members);
-        arrivals.refuse_repeats(*segment.specs());
-        return with_members(segment, arrivals.gradients().data(), arrivals.gradients().size(), request, call);
-    }
-    template <class Call>
-    bool with_members(OpenSegment& segment, MemberGradient* const* members, size_t member_count,
-                      ApplyRequest& request, Call call) {
         request.members = members;
         request.member_count = member_count;
         WithoutGil released;
         for (size_t i = 0; i < member_count; ++i) members[i]->sort();
-        return run_in<Apply>(segment, released, call);
+        return run_in<Apply>(segment, released, [&](Apply& act) { return act.apply(request); });
     }
 
     OpenSegment::Use begin_take(int64_t num_required) {
@@ -452,7 +420,7 @@ class Handle {
                                   taken.advances(),
                                   taken.seals(),
                                   hold,
-                                  raise_departures ? OnDeath::kRaise : OnDeath::kWait,
+                                  raise_departures,
                                   caller ? caller->thread() : pthread_t{}};
         run<Take>([&](Take& act) { act.take(request, taken.to_fill(segment.specs())); }, caller);
     }

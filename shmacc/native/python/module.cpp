@@ -3,6 +3,7 @@
 #include "python/arrays.hpp"
 #include "python/plain.hpp"
 #include "python/segment_view.hpp"
+#include "python/tables.hpp"
 
 namespace shmacc {
 
@@ -45,11 +46,9 @@ MemberSpec member_spec(const nb::tuple& given) {
     if (spec.kind == kTable) {
         const auto [initial, its_numbers, seed, max_rows] =
             nb::cast<std::tuple<uint64_t, std::vector<double>, uint64_t, std::optional<uint64_t>>>(given[10]);
-        spec.table = {initial, {}, seed, max_rows.value_or(kMaxRows)};
-        if (initial > UINT32_MAX || !is_named(kInitialNames, static_cast<uint32_t>(initial)) ||
-            its_numbers.size() > std::size(spec.table.numbers) || !has_rows_of_known_size(spec))
+        spec.table = table_spec(initial, its_numbers, seed, max_rows.value_or(kMaxRows));
+        if (!has_rows_of_known_size(spec))
             throw Error(Failure::kInvalidArgument, "The table is out of range");
-        std::copy(its_numbers.begin(), its_numbers.end(), spec.table.numbers);
     }
     return spec;
 }
@@ -194,27 +193,21 @@ void set_error(const Error& error) {
         const nb::object number = nb::steal(PyLong_FromLongLong(value));
         if (!number || PyObject_SetAttrString(made.ptr(), name, number.ptr()) != 0) return;
     }
-    for (const auto& [name, values] : error.lists()) {
-        const nb::object list = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
-        if (!list) return;
-        for (size_t i = 0; i < values.size(); ++i) {
-            PyObject* const number = PyLong_FromLongLong(values[i]);
-            if (!number) return;
-            PyTuple_SetItem(list.ptr(), static_cast<Py_ssize_t>(i), number);
+    const auto set_tuples = [&](const auto& lists, auto make) {
+        for (const auto& [name, values] : lists) {
+            const nb::object list = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
+            if (!list) return false;
+            for (size_t i = 0; i < values.size(); ++i) {
+                PyObject* const item = make(values[i]);
+                if (!item) return false;
+                PyTuple_SetItem(list.ptr(), static_cast<Py_ssize_t>(i), item);
+            }
+            if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return false;
         }
-        if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
-    }
-    for (const auto& [name, values] : error.texts()) {
-        const nb::object list = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
-        if (!list) return;
-        for (size_t i = 0; i < values.size(); ++i) {
-            PyObject* const text = in_python(values[i]);
-            if (!text) return;
-            PyTuple_SetItem(list.ptr(), static_cast<Py_ssize_t>(i), text);
-        }
-        if (PyObject_SetAttrString(made.ptr(), name, list.ptr()) != 0) return;
-    }
-    PyErr_SetObject(type, made.ptr());
+        return true;
+    };
+    if (set_tuples(error.lists(), PyLong_FromLongLong) && set_tuples(error.texts(), in_python))
+        PyErr_SetObject(type, made.ptr());
 }
 
 // Called by the interpreter, after a write to a read-only array.

@@ -30,17 +30,16 @@ class IncomingChanges {
                 continue;
             }
             const auto bytes = nb::cast<uint64_t>(rest);
-            const auto& numbers = values_.emplace_back(std::make_unique<ArrayBuffer<unsigned char>>(values, 1));
-            ArrayChange change{array, region,          rate, nullptr, 0,      0,
-                               bytes, numbers->data(), {},   false,   nullptr};
+            const auto& numbers = values_.emplace_back(values, 1);
+            ArrayChange change{array, region, rate, nullptr, 0, 0, bytes, numbers.data(), {}, false, nullptr};
             if (rows.is_none()) {
-                if (numbers->size() != bytes) refuse_sizes();
+                if (numbers.size() != bytes) refuse_sizes();
             } else {
-                const auto& keys = rows_.emplace_back(std::make_unique<ArrayBuffer<int64_t>>(rows, 1));
-                change.rows = keys->data();
-                change.count = keys->size();
-                if (change.count > 0) change.row_bytes = numbers->size() / change.count;
-                if (change.row_bytes * change.count != numbers->size()) refuse_sizes();
+                const auto& keys = rows_.emplace_back(rows, 1);
+                change.rows = keys.data();
+                change.count = keys.size();
+                if (change.count > 0) change.row_bytes = numbers.size() / change.count;
+                if (change.row_bytes * change.count != numbers.size()) refuse_sizes();
                 const uint64_t rows_there = change.row_bytes ? bytes / change.row_bytes : 0;
                 if (change.row_bytes && (change.rows[0] < 0 || !strictly_ascending(change.rows, change.count) ||
                                          static_cast<uint64_t>(change.rows[change.count - 1]) >= rows_there))
@@ -58,36 +57,36 @@ class IncomingChanges {
                          const nb::object& rows, const nb::object& values, const nb::object& rest) {
         const auto [removed, steps] = nb::cast<std::tuple<nb::object, nb::object>>(rest);
         const Ids ids = ascending_ids(rows);
-        const auto& numbers = values_.emplace_back(std::make_unique<ArrayBuffer<unsigned char>>(values, 1));
-        ArrayChange change{number, 0, rate, ids.ids, ids.count, 0, 0, numbers->data(), {}, removed.is_none(),
+        const auto& numbers = values_.emplace_back(values, 1);
+        ArrayChange change{number, 0, rate, ids.ids, ids.count, 0, 0, numbers.data(), {}, removed.is_none(),
                            nullptr};
         if (!removed.is_none()) change.removed = ascending_ids(removed);
         const RecordShape shape = record_of(spec);
-        if (ids.count > 0) change.row_bytes = numbers->size() / ids.count;
+        if (ids.count > 0) change.row_bytes = numbers.size() / ids.count;
         const bool of_row = change.row_bytes == shape.width * spec.number_bytes();
         const bool whole = !rate && change.row_bytes == shape.numbers() * spec.number_bytes();
-        if (change.row_bytes * ids.count != numbers->size() || (ids.count > 0 && !of_row && !whole))
+        if (change.row_bytes * ids.count != numbers.size() || (ids.count > 0 && !of_row && !whole))
             refuse_sizes();
         if (!steps.is_none()) {
-            const auto& given = rows_.emplace_back(std::make_unique<ArrayBuffer<int64_t>>(steps, 1));
-            if (given->size() != ids.count) refuse_sizes();
-            change.steps = given->data();
+            const auto& given = rows_.emplace_back(steps, 1);
+            if (given.size() != ids.count) refuse_sizes();
+            change.steps = given.data();
         }
         return change;
     }
     Ids ascending_ids(const nb::object& given) {
-        const auto& ids = rows_.emplace_back(std::make_unique<ArrayBuffer<int64_t>>(given, 1));
-        if (ids->size() > kMaxRows || (ids->size() > 0 && ids->data()[0] < 0) ||
-            !strictly_ascending(ids->data(), ids->size()))
+        const auto& ids = rows_.emplace_back(given, 1);
+        if (ids.size() > kMaxRows || (ids.size() > 0 && ids.data()[0] < 0) ||
+            !strictly_ascending(ids.data(), ids.size()))
             throw Error(Failure::kInvalidArgument, "The ids of an update must ascend, from 0 on");
-        return {ids->data(), ids->size()};
+        return {ids.data(), ids.size()};
     }
     [[noreturn]] static void refuse_sizes() {
         throw Error(Failure::kInvalidArgument, "Sizes of an array, its rows and its values disagree");
     }
 
-    std::vector<std::unique_ptr<ArrayBuffer<unsigned char>>> values_;
-    std::vector<std::unique_ptr<ArrayBuffer<int64_t>>> rows_;
+    std::deque<ArrayBuffer<unsigned char>> values_;
+    std::deque<ArrayBuffer<int64_t>> rows_;
     std::vector<ArrayChange> changes_;
 };
 
@@ -123,29 +122,28 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
         handles.push_back(&nb::cast<Handle&>(item[0]));
         return &*uses.emplace_back(handles.back()->attached());
     };
-    std::vector<std::unique_ptr<IncomingChanges>> changes;
+    std::deque<IncomingChanges> changes;
     std::vector<Load::Arrays> arrays;
     for (const nb::handle item : parameters) {
         OpenSegment* const segment = attached(item);
-        changes.push_back(std::make_unique<IncomingChanges>(*segment, nb::list(item[2])));
-        arrays.push_back({segment, nb::cast<int64_t>(item[1]), changes.back()->get(),
+        changes.emplace_back(*segment, nb::list(item[2]));
+        arrays.push_back({segment, nb::cast<int64_t>(item[1]), changes.back().get(),
                           nb::cast<std::vector<int64_t>>(item[3])});
         if (arrays.back().updates.size() != segment->config().members)
             throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
     }
-    std::vector<std::unique_ptr<Arrivals>> arrivals;
+    std::deque<Arrivals> arrivals;
     std::vector<Load::Gradients> gradients;
     for (const nb::handle item : accumulators) {
         OpenSegment* const segment = attached(item);
-        arrivals.push_back(std::make_unique<Arrivals>(*segment->specs(), nb::list(item[2])));
-        const auto step = nb::cast<int64_t>(item[1]);
-        gradients.push_back({segment, step, of_terms(step, item[3])});
-        gradients.back().request.members = arrivals.back()->gradients().data();
-        gradients.back().request.member_count = arrivals.back()->gradients().size();
+        arrivals.emplace_back(*segment->specs(), nb::list(item[2]));
+        gradients.push_back({segment, of_terms(nb::cast<int64_t>(item[1]), item[3])});
+        gradients.back().request.members = arrivals.back().gradients().data();
+        gradients.back().request.member_count = arrivals.back().gradients().size();
     }
     Handle::run_on(handles, [&](Interruption& interruption) {
-        for (const auto& each : arrivals)
-            for (MemberGradient* gradient : each->gradients()) gradient->sort();
+        for (const Arrivals& each : arrivals)
+            for (MemberGradient* gradient : each.gradients()) gradient->sort();
         Load(std::move(arrays), std::move(gradients), interruption).run();
     });
 }
@@ -157,15 +155,14 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& places, const n
     const OpenSegment::Use segment = handle.attached();
     if (segment->config().kind != kParameters)
         throw Error(Failure::kInvalidArgument, "The segment has no parameters");
-    std::vector<std::unique_ptr<ArrayBuffer<unsigned char>>> views;
+    std::deque<ArrayBuffer<unsigned char>> views;
     std::vector<Update::ArrayCopy> asked;
     for (const nb::handle item : places) {
         const auto [array, region, to] = nb::cast<std::tuple<uint32_t, uint32_t, nb::object>>(item);
         if (array >= segment->config().members || region >= std::size(kArrayRegions))
             throw Error(Failure::kInvalidArgument, "The segment has no such array");
-        const auto& view = views.emplace_back(
-            std::make_unique<ArrayBuffer<unsigned char>>(to, 1, PyBUF_WRITABLE));
-        asked.push_back({array, region, view->writable(), view->size()});
+        const auto& view = views.emplace_back(to, 1, PyBUF_WRITABLE);
+        asked.push_back({array, region, view.writable(), view.size()});
     }
     std::vector<Update::TableCopy> copies;
     for (const nb::handle item : tables) {

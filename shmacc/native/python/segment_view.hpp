@@ -33,8 +33,8 @@ class SegmentView {
 
     // The configuration of the segment, with that of the table's member.
     nb::dict config() const {
-        nb::dict out = shmacc::describe(config_, specs_);
-        const nb::dict member = shmacc::describe(specs_[member_]);
+        nb::dict out = describe(config_, specs_);
+        const nb::dict member = describe(specs_[member_]);
         for (const char* key : {"dtype", "sum", "components", "reduction", "declared"})
             out[key] = member[key];
         out["member_kind"] = member["kind"];
@@ -45,7 +45,7 @@ class SegmentView {
     nb::dict state() const {
         const Snapshot seen = snapshot();
         const SeenLane& lane = seen.lanes[lane_];
-        nb::dict out = shmacc::describe(seen.totals);
+        nb::dict out = describe(seen.totals);
         out["finished"] = seen.finished > seen.totals.round.restores;
         out["kept_free"] = seen.kept_free;
         if (given_up(seen.totals.round.holder)) out["round"] = nb::none();
@@ -83,7 +83,7 @@ class SegmentView {
         nb::list out = new_list();
         for (const Event& event : header->events) {
             if (event.serial == 0) continue;
-            nb::dict item = shmacc::describe(event);
+            nb::dict item = describe(event);
             const bool failed = event.kind == kFailure;
             item["reason"] = failed ? reason(reason_of_event(event.serial), event.serial) : nb::str("");
             out.append(item);
@@ -95,7 +95,7 @@ class SegmentView {
         const std::vector<Participant> table = participants_table();
         for (uint32_t i = 0; i < table.size(); ++i) {
             if (!is_here(table[i].token)) continue;
-            nb::dict item = shmacc::describe(table[i]);
+            nb::dict item = describe(table[i]);
             item["entry"] = i;
             int pid = 0;
             item["alive"] = alive(i, table[i].token, &pid);
@@ -112,11 +112,9 @@ class SegmentView {
         for (uint32_t i = 0; i < attached.size(); ++i) {
             const Participant& entry = attached[i];
             if (entry.token == 0 || entry.failures == 0) continue;
-            nb::dict item = new_dict();
-            describe(item, entry.token, entry.pid, entry.pid_namespace, entry.applied, entry.took);
+            nb::dict item = departure(entry, i);
             item["attached"] = is_here(entry.token);
             item["news"] = has_failed(entry, entry.token);
-            item["reason"] = reason(i, identity_of(entry.token));
             item["at_ns"] = nb::none();
             out.append(item);
         }
@@ -126,11 +124,9 @@ class SegmentView {
         for (uint32_t i = 0; i < departed.size(); ++i) {
             const Departed& entry = departed[i];
             if ((entry.token & kFateBits) == 0) continue;
-            nb::dict item = new_dict();
-            describe(item, entry.token, entry.pid, entry.pid_namespace, entry.applied, entry.took);
+            nb::dict item = departure(entry, reason_of_departed(i));
             item["attached"] = false;
             item["news"] = (entry.token & kTold) == 0;
-            item["reason"] = reason(reason_of_departed(i), identity_of(entry.token));
             item["at_ns"] = wall_ns_of(entry.at_ns);
             out.append(item);
         }
@@ -162,7 +158,7 @@ class SegmentView {
         const uint32_t top = header<uint32_t>(offsetof(Header, wait_queue) + offsetof(QueueHead, top));
         for (const Waiter& entry : entries_of<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
             if (entry.ticket == 0 || entry.ticket <= cancelled) continue;
-            nb::dict item = shmacc::describe(entry);
+            nb::dict item = describe(entry);
             item["alive"] = alive(entry.participant, entry.participant_token);
             out.append(item);
         }
@@ -186,7 +182,7 @@ class SegmentView {
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)
             throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
-        check_occupied(count);
+        file().check_occupied(count);
         nb::bytes out(nullptr, count);
         read_exactly(offset_of(region) + offset, const_cast<char*>(out.c_str()), count);
         return out;
@@ -196,7 +192,7 @@ class SegmentView {
     nb::bytes found(uint64_t slots, uint32_t index, uint64_t buckets, uint32_t stamp) const {
         if (index > 1 || slots > kMaxRows || buckets > kRegionSpan / sizeof(Bucket))
             throw Error(Failure::kInvalidArgument, "The segment has no such index");
-        check_occupied(std::max(buckets * sizeof(Bucket), slots * sizeof(Slot)));
+        file().check_occupied(std::max(buckets * sizeof(Bucket), slots * sizeof(Slot)));
         const uint32_t first_region = kFixedRegions + kLaneRegions;
         std::vector<Bucket> copy(buckets);
         read_exactly(offset_of(first_region + kIndex0 + index), copy.data(), buckets * sizeof(Bucket));
@@ -228,7 +224,7 @@ class SegmentView {
     }
     // How many names the file has, of this library and others; 0: it was removed.
     uint64_t links() const { return file().status().st_nlink; }
-    uint64_t allocated_bytes() const { return static_cast<uint64_t>(file().status().st_blocks) * 512; }
+    uint64_t allocated_bytes() const { return file().occupied(); }
 
   private:
     // Lets a search of the index find one slot only.
@@ -276,18 +272,20 @@ class SegmentView {
         out["by_id"] = by_id;
     }
 
-    static void describe(nb::dict& out, uint64_t token, uint32_t pid, uint64_t pid_namespace,
-                         uint64_t applied, uint32_t took) {
-        out["died"] = (token & kFateBits & ~uint64_t{kTold}) == kDead;
-        out["pid"] = pid;
-        out["pid_namespace"] = pid_namespace;
-        out["applied"] = applied;
-        out["took"] = took != 0;
+    // Entry: Participant or Departed.
+    template <class Entry>
+    nb::dict departure(const Entry& entry, uint32_t reason_number) const {
+        nb::dict out = new_dict();
+        out["died"] = (entry.token & kFateBits & ~uint64_t{kTold}) == kDead;
+        out["pid"] = entry.pid;
+        out["pid_namespace"] = entry.pid_namespace;
+        out["applied"] = entry.applied;
+        out["took"] = entry.took != 0;
+        out["reason"] = reason(reason_number, identity_of(entry.token));
+        return out;
     }
     nb::object reason(uint32_t number, uint64_t of) const {
-        nb::object text = nb::steal(in_python(read_reason(file(), number, of)));
-        if (!text) throw nb::python_error();
-        return text;
+        return checked(in_python(read_reason(file(), number, of)));
     }
     bool given_up(const RoundHolder& holder) const {
         if (holder.serial == 0 || holder.participant >= kMaxParticipants) return false;
@@ -313,7 +311,7 @@ class SegmentView {
         return seen;
     }
     Snapshot snapshot() const {
-        check_occupied(bytes_of_states(config_));
+        file().check_occupied(bytes_of_states(config_));
         for (int attempt = 0;; ++attempt) {
             const auto before = generations();
             const auto header = read_header();
@@ -374,7 +372,7 @@ class SegmentView {
             }
             sum.add(state);
         }
-        check_occupied(out.reserved);
+        file().check_occupied(out.reserved);
         return out;
     }
     Shape read_shape(const MemberState& table) const {
@@ -423,9 +421,6 @@ class SegmentView {
         return now == token;
     }
 
-    void check_occupied(uint64_t bytes) const {
-        if (bytes > allocated_bytes()) data_loss("a recorded size is larger than what the segment occupies");
-    }
     void read_exactly(uint64_t offset, void* to, uint64_t count) const {
         uint64_t done = 0;
         while (done < count) {

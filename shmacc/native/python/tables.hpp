@@ -28,30 +28,14 @@ class TableAccess {
             if (target.size() != wanted.size() * width * spec.number_bytes())
                 throw Error(Failure::kInvalidArgument, "Sizes of ids and their rows disagree");
             if (width == 0) return;
-            if (spec.sum == kFloat32)
-                reader.copy(wanted.data(), wanted.size(), from, width,
-                            reinterpret_cast<float*>(target.writable()));
-            else
-                reader.copy(wanted.data(), wanted.size(), from, width,
-                            reinterpret_cast<double*>(target.writable()));
+            with_number(spec.sum == kFloat64, [&](auto zero) {
+                auto* const numbers = reinterpret_cast<decltype(zero)*>(target.writable());
+                reader.copy(wanted.data(), wanted.size(), from, width, numbers);
+            });
         });
     }
-    void contains(nb::handle ids, nb::handle to) {
-        const ArrayBuffer<int64_t> wanted(ids, 1);
-        const ArrayBuffer<uint8_t> target(to, 1, PyBUF_WRITABLE);
-        if (target.size() != wanted.size()) throw Error(Failure::kInvalidArgument, "Sizes disagree");
-        read([&](IdReader& reader, const MemberSpec&) {
-            reader.contains(wanted.data(), wanted.size(), target.writable());
-        });
-    }
-    void last_steps(nb::handle ids, nb::handle to) {
-        const ArrayBuffer<int64_t> wanted(ids, 1);
-        const ArrayBuffer<int64_t> target(to, 1, PyBUF_WRITABLE);
-        if (target.size() != wanted.size()) throw Error(Failure::kInvalidArgument, "Sizes disagree");
-        read([&](IdReader& reader, const MemberSpec&) {
-            reader.last_steps(wanted.data(), wanted.size(), target.writable());
-        });
-    }
+    void contains(nb::handle ids, nb::handle to) { read_each(ids, to, &IdReader::contains); }
+    void last_steps(nb::handle ids, nb::handle to) { read_each(ids, to, &IdReader::last_steps); }
     nb::object ids(std::optional<int64_t> before) {
         need_numpy();
         std::vector<int64_t> found;
@@ -82,6 +66,16 @@ class TableAccess {
         }
         regions_ = std::move(regions);  // another thread may set it as well: both values are sound
     }
+    // Calls a function of IdReader that writes one T for each id.
+    template <class T>
+    void read_each(nb::handle ids, nb::handle to, void (IdReader::*act)(const int64_t*, uint64_t, T*)) {
+        const ArrayBuffer<int64_t> wanted(ids, 1);
+        const ArrayBuffer<T> target(to, 1, PyBUF_WRITABLE);
+        if (target.size() != wanted.size()) throw Error(Failure::kInvalidArgument, "Sizes disagree");
+        read([&](IdReader& reader, const MemberSpec&) {
+            (reader.*act)(wanted.data(), wanted.size(), target.writable());
+        });
+    }
 
     const nb::object object_;
     Handle& handle_;
@@ -89,28 +83,32 @@ class TableAccess {
     ReadRegions regions_;
 };
 
+inline TableSpec table_spec(uint64_t initial, const std::vector<double>& numbers, uint64_t seed,
+                            uint64_t max_rows) {
+    TableSpec table{initial, {}, seed, max_rows};
+    if (initial > UINT32_MAX || !is_named(kInitialNames, static_cast<uint32_t>(initial)) ||
+        numbers.size() > std::size(table.numbers))
+        throw Error(Failure::kInvalidArgument, "A table's initial contents are out of range");
+    std::copy(numbers.begin(), numbers.end(), table.numbers);
+    return table;
+}
+
 // Writes the initial contents of these rows into an array of float32 or float64. initial: TableSpec's initial, numbers
 // and seed.
 inline void initial_rows(const std::tuple<uint64_t, std::vector<double>, uint64_t>& initial, nb::handle ids,
                          uint64_t width, bool is_double, nb::handle to) {
     const auto& [kind, numbers, seed] = initial;
-    TableSpec table{kind, {}, seed, 1};
-    if (numbers.size() > std::size(table.numbers) || !is_named(kInitialNames, static_cast<uint32_t>(kind)))
-        throw Error(Failure::kInvalidArgument, "The initial contents are out of range");
-    std::copy(numbers.begin(), numbers.end(), table.numbers);
+    const TableSpec table = table_spec(kind, numbers, seed, 1);
     const ArrayBuffer<int64_t> wanted(ids, 1);
     const ArrayBuffer<unsigned char> target(to, 1, PyBUF_WRITABLE);
     if (target.size() != wanted.size() * width * (is_double ? 8 : 4))
         throw Error(Failure::kInvalidArgument, "Sizes of ids and their rows disagree");
     const WithoutGil released;
-    for (uint64_t i = 0; i < wanted.size(); ++i) {
-        if (is_double)
-            initial_row(table, wanted.data()[i], reinterpret_cast<double*>(target.writable()) + i * width,
-                        width);
-        else
-            initial_row(table, wanted.data()[i], reinterpret_cast<float*>(target.writable()) + i * width,
-                        width);
-    }
+    with_number(is_double, [&](auto zero) {
+        auto* const rows = reinterpret_cast<decltype(zero)*>(target.writable());
+        for (uint64_t i = 0; i < wanted.size(); ++i)
+            initial_row(table, wanted.data()[i], rows + i * width, width);
+    });
 }
 
 }  // namespace shmacc

@@ -208,20 +208,14 @@ class HeldRounds {
                             "This thread has a round of this accumulator open; it must end before another "
                             "take or round");
     }
-    // A forked child does not hold its parent's rounds.
-    bool has(uint64_t serial) const {
-        return std::any_of(rounds_.begin(), rounds_.end(), [serial](const Round& round) {
-            return round.serial == serial && round.opened.is_here();
-        });
-    }
+    bool has(uint64_t serial) { return find(serial) != nullptr; }
     // Notes that the round's update is in, whatever the round's state says.
     void note_update(uint64_t serial) {
-        for (Round& round : rounds_)
-            if (round.serial == serial) round.updated = true;
+        if (Round* const round = find(serial)) round->updated = true;
     }
-    bool is_updated(uint64_t serial) const {
-        return std::any_of(rounds_.begin(), rounds_.end(),
-                           [serial](const Round& round) { return round.serial == serial && round.updated; });
+    bool is_updated(uint64_t serial) {
+        const Round* const round = find(serial);
+        return round && round->updated;
     }
     void remove(uint64_t serial) {
         rounds_.erase(std::remove_if(rounds_.begin(), rounds_.end(),
@@ -245,6 +239,12 @@ class HeldRounds {
         Origin opened;
         bool updated;
     };
+    // A forked child does not hold its parent's rounds.
+    Round* find(uint64_t serial) {
+        for (Round& round : rounds_)
+            if (round.serial == serial && round.opened.is_here()) return &round;
+        return nullptr;
+    }
 
     std::vector<Round> rounds_;
     size_t opening_ = 0;

@@ -3,10 +3,11 @@
 
 namespace shmacc {
 
-SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last) {
+SlotShape slots_of(const OptimizerSpec& optimizer, const Dims& dims) {
     if (optimizer.kind == kNoOptimizer) return {0, 1, false};
+    const uint64_t last = dims.empty() || dims.back() == 0 ? 1 : static_cast<uint64_t>(dims.back());
     return with_rule<float>(optimizer, 0, 1, false, [last](auto rule) {
-        return SlotShape{rule.kSlots, rule.kRowwise ? std::max<uint64_t>(last, 1) : 1, rule.kRowwise};
+        return SlotShape{rule.kSlots, rule.kRowwise ? last : 1, rule.kRowwise};
     });
 }
 

@@ -11,19 +11,15 @@
 
 namespace shmacc {
 
-// A key to sort, and its position.
-template <class Key>
-struct KeyAt {
-    Key key;
-    uint32_t at;
-};
-
 template <class Key>
 std::vector<uint32_t> order_by_digits(const int64_t* keys, uint32_t count) {
     constexpr int kBits = 11;
     constexpr uint64_t kDigits = 1u << kBits;
     constexpr uint32_t kFew = 256;  // below this, comparing is faster than counting
-    using Item = KeyAt<Key>;
+    struct Item {
+        Key key;
+        uint32_t at;  // its position
+    };
     std::unique_ptr<Item[]> from(new Item[count]), to(new Item[count]);
     uint64_t differing = 0;
     for (uint32_t i = 0; i < count; ++i) {

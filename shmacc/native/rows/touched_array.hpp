@@ -4,6 +4,7 @@
 #pragma once
 
 #include "rows/kernels.hpp"
+#include "segment/directory.hpp"
 
 namespace shmacc {
 
@@ -17,10 +18,10 @@ struct TouchedArray {
     uint64_t count;  // how many entries
     uint64_t width;  // numbers in an entry; without `rows` the last entry may be shorter
     uint64_t total;  // numbers in the array
-    uint64_t group;  // this many numbers of the contents share one number of a slot
-    uint64_t stride;  // numbers from the contents of one entry to those of the next one
-    uint64_t slot_stride;  // numbers from the slot of one entry to that of the next one
-    uint64_t new_from;  // entries from here on are new: they are not saved
+    uint64_t group = 1;  // this many numbers of the contents share one number of a slot
+    uint64_t stride = width;  // numbers from the contents of one entry to those of the next one
+    uint64_t slot_stride = stride / group;  // numbers from the slot of one entry to that of the next one
+    uint64_t new_from = UINT64_MAX;  // entries from here on are new: they are not saved
 };
 
 // Where entries are copied to before they are changed.
@@ -41,14 +42,14 @@ SHMACC_INLINE unsigned char* save_numbers(unsigned char* to, const T* from, uint
     return to + undo_aligned(bytes);
 }
 
-// The optimizer's slots for an array whose last dimension is `last`. group: how many numbers of the array share one
-// number of a slot. rowwise: slots lack the last dimension, also if it is 1.
+// The optimizer's slots for an array of these dimensions. group: how many numbers of the array share one number of a
+// slot. rowwise: slots lack the last dimension, also if it is 1.
 struct SlotShape {
     uint32_t count;
     uint64_t group;
     bool rowwise;
 };
-SlotShape slots_of(const OptimizerSpec& optimizer, uint64_t last);
+SlotShape slots_of(const OptimizerSpec& optimizer, const Dims& dims);
 // The initial value of an optimizer's slot.
 double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
 

@@ -27,10 +27,10 @@ struct MemberSpec {
     std::optional<Dims> declared;  // -1: unknown
     int64_t lowest;  // integers: the dtype's range
     uint64_t highest;
-    std::string name;
+    std::string name = {};
 
     // The declared dims of a round's values (sparse: without the leading one); none if some are unknown.
-    std::optional<Dims> round;
+    std::optional<Dims> round = {};
     OptimizerSpec optimizer = {};  // only for parameters
     TableSpec table = {};  // only for a table; its declared dims are those of a row
 
@@ -154,18 +154,9 @@ inline MemberSpecs unpack_directory(const std::vector<uint64_t>& words, uint32_t
         const size_t rank = known ? entry.declared_rank : 0;
         if (!fits || words.size() - at < rank + name_words(entry) + number_words(entry) + table_words(entry))
             data_loss("its directory of members is out of range");
-        MemberSpec member{entry.kind,
-                          entry.dtype,
-                          entry.sum,
-                          entry.components,
-                          entry.reduction,
-                          {},
-                          entry.lowest,
-                          entry.highest,
-                          {},
-                          {},
-                          {entry.optimizer, {}},
-                          {}};
+        MemberSpec member{entry.kind,      entry.dtype, entry.sum,    entry.components,
+                          entry.reduction, {},          entry.lowest, entry.highest};
+        member.optimizer.kind = entry.optimizer;
         if (known) {
             member.declared.emplace(rank);
             if (rank) std::memcpy(member.declared->data(), &words[at], rank * 8);

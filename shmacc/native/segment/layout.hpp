@@ -74,7 +74,6 @@ enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
 enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMemberRegions };
 // The regions of an array of parameters: its contents, then its optimizer's slots.
 constexpr uint32_t kArrayRegions[] = {kRows0, kIndex0, kIndex1};
-constexpr uint32_t kMaxSlots = 2;
 
 // The regions of a table: rows with the optimizer's numbers; last steps or free links; ids with their stamps.
 constexpr uint32_t kTableRegions[] = {kRows0, kRows1, kSlots};

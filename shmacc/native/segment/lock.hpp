@@ -181,7 +181,6 @@ class Lock {
             throw;
         }
     }
-    static bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
     static int64_t slice_until(int64_t deadline, int64_t slice) {
         if (deadline == kForever) return slice;
         return std::clamp<int64_t>(deadline - monotonic_ns(), 0, slice);

@@ -97,6 +97,11 @@ inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
     if (int failed = reserve_pieces(fd, offset, bytes)) system_failure("Reserving", failed, bytes);
 }
 
+[[noreturn]] inline void mapping_failed(uint64_t bytes, int error) {
+    throw Error(Failure::kResourceExhausted,
+                "Mapping " + std::to_string(bytes) + " bytes of the segment failed: " + std::strerror(error));
+}
+
 class Mapping {
   public:
     // first: the number of this mapping's first region in the file.
@@ -196,9 +201,7 @@ class Mapping {
     // Reserves and maps what another process has recorded as reserved. A wrong record is detected here: it
     // exceeds the space that the whole file occupies, or the reservation fails.
     void follow(uint32_t region, uint64_t bytes) {
-        const struct stat found = file_->status();
-        if (bytes > kRegionSpan || bytes > static_cast<uint64_t>(found.st_blocks) * 512)
-            data_loss("a recorded size is larger than what the segment occupies");
+        file_->check_occupied(bytes);
         reserve(region, regions_[region].proved, bytes - regions_[region].proved);
         map(region, bytes);
         regions_[region].proved = bytes;
@@ -217,10 +220,7 @@ class Mapping {
             at.mapped = bytes;
         }
         store(resizing_, static_cast<uint32_t>(regions_.size()));
-        if (failed)
-            throw Error(Failure::kResourceExhausted,
-                        "Mapping " + std::to_string(bytes) +
-                            " bytes of the segment failed: " + std::strerror(failed));
+        if (failed) mapping_failed(bytes, failed);
     }
 
     std::shared_ptr<SegmentFile> file_;

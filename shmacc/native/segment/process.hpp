@@ -41,8 +41,6 @@ struct ProcessIdentity {
     uint64_t start_ticks = 0;    // field 22 of /proc/self/stat; 0: unknown
 };
 
-namespace detail {
-
 inline uint64_t own_start_ticks() {
     char text[1024];
     const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
@@ -60,16 +58,6 @@ inline uint64_t own_start_ticks() {
     return at ? std::strtoull(at, nullptr, 10) : 0;
 }
 
-inline ProcessIdentity identify() {
-    ProcessIdentity identity;
-    struct stat found{};
-    if (stat("/proc/self/ns/pid", &found) == 0) identity.pid_namespace = found.st_ino;
-    identity.start_ticks = own_start_ticks();
-    return identity;
-}
-
-}  // namespace detail
-
 // Random bits that no other process has, in any pid namespace.
 inline uint64_t fresh_bits() {
     uint64_t bits = 0;
@@ -83,7 +71,8 @@ inline const ProcessIdentity& this_process() {
     static ProcessIdentity identity;
     static uint64_t of_generation = UINT64_MAX;
     if (of_generation != fork_generation) {
-        identity = detail::identify();
+        struct stat found{};
+        identity = {stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0, own_start_ticks()};
         of_generation = fork_generation;
     }
     return identity;

@@ -20,10 +20,7 @@ class ReadRegion {
         : number_(number), bytes_(std::min(page_up(std::max<uint64_t>(2 * bytes, kPage)), kRegionSpan)),
           base_(mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file.fd(),
                      static_cast<off_t>(region_offset(number)))) {
-        if (base_ == MAP_FAILED)
-            throw Error(Failure::kResourceExhausted,
-                        "Mapping " + std::to_string(bytes_) +
-                            " bytes of the segment failed: " + std::strerror(errno));
+        if (base_ == MAP_FAILED) mapping_failed(bytes_, errno);
     }
     ~ReadRegion() { munmap(base_, bytes_); }
     ReadRegion(const ReadRegion&) = delete;
@@ -35,8 +32,7 @@ class ReadRegion {
     const unsigned char* proved(const SegmentFile& file, uint64_t bytes) {
         const uint64_t proved = load(proved_);
         if (bytes > proved) {
-            if (bytes > static_cast<uint64_t>(file.status().st_blocks) * 512)
-                data_loss("a recorded size is larger than what the segment occupies");
+            file.check_occupied(bytes);
             reserve_in_file(file.fd(), region_offset(number_) + proved, page_up(bytes) - proved);
             // If two threads race, the smaller size may be stored last: then the rest is only reserved again.
             store(proved_, page_up(bytes));

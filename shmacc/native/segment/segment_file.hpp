@@ -290,6 +290,12 @@ class SegmentFile {
     }
     // Call before anything is locked, reserved or touched.
     void check_open() const { status(); }
+    // How many bytes of memory the file has.
+    uint64_t occupied() const { return static_cast<uint64_t>(status().st_blocks) * 512; }
+    // For a size that the segment claims, before memory is allocated or reserved for it.
+    void check_occupied(uint64_t bytes) const {
+        if (bytes > occupied()) data_loss("a recorded size is larger than what the segment occupies");
+    }
 
     // Whether a name leads to this very file. Throws if it cannot find out: callers act on "does not lead there".
     bool is_at(const std::string& path) const {

@@ -157,6 +157,7 @@ inline int64_t wall_ns_of(int64_t timestamp) {
 
 constexpr int64_t kForever = INT64_MAX;
 constexpr int64_t kMillisecond = 1000000;
+inline bool past(int64_t deadline) { return deadline != kForever && monotonic_ns() >= deadline; }
 
 // Called repeatedly by a wait, without the lock; may throw (a signal handler raised, the handle was closed).
 class Interruption {
