@@ -91,7 +91,10 @@ class Apply : public Operation {
             if (closed && give_up_offered(session.round.holder)) continue;
             given_back = false;
             waited = true;
-            wait_for_progress(activity, what, seen, std::min(until, request.deadline));
+            activity.now(what);  // until the step moves on, a take or a round ends, or the deadline passes
+            futex_wait(segment_.wait_queue().progress_word(), seen, std::min(until, request.deadline));
+            segment_.check_file();
+            interruption_.check();
         }
     }
 
@@ -176,13 +179,6 @@ class Apply : public Operation {
                 Failure::kFailedPrecondition,
                 "This thread has a round of this accumulator open, and the apply would wait for its end; "
                 "apply at the round's own step, which is refused, or after the block");
-    }
-    // Waits, without the lock, until the step moves on, a take or a round ends, or the deadline passes.
-    void wait_for_progress(ActivityScope& activity, Activity what, uint32_t seen, int64_t deadline) {
-        activity.now(what);
-        futex_wait(segment_.wait_queue().progress_word(), seen, deadline);
-        segment_.check_file();
-        interruption_.check();
     }
 
     void drop(ApplySession& session, ActivityScope& activity, int64_t gradients) {

@@ -46,26 +46,21 @@ class SparseMemberGradient : public MemberGradient {
     // counts: as for Gradient. All arrays must outlive this.
     SparseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
                          const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
-        : MemberGradient(member, std::move(dims), count, weight), keys_(keys), values_(values),
-          counts_(counts), rows_(rows), width_(width), ascending_(ascending) {}
+        : MemberGradient(member, std::move(dims), count, weight), bytes_(rows * width * sizeof(T)),
+          gradient_(keys, values, counts, weight, rows, width, ascending) {}
 
-    uint64_t bytes() const override { return rows_ * width_ * sizeof(T); }
-    void sort() override { gradient_.emplace(keys_, values_, counts_, weight(), rows_, width_, ascending_); }
+    uint64_t bytes() const override { return bytes_; }
+    void sort() override { gradient_.sort(); }
     Need prepare(Member& member) override {
-        found_ = Rows<T>(member).prepare(*gradient_);
-        const uint64_t added = gradient_->count() - found_.fresh;
+        found_ = Rows<T>(member).prepare(gradient_);
+        const uint64_t added = gradient_.count() - found_.fresh;
         return {found_.fresh, added, added * member.row_bytes()};
     }
-    void add(Member& member, Undo& undo) override { Rows<T>(member).add(*gradient_, found_, undo); }
+    void add(Member& member, Undo& undo) override { Rows<T>(member).add(gradient_, found_, undo); }
 
   private:
-    const int64_t* keys_;
-    const T* values_;
-    const int64_t* counts_;
-    const uint32_t rows_;
-    const uint64_t width_;
-    const bool ascending_;
-    std::optional<Gradient<T>> gradient_;
+    const uint64_t bytes_;
+    Gradient<T> gradient_;
     typename Rows<T>::Found found_;
 };
 

@@ -42,9 +42,8 @@ struct TakeRequest {
     int64_t num_required;
     int64_t at_least;  // this many are enough at the deadline
     int64_t deadline;
-    bool partial;  // hands out sums that are not reduced
     const Division* division;  // how members are divided among shards; null: they are not
-    bool advance_step;
+    bool advance_step;  // else it hands out a partial: sums that are not reduced
     bool seal;
     bool hold;  // opens the round instead of consuming it
     bool raise_departures;  // instead of waiting on, when processes that had applied are gone
@@ -143,7 +142,7 @@ class RoundCopy {
         }
         if (sum.weight <= 0 || taken.weight < sum.weight) data_loss("its weights disagree");
         sum.dims = round_dims(first);
-        const Reduce reduce = request.partial ? not_reduced() : reduce_by(spec, sum.weight, taken.weight);
+        const Reduce reduce = request.advance_step ? reduce_by(spec, sum.weight, taken.weight) : not_reduced();
         const uint64_t width = first.state.row_elements;
         const MemberLine line{sum.number, sum.count, sum.weight, 0};
         TakenMember& out = taken.members.emplace_back(

@@ -112,14 +112,14 @@ class Take : public Operation {
     }
 
     // What a take of everything would give now. Consumes nothing, and waits only for the lock.
-    RoundCopy look(bool partial, const Division* division, int64_t deadline) {
+    RoundCopy look(bool advance_step, const Division* division, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, lock_deadline(deadline), interruption_);
         if (!session.held())
             throw Error(Failure::kDeadlineExceeded, "Another process kept the lock; nothing was read",
                         {{"step", segment_.round().snapshot().step}});
         return RoundCopy(session, *segment_.specs(),
-                         {0, 0, kForever, partial, division, false, false, false, false, {}}, false);
+                         {0, 0, kForever, division, advance_step, false, false, false, {}}, false);
     }
 
     // Throws, as a waiting take with raise_departures would, if processes that had applied have died or failed.

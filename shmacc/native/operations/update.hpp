@@ -51,15 +51,15 @@ struct ArrayChange {
     uint32_t array;
     uint32_t region;  // in kArrayRegions
     std::optional<double> rate;  // the learning rate, if the values are gradients; none: they are new contents
-    const int64_t* rows;  // the rows to change, or a table's ids; null: the whole array
-    uint64_t count;  // how many rows
-    uint64_t row_bytes;
-    uint64_t bytes;  // the region's size
     const void* values;
+    uint64_t bytes = 0;  // the region's size; a table's is not given
+    const int64_t* rows = nullptr;  // the rows to change, or a table's ids; null: the whole array
+    uint64_t count = 0;  // how many rows
+    uint64_t row_bytes = 0;
     // For a table only.
-    Ids removed;  // ids to remove after the change
-    bool replaces;  // removes all ids that are not in `rows`
-    const int64_t* steps;  // for each row, the step of the round that changed it last; null: this round's
+    Ids removed = {};  // ids to remove after the change
+    bool replaces = false;  // removes all ids that are not in `rows`
+    const int64_t* steps = nullptr;  // for each row, the step of the round that changed it last; null: this round's
 };
 
 // Holds the parameters' lock, and their state as it was committed.
@@ -252,7 +252,7 @@ class ArraysSession {
                                 slots.group};
         for (uint32_t i = 0; i < slots.count; ++i)
             touched.slots[i] = array.array<T>(kArrayRegions[i + 1], total / slots.group);
-        apply_optimizer(array, change, touched, saving);
+        shmacc::optimize(array.spec().optimizer, *change.rate, array.state.count, touched, saving);
     }
     template <class T>
     void change_table(Member& array, IdTable& table, const ArrayChange& change, int64_t step, Saving& saving) {
@@ -272,16 +272,11 @@ class ArraysSession {
                                           shape.numbers(),
                                           table.committed_rows()};
             if (change.rate)
-                apply_optimizer(array, change, touched, saving);
+                shmacc::optimize(array.spec().optimizer, *change.rate, array.state.count, touched, saving);
             else
                 shmacc::replace(touched, saving);
         }
         table.name();
-    }
-    template <class T>
-    static void apply_optimizer(const Member& array, const ArrayChange& change,
-                                const TouchedArray<T>& touched, Saving& saving) {
-        shmacc::optimize(array.spec().optimizer, *change.rate, array.state.count, touched, saving);
     }
     void replace(Member& array, const ArrayChange& change, Saving& saving) {
         using Byte = unsigned char;

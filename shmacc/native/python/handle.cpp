@@ -1,17 +1,134 @@
 // Binds the classes of accumulators and rounds for Python.
-#include "python/blocks.hpp"
 #include "python/plain.hpp"
+#include "python/round_block.hpp"
 
 namespace shmacc {
+namespace {
+
+int traverse_block(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    return nb::inst_ptr<RoundBlock>(self)->visit([=](PyObject* held) { return visit(held, arg); });
+}
+int clear_block(PyObject* self) {
+    if (nb::inst_ready(self)) nb::inst_ptr<RoundBlock>(self)->clear();
+    return 0;
+}
+
+// The functions of a block that this package's coroutines and parameters use. Users see the block's own class, which
+// has only the methods of a ``with`` statement.
+class BlockAccess {
+  public:
+    explicit BlockAccess(nb::object block) : block_(std::move(block)) { nb::cast<RoundBlock&>(block_); }
+    RoundBlock* operator->() const { return nb::inst_ptr<RoundBlock>(block_); }
+
+  private:
+    nb::object block_;
+};
+
+void bind_blocks(nb::module_& m) {
+    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_block)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(clear_block)},
+                                  {0, nullptr}};
+    const auto with_init = [](auto& bound) {
+        bound.def(nb::init<nb::object, nb::object, int64_t, int64_t, std::optional<double>, bool>(),
+                  nb::arg("handle"), nb::arg("make"), nb::arg("num_required"), nb::arg("at_least"),
+                  nb::arg("timeout").none(), nb::arg("raise_departures"));
+    };
+    nb::class_<RoundBlock> block(m, "RoundBlock", nb::type_slots(slots), nb::is_weak_referenceable());
+    with_init(block);
+    nb::class_<BlockAccess>(m, "BlockAccess")
+        .def(nb::init<nb::object>(), nb::arg("block"))
+        .def_prop_ro("timeout", [](BlockAccess& block) { return block->timeout(); })
+        .def_prop_ro("handle", [](BlockAccess& block) { return block->handle_object(); })
+        .def_prop_ro("taken", [](BlockAccess& block) { return block->taken(); })
+        .def_prop_ro("given", [](BlockAccess& block) { return block->given(); })
+        .def_prop_ro("is_open", [](BlockAccess& block) { return block->is_open(); })
+        .def(
+            "open",
+            [](BlockAccess& block, std::optional<double> timeout, const Caller* caller) {
+                return block->open(timeout, caller);
+            },
+            nb::arg("timeout").none(), nb::arg("caller").none())
+        .def("take_kept", [](BlockAccess& block) { return block->take_kept(); })
+        .def("hold", [](BlockAccess& block) { return block->hold(); })
+        .def(
+            "is_of", [](BlockAccess& block, nb::handle handle) { return block->is_of(handle); },
+            nb::arg("handle"))
+        .def("consume", [](BlockAccess& block) { return block->consume(); })
+        .def("give_back", [](BlockAccess& block) { block->give_back(); });
+
+    nb::class_<Round, RoundBlock> round(m, "Round", nb::type_slots(slots), nb::is_generic());
+    with_init(round);
+    round
+        .def("__enter__", &Round::enter,
+             R"(Wait for the gradients and open the round.
+
+Raises:
+    DeadlineExceededError: The timeout passed.
+    CancelledError: ``cancel()``, or the handle was closed.
+    FailedPreconditionError: This thread has a round of this accumulator open already.
+    FinishedError: The accumulator is finished.
+    WorkerDiedError: A process that had applied died or failed, and ``on_death`` is "raise".
+    OutOfRangeError: An integer result does not fit the dtype, or the step cannot move on.
+)")
+        .def(
+            "__exit__", [](Round& self, nb::handle kind, nb::handle, nb::handle) { self.exit(kind); },
+            nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none(),
+            R"(Consume the gradients and move the step on; after an exception, neither.
+
+An exception of a signal handler comes before that, or after it, but not in between.
+
+Raises:
+    FailedPreconditionError: The round has ended before its block: by a new step (``advance_step``,
+        ``set_global_step``, ``restore``), or since the handle was closed.
+)");
+
+    nb::class_<AsyncBlock, RoundBlock> async_block(m, "AsyncBlock", nb::type_slots(slots), nb::is_generic());
+    with_init(async_block);
+    async_block.def(
+        "__aexit__",
+        [](AsyncBlock& self, nb::handle kind, nb::handle, nb::handle) {
+            self.exit(kind);
+            return nb::cast(Ended{});
+        },
+        nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none(),
+        R"(Consume the gradients and move the step on; after an exception, neither.
+
+This does not wait: it takes the lock in the event loop's thread, as an apply does there.
+
+Raises:
+    FailedPreconditionError: As for ``Round.__exit__``.
+)");
+
+    m.def("open_rounds", [] {
+        nb::list found;
+        for (size_t i = 0; i < RoundBlock::all_open().size(); ++i)  // Python may collect garbage meanwhile
+            found.append(BlockAccess(nb::find(RoundBlock::all_open()[i])));
+        return found;
+    });
+
+    const auto itself = [](nb::handle self) { return nb::borrow(self); };
+    nb::class_<Guarded>(m, "Guarded")
+        .def(nb::init<nb::object, nb::object>(), nb::arg("coroutine"), nb::arg("block"))
+        .def("__await__", itself)
+        .def("__iter__", itself)
+        .def("__next__", [](Guarded& self) { return self.send(nb::none()); })
+        .def("send", &Guarded::send, nb::arg("value").none())
+        .def("throw", &Guarded::raise)
+        .def("close", &Guarded::close);
+    nb::class_<Ended>(m, "Ended")
+        .def("__await__", itself)
+        .def("__iter__", itself)
+        .def("__next__", [](Ended&) -> nb::object { throw nb::stop_iteration(); });
+}
+
+}  // namespace
 
 void bind_handle(nb::module_& m) {
     nb::class_<TakenRound>(m, "TakenRound")
-        .def(
-            "__init__",
-            [](TakenRound* self, bool advance, bool seal, nb::handle ends) {
-                new (self) TakenRound(advance, seal, division_of(ends));
-            },
-            nb::arg("advance"), nb::arg("seal"), nb::arg("ends").none() = nb::none())
+        .def(nb::init<bool, bool, nb::handle>(), nb::arg("advance"), nb::arg("seal"),
+             nb::arg("ends").none() = nb::none())
         .def_prop_ro("count", &TakenRound::count)
         .def_prop_ro("step", &TakenRound::step)
         .def_prop_ro("weight", &TakenRound::weight)
@@ -45,17 +162,14 @@ void bind_handle(nb::module_& m) {
              nb::arg("terms").none())
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
              nb::arg("timeout").none())
-        .def("take",
-             nb::overload_cast<TakenRound&, int64_t, int64_t, std::optional<double>, bool>(&Handle::take),
-             nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"), nb::arg("timeout").none(),
-             nb::arg("raise_departures"))
+        .def("take", &Handle::take, nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"),
+             nb::arg("timeout").none(), nb::arg("raise_departures"))
         .def("look", &Handle::look, nb::arg("taken"), nb::arg("timeout").none())
         .def("reduce", &Handle::reduce, nb::arg("pieces"), nb::arg("count"), nb::arg("weight"))
         .def("check_departures", &Handle::check_departures)
         .def("keep", &Handle::keep, nb::arg("taken"))
         .def("open_round", &Handle::open_round, nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"),
              nb::arg("timeout").none(), nb::arg("raise_departures"), nb::arg("caller").none())
-        .def("hold_round", &Handle::hold_round, nb::arg("serial"))
         .def("consume_round", &Handle::consume_round, nb::arg("serial"))
         .def("give_up_round", &Handle::give_up_round, nb::arg("serial"))
         .def("set_step", &Handle::set_step, nb::arg("step"))

@@ -186,7 +186,7 @@ class Handle {
               bool raise_departures) {
         const OpenSegment::Use segment = begin_take(num_required);
         if (take_kept(taken)) return;
-        take(*segment, taken, num_required, at_least, timeout, false, raise_departures, nullptr);
+        take_in(*segment, taken, num_required, at_least, timeout, false, raise_departures, nullptr);
     }
     // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
     bool take_kept(TakenRound& taken) { return kept_.pass_on(taken); }
@@ -207,7 +207,7 @@ class Handle {
             if (closed_) give_rounds_up(*segment);
         };
         try {
-            take(*segment, taken, num_required, at_least, timeout, true, raise_departures, caller);
+            take_in(*segment, taken, num_required, at_least, timeout, true, raise_departures, caller);
         } catch (...) {
             note();
             throw;
@@ -223,7 +223,7 @@ class Handle {
         need_numpy();
         run<Take>([&](Take& act) {
             taken.to_fill(segment->specs()) = std::move(
-                act.look(!taken.advances(), taken.division(*segment->specs()), deadline).taken);
+                act.look(taken.advances(), taken.division(*segment->specs()), deadline).taken);
         });
     }
     // Adds up the pieces of a round. A piece is (table, numbers, counts, values, count, weight).
@@ -410,18 +410,13 @@ class Handle {
                             std::to_string(segment->config().capacity) + ": it would never be reached");
         return segment;
     }
-    void take(OpenSegment& segment, TakenRound& taken, int64_t num_required, int64_t at_least,
-              std::optional<double> timeout, bool hold, bool raise_departures, const Caller* caller) {
-        const TakeRequest request{num_required,
-                                  at_least,
-                                  deadline_after(timeout),
-                                  !taken.advances(),
-                                  taken.division(*segment.specs()),
-                                  taken.advances(),
-                                  taken.seals(),
-                                  hold,
-                                  raise_departures,
-                                  caller ? caller->thread() : pthread_t{}};
+    void take_in(OpenSegment& segment, TakenRound& taken, int64_t num_required, int64_t at_least,
+                 std::optional<double> timeout, bool hold, bool raise_departures, const Caller* caller) {
+        const Division* const division = taken.division(*segment.specs());
+        const pthread_t loop = caller ? caller->thread() : pthread_t{};
+        const TakeRequest request{num_required, at_least,         deadline_after(timeout),
+                                  division,     taken.advances(), taken.seals(),
+                                  hold,         raise_departures, loop};
         run<Take>([&](Take& act) { act.take(request, taken.to_fill(segment.specs())); }, caller);
     }
 

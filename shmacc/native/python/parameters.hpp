@@ -31,7 +31,7 @@ class IncomingChanges {
             }
             const auto bytes = nb::cast<uint64_t>(rest);
             const auto& numbers = values_.emplace_back(values, 1);
-            ArrayChange change{array, region, rate, nullptr, 0, 0, bytes, numbers.data(), {}, false, nullptr};
+            ArrayChange change{array, region, rate, numbers.data(), bytes};
             if (rows.is_none()) {
                 if (numbers.size() != bytes) refuse_sizes();
             } else {
@@ -58,9 +58,9 @@ class IncomingChanges {
         const auto [removed, steps] = nb::cast<std::tuple<nb::object, nb::object>>(rest);
         const Ids ids = ascending_ids(rows);
         const auto& numbers = values_.emplace_back(values, 1);
-        ArrayChange change{number, 0, rate, ids.ids, ids.count, 0, 0, numbers.data(), {}, removed.is_none(),
-                           nullptr};
-        if (!removed.is_none()) change.removed = ascending_ids(removed);
+        ArrayChange change{number, 0, rate, numbers.data(), 0, ids.ids, ids.count};
+        change.replaces = removed.is_none();
+        if (!change.replaces) change.removed = ascending_ids(removed);
         const RecordShape shape = record_of(spec);
         if (ids.count > 0) change.row_bytes = numbers.size() / ids.count;
         const bool of_row = change.row_bytes == shape.width * spec.number_bytes();

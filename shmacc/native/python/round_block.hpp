@@ -148,12 +148,10 @@ class RoundBlock {
     static inline std::vector<RoundBlock*> open_;  // the GIL guards it
 };
 // A Round is for `with`, an AsyncBlock for `async with`. Coroutines use a RoundBlock itself, without a block.
-class Round : public RoundBlock {
-  public:
+struct Round : RoundBlock {
     using RoundBlock::RoundBlock;
 };
-class AsyncBlock : public RoundBlock {
-  public:
+struct AsyncBlock : RoundBlock {
     using RoundBlock::RoundBlock;
 };
 

@@ -18,8 +18,9 @@ namespace shmacc {
 
 class TakenRound {
   public:
-    TakenRound(bool advance, bool seal, std::optional<Division> division = std::nullopt)
-        : advance_(advance), seal_(seal), division_(std::move(division)) {}
+    // ends: as for `division_of`.
+    TakenRound(bool advance, bool seal, nb::handle ends = nb::none())
+        : advance_(advance), seal_(seal), division_(division_of(ends)) {}
 
     bool advances() const { return advance_; }
     bool seals() const { return seal_; }

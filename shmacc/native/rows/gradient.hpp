@@ -47,31 +47,16 @@ class Gradient {
   public:
     // counts: contributions of each row, or null for `weight` each. All arrays must outlive this.
     // ascending: whether keys are strictly ascending already (from check_rows).
+    // Call `sort` before anything else.
     Gradient(const int64_t* keys, const T* values, const int64_t* counts, int64_t weight, uint32_t count,
              uint64_t width, bool ascending)
-        : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width) {
-        if (!ascending) sort();
-    }
-
-    uint32_t count() const { return count_; }
-    const int64_t* keys() const { return keys_; }
-    // Whether the values of consecutive rows are adjacent.
-    bool contiguous() const { return order_ == nullptr; }
-    const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
-    // Whether each row has its own number of contributions.
-    bool counted() const { return counts_ != nullptr; }
-    int64_t weight() const { return weight_; }
-    int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : weight_; }
-
-  private:
-    static constexpr uint32_t kAhead = 16;
-    static constexpr uint64_t kNearBytes = 256 << 10;  // sums this small stay in the second-level cache
-
-    uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
+        : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width),
+          ascending_(ascending) {}
 
     // Repeats are summed in their order in the gradient; a row counts once however often it repeats. (The
     // rows of a partial do not repeat: gradients.py.)
     void sort() {
+        if (ascending_) return;
         distinct_ = distinct_rows(keys_, count_);
         keys_ = distinct_.rows.data();
         const auto distinct = static_cast<uint32_t>(distinct_.rows.size());
@@ -86,6 +71,26 @@ class Gradient {
         values_ = merged_.get();
         count_ = distinct;
     }
+
+    uint32_t count() const { return count_; }
+    const int64_t* keys() const { return keys_; }
+    // Whether the values of consecutive rows are adjacent.
+    bool contiguous() const { return order_ == nullptr; }
+    const T* row(uint32_t i, uint64_t width) const { return values_ + at(i) * width; }
+    // Whether each row has its own number of contributions.
+    bool counted() const { return counts_ != nullptr; }
+    int64_t weight() const { return weight_; }
+    int64_t contributions(uint32_t i) const { return counts_ ? counts_[at(i)] : weight_; }
+    [[noreturn]] static void sum_overflows() {
+        throw Error(Failure::kOutOfRange,
+                    "A 64-bit sum would overflow; the gradient was not added, nothing was changed");
+    }
+
+  private:
+    static constexpr uint32_t kAhead = 16;
+    static constexpr uint64_t kNearBytes = 256 << 10;  // sums this small stay in the second-level cache
+
+    uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
 
     // Adds the rows to their sums, in the order in which they lie in the gradient: so the hardware fetches them
     // ahead, and only the sums are at random addresses. These are fewer, the most frequent stay in the caches, and the
@@ -116,19 +121,13 @@ class Gradient {
         return fits;
     }
 
-  public:
-    [[noreturn]] static void sum_overflows() {
-        throw Error(Failure::kOutOfRange,
-                    "A 64-bit sum would overflow; the gradient was not added, nothing was changed");
-    }
-
-  private:
     const int64_t* keys_;
     const T* values_;
     const int64_t* counts_;
     int64_t weight_;
     uint32_t count_;
     uint64_t width_;
+    const bool ascending_;
     const uint32_t* order_ = nullptr;
     DistinctRows distinct_;
     std::unique_ptr<T[]> merged_;

@@ -7,7 +7,7 @@ SlotShape slots_of(const OptimizerSpec& optimizer, const Dims& dims) {
     if (optimizer.kind == kNoOptimizer) return {0, 1, false};
     const uint64_t last = dims.empty() || dims.back() == 0 ? 1 : static_cast<uint64_t>(dims.back());
     return with_rule<float>(optimizer, 0, 1, false, [last](auto rule) {
-        return SlotShape{rule.kSlots, rule.kRowwise ? last : 1, rule.kRowwise};
+        return SlotShape{rule.kSlots, kRowwise<decltype(rule)> ? last : 1, kRowwise<decltype(rule)>};
     });
 }
 
@@ -24,7 +24,7 @@ void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, cons
     const bool decoupled = is_decoupled(optimizer);
     with_rule<T>(optimizer, rate, updates, array.rows != nullptr, [&](auto rule) {
         using Rule = decltype(rule);
-        if constexpr (!Rule::kRowwise)
+        if constexpr (!kRowwise<Rule>)
             if (decay != 0)
                 return update_array(Decayed<Rule, T>{rule, static_cast<T>(decoupled ? 0 : decay),
                                                      static_cast<T>(decoupled ? 1 - rate * decay : 1)},

@@ -18,10 +18,11 @@ namespace shmacc {
 
 // Rules. kSlots: how many numbers of state each element has, or each group of elements (kRowwise). A rule is called
 // with one element's content, slots and gradient; or with a group's.
+template <class Rule>
+constexpr bool kRowwise = false;
 
 struct NewContents {
     static constexpr uint32_t kSlots = 0;
-    static constexpr bool kRowwise = false;
     template <class T>
     void operator()(T& p, T g) const {
         p = g;
@@ -31,7 +32,6 @@ struct NewContents {
 template <class T>
 struct Sgd {
     static constexpr uint32_t kSlots = 0;
-    static constexpr bool kRowwise = false;
     T rate;
     void operator()(T& p, T g) const { p -= rate * g; }
 };
@@ -39,7 +39,6 @@ struct Sgd {
 template <class T, bool kNesterov>
 struct Momentum {
     static constexpr uint32_t kSlots = 1;
-    static constexpr bool kRowwise = false;
     T rate, momentum;
     void operator()(T& p, T& m, T g) const {
         m = m * momentum + g;
@@ -53,7 +52,6 @@ struct Momentum {
 template <class T>
 struct Adagrad {
     static constexpr uint32_t kSlots = 1;
-    static constexpr bool kRowwise = false;
     T rate, epsilon;
     void operator()(T& p, T& a, T g) const {
         a += g * g;
@@ -64,7 +62,6 @@ struct Adagrad {
 template <class T>
 struct RowwiseAdagrad {
     static constexpr uint32_t kSlots = 1;
-    static constexpr bool kRowwise = true;
     T rate, epsilon;
     void operator()(T* __restrict__ p, T& a, const T* __restrict__ g, uint64_t group) const {
         a += mean_of_squares(g, group);
@@ -85,10 +82,12 @@ struct RowwiseAdagrad {
     }
 };
 
+template <class T>
+constexpr bool kRowwise<RowwiseAdagrad<T>> = true;
+
 template <class T, bool kTorchs>
 struct Rmsprop {
     static constexpr uint32_t kSlots = 1;
-    static constexpr bool kRowwise = false;
     T rate, decay, epsilon;  // decay: 1 - rho
     void operator()(T& p, T& r, T g) const {
         r += (g * g - r) * decay;
@@ -99,7 +98,6 @@ struct Rmsprop {
 template <class T, bool kTorchs>
 struct RmspropMomentum {
     static constexpr uint32_t kSlots = 2;
-    static constexpr bool kRowwise = false;
     T rate, decay, momentum, epsilon;
     void operator()(T& p, T& r, T& m, T g) const {
         r += (g * g - r) * decay;
@@ -116,7 +114,6 @@ struct RmspropMomentum {
 template <class T>
 struct Adam {
     static constexpr uint32_t kSlots = 2;
-    static constexpr bool kRowwise = false;
     T rate, decay_1, decay_2, epsilon;  // rate: corrected for the bias; decays: 1 - beta
     void operator()(T& p, T& m, T& v, T g) const {
         m += (g - m) * decay_1;
@@ -128,7 +125,6 @@ struct Adam {
 template <class T, bool kSquareRoot>
 struct Ftrl {
     static constexpr uint32_t kSlots = 2;
-    static constexpr bool kRowwise = false;
     T rate, l1, twice_l2;
     double power;
     void operator()(T& p, T& a, T& linear, T g) const {
@@ -220,7 +216,7 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, boo
 template <class Rule, class T>
 SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict__ s0, T* __restrict__ s1,
                               const T* __restrict__ g, uint64_t count, uint64_t group) {
-    if constexpr (Rule::kRowwise) {
+    if constexpr (kRowwise<Rule>) {
         for (uint64_t j = 0, k = 0; j < count; j += group, ++k) rule(p + j, s0[k], g + j, group);
     } else if constexpr (Rule::kSlots == 0) {
         for (uint64_t j = 0; j < count; ++j) rule(p[j], g[j]);
@@ -271,8 +267,8 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
     const Rule rule = given_rule;
     const TouchedArray<T> array = given;
     const uint64_t width = kWidth ? kWidth : array.width;
-    const uint64_t group = Rule::kRowwise ? array.group : 1;
-    const uint64_t slot_width = Rule::kRowwise ? width / group : width;
+    const uint64_t group = kRowwise<Rule> ? array.group : 1;
+    const uint64_t slot_width = kRowwise<Rule> ? width / group : width;
     const bool streamed = saving.streamed;
     // Several entries are saved, then changed: stores past the caches cost up to four times as much if changes come
     // between them.
@@ -300,7 +296,7 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
                 continue;
             }
             const uint64_t numbers = kWidth ? kWidth : entry.numbers;
-            const uint64_t of_slots = Rule::kRowwise ? numbers / group : numbers;
+            const uint64_t of_slots = kRowwise<Rule> ? numbers / group : numbers;
             to = save_numbers(to, entry.contents, numbers, streamed);
             if constexpr (Rule::kSlots > 0) to = save_numbers(to, entry.slots[0], of_slots, streamed);
             if constexpr (Rule::kSlots > 1) to = save_numbers(to, entry.slots[1], of_slots, streamed);

@@ -101,8 +101,7 @@ class Output {
         if (bytes > KeptMemory::kLarge) {
             memory_.reset(KeptMemory::instance().find(bytes));
             if (memory_) return;
-            size += size /
-                    16;  // for a next result that is a little larger; pages that it does not touch cost none
+            size += size / 16;  // for a larger next result; pages that this one does not touch cost nothing
         }
         memory_.reset(allocate(size));
         if (!memory_ && KeptMemory::instance().free_all()) memory_.reset(allocate(size));
