@@ -265,7 +265,12 @@ class Apply : public Operation {
                        session.lane_number()};
             return false;
         }
-        if (request.partial) spread_contributors(session);
+        if (request.partial && session.round.spread != session.round.round) {
+            // From here on this round's contributors are looked up in all lanes. (A death before the gradient's
+            // commit leaves that as it is.)
+            session.round.spread = session.round.round;
+            segment_.round().commit(session.round);
+        }
         note_applied(session, request);
         session.commit();
         return true;
@@ -279,13 +284,6 @@ class Apply : public Operation {
         if (session.count() > 0 || is_closed(session.state)) return false;
         session.give_memory_back(true);
         return true;
-    }
-    // From here on this round's contributors are looked up in all lanes. (A death before the gradient's commit leaves
-    // that as it is.)
-    void spread_contributors(ApplySession& session) {
-        if (session.round.spread == session.round.round) return;
-        session.round.spread = session.round.round;
-        segment_.round().commit(session.round);
     }
     // Call it before the commit: if the process dies in between, others are told (presence.hpp).
     void note_applied(const ApplySession& session, const ApplyRequest& request) {

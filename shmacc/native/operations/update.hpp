@@ -68,14 +68,11 @@ class ArraysSession {
     ArraysSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
         : segment_(segment), locks_(segment) {
         if (!locks_.acquire(0, deadline, interruption)) return;
-        try {
+        locks_.guard([&] {
             segment.round().settle();
             round = segment.round().current();
             state = before_ = segment.recovered(0);
-        } catch (...) {
-            locks_.give_up();
-            throw;
-        }
+        });
     }
 
     // Without a commit: gives back the memory that tables have reserved for new rows.
@@ -115,7 +112,8 @@ class ArraysSession {
         }
         for (const Logged& one : log) {
             log_bytes += sizeof(SavedArray) + one.array.listed * one.array.entries * sizeof(int64_t);
-            saved_bytes_ += bytes_saved(one.array);
+            for (const auto& region : one.array.regions)
+                saved_bytes_ += one.array.entries * undo_aligned(region.entry_bytes);
         }
         lane().reserve_undo(state, log_bytes, saved_bytes_);
         unsigned char* to = lane().mapping().at_least(kUndoLog, state.reserved[kUndoLog],
@@ -231,11 +229,6 @@ class ArraysSession {
             array.array<unsigned char>(kArrayRegions[region], change.bytes / group);
         }
         return saved;
-    }
-    static uint64_t bytes_saved(const SavedArray& array) {
-        uint64_t bytes = 0;
-        for (const auto& region : array.regions) bytes += array.entries * undo_aligned(region.entry_bytes);
-        return bytes;
     }
     template <class T>
     void optimize(Member& array, const ArrayChange& change, Saving& saving) {

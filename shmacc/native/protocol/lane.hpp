@@ -64,7 +64,8 @@ class Lane {
     // With the lock: the current state, which may be `interrupted`.
     LaneState current() {
         const LaneState state = committed_.current();
-        limit(state);
+        for (uint32_t region = 0; region < kLaneRegions; ++region)
+            mapping_.limit(region, state.reserved[region]);  // other processes may have made holes above that
         return state;
     }
 
@@ -158,11 +159,6 @@ class Lane {
     static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }
 
   private:
-    // Other processes may have made holes above the recorded sizes.
-    void limit(const LaneState& state) {
-        for (uint32_t region = 0; region < kLaneRegions; ++region)
-            mapping_.limit(region, state.reserved[region]);
-    }
     inline void put_back(LaneState& state, uint64_t records);
     inline void put_arrays_back(LaneState& state, uint64_t entries);  // saved_arrays.hpp
 

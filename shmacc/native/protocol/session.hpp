@@ -47,8 +47,16 @@ class HeldLocks {
     void release() { release(true); }
     static constexpr int64_t kSlice = 20 * kMillisecond;
 
-    // Releases after an error: the file may have been truncated.
-    void give_up() { release(segment_.file().state().intact); }
+    // Calls a function with the locks held; releases them if it throws.
+    template <class Act>
+    void guard(Act act) {
+        try {
+            act();
+        } catch (...) {
+            release(segment_.file().state().intact);  // the file may have been truncated
+            throw;
+        }
+    }
 
   private:
     bool add(uint32_t lane, int64_t deadline, Interruption& interruption) {
@@ -56,14 +64,7 @@ class HeldLocks {
         if (how == Lock::Acquired::kNot) return false;
         end_ = lane + 1;
         // The caller checked at the start; after a wait the file may have changed.
-        if (how == Lock::Acquired::kAfterWaiting) {
-            try {
-                segment_.check_file();
-            } catch (...) {
-                give_up();
-                throw;
-            }
-        }
+        if (how == Lock::Acquired::kAfterWaiting) guard([&] { segment_.check_file(); });
         return true;
     }
     void release(bool intact) {
@@ -137,15 +138,12 @@ class ApplySession {
                  Interruption& interruption)
         : segment_(segment), locks_(segment), everywhere_(everywhere) {
         if (!acquire(contributor, everywhere, deadline, interruption)) return;
-        try {
+        locks_.guard([&] {
             segment.round().settle();  // before the lane's generation may move on
             round = segment.round().current();
             committed_round_ = round.round;
             state = before = segment.recovered(lane_);
-        } catch (...) {
-            locks_.give_up();
-            throw;
-        }
+        });
     }
 
     bool held() const { return locks_.held(); }
@@ -257,15 +255,12 @@ class RoundSession {
     RoundSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
         : segment_(segment), locks_(segment) {
         if (!locks_.acquire_all(deadline, interruption)) return;
-        try {
+        locks_.guard([&] {
             segment.round().settle();
             state = segment.round().current();
             lanes_.reserve(segment.lanes().size());
             for (uint32_t i = 0; i < segment.lanes().size(); ++i) lanes_.push_back(segment.recovered(i));
-        } catch (...) {
-            locks_.give_up();
-            throw;
-        }
+        });
     }
 
     bool held() const { return locks_.held(); }

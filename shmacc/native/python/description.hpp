@@ -92,19 +92,6 @@ inline nb::dict describe(const Totals& now) {
     return out;
 }
 
-// Describes a member's table in a lane. in_round: it has contents of the current round; else it counts as empty.
-inline void describe_table(nb::dict& out, const MemberState& table, bool in_round) {
-    out["member_count"] = in_round ? table.count : 0;
-    out["member_weight"] = in_round ? table.weight : 0;
-    out["rows"] = in_round ? table.rows : 0;
-    out["row_elements"] = table.row_elements;
-    out["buffer"] = table.buffer;
-    out["index"] = table.index;
-    out["index_buckets"] = table.index_buckets;
-    out["index_stamp"] = table.index_stamp;
-    out["index_filled"] = in_round ? table.index_filled : 0;
-}
-
 inline nb::dict describe(const Participant& entry) {
     nb::dict out = new_dict();
     out["token"] = entry.token;

@@ -118,9 +118,8 @@ class SegmentView {
             item["at_ns"] = nb::none();
             out.append(item);
         }
-        const uint32_t top = header<uint32_t>(offsetof(Header, departed_top));
-        const std::vector<Departed> departed = entries_of<Departed>(kDepartedRegion,
-                                                                    std::min(top, kMaxDeparted));
+        const auto departed = entries_of<Departed>(kDepartedRegion, offsetof(Header, departed_top),
+                                                   kMaxDeparted);
         for (uint32_t i = 0; i < departed.size(); ++i) {
             const Departed& entry = departed[i];
             if ((entry.token & kFateBits) == 0) continue;
@@ -155,8 +154,8 @@ class SegmentView {
         nb::list out = new_list();
         const uint64_t cancelled = header<uint64_t>(offsetof(Header, wait_queue) +
                                                     offsetof(QueueHead, cancelled_through));
-        const uint32_t top = header<uint32_t>(offsetof(Header, wait_queue) + offsetof(QueueHead, top));
-        for (const Waiter& entry : entries_of<Waiter>(kWaitersRegion, std::min(top, kMaxWaiters))) {
+        constexpr size_t kTop = offsetof(Header, wait_queue) + offsetof(QueueHead, top);
+        for (const Waiter& entry : entries_of<Waiter>(kWaitersRegion, kTop, kMaxWaiters)) {
             if (entry.ticket == 0 || entry.ticket <= cancelled) continue;
             nb::dict item = describe(entry);
             item["alive"] = alive(entry.participant, entry.participant_token);
@@ -252,9 +251,19 @@ class SegmentView {
         const MemberState& table = seen.lanes[lane].members[member];
         return table.round == seen.totals.round.round && table.count > 0;
     }
+    // Without contents of the current round, a table counts as empty.
     void describe_table(nb::dict& out, const Snapshot& seen, uint32_t lane, uint32_t member) const {
         const MemberState& table = seen.lanes[lane].members[member];
-        shmacc::describe_table(out, table, in_round(seen, lane, member));
+        const bool in_round = this->in_round(seen, lane, member);
+        out["member_count"] = in_round ? table.count : 0;
+        out["member_weight"] = in_round ? table.weight : 0;
+        out["rows"] = in_round ? table.rows : 0;
+        out["row_elements"] = table.row_elements;
+        out["buffer"] = table.buffer;
+        out["index"] = table.index;
+        out["index_buckets"] = table.index_buckets;
+        out["index_stamp"] = table.index_stamp;
+        out["index_filled"] = in_round ? table.index_filled : 0;
         out["lane"] = lane;
         out["member"] = member;
         std::vector<uint64_t> reserved(kFixedRegions);
@@ -392,13 +401,14 @@ class SegmentView {
     }
 
     std::vector<Participant> participants_table() const {
-        const uint32_t top = header<uint32_t>(offsetof(Header, participants_top));
-        return entries_of<Participant>(kParticipantsRegion, std::min(top, kMaxParticipants));
+        return entries_of<Participant>(kParticipantsRegion, offsetof(Header, participants_top),
+                                       kMaxParticipants);
     }
+    // top: where the header says how many entries may be in use; there are at most `most`.
     template <class Entry>
-    std::vector<Entry> entries_of(uint32_t region, uint32_t count) const {
-        std::vector<Entry> entries(count);
-        read_exactly(region_offset(region), entries.data(), count * sizeof(Entry));
+    std::vector<Entry> entries_of(uint32_t region, size_t top, uint32_t most) const {
+        std::vector<Entry> entries(std::min(header<uint32_t>(top), most));
+        read_exactly(region_offset(region), entries.data(), entries.size() * sizeof(Entry));
         return entries;
     }
     template <class Word>

@@ -180,7 +180,10 @@ class Presence {
         const uint32_t i = index_;
         claimed_ = false;
         index_ = kNobody;
-        if (file.intact) store(table_[i].token, after_leaving(table_[i], token_, failed));
+        if (file.intact) {
+            const bool tells = has_failed(table_[i], token_) || (failed && has_taken(table_[i]));
+            store(table_[i].token, tells ? with_fate(token_, kFailed) : 0);
+        }
         if (!file.open) return;  // other code has closed the descriptor, and so dropped the locks
         set_record_lock(fd_, life_byte(i), F_UNLCK);
         set_record_lock(fd_, presence_byte(i), F_UNLCK);
@@ -247,10 +250,6 @@ class Presence {
     }
 
   private:
-    static uint64_t after_leaving(const Participant& entry, uint64_t token, bool failed) {
-        return has_failed(entry, token) || (failed && has_taken(entry)) ? with_fate(token, kFailed) : 0;
-    }
-
     int fd_;
     Table<Participant> table_;
     std::atomic<uint32_t> index_{kNobody};  // set during the claim
