@@ -28,7 +28,7 @@ What dies, or does not answer, and what that costs
             gates: set the step in that process. Outside of a block, `publish` waits for as long as
             Ray considers the node alive.
     joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
-            round (`_feeding.py`), and its gate is closed until then: its memory may have arrays
+            round (`_start_feeding`), and its gate is closed until then: its memory may have arrays
             from before (`_gates.py`). That copy may contain what the chief has written and not
             published yet: it is of a step that no worker has seen, and that is still to be
             published.
@@ -43,7 +43,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -54,7 +55,6 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._feeding import start_feeding
 from shmacc.ray._finding import end_parts, warn_of_left
 from shmacc.ray._gates import Gates
 from shmacc.ray._head import kill, living_nodes
@@ -66,6 +66,7 @@ from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked, wait_for_all
 _logger = logging.getLogger("shmacc")
 
 _REMOVED = 10.0  # seconds for Ray to forget a keeper that was killed
+_LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # seconds before a node gets a new keeper, or a killed one is looked for again
 
 
@@ -128,7 +129,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._arrays.close()
             raise
         self._end_keeper_here()  # an earlier chief may have restarted it
-        start_feeding(self._feed, shared_name, self._stop)
+        _start_feeding(self._feed, shared_name, self._stop)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name]
@@ -350,3 +351,38 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
                 answers.append(ray.get(call))
         return not all(answers)
+
+
+def _start_feeding(feed: Callable[[], None], name: str, stop: threading.Event) -> None:
+    """Send the arrays to nodes that have joined or answer again, in a thread of its own.
+
+    A round may wait for workers on such a node, and they for the arrays. So this does not wait for
+    the chief's next `publish`. It goes on until it is stopped, replaced, or its object is gone.
+
+    Args:
+        feed: The method to call every second.
+        name: What is fed, for messages.
+        stop: Set at the end.
+    """
+    what = weakref.WeakMethod(feed)
+    threading.Thread(
+        target=_keep_feeding, args=(what, name, stop), daemon=True, name="shmacc feeder"
+    ).start()
+
+
+def _keep_feeding(
+    what: "weakref.WeakMethod[Callable[[], None]]", name: str, stop: threading.Event
+) -> None:
+    while not stop.wait(_LOOK_FOR_NODES):
+        feed = what()
+        if feed is None or not ray.is_initialized():
+            return
+        try:
+            feed()
+        except FailedPreconditionError as error:  # for good
+            _logger.warning("%s: nodes that join get nothing of this process", error)
+            return
+        except Exception as error:
+            said = "Nodes that have joined did not get %r: %s", name, error
+            _logger.log(logging.ERROR, *said, exc_info=not isinstance(error, DeadlineExceededError))
+        del feed
