@@ -12,6 +12,7 @@ import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart, needs_root, run_apart
 from helpers.lock_holder import activity
+from helpers.segment_file import SegmentFile
 from helpers.support import until
 
 import shmacc
@@ -267,9 +268,19 @@ def test_a_readers_lock_on_the_name_keeps_openers_waiting(owner: Callable[..., A
     assert owner("take_grad", 2) == 3.0
 
 
+def _cut_short() -> None:
+    with SegmentFile(names.segment_name("read").path) as file:
+        generation = file.committed("lane").generation
+        file.put("journal", layout.Journal(generation + 1, 0, 0))
+
+
 def test_a_readers_locks_on_all_places_keep_others_out(owner: Callable[..., Any]) -> None:
     # All but the owner's, which comes first and is locked already.
     with reader(layout.PRESENCE_BYTE + 2, 1 << 14) as process:
+        with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):
+            run_apart(attach)
+        # Who finds no place frees those of the dead, and first undoes what they left half done.
+        run_apart(_cut_short)
         with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):
             run_apart(attach)
         assert owner("apply_grad", 4.0)

@@ -254,12 +254,13 @@ class OpenSegment {
         wait_queue_.wake_head();
     }
     // Needs the lane's lock. Undoes what an uncommitted operation left; returns the current state. If this process
-    // dies before it writes the event, LaneState::recoveries still counts the recovery.
+    // dies before it writes the event, LaneState::recoveries still counts the recovery. A process that sweeps since it
+    // found all entries taken has none yet, so it writes no event.
     LaneState recovered(uint32_t lane) {
         LaneState state = lanes_[lane]->current();
         if (lanes_[lane]->interrupted(state)) {
             lanes_[lane]->recover(state, 1);
-            events_.add(kRecovered, presence_.own(), round_.snapshot().step);
+            if (presence_.claimed()) events_.add(kRecovered, presence_.own(), round_.snapshot().step);
         }
         return state;
     }
