@@ -53,6 +53,7 @@ class Applied(IntEnum):
     NO = 0
     PERHAPS = 1
     YES = 2
+    FAILING = 3  # it has, and is about to leave as failed, unless it is killed before that
 
 
 class Count(StrEnum):
@@ -178,8 +179,9 @@ class Books:
         self.loads = _shared(1, np.int64)  # each adds 1 when due, 1 when done; odd: one is due
         self._stop = _shared(1, np.uint8)
         # Killed processes: takers that may have got gradients that they did not note, workers that
-        # had applied, workers that may have, and takers that may have been told who is gone.
-        self.risked = self.surely_gone = self.perhaps_gone = self.unheard = 0
+        # had applied, workers that may have, those that were failing, and takers that may have been
+        # told who is gone.
+        self.risked = self.surely_gone = self.perhaps_gone = self.failing = self.unheard = 0
 
     def add(self, process: int, what: Count, number: int = 1) -> None:
         """Count something."""
@@ -258,7 +260,8 @@ class Books:
         self.risked += int(self.at_risk[process])
         self.unheard += int(self.asking[process])
         self.surely_gone += int(self.applied[process]) == Applied.YES
-        self.perhaps_gone += int(self.applied[process]) == Applied.PERHAPS
+        self.perhaps_gone += int(self.applied[process]) in {Applied.PERHAPS, Applied.FAILING}
+        self.failing += int(self.applied[process]) == Applied.FAILING
         for state in self._doing, self.at_risk, self.in_block, self.updating, self.asking:
             state[process] = 0
         self.applied[process] = Applied.NO

@@ -68,6 +68,7 @@ def _work(books: Books, plan: Plan, name: str, slot: int) -> None:
             apply(books, plan, acc, slot, number)
             books.turn[slot] = turn + 1
             if books.applied[slot] == Applied.YES and random.random() < _FAILS:
+                books.applied[slot] = Applied.FAILING
                 books.add(slot, Count.WORKERS_FAILED)
                 raise FailedError(slot)
 
