@@ -151,6 +151,8 @@ class DenseTaken:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
         """Return the value, for ``np.asarray``."""
+        if copy is None:  # a word that only NumPy 2 knows
+            return np.asarray(self.value, dtype)
         return np.array(self.value, dtype=dtype, copy=copy)
 
     def to_torch(self) -> "torch.Tensor":
