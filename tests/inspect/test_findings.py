@@ -21,7 +21,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, _core, errors, inspection
-from shmacc.inspection import SegmentState, Severity, _unlinked
+from shmacc.inspection import SegmentState, Severity, _examination, _unlinked
 
 if TYPE_CHECKING:
     from helpers.apart import Crew, Pipe
@@ -178,6 +178,28 @@ def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
             found = inspection.check("table")
             assert not [f for f in found if f.kind in {"inconsistent", "not_compared"}]
         table.unlink()
+
+
+def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read after the state of which it was expected to be."""
+    real = _examination._read_undo
+    misfits: list[int] = []
+    with SparseConditionalAccumulator(np.float32, [100, 2], "busy") as acc:
+
+        def read(*of: Any) -> Any:
+            if misfits:
+                misfits.pop()
+                acc.apply_grad([acc.num_accumulated()], np.ones((1, 2), np.float32))
+                raise errors.DataLossError("The segment is damaged: an undo record is out of range")
+            return real(*of)
+
+        monkeypatch.setattr(_examination, "_read_undo", read)
+        acc.apply_grad([0], np.ones((1, 2), np.float32))
+        for times, calm in ((1, True), (2, True), (8, False)):  # the last time it never fits
+            misfits[:] = range(times)
+            rows, still = inspection.most_touched("busy", 100)
+            assert (len(rows), still) == (acc.num_accumulated(), calm)
+        acc.unlink()
 
 
 def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
