@@ -2,17 +2,22 @@
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc._layout.names import SegmentName
 from shmacc._layout.reports import Config, MemberConfig, Table
 from shmacc._records import dtype_names
+from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._records import MemberDescription, SlotDescription
 
 if TYPE_CHECKING:
     from shmacc.optim import Optimizer
+
+_T = TypeVar("_T")
 
 
 def tables_of(seen: Observation, member: int) -> list[Table]:
@@ -67,7 +72,7 @@ def _of_table(member: MemberConfig, states: list[Table]) -> dict[str, Any]:
         "max_rows": max_rows,
         "rows_added": by_id["rows"] + by_id["removed"],
         "rows_removed": by_id["removed"],
-        "initial": repr(init.of_config(number, numbers, seed)),
+        "initial": repr(_in_range(init.of_config, number, numbers, seed)),
     }
 
 
@@ -76,7 +81,20 @@ def _optimizer_of(config: Config, member: MemberConfig) -> "Optimizer | None":
         return None
     from shmacc import optim  # late: most segments have no optimizer
 
-    return optim.of_config(member["optimizer"])
+    return _in_range(optim.of_config, member["optimizer"])
+
+
+def _in_range(of_config: Callable[..., _T], *config: Any) -> _T:
+    """Return what a segment's numbers describe.
+
+    Raises:
+        DataLossError: They are out of range.
+    """
+    try:
+        return of_config(*config)
+    except InvalidArgumentError as error:
+        pass_on(error)
+        raise DataLossError(f"The segment is damaged: {error}") from None
 
 
 def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[SlotDescription, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +18,7 @@ from helpers.inspect_tool import ask, path_of, run, scribble, start
 from helpers.segment_file import SegmentFile
 from helpers.support import until
 
+import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
 
 if TYPE_CHECKING:
@@ -87,6 +90,34 @@ def test_a_gradient_that_is_taken_twice(table: SparseConditionalAccumulator) -> 
     run_apart(_count_a_taken_one_twice, str(path_of("table")))
     found = "1 gradients were applied, but 2 taken, 0 discarded and 0 are there"
     assert found in problems("table")
+
+
+def _give_no_learning_rate(path: str, rate: float) -> None:
+    with SegmentFile(path) as file:
+        config = file.record_at(layout.Config, 0)
+        place = file.table.region("directory")
+        old, new = (struct.pack("<d", number) for number in (rate, math.nan))
+        directory = file.read(place, config.directory_bytes).replace(old, new)
+        file.write(place, directory)
+        config.directory_checksum = layout.mix_words(directory)
+        config.checksum = layout.checksum_of(config)
+        file.write(0, bytes(config))
+
+
+def test_numbers_out_of_range_under_a_right_checksum() -> None:
+    """Whoever can write a file there could blind every look at all the others."""
+    rate = 0.372
+    with shmacc.Parameters({"w": np.ones(2)}, "forged", optimizer=shmacc.optim.SGD(rate)):
+        pass
+    ConditionalAccumulator(np.float32, [2], "sound").close()
+    run_apart(_give_no_learning_rate, str(path_of("forged")), rate)
+    listed = {segment["name"]: segment["state"] for segment in ask("list")["segments"]}
+    assert listed == {"forged": "damaged", "sound": "orphaned"}
+    assert "learning_rate must be a finite number" in problems("forged")
+    assert len(ask("clean")["would_remove"]) == 1
+    for verb in ("show forged", "metrics --json", "watch --count 1 --interval 0.1"):
+        assert run(*verb.split()).returncode == verb.startswith("show")
+    assert run("remove", "forged", "--force", "--yes").returncode == 0
 
 
 def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, crew: Crew) -> None:
