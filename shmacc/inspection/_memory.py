@@ -94,7 +94,11 @@ def _filesystem() -> Iterator[Finding]:
 def _filesystem_at(path: str) -> str:
     """Return the type of the filesystem that the directory is on; empty: unknown."""
     found = ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8") as mounts:
+    # The names of other mounts may be in any encoding.
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts,
+    ):
         longest = 0
         for line in mounts:
             _, at, kind, *_ = line.split(" ")

@@ -93,7 +93,10 @@ def goes_at_logout(uid: int, look: Look) -> bool:
         if os.path.exists(f"{_LINGERING}/{pwd.getpwuid(uid).pw_name}"):
             return False
     removes = True  # systemd's default
-    with contextlib.suppress(OSError), open(_LOGIND_SETTINGS, encoding="utf-8") as settings:
+    with (
+        contextlib.suppress(OSError),
+        open(_LOGIND_SETTINGS, encoding="utf-8", errors="replace") as settings,
+    ):
         for line in settings:
             key, _, value = line.partition("=")
             if key.strip() == "RemoveIPC":

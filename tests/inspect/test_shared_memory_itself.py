@@ -70,6 +70,18 @@ def test_memory_is_no_disk() -> None:
     assert "not_in_memory" not in run_apart(_kinds, shm=MIB)
 
 
+def _beside_a_mount_of_no_text(folder: str) -> list[str]:
+    place = os.fsencode(folder) + b"/M\xfcller"
+    os.mkdir(place)  # noqa: PTH102  no text
+    own_shm.call("mount", b"tmpfs", place, b"tmpfs", 0, b"")
+    return _kinds()
+
+
+@needs_own_shm
+def test_the_name_of_another_mount_may_be_in_any_encoding(tmp_path: Path) -> None:
+    assert "not_in_memory" not in run_apart(_beside_a_mount_of_no_text, str(tmp_path), shm=MIB)
+
+
 def _without_proc(act: Callable[[], Any]) -> str:
     ConditionalAccumulator(np.float32, [2], "there").close()
     own_shm.mount("none", "/proc", "tmpfs")
