@@ -8,9 +8,10 @@ its processes has attached are taken for its own. That is a guess, so this is on
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc._layout.names import SegmentName
-from shmacc.errors import ShmaccError
+from shmacc.errors import NotFoundError, ShmaccError
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import Finding, note
 from shmacc.inspection._listing import list_names, open_view
@@ -26,21 +27,34 @@ def findings(segments: Iterable[SegmentName]) -> Iterator[Finding]:
         segments: Where to look; other accumulators are left out.
     """
     look, parameters = Look(), None
+    unread: set[str | None] = set()
     for name in segments:
         kind, belongs_to = _kind(name)
         if kind in {None, *layout.ARRAYS}:
             continue
         if parameters is None:
-            parameters = list(_parameters(look))
+            parameters, unread = _parameters(look)
         with contextlib.suppress(ShmaccError):  # it is gone
-            yield from _of(describe(name.system_name, look), belongs_to, parameters)
+            seen = describe(name.system_name, look)
+            all_read = name.namespace not in unread
+            yield from _of(seen, belongs_to, parameters, all_read=all_read)
 
 
-def _parameters(look: Look) -> Iterator[Description]:
+def _parameters(look: Look) -> tuple[list[Description], set[str | None]]:
+    """Return all parameters, and the namespaces of segments that could not be read."""
+    found, unread = [], set()
     for name in list_names():
-        if _kind(name)[0] == layout.KINDS["parameters"]:
-            with contextlib.suppress(ShmaccError):
-                yield describe(name.system_name, look)
+        try:
+            with open_view(name) as view:
+                kind = view.config()["kind"]
+            if kind == layout.KINDS["parameters"]:
+                found.append(describe(name.system_name, look))
+        except NotFoundError:
+            pass
+        except ShmaccError as error:
+            pass_on(error)
+            unread.add(name.namespace)
+    return found, unread
 
 
 def _kind(name: SegmentName) -> tuple[int | None, int]:
@@ -51,7 +65,7 @@ def _kind(name: SegmentName) -> tuple[int | None, int]:
 
 
 def _of(
-    accumulator: Description, belongs_to: int, parameters: list[Description]
+    accumulator: Description, belongs_to: int, parameters: list[Description], *, all_read: bool
 ) -> Iterator[Finding]:
     name, users = accumulator.summary.name, _users(accumulator)
     step = accumulator.summary.global_step or 0
@@ -61,7 +75,7 @@ def _of(
         if each.summary.name.namespace == name.namespace and users & _users(each)
     ]
     own = [each for each in parameters if each.token == belongs_to]
-    if belongs_to and not own and (beside or not users):
+    if belongs_to and not own and all_read and (beside or not users):
         yield note(
             name.system_name,
             "of_other_parameters",

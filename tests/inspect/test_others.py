@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pytest
 from helpers.apart import needs_root
 from helpers.inspect_tool import ask, make_as, path_of, run
 
+import shmacc
 from shmacc import ConditionalAccumulator
 
 if TYPE_CHECKING:
@@ -63,6 +65,25 @@ def test_what_cannot_be_read_is_listed_and_may_stand_still() -> None:
     listed = run("list", "--stalled", "--quiet", weak=True)
     assert (listed.stdout, listed.returncode) == ("", 0)
     assert "1 segment could not be read: look as root" in listed.stderr
+
+
+def _update_as(uid: int) -> None:
+    os.setuid(uid)
+    with (
+        shmacc.Parameters({"w": np.ones(2)}, "params", optimizer=shmacc.optim.SGD(0.5)) as params,
+        shmacc.AccumulatorGroup(params.member_specs(), "acc", mode=0o644) as group,
+    ):
+        group.apply({"w": np.ones(2)}, 0)
+        with group.round(1) as taken:
+            assert params.update(taken)
+
+
+def test_parameters_that_cannot_be_read_are_not_said_to_be_gone(crew: Crew) -> None:
+    """Their rounds can be: what mends parameters that were replaced would cost the round."""
+    crew.start(_update_as, NOBODY).result()
+    kinds = [each["kind"] for each in ask("check", "acc", weak=True, status=1)["findings"]]
+    assert "orphaned" in kinds
+    assert "of_other_parameters" not in kinds
 
 
 def test_clean_leaves_what_is_not_ours_and_is_brief_about_it() -> None:
