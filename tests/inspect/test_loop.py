@@ -124,10 +124,11 @@ def test_a_take_that_failed_workers_leave_waiting_names_them(crew: Crew) -> None
     """A parent that only keeps it open is not counted on, as after a death."""
     begin(crew, pause)
     once(crew, apply, take(1))
-    pid = failed(crew, BAD_BATCH, apply)
+    pid = failed(crew, ValueError("a bad\n\x1b[2Jbatch"), apply)
     begin(crew, take(2))
     named(StallKind.QUORUM_OUT_OF_REACH)
-    assert f"pid {pid} has failed: ValueError: a bad batch" in problem()
+    assert f"pid {pid} has failed: ValueError: a bad\n\x1b[2Jbatch" in problem()
+    assert f"pid {pid} has failed: ValueError: a bad??[2Jbatch" in shown()
 
 
 @impatient

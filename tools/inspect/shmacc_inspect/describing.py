@@ -341,7 +341,7 @@ def _verdict(seen: Description) -> Iterator[tuple[str, Cell]]:
     if summary.finished:
         yield "finished", Cell("the run is over: nothing is accepted or taken any more")
     for stall in summary.stalls:
-        yield "stands still", Cell(stall.problem, "bold red")
+        yield "stands still", Cell(formatting.printable(stall.problem), "bold red")
         yield "do", Cell(_remedy(stall))
     if summary.stalls:
         return

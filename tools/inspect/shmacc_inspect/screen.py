@@ -244,7 +244,7 @@ def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, 
     else:
         yield from _progress(now, seen, width)
     if now.stalls:
-        yield "stands still", Cell(now.stalls[0].problem, "bold red")
+        yield "stands still", Cell(formatting.printable(now.stalls[0].problem), "bold red")
 
 
 def _progress(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
