@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers.apart import run_apart
-from helpers.inspect_tool import COMMAND, Terminal, ask, run, start, stopped_with_the_lock
+from helpers.inspect_tool import COMMAND, Terminal, ask, path_of, run, start, stopped_with_the_lock
 from helpers.segment_file import SegmentFile
 from helpers.support import until
 
@@ -103,9 +103,14 @@ def test_a_glob_skips_what_the_verb_is_not_for(crew: Crew) -> None:
         assert (named.returncode, named.stdout) == (2, "")
         assert "nobody takes from shared arrays" in named.stderr
         assert first.stats().waiting == 1, "nothing was done"
-        assert run("cancel", "c*", "--yes").returncode == 0
+        path_of("c1x").write_bytes(b"damaged")
+        done = run("cancel", "c*", "--yes")
+        assert (done.returncode, done.stdout.count("cancelled the take")) == (1, 2)
+        assert f"{path_of('c1x').name}: The segment is damaged" in done.stderr
+        path_of("c1x").unlink()
         for taker in takers:
             taker.result()
+        assert run("cancel", "c*", "--yes").returncode == 0
         assert run("wait", "c*", "--for", "count=0", "--timeout", "10").returncode == 0
         assert run("show", "c*", "--values").returncode == 0
         assert [run("show", glob, "--rows", "1").returncode for glob in ("c*", "c1*")] == [2, 2]

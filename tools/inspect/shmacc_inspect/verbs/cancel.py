@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
-from shmacc_inspect import formatting, interrupts, naming, page
+from shmacc.errors import InvalidArgumentError, NotFoundError, ShmaccError
+from shmacc_inspect import failures, formatting, interrupts, naming, page
 from shmacc_inspect.output import Cancelling, to_json
 from shmacc_inspect.page import Cell
 
@@ -21,19 +22,35 @@ _WAITS_FOR_LOCK: Final = "waits for the lock"
 
 def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    cancel = partial(_cancel, yes=yes)
+    cancel = partial(_cancel_or_not, yes=yes)
+    failed = False
     for answer in naming.answers(names, cancel, everywhere=everywhere, unfit=_unfit):
-        if json:
+        if isinstance(answer, ShmaccError):
+            failures.explain(answer)
+            failed = True
+        elif json:
             print(to_json(answer))
         else:
             page.show(_lines(answer))
             page.write_line(_verdict(answer))
+    if failed:
+        failures.end(failures.WRONG_OR_FAILED)
 
 
 def _unfit(summary: Summary) -> str:
     """Return why a segment has no takes; empty: it may have."""
     none = {"arrays": "shared arrays", "parameters": "parameters"}.get(summary.kind or "")
     return f"nobody takes from {none}" if none else ""
+
+
+def _cancel_or_not(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
+    """Return the answer, or why there is none: the takes of other segments are cancelled too."""
+    try:
+        return _cancel(summary, yes=yes)
+    except (NotFoundError, InvalidArgumentError):
+        raise
+    except ShmaccError as error:
+        return error
 
 
 def _cancel(summary: Summary, *, yes: bool) -> Cancelling:
