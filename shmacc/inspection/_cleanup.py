@@ -160,6 +160,10 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
     except DataLossError:
         if not force:
             raise
+        if os.path.isdir(segment_name.path) and not os.path.islink(segment_name.path):
+            raise DataLossError("it is a directory, which shmacc does not remove").about(
+                segment_name.system_name
+            ) from None
         if not rehearse:
             _unlink_files(before)
     if rehearse:

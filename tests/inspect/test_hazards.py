@@ -92,6 +92,20 @@ def test_a_gradient_that_is_taken_twice(table: SparseConditionalAccumulator) -> 
     assert found in problems("table")
 
 
+def test_the_removal_of_a_directory_is_not_promised_nor_begun() -> None:
+    ConditionalAccumulator(np.float32, [2], "folder").close()
+    semaphore = inspect_tool.semaphore_of("folder")
+    path_of("folder").unlink()
+    path_of("folder").mkdir()
+    for options in (), ("--force",), ("--force", "--yes"):
+        done = run("remove", "folder", *options)
+        assert (done.returncode, done.stdout) == (1, "")
+    assert "is a directory, which shmacc does not remove" in done.stderr
+    assert semaphore.exists()
+    path_of("folder").rmdir()
+    assert run("clean", "--yes", "folder").returncode == 0
+
+
 def _give_no_learning_rate(path: str, rate: float) -> None:
     with SegmentFile(path) as file:
         config = file.record_at(layout.Config, 0)
