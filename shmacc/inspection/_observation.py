@@ -10,14 +10,16 @@ of the segment's lock is the living process of the same pid. A process that has 
 in another container, or outside this one) is shown with its own, and marked.
 """
 
+import math
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
 from shmacc._layout.reports import Config, ObservedState, Participant, Table, TableConfig, Waiter
-from shmacc.inspection._processes import Look, started
+from shmacc.inspection._processes import HALTED, Look, started
 from shmacc.inspection._records import (
     AttachedProcess,
     DepartedProcess,
@@ -195,24 +197,47 @@ def _lock(
     attached: tuple[AttachedProcess, ...],
     look: Look,
 ) -> LockState:
-    # With several lanes, report the first lock that is held.
     states = [view.lock_state(lane) for lane in range(config["lanes"])]
-    held, pid = next((state for state in states if state[0]), states[0])
-    owner = _owner(attached, pid) if held else None
-    # A process that may read the file may hold the lock without being attached.
-    condition = owner.condition if owner else look.condition(pid) if held and pid else ""
+    holders = [_holder(pid, attached, look) for held, pid in states if held]
+    nobody = _Holder(pid=None, is_here=False, condition="", since=None)
+    holder = min(holders, key=_blame, default=nobody)
     return LockState(
-        held=held,
-        pid=owner.pid if owner else pid or None,
-        pid_is_here=owner.pid_is_here if owner else pid > 0,
-        condition=condition,
-        since=owner.last_seen if owner else None,
+        held=bool(holders),
+        pid=holder.pid,
+        pid_is_here=holder.is_here,
+        condition=holder.condition,
+        since=holder.since,
         queue=_core.SegmentView.semaphore_value(
             names.semaphore_path(name.system_name, config["token"])
         ),
         in_operation=False,
         name_pid=view.name_lock_state()[1] or None,
     )
+
+
+class _Holder(NamedTuple):
+    pid: int | None
+    is_here: bool
+    condition: str
+    since: float | None
+
+
+def _holder(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> _Holder:
+    """Describe the process that holds a lock, by its pid here; 0: it has none."""
+    owner = _owner(attached, pid)
+    if owner:
+        return _Holder(owner.pid, owner.pid_is_here, owner.condition, owner.last_seen)
+    # A process that may read the file may hold the lock without being attached.
+    return _Holder(pid or None, pid > 0, look.condition(pid) if pid else "", None)
+
+
+def _blame(holder: _Holder) -> tuple[bool, bool, float]:
+    """Return a sort key: of several lanes' holders, the one for which the others wait comes first.
+
+    A take holds the locks of the first lanes while it waits for one that a stopped process has.
+    """
+    since = math.inf if holder.since is None else holder.since
+    return holder.condition not in HALTED, bool(holder.condition), since
 
 
 def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess | None:

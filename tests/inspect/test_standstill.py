@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from helpers import segment_layout as layout
 from helpers.inspect_tool import Terminal, ask, run, stopped_with_the_lock
-from helpers.lock_holder import sleeps_in
+from helpers.lock_holder import held, sleeps_in
 from helpers.standing_still import (
     NAME,
     apply,
@@ -48,6 +49,10 @@ def make_sparse() -> SparseConditionalAccumulator:
     return SparseConditionalAccumulator(np.float32, [200_000, 16], NAME)
 
 
+def make_lanes() -> ConditionalAccumulator:
+    return ConditionalAccumulator(np.float32, [2], NAME, lanes=2)
+
+
 def make_group() -> shmacc.AccumulatorGroup:
     return shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,))}, NAME)
 
@@ -81,6 +86,18 @@ def test_a_stopped_holder_of_the_lock(crew: Crew) -> None:
             screen.press("q")
             assert screen.end() == 0
     inspection.remove("another")
+
+
+@pytest.mark.parametrize("segment", [make_lanes], indirect=True)
+def test_a_stopped_holder_of_a_later_lane(crew: Crew) -> None:
+    """A take holds the first lane's lock nearly all the time while it waits for that one."""
+    once(crew, apply)
+    with held(NAME, layout.lane_byte(1)) as holder:
+        taker = begin(crew, take(1))
+        until(lambda: inspection.describe(NAME).lanes[0].held)
+        for _ in range(10):
+            seen(StallKind.LOCK_HOLDER_STOPPED, f"kill -CONT {holder.pid}")
+    taker.result()
 
 
 def test_a_stopped_holder_of_an_open_round(crew: Crew) -> None:
