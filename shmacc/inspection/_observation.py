@@ -77,6 +77,9 @@ class Observation:
         lock = _lock(name, view, config, attached, look)
         used, applied = view.last_used_ns()
         now = view.state()
+        in_operation = now["in_operation"] or any(
+            view.table(lane, 0).state()["in_operation"] for lane in range(1, config["lanes"])
+        )
         held = now["round"]
         holder = next(
             (
@@ -105,7 +108,7 @@ class Observation:
             departed=_departed(view, look),
             deaths=_deaths(view, look, state["step"]),
             line=line,
-            lock=replace(lock, in_operation=state["in_operation"]),
+            lock=replace(lock, in_operation=in_operation),
             name_holder_condition=look.condition(lock.name_pid) if lock.name_pid else "",
             round_holder=holder,
             last_used=used / 1e9,

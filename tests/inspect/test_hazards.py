@@ -212,6 +212,22 @@ def test_what_is_added_up_over_lanes_is_so_inside_and_outside() -> None:
         acc.unlink()
 
 
+def _interrupt(path: str) -> None:
+    with SegmentFile(path) as file:
+        file.look_at(1, 0)
+        generation = file.record("lane_generation").word
+        SetField("journal", "generation", generation + 1, number=0).do(file, file)
+
+
+def test_an_operation_that_was_interrupted_in_a_later_lane() -> None:
+    with ConditionalAccumulator("f4", (), "lanes", lanes=2) as acc:
+        assert not inspection.describe("lanes").lock.in_operation
+        run_apart(_interrupt, str(path_of("lanes")))
+        assert inspection.describe("lanes").lock.in_operation
+        assert [each.kind for each in inspection.check("lanes")] == ["operation_interrupted"]
+        acc.unlink()
+
+
 # -- other versions -------------------------------------------------------------------------------
 
 
