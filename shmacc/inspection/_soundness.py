@@ -25,7 +25,7 @@ _AS_ITS_OWNER = "look as its owner, or as root"
 _MOST_TOKENS = 2  # two releasers may both post one (lock.hpp)
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.005  # seconds
-_COMPARISONS = 100
+_COMPARED_FOR = 2.0  # seconds; others wait to be checked
 _LONGEST_COMMAND = 80  # characters
 _BETWEEN_COMPARISONS = 0.003  # seconds
 
@@ -271,7 +271,8 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
 
 
 def _state(name: SegmentName, view: _core.SegmentView) -> Iterator[Finding]:
-    for _ in range(_COMPARISONS):
+    until = time.monotonic() + _COMPARED_FOR
+    while time.monotonic() < until:
         problems = _problems_of_state(view)
         if problems is not None:
             for problem in problems:

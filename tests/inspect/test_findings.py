@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, _core, errors, inspection
-from shmacc.inspection import SegmentState, Severity, _examination, _unlinked
+from shmacc.inspection import SegmentState, Severity, _examination, _soundness, _unlinked
 
 if TYPE_CHECKING:
     from helpers.apart import Crew, Pipe
@@ -263,6 +264,23 @@ def _read_all() -> tuple[int, float, int, list[str]]:
     norm = inspection.summarise_values("read").norm
     wrong = [each.kind for each in found if each.severity is Severity.WRONG]
     return seen.stats.num_accumulated, norm, row, wrong
+
+
+def test_rows_that_can_never_be_compared_delay_no_other_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rounds of a large table end while it is read, which takes long each time."""
+    looks = []
+
+    def compare(view: _core.SegmentView) -> None:
+        looks.append(view.state()["generation"])
+        time.sleep(1.0)
+
+    monkeypatch.setattr(_soundness, "_problems_of_state", compare)
+    with ConditionalAccumulator(np.float32, [2], "busy") as acc:
+        assert [each.kind for each in inspection.check("busy")] == ["not_compared"]
+        assert 1 <= len(looks) <= 2
+        acc.unlink()
 
 
 def test_a_check_costs_less_memory_than_the_segment() -> None:
