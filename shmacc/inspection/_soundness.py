@@ -114,7 +114,11 @@ def _look(name: str, look: Look) -> list[Description]:
 
 
 def _nobody_finishes(seen: Description) -> bool:
-    return not seen.lock.held and (seen.lock.in_operation or seen.lock.queue == 0)
+    if seen.lock.held or not (seen.lock.in_operation or seen.lock.queue == 0):
+        return False
+    # The kernel does not show this process its own locks: another thread of it may be at work.
+    own = (each for each in seen.processes if each.alive and each.pid_is_here)
+    return not any(each.pid == os.getpid() and each.activity != "idle" for each in own)
 
 
 def _belongings(

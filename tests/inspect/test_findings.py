@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -264,6 +265,29 @@ def _read_all() -> tuple[int, float, int, list[str]]:
     norm = inspection.summarise_values("read").norm
     wrong = [each.kind for each in found if each.severity is Severity.WRONG]
     return seen.stats.num_accumulated, norm, row, wrong
+
+
+def test_what_another_thread_of_the_process_does_is_not_a_death() -> None:
+    """The kernel does not show a process its own locks."""
+    rows = np.arange(300_000), np.ones((300_000, 16), np.float32)
+    with SparseConditionalAccumulator(np.float32, [300_000, 16], "own") as acc:
+        acc.apply_grad(*rows)
+        name, ended = inspection.resolve("own"), threading.Event()
+
+        def work() -> None:
+            while not ended.is_set():
+                acc.apply_grad(*rows, local_step=shmacc.NEVER_STALE)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for _ in range(100):  # as `check` does, without the rows
+                looks = _soundness._look(name.system_name, inspection.Look())
+                assert list(_soundness._lock(name, looks)) == []
+        finally:
+            ended.set()
+            worker.join()
+        acc.unlink()
 
 
 def test_rows_that_can_never_be_compared_delay_no_other_check(
