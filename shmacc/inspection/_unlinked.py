@@ -13,7 +13,7 @@ from shmacc.errors import ShmaccError
 from shmacc.inspection._processes import Look, open_files
 
 _DELETED = " (deleted)"
-_LOGIND_SETTINGS = "/etc/systemd/logind.conf"
+_LOGIND_FOLDERS = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
 _LOGIND_USERS = "/run/systemd/users"
 _LOGIND = "systemd-logind"
 _LINGERING = "/var/lib/systemd/linger"
@@ -93,15 +93,31 @@ def goes_at_logout(uid: int, look: Look) -> bool:
         if os.path.exists(f"{_LINGERING}/{pwd.getpwuid(uid).pw_name}"):
             return False
     removes = True  # systemd's default
-    with (
-        contextlib.suppress(OSError),
-        open(_LOGIND_SETTINGS, encoding="utf-8", errors="replace") as settings,
-    ):
-        for line in settings:
-            key, _, value = line.partition("=")
-            if key.strip() == "RemoveIPC":
-                removes = value.strip().lower() not in {"no", "false", "0", "off"}
+    for path in _logind_settings():
+        with (
+            contextlib.suppress(OSError),
+            open(path, encoding="utf-8", errors="replace") as settings,
+        ):
+            for line in settings:
+                key, _, value = line.partition("=")
+                if key.strip() == "RemoveIPC":
+                    removes = value.strip().lower() not in {"no", "n", "false", "f", "0", "off"}
     return removes
+
+
+def _logind_settings() -> list[str]:
+    """List the files of logind's settings; the last one to set something counts (logind.conf(5)).
+
+    Of files of one name, that in the first folder counts.
+    """
+    whole = [path for folder in _LOGIND_FOLDERS if os.path.exists(path := f"{folder}/logind.conf")]
+    parts: dict[str, str] = {}
+    for folder in _LOGIND_FOLDERS:
+        with contextlib.suppress(OSError):
+            for file in os.listdir(f"{folder}/logind.conf.d"):
+                if file.endswith(".conf"):
+                    parts.setdefault(file, f"{folder}/logind.conf.d/{file}")
+    return [*whole[:1], *(parts[file] for file in sorted(parts))]
 
 
 def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:

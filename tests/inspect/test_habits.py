@@ -162,12 +162,26 @@ def test_removal_at_logout_is_noted_only_where_logind_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image has its folders, and nothing that would remove anything."""
+    folders = [tmp_path / place for place in ("etc", "run")]
+    monkeypatch.setattr(_unlinked, "_LOGIND_FOLDERS", tuple(map(str, folders)))
     monkeypatch.setattr(_unlinked, "_LOGIND_USERS", str(tmp_path))
     assert not _unlinked.goes_at_logout(1000, inspection.Look())
     own = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     monkeypatch.setattr(_unlinked, "_LOGIND", own)
     assert _unlinked.goes_at_logout(1000, inspection.Look())
     assert not _unlinked.goes_at_logout(0, inspection.Look())
+    # Each of these has the last word.
+    for file, says in (
+        ("run/logind.conf", "no"),
+        ("etc/logind.conf", "yes"),
+        ("run/logind.conf.d/50-ipc.conf", "no"),
+        ("run/logind.conf.d/60-ipc.conf", "yes"),
+        ("etc/logind.conf.d/60-ipc.conf", "no"),
+    ):
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"[Login]\n#RemoveIPC=?\nRemoveIPC={says}\n", encoding="utf-8")
+        assert _unlinked.goes_at_logout(1000, inspection.Look()) == (says == "yes")
 
 
 QUICK = "list --help; list; check; watch --count 1 --interval 0.05; wait nobody --for gone; "
