@@ -153,6 +153,14 @@ def test_every_verb_takes_several_names_and_globs(kept: list[ConditionalAccumula
     assert run("clean", "--yes", "c").returncode == 0
 
 
+def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_one_namespace() -> None:
+    make("sem.a").close()
+    assert run("clean", "sem.a", "--yes", SHMACC_NAMESPACE="").returncode == 3
+    assert path_of("sem.a").exists()
+    assert run("clean", "sem.a", "--yes").returncode == 0
+    assert not path_of("sem.a").exists()
+
+
 @pytest.mark.parametrize("looked_at", ["list_names", "summarise"])
 @pytest.mark.parametrize(
     "arguments",

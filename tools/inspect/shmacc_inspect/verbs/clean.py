@@ -21,7 +21,7 @@ _COLUMNS: Final = (
     Column("UNUSED", lambda of: page.duration(of.idle), right=True, rank=1),
     Column("WHY", lambda of: of.why, least=24),
 )
-_SEMAPHORE: Final = "sem."
+_SEMAPHORE: Final = "sem.shmacc."
 
 
 def run(
