@@ -60,7 +60,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
     """Check all segments, the leftovers of others, and shared memory itself.
 
     Args:
-        pattern: A glob that the shared_name or the file's name must match.
+        pattern: A glob, as in `list_segments`.
         namespace: Only segments in this namespace; None: in all.
     """
 

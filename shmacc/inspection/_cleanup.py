@@ -51,7 +51,8 @@ def leftovers(
     Segments that could not be judged are listed as not removable; their semaphores are not listed.
 
     Args:
-        pattern: A glob that the shared_name or the file's name must match.
+        pattern: A glob, as in `list_segments`; one that begins with ``sem.shmacc.`` is of the names
+            of semaphores' files.
         older_than: Only files that have been unused for at least this many seconds.
         namespace: Only segments in this namespace; None: in all.
         private: Only private accumulators' segments.

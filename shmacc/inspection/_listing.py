@@ -27,6 +27,7 @@ from shmacc.inspection._records import Region, SegmentState, Summary
 from shmacc.inspection._remedies import pids
 from shmacc.inspection._standstill import stalls
 
+_SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
 _SLOT_REGIONS = ("index 0", "index 1")  # parameters have no index: their slots are there
 
 
@@ -78,7 +79,8 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
     """List this library's segments, of every user, by name.
 
     Args:
-        pattern: A glob that the shared_name or the system name must match.
+        pattern: A glob that the shared_name must match; or the system name, if the glob begins like
+            one or has a colon.
         namespace: Only segments in this namespace; None: in all.
     """
     found, look = [], Look()
@@ -107,13 +109,17 @@ def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | N
     """Whether a file of this segment matches a pattern and namespace.
 
     A pattern that begins like a system name matches system names only: a shared_name may look like
-    another segment's system name.
+    another segment's system name. Any other one is of shared_names: as one of system names, which
+    all begin alike, "s*" would mean every segment.
     """
     if namespace not in {None, name.namespace}:
         return False
     if pattern.startswith(names.PREFIX):
         return fnmatchcase(name.system_name, pattern)
-    return fnmatchcase(_intact(name).shared_name, pattern) or fnmatchcase(file_name, pattern)
+    of_files = pattern.startswith(_SEMAPHORES) or ":" in pattern
+    return fnmatchcase(_intact(name).shared_name, pattern) or (
+        of_files and fnmatchcase(file_name, pattern)
+    )
 
 
 def _intact(name: SegmentName) -> SegmentName:

@@ -153,6 +153,22 @@ def test_every_verb_takes_several_names_and_globs(kept: list[ConditionalAccumula
     assert run("clean", "--yes", "c").returncode == 0
 
 
+@pytest.mark.parametrize("verb", ["list", "remove", "clean", "check"])
+def test_a_glob_does_not_match_what_all_whole_names_begin_with(verb: str, namespace: str) -> None:
+    for name in ("bias", "sums", "tower.bias"):
+        make(name).close()
+    for glob, found in (
+        ("s*", {"sums"}),
+        ("*m*", {"sums"}),
+        ("*.bias", {"tower.bias"}),
+        ("*:*s", {"bias", "sums", "tower.bias"}),
+        (f"shmacc.{namespace}:b*", {"bias"}),
+    ):
+        said = run(verb, glob, "--json").stdout
+        assert {each for each in ("bias", "sums", "tower.bias") if f":{each}" in said} == found
+    assert run("clean", "--yes").returncode == 0
+
+
 def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_one_namespace() -> None:
     make("sem.a").close()
     assert run("clean", "sem.a", "--yes", SHMACC_NAMESPACE="").returncode == 3
