@@ -41,7 +41,8 @@ __all__ = [
 def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
-            handle = stack.enter_context(any_kind.attach(handle))
+            # Not its own ``with`` block: an error would make this process one that has failed.
+            handle = stack.enter_context(contextlib.closing(any_kind.attach(handle)))
         yield _resolved(handle, kind)
 
 
@@ -55,7 +56,7 @@ def _resolved(handle: Any, kind: type[Any]) -> Any:
 
 def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> Any:
     if isinstance(handle, str):
-        with any_kind.attach(handle) as accumulator:
+        with contextlib.closing(any_kind.attach(handle)) as accumulator:
             return _take_grad(accumulator, kind, num_required, dtype)
     # No ``with`` block around the take: a signal handler could raise at the end of the block, and
     # the result would be lost.

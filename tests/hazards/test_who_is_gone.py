@@ -16,7 +16,7 @@ from helpers.interpreter import run
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors
+from shmacc import ConditionalAccumulator, errors, raw_ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,6 +245,25 @@ def test_an_exit_in_order_is_none(acc: ConditionalAccumulator, status: Any) -> N
     with Apart(fail_in_a_block, SystemExit(status), 7) as process:
         process.hear()
         assert news(acc) is None
+
+
+def test_a_raw_op_that_refuses_its_argument_is_no_failure(acc: ConditionalAccumulator) -> None:
+    """It opens the accumulator by its name; the process goes on."""
+
+    def refuse(*, pipe: Pipe) -> None:
+        assert raw_ops.AccumulatorApplyGradient(NAME, shmacc.NEVER_STALE, 1.0)
+        with suppress(errors.InvalidArgumentError):
+            raw_ops.AccumulatorApplyGradient(NAME, shmacc.NEVER_STALE, [1.0])
+        with suppress(errors.InvalidArgumentError):
+            raw_ops.AccumulatorTakeGradient(NAME, 1, "int8")
+        pipe.say()
+        pipe.hear()
+
+    with Apart(refuse) as process:
+        process.hear()
+        assert news(acc) is None
+        process.say()
+        process.result()
 
 
 def test_a_failure_ends_a_wait_that_is_going_on(acc: ConditionalAccumulator) -> None:
