@@ -74,11 +74,8 @@ def of_update(
     for name, array in known.items():
         if isinstance(array, Known):
             if name in values or name in gradients or name in remove:
-                gradient = None if name in values else gradients.get(name)
                 made.append(
-                    table_changes.of_update(
-                        array, gradient, values.get(name), remove.get(name, ()), rates.get(name)
-                    )
+                    table_changes.of_update(array, gradients, values, remove, rates.get(name))
                 )
         elif name in values:
             made.append(_contents(array, values[name]))

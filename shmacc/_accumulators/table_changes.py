@@ -16,14 +16,20 @@ from shmacc._records.taken import SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 
-def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float | None) -> Change:
+def of_update(
+    table: Known,
+    gradients: Mapping[str, Any],
+    values: Mapping[str, Any],
+    remove: Mapping[str, Any],
+    rate: float | None,
+) -> Change:
     """Return the change that a gradient or new rows make, and the removal of ids.
 
     Args:
         table: The table.
-        taken: The round's gradient for the table; None: it has none.
-        given: New rows, ``(ids, rows)``; None: there are none.
-        remove: Ids to remove.
+        gradients: A round's gradients, by table.
+        values: New rows, ``(ids, rows)``, by table; those of this one replace its gradient.
+        remove: Ids to remove, by table.
         rate: The learning rate; None: the optimizer's own.
 
     Raises:
@@ -31,6 +37,7 @@ def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float 
     """
     what = f"the ids of table {table.name!r}"
     ids, rows = np.empty(0, np.int64), np.empty(0, table.dtype)
+    taken = None if table.name in values else gradients.get(table.name)
     if taken is not None:
         rate = checks.learning_rate(table, rate)
         if not isinstance(taken, SparseTaken):
@@ -40,7 +47,8 @@ def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float 
             )
         ids, rows = checked_ids(taken.indices, what).copy(), np.ascontiguousarray(taken.values)
         checks.check_like(table, rows, (len(ids), *table.shape), "The gradient of table")
-    elif given is not None:
+    elif table.name in values:
+        given = values[table.name]
         if not isinstance(given, tuple) or len(given) != 2:  # noqa: PLR2004
             raise InvalidArgumentError(
                 f"The new rows of table {table.name!r} must be given as (ids, rows)"
@@ -52,7 +60,7 @@ def of_update(table: Known, taken: object, given: Any, remove: Any, rate: float 
         )
         checks.check_like(table, rows, (len(ids), *table.shape), "The new rows of table")
         ids, rows = checks.ascending(ids, rows, f"Id {{}} of table {table.name!r} is given twice")
-    removed = checked_ids(remove, f"the ids to remove of table {table.name!r}")
+    removed = checked_ids(remove.get(table.name, ()), f"the ids to remove of table {table.name!r}")
     rate = None if taken is None else rate
     return Change(table.number, 0, rate, rows=ids, values=rows, rest=(np.unique(removed), None))
 

@@ -1,5 +1,6 @@
 """Read access to tables of parameters: rows by id, without a lock."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -40,6 +41,10 @@ class Known(Named):
     def __post_init__(self) -> None:
         Named.__post_init__(self)
         object.__setattr__(self, "table", table_spec.of_member(self.spec))
+
+    def shape_of(self, region: int) -> tuple[int, ...]:
+        """As for `Named`; but of rows without numbers, a rowwise slot has no numbers either."""
+        return Named.shape_of(self, region) if math.prod(self.shape) else self.shape
 
     def member_spec(self) -> IndexedSlicesSpec:
         return IndexedSlicesSpec((None, *self.shape), self.dtype)

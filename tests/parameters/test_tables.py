@@ -179,6 +179,7 @@ def test_what_an_update_refuses(params: Parameters, group: AccumulatorGroup) -> 
     rows = np.ones((2, 3), "f4")
     bad: list[tuple[dict[str, Any], str]] = [
         ({"values": {"user": np.ones(3)}}, "must be given as \\(ids, rows\\)"),
+        ({"values": {"user": None}}, "must be given as \\(ids, rows\\)"),
         ({"values": {"user": ([1, 1], rows)}}, "Id 1 of table 'user' is given"),
         ({"values": {"user": ([1], np.ones((1, 4)))}}, "shape \\[1,3\\], but has \\[1,4\\]"),
         ({"values": {"user": ([[1]], rows[:1])}}, "must be a vector"),
@@ -366,10 +367,11 @@ def test_specs_are_frozen_and_compare() -> None:
         one.max_rows = 3  # type: ignore[misc]
 
 
-def test_a_row_may_be_a_number_or_empty() -> None:
+@pytest.mark.parametrize("optimizer", [optim.Adam(0.1), optim.Adagrad(0.1, rowwise=True)])
+def test_a_row_may_be_a_number_or_empty(optimizer: optim.Optimizer) -> None:
     contents = {"number": TableSpec((), "float64"), "empty": TableSpec((0,))}
     with (
-        Parameters(contents, "params", optimizer=optim.Adam(0.1), unlink_on_close=True) as params,
+        Parameters(contents, "params", optimizer=optimizer, unlink_on_close=True) as params,
         AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
     ):
         ids = np.array([4, 5])
@@ -381,4 +383,6 @@ def test_a_row_may_be_a_number_or_empty() -> None:
         assert params["number"][6] == 0 != params["number"][5]
         assert params["empty"][[4, 9]].shape == (2, 0)
         assert params["empty"].ids().tolist() == [4, 5]
+        for slot in params.slots["empty"].values():
+            assert slot[[4, 9]].size == 0
         shmacc.Parameters.restore(params, params.state())
