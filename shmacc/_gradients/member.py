@@ -11,6 +11,7 @@ from shmacc._gradients.gradients import Rows, Sums
 from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import MemberSpec
 from shmacc._records.array_types import ValueArray
+from shmacc._records.taken import SparsePartial
 from shmacc.errors import InvalidArgumentError
 
 MemberGradient = tuple[Any, ...]
@@ -55,6 +56,11 @@ class Member:
             given = None
         else:
             value = foreign.slices(value)
+            if isinstance(value, SparsePartial):
+                raise InvalidArgumentError(
+                    "The gradient must not be a partial, whose counts would be ignored: "
+                    "apply_partial adds one"
+                )
             gradients.check_has(
                 value, "(indices, values), or something like IndexedSlices,", "indices", "values"
             )

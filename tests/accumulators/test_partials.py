@@ -87,6 +87,19 @@ def test_partials_that_do_not_fit() -> None:
             whole.apply_partial(partial)
 
 
+def test_a_partial_is_no_gradient() -> None:
+    members: dict[str, shmacc.TensorSpec] = {
+        "dense": shmacc.TensorSpec((2,)),
+        "rows": shmacc.IndexedSlicesSpec((4, 2)),
+    }
+    with shmacc.AccumulatorGroup(members) as group:
+        group.apply({"dense": [1, 2], "rows": ([1], [[1, 2]])}, 0)
+        for name, partial in group.take_partial().items():
+            with refused(f"Member {name!r}: The gradient must not be a partial"):
+                group.apply({name: partial}, 0)
+        assert group.num_accumulated() == 0
+
+
 def row_partial(**changes: Any) -> SparsePartial:
     """Two gradients' sums in rows 3 and 5, otherwise than they should be."""
     fields: dict[str, Any] = {
