@@ -378,6 +378,10 @@ class Ftrl(Optimizer):
             )
 
 
+KINDS: tuple[type[Optimizer], ...] = (SGD, Adagrad, RMSprop, Adam, AdamW, Ftrl)
+"""All optimizers."""
+
+
 def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
     """Return the optimizer that a segment has for an array; None: the array has none.
 
@@ -387,7 +391,7 @@ def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
     number, numbers = config
     options = {name: number & bit for name, bit in layout.OPTIMIZER_OPTIONS.items()}
     base = number - sum(options.values())
-    for kind in (SGD, Adagrad, RMSprop, Adam, AdamW, Ftrl):
+    for kind in KINDS:
         if layout.OPTIMIZERS[kind.__name__] == base:
             fields = {field.name: field.type for field in dataclasses.fields(kind)}
             made: dict[str, Any] = dict(zip(_numbers(kind), numbers, strict=False))

@@ -263,9 +263,10 @@ class Parameters(SharedArrays):
 
         Args:
             taken: The value of the round's block; or a mapping from array to its part of that
-                value, to leave out members that are no parameters, such as a loss or a count. The
-                value of a single accumulator's round is for the only array; if there are several, a
-                mapping names the array.
+                value, to leave out members that are no parameters, such as a loss or a count (an
+                empty mapping is of the only round that this process has open). The value of a
+                single accumulator's round is for the only array; if there are several, a mapping
+                names the array.
             values: New contents, by array, instead of the optimizer's result: an array, or
                 ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. Slots of
                 these arrays stay as they are. So do arrays without gradient and new contents.
@@ -361,8 +362,13 @@ class Parameters(SharedArrays):
                     'arrays: say of which it is, as in update({"name": taken})'
                 )
             return found, {self._members[0].name: taken}
-        if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken) and len(taken):
+        if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken):
             parts = {id(part) for part in taken.values()}
+            if not parts and len(rounds) > 1:
+                raise FailedPreconditionError(
+                    "An empty mapping does not say of which round it is, and this process has "
+                    f"{len(rounds)} open: params.skip(taken), with what the block was given"
+                )
             for block in rounds:
                 of_group = isinstance(block.given, GroupTaken)
                 own = block.given.values() if of_group else [block.given]
@@ -483,7 +489,7 @@ def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> given.Asked:
     optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
     if optimizer is None:
         return array
-    if not isinstance(optimizer, optim.Optimizer) or type(optimizer) is optim.Optimizer:
+    if type(optimizer) not in optim.KINDS:  # no subclass: a segment cannot keep its code
         raise InvalidArgumentError(
             f"The optimizer of array {name!r} must be one of shmacc.optim's, but was of "
             f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"

@@ -43,7 +43,9 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         reduction = f", reduction_type={self.reduction_type!r}" if self.reduction_type else ""
-        return f"{type(self).__name__}({self.shape}, {self.dtype.name!r}{reduction})"
+        return (
+            f"{type(self).__name__}({self.shape}, {dtypes.resolve(self.dtype).name!r}{reduction})"
+        )
 
     def member(self, name: str, reduction_type: str) -> "MemberSpec":
         """Return the spec of a member `name`, in a group with this `reduction_type`."""

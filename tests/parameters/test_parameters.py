@@ -201,6 +201,25 @@ def test_what_is_no_open_round_is_refused(params: Parameters, group: Accumulator
             params.update(wrong)  # type: ignore[arg-type]
 
 
+def test_a_round_that_touched_no_array(params: Parameters) -> None:
+    """A mapping to those of its members that are parameters is then empty."""
+    with (
+        AccumulatorGroup({"loss": TensorSpec(())}) as group,
+        AccumulatorGroup({"loss": TensorSpec(())}) as other,
+    ):
+        group.apply({"loss": 1}, 0)
+        other.apply({"loss": 1}, 0)
+        with group.round(1) as taken:
+            with (
+                other.round(1),
+                pytest.raises(errors.FailedPreconditionError, match=r"2 open: params\.skip"),
+            ):
+                params.update({name: taken[name] for name in taken if name in params})
+            assert params.update({name: taken[name] for name in taken if name in params})
+    assert params.step == 1
+    np.testing.assert_array_equal(params["table"], TABLE)
+
+
 def test_parameters_that_are_past_the_round(params: Parameters, group: AccumulatorGroup) -> None:
     group.set_global_step(7)
     one_round(params, group, 1)
@@ -265,6 +284,7 @@ def test_bad_optimizers_are_refused() -> None:
         (optim.SGD(1), "float32 or float64, but array 'n' has int64"),
         ({"m": optim.SGD(1)}, "for 'm', which is no array"),
         ({"n": 0.1}, "one of shmacc.optim's"),
+        (type("Own", (optim.SGD,), {})(1), "one of shmacc.optim's"),
         (optim.SGD, "one of shmacc.optim's"),
     ):
         with pytest.raises(errors.InvalidArgumentError, match=what):
@@ -322,6 +342,7 @@ def test_specs_of_members() -> None:
         specs = params.member_specs(["a"])
         expected = {"a": shmacc.IndexedSlicesSpec((2, 3), "float64"), "b": TensorSpec(())}
         assert repr(specs) == repr(expected)
+        assert repr(TensorSpec((2,), "qint8")) == "TensorSpec((2,), 'qint8')"
         for sparse, what in ((["d"], "no array 'd'"), ("b", "has no rows")):
             with pytest.raises(errors.InvalidArgumentError, match=what):
                 params.member_specs(sparse)
