@@ -12,6 +12,8 @@ from typing import IO
 from shmacc import _core
 from shmacc.errors import InvalidArgumentError
 
+_LONGEST_NAME = 255  # bytes, on Linux's file systems
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
@@ -70,7 +72,13 @@ def _open_nameless(directory: Path) -> _core.Descriptor | None:
 
 def _hidden(target: Path) -> Path:
     """Return a hidden name in the target's folder that nobody else uses."""
-    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    return _beside(target, secrets.token_hex(4))
+
+
+def _beside(target: Path, ending: str) -> Path:
+    """Return a hidden name in the target's folder; that of a long target is cut to fit."""
+    kept = os.fsencode(target.name)[: _LONGEST_NAME - len(ending) - 2]
+    return target.with_name(f".{os.fsdecode(kept)}.{ending}")
 
 
 def _of_descriptor(descriptor: int) -> str:
@@ -103,7 +111,7 @@ def _link(descriptor: int, target: Path, directory: int) -> None:
         return
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        name = target.with_name(f".{target.name}.shmacc-save")
+        name = _beside(target, "shmacc-save")
     except OSError:
         name = _hidden(target)
     try:

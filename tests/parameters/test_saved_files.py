@@ -59,6 +59,14 @@ def modes(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def test_a_name_may_be_as_long_as_the_system_allows(params: Parameters, path: Path) -> None:
+    path = path.with_name("ä" * 127 + "x")  # 255 bytes
+    for _ in range(2):
+        shmacc.save(path, {"params": params})
+    assert list(path.parent.iterdir()) == [path]
+    shmacc.load(path, {"params": params})
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o664, 0o400, 0o4755])
 def test_a_files_mode_stays(params: Parameters, path: Path, mode: int) -> None:
     path.touch()
