@@ -136,7 +136,7 @@ class TreeSpec:
                 numbers that the leaf's dtype cannot represent; or ``jax.jit`` traces the call.
         """
         if not isinstance(named, GroupTaken):
-            missing = [name for name in self._members if name not in named]
+            missing = [name for name in self._members if named.get(name) is None]
             if missing:
                 raise InvalidArgumentError(f"There is no array of leaf {missing[0]!r}")
         leaves = [_on_device(name, spec, named.get(name)) for name, spec in self._members.items()]
@@ -167,6 +167,8 @@ class TreeSpec:
         pairs = []
         for name, value in self.flatten(tree).items():
             array = arrays[name]
+            if isinstance(value, tuple):
+                raise InvalidArgumentError(f"Leaf {name!r} is rows; whole arrays are stored")
             if np.shape(value) != array.shape:
                 raise InvalidArgumentError(
                     f"Leaf {name!r} has shape {np.shape(value)}, but the shared array has "
@@ -226,7 +228,14 @@ def _on_device(name: str, spec: TensorSpec, found: Any) -> jax.Array:
     if found is None or isinstance(found, SparseTaken):
         own[...] = 0
         if found is not None:
-            own[found.indices] = found.values
+            rows = _converted(name, found.values, spec.dtype)
+            end = int(found.indices[-1]) + 1 if len(found.indices) else 0
+            if not shape or rows.shape[1:] != shape[1:] or end > shape[0]:
+                raise InvalidArgumentError(
+                    f"Leaf {name!r} has shape {shape}, but rows of shape {rows.shape[1:]} below "
+                    f"{end} were given"
+                )
+            own[found.indices] = rows
         return jax.device_put(own)
     values = _converted(name, getattr(found, "value", found), spec.dtype)
     if values.shape != shape:

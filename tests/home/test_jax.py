@@ -215,6 +215,27 @@ def test_numbers_that_an_array_or_a_leaf_cannot_have_are_refused() -> None:
         assert spec.unflatten(shared)["seen"] == 2**31 - 1
 
 
+def test_rows_that_a_leaf_cannot_have_are_refused() -> None:
+    spec = TreeSpec({"a": jnp.ones((4, 2), jnp.int8)})
+    members = {"a": shmacc.IndexedSlicesSpec((8, None), "int64")}
+    for row, numbers, words in (
+        (1, [1], r"shape \(4, 2\), but rows of shape \(1,\)"),
+        (4, [1, 2], r"rows of shape \(2,\) below 5"),
+        (1, [1, 300], "300, which does not fit int8"),
+    ):
+        with AccumulatorGroup(members) as group:
+            group.apply({"a": ([row], [numbers])}, 0)
+            with pytest.raises(errors.InvalidArgumentError, match=f"'a'.*{words}"):
+                spec.unflatten(group.take(1))
+    with pytest.raises(errors.InvalidArgumentError, match="no array of leaf 'a'"):
+        spec.unflatten({"a": None})
+    spec = TreeSpec({"a": jnp.ones((4, 2))}, sparse="a".__eq__)
+    with SharedArrays(spec.members) as shared:
+        with pytest.raises(errors.InvalidArgumentError, match="'a' is rows"):
+            spec.store({"a": (jnp.array([1]), jnp.ones((1, 2)))}, shared)
+        assert not shared["a"].any()
+
+
 def test_a_leaf_has_the_dtype_of_the_spec() -> None:
     spec = TreeSpec({"scale": 2.0, "half": jnp.ones(2, jnp.bfloat16)})
     with SharedArrays({"scale": np.array(2), "half": np.ones(2, np.float32)}) as shared:
