@@ -17,6 +17,7 @@ them once to the table's dtype.
 from dataclasses import dataclass
 from typing import Any
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc.errors import InvalidArgumentError
 from shmacc.optim import finite
@@ -44,7 +45,8 @@ class Initial:
         name = type(self).__name__
         try:
             number = -1 if isinstance(seed, bool) else seed.__index__()
-        except AttributeError:
+        except (AttributeError, TypeError) as error:
+            pass_on(error)
             number = -1
         if not 0 <= number < _SEEDS:
             raise InvalidArgumentError(

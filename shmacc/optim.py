@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
 from shmacc.errors import InvalidArgumentError
 
@@ -417,7 +418,8 @@ def finite(value: object, what: str) -> float:
     """
     try:
         number = math.nan if isinstance(value, str) or _is_flag(value) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError) as error:
+        pass_on(error)
         number = math.nan
     if not math.isfinite(number):
         raise InvalidArgumentError(f"{what} must be a finite number, but was {value!r}")

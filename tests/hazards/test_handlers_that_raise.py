@@ -154,6 +154,10 @@ class Slow:
             pass
         return np.ones(2, dtype)
 
+    def __float__(self) -> float:
+        """Be a number, likewise."""
+        return float(self.__array__()[0])
+
 
 @pytest.fixture
 def handler() -> Iterator[Callable[[BaseException], None]]:
@@ -195,6 +199,7 @@ def test_a_handlers_exception_passes_through_a_conversion(
             lambda: sparse.apply_grad(Slow(error), np.ones((2, 2))),
             lambda: group.apply({"a": Slow(error)}, 0),
             lambda: shmacc.SharedArrays({"a": Slow(error)}),
+            lambda: shmacc.optim.SGD(Slow(error)),  # type: ignore[arg-type]
         ):
             with pytest.raises(type(error)) as caught:
                 call()

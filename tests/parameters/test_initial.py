@@ -76,7 +76,7 @@ def test_what_is_refused() -> None:
         (lambda: init.Normal(0, -1), "stddev must not be negative"),
         (lambda: init.Normal(0, 1, seed=2**64), "seed must be an integer"),
     ]
-    no_seeds: list[Any] = [-1, True, 1.5]
+    no_seeds: list[Any] = [-1, True, 1.5, np.array([1]), int]
     bad += [(lambda n=n: init.Uniform(0, 1, seed=n), "seed must be an integer") for n in no_seeds]
     for make, text in bad:
         with pytest.raises(errors.InvalidArgumentError, match=text):
