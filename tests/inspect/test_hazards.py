@@ -132,6 +132,8 @@ def test_numbers_out_of_range_under_a_right_checksum() -> None:
     for verb in ("show forged", "metrics --json", "watch --count 1 --interval 0.1"):
         assert run(*verb.split()).returncode == verb.startswith("show")
     assert run("remove", "forged", "--force", "--yes").returncode == 0
+    with shmacc.attach("sound") as sound:
+        sound.unlink()
 
 
 def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, crew: Crew) -> None:
