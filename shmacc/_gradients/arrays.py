@@ -212,6 +212,13 @@ def _too_large(array: np.ndarray[Any, Any], what: str) -> ResourceExhaustedError
     )
 
 
+def is_partial(what: str) -> InvalidArgumentError:
+    """Return the error for a partial in the place of a gradient."""
+    return InvalidArgumentError(
+        f"{what} must not be a partial, whose counts would be ignored: apply_partial adds one"
+    )
+
+
 def _view(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[Any, Any], bool]:
     """Return the value as an array, and whether it came as plain Python numbers.
 
@@ -224,9 +231,7 @@ def _view(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[An
             f"{foreign.instead(numbers, to_fill=to_fill)}"
         )
     if isinstance(value, DensePartial):
-        raise InvalidArgumentError(
-            f"{what} must not be a partial, whose counts would be ignored: apply_partial adds one"
-        )
+        raise is_partial(what)
     array, by_value = _array_of(value, what, to_fill=to_fill)
     if array.dtype == np.object_:
         raise InvalidArgumentError(

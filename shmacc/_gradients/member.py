@@ -57,10 +57,7 @@ class Member:
         else:
             value = foreign.slices(value)
             if isinstance(value, SparsePartial):
-                raise InvalidArgumentError(
-                    "The gradient must not be a partial, whose counts would be ignored: "
-                    "apply_partial adds one"
-                )
+                raise arrays.is_partial("The gradient")
             gradients.check_has(
                 value, "(indices, values), or something like IndexedSlices,", "indices", "values"
             )

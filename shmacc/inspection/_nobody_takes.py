@@ -129,7 +129,7 @@ def suspicion(
         remedy: What to do.
     """
     are, have = ("is", "has") if len(idle) == 1 else ("are", "have")
-    # The processes' conditions, where /proc shows them.
+    # The conditions of the processes (such as stopped), if /proc shows them.
     conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
     condition = f" ({conditions})" if conditions else ""
     idle_for = f"{time.time() - since:.0f} s"

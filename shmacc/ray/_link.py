@@ -1,4 +1,4 @@
-"""The way to the owner, which a chief's group and its rounds share.
+"""The link to a group's owner, which a chief's group and its rounds share.
 
 Every call ends: with an answer, or with an error that says which part on which node did not give
 one. A call finds another owner if the one that it knew has died (`_finding.py`).

@@ -6,13 +6,14 @@ import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import pytest
+from helpers import departures
 from helpers.apart import Apart, Pipe
 from helpers.support import LONG, refused, until
 
-import shmacc
 from shmacc import ConditionalAccumulator, errors
 
 pytestmark = pytest.mark.threads
@@ -26,20 +27,7 @@ def lanes(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def work(contributor: int | None, *, pipe: Pipe) -> None:
-    """Apply, say so, and stay until told to end."""
-    own = ConditionalAccumulator.attach(NAME)
-    own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
-    pipe.say()
-    pipe.hear()
-    own.close()
-
-
-def worker(contributor: int | None = None) -> Apart:
-    """A process that has applied."""
-    process = Apart(work, contributor)
-    process.hear()
-    return process
+worker = partial(departures.worker, name=NAME)
 
 
 def test_a_death_before_the_take_ends_its_wait(acc: ConditionalAccumulator) -> None:

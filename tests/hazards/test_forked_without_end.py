@@ -149,7 +149,7 @@ CALLS: Final[tuple[Callable[[Any], Any], ...]] = (
 
 
 def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
-    """What this process opens is its child's alone, who uses it, perhaps, and waits to be told."""
+    """Open it here, for a child alone: the child may use it, then waits to be told what to call."""
     acc = ConditionalAccumulator("f8", (), "forked", reduction_type="SUM")
     if os.fork():
         os._exit(0)

@@ -47,7 +47,7 @@ WIDTH: Final = 24
 STAY: Final = np.arange(40, dtype=np.int64) * 2**50 + 7
 GO: Final = np.arange(60, dtype=np.int64) + 2**40
 NOBODY: Final = -1.0
-# Of a row that takes a reader long, and at how many places it is stopped.
+# The elements of a row that takes a reader long; and at how many places the reader is stopped.
 _WIDE: Final = 512
 _STOPS: Final = 400 if EVERY_INSTANT else 12
 _FORKS: Final = 3

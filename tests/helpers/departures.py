@@ -31,17 +31,17 @@ def news(acc: Any) -> tuple[Any, ...] | None:
     raise AssertionError
 
 
-def _work(contributor: int | None = None, *, pipe: Pipe) -> None:
-    own = ConditionalAccumulator.attach(NAME)
+def _work(name: str, contributor: int | None, *, pipe: Pipe) -> None:
+    own = ConditionalAccumulator.attach(name)
     own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
     pipe.say()
     pipe.hear()
     own.close()
 
 
-def worker(contributor: int | None = None) -> Apart:
+def worker(contributor: int | None = None, name: str = NAME) -> Apart:
     """A process that has applied, and stays until told to end."""
-    process = Apart(_work, contributor)
+    process = Apart(_work, name, contributor)
     process.hear()
     return process
 

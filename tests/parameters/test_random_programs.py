@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROWS, SIZE, MOST = 12, 5, 40
 
 rows = st.lists(st.integers(0, ROWS - 1), max_size=6)  # an index may occur twice
-# Few, so that they come back; and many at once, so that the index grows.
+# Few ids, so that they occur again; or many at once, so that the index grows.
 ids = st.lists(st.sampled_from([0, 1, 2, 3, 5, 2**31, 2**32 + 1, 2**40, 2**63 - 1]), max_size=6)
 many = st.integers(0, 60)
 numbers = st.integers(-8, 8)
