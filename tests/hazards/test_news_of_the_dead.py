@@ -15,6 +15,7 @@ import pytest
 from helpers.apart import Apart, run_apart
 from helpers.departures import NAME, fail_in_a_block, make, news, worker
 from helpers.lock_holder import activity
+from helpers.stepping_calls import Calling, needs_failures
 from helpers.support import LONG, until
 
 import shmacc
@@ -23,9 +24,12 @@ from shmacc._layout import names
 from shmacc._opening import removal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
+    from helpers.stepping_tracer import Mark
+
+    Look = Callable[[Any], tuple[Any, ...] | None]
 
 
 @pytest.fixture
@@ -253,6 +257,41 @@ def test_a_chief_that_is_alive_or_has_left_in_order_does_not_count(
             assert chief_died(acc) is None  # somebody waits to take
             waiting.kill()
         assert chief_died(acc) == ((dead.pid,), ("killed",))
+
+
+def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place: int) -> bool:
+    """Let a process leave in order just before another one asks for the n-th time who lives.
+
+    Returns whether it asks so often.
+    """
+
+    def look_twice(mark: Mark) -> None:
+        look(acc)  # the forked child attaches
+        mark()
+        assert look(acc) is None
+        mark()
+
+    with process() as leaver, Calling(look_twice) as child:
+        child.run_to_mark()
+        asked = 0
+        for call in child.calls_to_mark():
+            asked += child.asks(call)
+            if child.asks(call) and asked == place:
+                leaver.say()
+                leaver.result()
+        child.finish()
+    return asked >= place
+
+
+@needs_failures
+@pytest.mark.parametrize(("process", "look"), [(worker, news), (chief, chief_died)])
+def test_who_leaves_in_order_while_another_looks_is_not_dead(
+    acc: ConditionalAccumulator, process: Callable[[], Apart], look: Look
+) -> None:
+    place = 1
+    while leave_while_asked(acc, process, look, place):
+        place += 1
+    assert place > 1
 
 
 def test_a_wait_that_is_going_on_ends_soon(acc: ConditionalAccumulator) -> None:

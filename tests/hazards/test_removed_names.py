@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from helpers import segment_layout as layout
 from helpers.apart import Apart
 from helpers.lock_holder import activity, held, sleeps_in
 from helpers.support import until
@@ -200,13 +201,17 @@ CALLS = {
 
 
 @pytest.mark.parametrize(
-    ("call", "doing"),
-    [*((call, "waits for the lock") for call in CALLS), ("take", "waits in the queue")],
+    ("call", "doing", "lanes"),
+    [
+        *((call, "waits for the lock", 1) for call in CALLS),
+        ("take", "waits for the lock", 2),  # with the first lane's lock, for the second one's
+        ("take", "waits in the queue", 1),
+    ],
 )
-def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str) -> None:
-    with ConditionalAccumulator("float32", (), "removed"), ExitStack() as stack:
+def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str, lanes: int) -> None:
+    with ConditionalAccumulator("float32", (), "removed", lanes=lanes), ExitStack() as stack:
         if doing == "waits for the lock":
-            stack.enter_context(held("removed"))
+            stack.enter_context(held("removed", layout.lane_byte(lanes - 1)))
         with Apart(_wait_until_truncated, CALLS[call]) as waiter:
             waiter.hear()
             # Awake it is in the middle of an operation, and ends at the first page it touches.

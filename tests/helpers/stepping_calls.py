@@ -107,6 +107,11 @@ class Calling(Traced):
             return 0
         return {_F_GETLK: errno.ENOMEM, _F_SETLK: errno.ENOLCK}.get(call.arguments[1], 0)
 
+    @staticmethod
+    def asks(call: Call) -> bool:
+        """Whether the call asks who holds a record lock."""
+        return call.before and NAMES.get(call.number) == "fcntl" and call.arguments[1] == _F_GETLK
+
     def lets_go(self, call: Call) -> bool:
         """Whether the call, before which the child stands, releases a record lock."""
         if NAMES.get(call.number) != "fcntl" or call.arguments[1] != _F_SETLK:

@@ -56,12 +56,11 @@ class Departures {
         presence_.fail();
     }
 
-    // A sweep found this participant's process gone: records it. Returns whether the process died.
-    bool record(uint32_t participant, uint64_t token) {
-        const Participant entry = load_words(presence_.table()[participant]);
-        const uint32_t ending = load_relaxed(entry.ending);
-        const bool died = is_here(token) && ending == kNotEnding;
-        const bool failed = (token & kFateBits) == kFailed || ending == kEndsFailed;
+    // A sweep found this participant's process gone: records it. Returns whether the process died. entry: a copy.
+    bool record(uint32_t participant, const Participant& entry) {
+        const uint64_t token = entry.token;
+        const bool died = is_here(token) && entry.ending == kNotEnding;
+        const bool failed = (token & kFateBits) == kFailed || entry.ending == kEndsFailed;
         const bool news = died ? has_applied(entry) : has_failed(entry, token);
         if (!news && !(has_taken(entry) && (died || failed))) return died;
         const uint32_t i = entry_for(token);
@@ -124,11 +123,17 @@ class Departures {
         bool led = false;
         presence_.for_each([&](uint32_t i, uint64_t token) {
             const Participant& entry = presence_.table()[i];
-            if (!has_taken(entry)) return true;
-            led = is_here(token) && !ends(i) && presence_.alive(i, token);
-            if (!led && !(is_here(token) && load_relaxed(entry.ending) == kEndsInOrder))
+            // If the token changes, the process has just left, and another one may have the entry: look again.
+            for (uint64_t seen = 0; token != seen; token = load(entry.token)) {
+                seen = token;
+                led = has_taken(entry) && is_here(token) && !ends(i) && presence_.alive(i, token);
+                if (led) return false;
+                load_barrier();
+            }
+            if (token != 0 && has_taken(entry) &&
+                !(is_here(token) && load_relaxed(entry.ending) == kEndsInOrder))
                 chiefs.push_back(of_participant(i, token));
-            return !led;
+            return true;
         });
         if (led) return {};
         for_each([&](uint32_t i) {

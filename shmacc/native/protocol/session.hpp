@@ -15,7 +15,7 @@ namespace shmacc {
 class HeldLocks {
   public:
     explicit HeldLocks(OpenSegment& segment) : segment_(segment) {}
-    ~HeldLocks() { release(); }
+    ~HeldLocks() { release(segment_.reachable()); }
     HeldLocks(const HeldLocks&) = delete;
     HeldLocks& operator=(const HeldLocks&) = delete;
 

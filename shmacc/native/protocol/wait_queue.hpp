@@ -144,12 +144,12 @@ class WaitQueue {
     }
     // Needs a lane's lock. Frees what dead processes hold, here and among the participants.
     void sweep() {
-        const auto judge = [this](uint32_t participant, uint64_t token) {
+        const auto judge = [this](uint32_t participant, const Participant& entry) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
                 if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == participant &&
-                    load(table_[i].participant_token) == token)
+                    load(table_[i].participant_token) == entry.token)
                     leave(i);
-            return departures_.record(participant, token);
+            return departures_.record(participant, entry);
         };
         presence_.sweep(judge, [this](const Participant& process) {
             events_.add(kDeath, process, round_.snapshot().step);

@@ -18,8 +18,9 @@
 // dead one's.
 //
 // Leaving takes no lock of the segment. So while a sweep judges a token, its process may leave, and another
-// process may get the entry. The sweep therefore frees the entry only if it still contains the token that was
-// judged; no token is ever used twice, not even by the same process.
+// process may get the entry. A process that leaves changes its token before it unlocks its bytes: so it is dead only
+// if the token is still there after its bytes were found unlocked. The sweep frees the entry only if it still
+// contains the token that was judged; no token is ever used twice, not even by the same process.
 //
 // Record locks do not distinguish threads, and a sweep runs without the GIL. Another thread may claim the
 // process's entry meanwhile: hence the order in which `claim` publishes it, and `placed` in `sweep`.
@@ -222,8 +223,8 @@ class Presence {
         store(table_[i].told, token >> 32 << 32 | load(table_[i].failures));
     }
 
-    // Needs a lane's lock. Frees the entries of processes that are gone. For each, calls judge(i, token) first;
-    // if that returned true and this call freed the entry, calls died(copy of the entry). Sweeps in two lanes
+    // Needs a lane's lock. Frees the entries of processes that are gone. For each, calls judge(i, copy of the entry)
+    // first; if that returned true and this call freed the entry, calls died(copy of the entry). Sweeps in two lanes
     // may run at the same time: each frees only tokens that it has judged.
     template <class Judge, class Died>
     void sweep(Judge judge, Died died) {
@@ -231,7 +232,10 @@ class Presence {
         for_each([&](uint32_t i, uint64_t token) {
             if (alive(i, token)) return true;
             const Participant entry = load_words(table_[i]);
-            const bool has_died = judge(i, token);
+            load_barrier();
+            // Its process has just left, or another sweep has freed the entry.
+            if (load(table_[i].token) != token) return true;
+            const bool has_died = judge(i, entry);
             if (__atomic_compare_exchange_n(&table_[i].token, &token, uint64_t{0}, false, __ATOMIC_ACQ_REL,
                                             __ATOMIC_RELAXED) &&
                 has_died)
