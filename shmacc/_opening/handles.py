@@ -169,7 +169,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         if handle is None:
             # The file is proved to have no living creator, so any process may remove it.
             if found == "unfinished" and _core.remove_unfinished(name.path):
-                return None
+                continue  # another process may have removed it, and made a segment
             raise removal.refusal(name, found, version)
         if _enter(name, handle):
             return handle

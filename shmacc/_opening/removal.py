@@ -178,7 +178,7 @@ def is_taken(name: SegmentName) -> bool:
     except NotFoundError:
         return False
     except UnfinishedError:
-        return not _core.remove_unfinished(name.path)
+        return not _core.remove_unfinished(name.path) or is_taken(name)
     except (DataLossError, PermissionDeniedError):
         if not os.path.lexists(name.path):
             raise
@@ -206,7 +206,7 @@ def remove_unused(name: SegmentName) -> None:
             return
         except UnfinishedError:
             if _core.remove_unfinished(name.path):
-                return
+                continue
             raise
         with contextlib.closing(viewed):
             removed = unlink_viewed(name, viewed, if_unused=not viewed.unlinked)

@@ -117,6 +117,45 @@ def test_what_nobody_finishes_is_nothing(what: str) -> None:
         acc.unlink()
 
 
+def _remove(path: Path, *, pipe: Pipe) -> None:
+    """Remove the file as an opener does, but slowly."""
+    with path.open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, layout.NAME_BYTE)
+        pipe.say("held")
+        pipe.hear()
+        path.unlink()
+
+
+OPENERS: Final[dict[str, Callable[[], Any]]] = {
+    "attach": lambda: shmacc.attach("half"),
+    "create": lambda: ConditionalAccumulator("f4", (), "half"),
+    "create, no other": lambda: ConditionalAccumulator("f4", (), "half", if_exists="error"),
+    "replace": lambda: ConditionalAccumulator("f4", (), "half", if_exists="replace"),
+}
+
+
+def _open(how: str, *, pipe: Pipe) -> bool:
+    pipe.say("opens")
+    try:
+        with OPENERS[how]() as acc:
+            acc.unlink()
+    except errors.NotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("how", OPENERS)
+def test_what_another_process_removes_at_this_moment_is_nothing(how: str) -> None:
+    _path("half").touch()
+    with Apart(_remove, _path("half")) as remover:
+        remover.hear()
+        with Apart(_open, how) as opener:
+            opener.hear()
+            remover.say()
+            assert opener.result() is (how != "attach")
+        remover.result()
+
+
 def _hold(path: Path, byte: int, *, pipe: Pipe) -> None:
     fd = os.open(path, os.O_RDWR)
     fcntl.lockf(fd, fcntl.LOCK_EX, 1, byte)

@@ -101,26 +101,17 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
     if (!opened.file) return opened;
     const struct stat status = opened.file->status();
     opened.found = check_config(opened.file->fd(), static_cast<uint64_t>(status.st_size), opened.config);
-    if (opened.found == Found::kUnfinished && others_hold(opened.file->fd(), 0, 0))
+    // The name lock is a remover's, not a maker's.
+    const auto is_held = [](int fd) {
+        return others_hold(fd, 0, kNameByte) || others_hold(fd, kNameByte + 1, 0);
+    };
+    if (opened.found == Found::kUnfinished && is_held(opened.file->fd()))
         opened.found = Found::kHeldUnfinished;
     if (opened.found == Found::kSegment) {
         opened.file->set_size(file_size(opened.config));
         opened.specs = read_directory(*opened.file, opened.config);
     }
     return opened;
-}
-
-// Removes a file that is still empty and on which no living process holds a lock; returns whether it removed one.
-// This version makes no such files.
-inline bool remove_unfinished(const std::string& path) {
-    const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
-    if (opened.found != Found::kUnfinished) return false;
-    // Keeps other processes from removing the file at the same time.
-    const int fd = opened.file->fd();
-    if (!set_record_lock(fd, kNameByte, F_WRLCK)) return false;
-    const bool removed = opened.file->is_at(path) && unlink(path.c_str()) == 0;
-    set_record_lock(fd, kNameByte, F_UNLCK);
-    return removed;
 }
 
 // The bytes of an array in each of kArrayRegions.

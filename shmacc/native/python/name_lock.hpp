@@ -29,6 +29,16 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
     return act();
 }
 
+// Removes a file that is still empty and on which no living process holds a lock. Returns whether the name leads to no
+// such file any more: another process may have removed it first, and made a segment. This version makes no such files.
+inline bool remove_unfinished(const std::string& path) {
+    const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
+    if (opened.found != Found::kUnfinished) return opened.found != Found::kHeldUnfinished;
+    return with_name_lock(*opened.file, true, [&] {
+        return !opened.file->is_at(path) || ::unlink(path.c_str()) == 0 || errno == ENOENT;
+    });
+}
+
 // Removes a segment's names, and returns the removed ones. if_unused: only if no process uses the segment and `path`
 // leads to it; else null.
 inline std::optional<std::vector<std::string>> unlink_names(SegmentFile& file, const std::string& path,
