@@ -52,7 +52,7 @@ class Opened(exits.Owner):
         contents: Contents = list,
     ) -> None:
         """Create the segment or attach to it: the common part of all constructors."""
-        private = not shared_name and not isinstance(shared_name, bytes)
+        private = shared_name is None or (isinstance(shared_name, str) and not shared_name)
         asked = Spec(
             kind=self._KIND,
             members=members,

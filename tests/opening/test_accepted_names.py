@@ -17,7 +17,7 @@ NAMESPACE: Final = "SHMACC_NAMESPACE"
 
 
 def test_names_refused(namespace: str) -> None:
-    for bad in ("a/b", "/a", "a b", "naïve", "x" * 201, "a\n", "a\0b", "*", 5, b"a"):
+    for bad in ("a/b", "/a", "a b", "naïve", "x" * 201, "a\n", "a\0b", "*", 5, b"a", 0, False, []):
         name: Any = bad
         for kind in KINDS:
             with refused():
