@@ -8,8 +8,9 @@ process runs ``atexit`` functions, and so finalizers, at its end: there the exce
 one that Python printed, if it left the program's outermost frame. A child of multiprocessing ends
 by ``os._exit``, but first calls multiprocessing's own finalizers, which know the exception
 (children.py). They close the handle and leave the segment at once, since handles of its parent may
-still keep the child attached. A worker of billiard's Pool (celery uses these) runs no finalizers,
-but it calls the pool's ``on_process_exit``.
+still keep the child attached; while threads of the child still work, they only tell others that it
+ends. A worker of billiard's Pool (celery uses these) runs no finalizers, but it calls the pool's
+``on_process_exit``.
 
 One failure goes unseen: a ``SystemExit`` with a nonzero status that leaves the program, but no
 ``with`` block of an accumulator. Python forgets it before any function of this module runs.
@@ -155,7 +156,7 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
     if handle is None:
         return
     error = children.ending()
-    if not threading.main_thread().is_alive() and _daemons_are_left():
+    if _threads_work_on():
         handle.end(error)
     else:
         handle.leave(error)
@@ -166,6 +167,13 @@ def _daemons_are_left() -> bool:
     # crash on its traceback so late. The kernel is about to release everything anyway.
     main = threading.main_thread()
     return any(thread is not main for thread in threading.enumerate())
+
+
+def _threads_work_on() -> bool:
+    # A child of multiprocessing waits for threads that are no daemons only after its finalizers.
+    main = threading.main_thread()
+    others = [thread for thread in threading.enumerate() if thread is not main]
+    return any(not (main.is_alive() and thread.daemon) for thread in others)
 
 
 def _uncaught() -> BaseException | None:

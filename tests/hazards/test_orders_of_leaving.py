@@ -7,21 +7,24 @@ closes either, or leaves both to the end of the process.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import multiprocessing
+import multiprocessing.util
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import interpreter
-from helpers.support import LONG, START_METHODS
+from helpers.support import LONG, START_METHODS, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ACTS: Final = ("attach", "apply to given", "apply to own", "close given", "close own")
 BEFORE: Final = (
@@ -152,3 +155,48 @@ def test_a_bare_fork_that_ends_as_a_program_does_is_not_dead(
     path = [*sys.path, str(Path(__file__).parent)]
     assert interpreter.run(PROGRAM, *path, warnings="ignore") == (0, "", "")
     assert_left_in_order(accumulators)
+
+
+def leave_a_daemon_waiting(acc: ConditionalAccumulator) -> None:
+    """Be a child that has applied, and ends while a daemon thread of it waits."""
+
+    def wait() -> None:
+        with contextlib.suppress(errors.CancelledError):
+            acc.take(2**40)
+
+    threading.Thread(target=wait, daemon=True).start()
+    until(lambda: acc.stats().waiting == 1)
+    acc.apply_grad(1.0)
+
+
+def leave_a_thread_applying(acc: ConditionalAccumulator) -> None:
+    """Be a child whose thread, which is no daemon, applies after the child's function."""
+    ends = threading.Event()
+
+    def apply() -> None:
+        ends.wait(LONG)
+        for _ in range(2):
+            acc.apply_grad(1.0)
+
+    acc.apply_grad(1.0)
+    multiprocessing.util.Finalize(None, ends.set, exitpriority=-1)
+    threading.Thread(target=apply).start()
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize(
+    ("leave", "applies"), [(leave_a_daemon_waiting, 1), (leave_a_thread_applying, 3)]
+)
+def test_a_child_of_several_threads(
+    method: str, leave: Callable[[ConditionalAccumulator], None], applies: int
+) -> None:
+    with ConditionalAccumulator("f8", (), "threads", unlink_on_close=True) as acc:
+        process = multiprocessing.get_context(method).Process(target=leave, args=(acc,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(applies + 1, timeout=0, on_death="raise")
+        assert acc.num_accumulated() == applies

@@ -166,10 +166,15 @@ class OpenSegment {
         return presence_.claimed() ? Presence::Claim::kDone : presence_.claim(this_process());
     }
 
-    // Detaches a process that ends without closing all its handles, unless an operation runs. The next operation,
-    // if there is one, attaches it again.
+    // Detaches a process that ends without closing all its handles. The next operation, if there is one, attaches it
+    // again. While another thread's operation runs, others are only told that the process is ending: it may end before
+    // that thread runs again.
     void leave() {
-        if (!is_open() || operations_ > 0) return;
+        if (!is_open()) return;
+        if (operations_ > 0) {
+            if (mapping_->file().state().intact) presence_.end(failed_);
+            return;
+        }
         presence_.leave(mapping_->file().state(), failed_);
         attached_ = failed_ = false;
     }
