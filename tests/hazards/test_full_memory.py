@@ -319,9 +319,15 @@ def _many_attached() -> None:
         ends = [child.hear() for child in children]
         assert set(ends) == {"applied", "refused"}
         assert acc.num_accumulated() == 2 + ends.count("applied")
-    make_room()
-    assert acc.take_grad(1, timeout=0) == 2 + ends.count("applied")
-    acc.unlink()
+        make_room()
+        assert acc.take_grad(1, timeout=0) == 2 + ends.count("applied")
+        for child, end in zip(children, ends, strict=True):
+            if end == "applied":
+                child.say()
+                child.result()
+        acc.close()
+        # The refused children are there, but do not use it.
+        ConditionalAccumulator("f4", (), "full", if_exists="replace", unlink_on_close=True).close()
 
 
 @pytest.mark.parametrize("act", [_to_the_brim, _what_needs_no_room, _many_waiting, _many_attached])

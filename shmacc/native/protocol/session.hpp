@@ -230,6 +230,7 @@ class ApplySession {
             if (locks_.acquire(lane_, std::min(deadline, monotonic_ns() + HeldLocks::kSlice), interruption))
                 return true;
             if (past(deadline)) return false;
+            interruption.check();  // other threads of this process may have had the locks all the time
         }
     }
 

@@ -141,13 +141,20 @@ class Presence {
         bool met_dead = false;
         for (uint32_t i = 0; i < kMaxParticipants; ++i) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) continue;
-            Participant& entry = table_.first_use(i);
-            const bool dead = load(entry.token) != 0;  // not swept yet
-            if (dead || !set_record_lock(fd_, life_byte(i), F_WRLCK)) {
+            bool dead = false, taken = false;
+            try {
+                dead = load(table_.first_use(i).token) != 0;  // not swept yet
+                taken = !dead && set_record_lock(fd_, life_byte(i), F_WRLCK);
+            } catch (...) {  // no memory for the entry or the lock: the process is not attached
+                set_record_lock(fd_, presence_byte(i), F_UNLCK);
+                throw;
+            }
+            if (!taken) {
                 set_record_lock(fd_, presence_byte(i), F_UNLCK);
                 met_dead |= dead;
                 continue;
             }
+            Participant& entry = table_[i];
             entry.pid_namespace = process.pid_namespace;
             entry.start_ticks = process.start_ticks;
             entry.attached_ns = entry.seen_ns = timestamp_ns();
