@@ -70,15 +70,17 @@ def unlink(name: SegmentName, token: int, handle: _core.Handle) -> None:
         PermissionDeniedError: The segment is another user's.
         DeadlineExceededError: Another process holds the name lock for too long.
     """
-    if handle.closed:
-        _unlink_closed(name, token)
-        return
-    may_remove(name)
-    try:
-        handle.unlink(name.path, semaphore_path(name.system_name, token))
-    except ShmaccError as error:
-        pass_on(error)
-        raise error.about(name.system_name) from None
+    if not handle.closed:
+        may_remove(name)
+        try:
+            handle.unlink(name.path, semaphore_path(name.system_name, token))
+        except ShmaccError as error:
+            pass_on(error)
+            if not handle.closed:
+                raise error.about(name.system_name) from None
+        else:
+            return
+    _unlink_closed(name, token)  # also if another thread has closed it just now
 
 
 def _unlink_closed(name: SegmentName, token: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -14,6 +14,10 @@ from helpers.opening import KINDS, NAME, apply, exists, in_shared_memory, make
 
 import shmacc
 from shmacc import errors, inspection
+from shmacc._opening import removal
+
+if TYPE_CHECKING:
+    from shmacc._layout.names import SegmentName
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,6 +40,21 @@ def test_unlink_is_as_with_files(kind: Any, namespace: str) -> None:
         shmacc.attach("one").close()
         new.unlink()
     old.close()
+
+
+def test_unlink_while_another_thread_closes(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close comes after unlink has seen that it is open."""
+    acc, may_remove = make(), removal.may_remove
+
+    def close_first(name: SegmentName) -> None:
+        acc.close()
+        may_remove(name)
+
+    monkeypatch.setattr(removal, "may_remove", close_first)
+    acc.unlink()
+    assert in_shared_memory(namespace) == []
 
 
 def test_the_creators_close_removes_the_name(namespace: str) -> None:
