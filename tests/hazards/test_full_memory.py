@@ -330,7 +330,28 @@ def _many_attached() -> None:
         ConditionalAccumulator("f4", (), "full", if_exists="replace", unlink_on_close=True).close()
 
 
-@pytest.mark.parametrize("act", [_to_the_brim, _what_needs_no_room, _many_waiting, _many_attached])
+def _too_large_after_small_rounds() -> None:
+    """A refused gradient, whose round would have given memory back, leaves what is recorded."""
+    with SparseConditionalAccumulator("f4", None, "full") as acc:
+        for step, rows in enumerate([20_000] + [1] * 8):
+            acc.apply_grad(range(rows), np.ones((rows, 64), "f4"), local_step=step)
+            acc.take(1)
+        with pytest.raises(errors.ResourceExhaustedError):
+            acc.apply_grad(range(60_000), np.ones((60_000, 64), "f4"), local_step=9)
+        assert inspection.describe("full").stats.applied == 9
+        acc.unlink()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        _to_the_brim,
+        _what_needs_no_room,
+        _many_waiting,
+        _many_attached,
+        _too_large_after_small_rounds,
+    ],
+)
 def test_in_full_memory(act: Callable[[], None]) -> None:
     run_apart(act, shm=SIZE)
 

@@ -108,7 +108,7 @@ class Lane {
         state.needed[region] = std::max(state.needed[region], bytes);
         if (bytes <= state.reserved[region]) return;
         const uint64_t grown = with_room(bytes);
-        mapping_.grow(region, state.reserved[region], grown);
+        mapping_.grow(region, state.reserved[region], grown, committed_.current().reserved[region]);
         state.reserved[region] = grown;
     }
     // Starts this round in the lane, which has nothing of it yet.
@@ -200,7 +200,7 @@ class Member {
     void ensure_reserved(uint32_t region, uint64_t bytes, bool with_room = true) {
         if (bytes <= state.reserved[region]) return;
         const uint64_t grown = with_room ? Lane::with_room(bytes) : page_up(bytes);
-        lane_->mapping().grow(number_of(region), state.reserved[region], grown);
+        lane_->mapping().grow(number_of(region), state.reserved[region], grown, before.reserved[region]);
         state.reserved[region] = grown;
     }
     Index index(const RowHash& hash) {

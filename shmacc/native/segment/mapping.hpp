@@ -139,28 +139,30 @@ class Mapping {
         reserve_in_file(file_->fd(), offset_of(region) + from, bytes);
     }
 
-    // Under the lock: reserves [from, to) of a region of which `from` bytes are recorded as reserved. The
-    // kernel makes all pages at once, at a third of the cost of one fault for each. If it throws, the pages are
-    // given back: they contain nothing, since no process has recorded them.
+    // Under the lock: reserves [from, to) of a region. committed: how many bytes the committed state records as
+    // reserved, more than `from` if the operation has given some up. The kernel makes all pages at once, at a third of
+    // the cost of one fault for each. If it throws, the pages that no process has recorded are given back: they
+    // contain nothing.
     //
     // Room is checked before the growth, so that it does not even briefly take memory that is kept for others.
     // It is checked again afterwards, since lanes and segments that grow at the same time may all have seen the
     // same free memory. The second check counts what the others have reserved by then: so after a growth that
     // succeeded, the kept memory is free.
-    void grow(uint32_t region, uint64_t from, uint64_t to) {
+    void grow(uint32_t region, uint64_t from, uint64_t to, uint64_t committed) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
         file_->check_room(to - from);
         at_least(region, from);
+        const uint64_t recorded = std::max(from, committed);
         if (int failed = reserve_pieces(file_->fd(), offset_of(region) + from, to - from)) {
-            punch(region, from);
+            punch(region, recorded);
             system_failure("Reserving", failed, to - from);
         }
         try {
             file_->check_room(to - from, to - from);
             map(region, to);
         } catch (...) {
-            punch(region, from);
+            punch(region, recorded);
             throw;
         }
         regions_[region].proved = to;
