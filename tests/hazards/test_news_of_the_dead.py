@@ -294,6 +294,58 @@ def test_who_leaves_in_order_while_another_looks_is_not_dead(
     assert place > 1
 
 
+def follow(*, pipe: Pipe) -> None:
+    """Be a chief that comes when the first one is dead, but was attached before."""
+    own = ConditionalAccumulator.attach(NAME)
+    own.apply_grad(1.0, shmacc.NEVER_STALE)
+    pipe.say()
+    pipe.hear()
+    own.take(1)
+    pipe.say()
+    pipe.hear()
+
+
+def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
+    """Serve a new chief just before another process asks for the n-th time who lives.
+
+    Returns whether it asks so often.
+    """
+
+    def wait_twice(mark: Mark) -> None:
+        acc.wait_step(-1)  # the forked child attaches, before there is a death to be swept
+        mark()
+        with suppress(errors.DeadlineExceededError):
+            acc.wait_step(acc.global_step, timeout=0, on_death="raise")
+        mark()
+
+    with Apart(follow) as new, Calling(wait_twice) as child:
+        new.hear()
+        child.run_to_mark()
+        with chief() as old:
+            old.kill()
+        new.say()
+        until(lambda: acc.stats().waiting == 1)
+        asked = 0
+        for call in child.calls_to_mark():
+            asked += child.asks(call)
+            if child.asks(call) and asked == place:
+                acc.apply_grad(1.0, shmacc.NEVER_STALE)
+                new.hear()
+        child.finish()
+    return asked >= place
+
+
+@needs_failures
+def test_a_new_chief_that_is_served_while_another_looks() -> None:
+    asked, place = True, 1
+    while asked:
+        with make() as acc:
+            asked = serve_while_asked(acc, place)
+            acc.unlink()
+        place += 1
+    assert place > 2
+
+
 def test_a_wait_that_is_going_on_ends_soon(acc: ConditionalAccumulator) -> None:
     told: list[Any] = []
 

@@ -108,6 +108,9 @@ class Step : public Operation {
         }
     }
     void raise_if_chiefs_are_gone() {
+        // Asked before and after: a take that is served meanwhile had not taken yet when `chiefs` came to its process,
+        // and does not wait any more.
+        if (segment_.wait_queue().anybody_waits()) return;
         const std::vector<Departure> departures = segment_.departures().chiefs();
         if (departures.empty() || segment_.wait_queue().anybody_waits()) return;
         throw departed(Failure::kChiefDied, "Nobody is left who takes: all that have taken are gone",
