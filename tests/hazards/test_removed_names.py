@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,4 +220,37 @@ def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str, lanes: 
             until(lambda: sleeps_in("removed", waiter.pid, doing))
             os.truncate(segment(), 0)
             assert "truncated" in waiter.result()
+        inspection.remove("removed", force=True)
+
+
+def _begin_until_truncated(*, pipe: Pipe) -> set[str]:
+    """Begin applies in more and more threads; one at a time waits for the other process."""
+    acc: Any = shmacc.attach("removed")
+    ends: list[str] = []
+    threads: list[threading.Thread] = []
+
+    def apply() -> None:
+        try:
+            acc.apply_grad(1.0)
+        except errors.ShmaccError as error:
+            ends.append(str(error))
+
+    while not ends:
+        threads.append(threading.Thread(target=apply))
+        threads[-1].start()
+        time.sleep(0.002)
+        if len(threads) == 20:
+            pipe.say("waits")
+    for thread in threads:
+        thread.join()
+    return set(ends)
+
+
+def test_waits_of_many_threads_for_a_file_that_is_truncated_end() -> None:
+    with ConditionalAccumulator("float32", (), "removed"), held("removed"):
+        with Apart(_begin_until_truncated) as waiter:
+            waiter.hear()
+            os.truncate(segment(), 0)
+            (message,) = waiter.result()
+            assert "truncated" in message
         inspection.remove("removed", force=True)

@@ -28,9 +28,10 @@ class HeldLocks {
             while (end_ < lanes && add(end_, std::min(deadline, monotonic_ns() + kSlice), uninterrupted)) {
             }
             if (end_ == lanes) return true;
-            release();
+            release(segment_.file().state().intact);
             if (past(deadline)) return false;
             interruption.check();
+            segment_.check_file();
         }
     }
     bool acquire(uint32_t lane, int64_t deadline, Interruption& interruption) {
@@ -230,7 +231,9 @@ class ApplySession {
             if (locks_.acquire(lane_, std::min(deadline, monotonic_ns() + HeldLocks::kSlice), interruption))
                 return true;
             if (past(deadline)) return false;
-            interruption.check();  // other threads of this process may have had the locks all the time
+            // Other threads of this process may have had the locks all the time: `acquire` has checked nothing then.
+            interruption.check();
+            segment_.check_file();
         }
     }
 

@@ -110,9 +110,8 @@ class Lock {
     Acquired acquire(int64_t deadline, Interruption& interruption) {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
-        // An operation that gets the mutex at once has just checked the descriptor.
-        const bool ours = how == Acquired::kAtOnce || file_.state().open;
-        if (ours && token_at_once() && record_lock()) return how;
+        // An operation that gets the mutex at once has just checked the file.
+        if ((how == Acquired::kAtOnce || usable()) && token_at_once() && record_lock()) return how;
         const int64_t since = monotonic_ns();
         // The first slices are short: if the token died with its owner, one of them ends soon.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
@@ -164,6 +163,10 @@ class Lock {
     }
 
   private:
+    bool usable() const {
+        const SegmentFile::State file = file_.state();
+        return file.open && file.intact;
+    }
     // False: the deadline passed. Holds no lock while it checks for interruptions.
     bool queue_with_threads(int64_t deadline, Interruption& interruption) {
         while (!threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) {
