@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -316,6 +317,69 @@ def test_a_failure_is_news_although_the_process_is_still_attached(
         assert news(acc) is None
         process.say()
         process.result()
+
+
+def test_an_exception_that_is_raised_again_is_another_failure(acc: ConditionalAccumulator) -> None:
+    """A future raises the same one each time it is asked."""
+
+    def fail(*, pipe: Pipe) -> None:
+        error = ValueError("bad")
+        for contributor in (1, 2):
+            with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
+                own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
+                raise error
+            pipe.say()
+            pipe.hear()
+
+    with Apart(fail) as process:
+        for contributor in (1, 2):
+            process.hear()
+            assert news(acc) == ((process.pid,), ("ValueError: bad",), (contributor,))
+            assert news(acc) is None
+            process.say()
+        process.result()
+
+
+def fail_in_pool() -> None:
+    with ConditionalAccumulator.attach(NAME):
+        raise ValueError("bad")
+
+
+def test_an_exception_with_which_another_process_failed_is_a_failure(
+    acc: ConditionalAccumulator,
+) -> None:
+    """It comes from a pool, whose worker has left its own block by it."""
+    context: Any = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
+        error = executor.submit(fail_in_pool).exception()
+    assert isinstance(error, ValueError)
+    assert news(acc) is None
+    with Apart(fail_in_a_block, error, 7) as process:
+        process.hear()
+        assert news(acc) == ((process.pid,), ("ValueError: bad",), (7,))
+
+
+def test_a_forked_childs_exception_is_not_its_parents(acc: ConditionalAccumulator) -> None:
+    """The child leaves the block of its parent's handle, which it has not used."""
+
+    def fork(*, pipe: Pipe) -> None:
+        with ConditionalAccumulator.attach(NAME) as own:
+            own.apply_grad(1.0, shmacc.NEVER_STALE)
+            child = os.fork()
+            if child == 0:
+                with suppress(ValueError), own:
+                    raise ValueError("the child's")
+                os._exit(0)
+            os.waitpid(child, 0)
+            pipe.say()
+            pipe.hear()
+
+    with Apart(fork) as process:
+        process.hear()
+        assert news(acc) is None
+        process.say()
+        process.result()
+    assert news(acc) is None
 
 
 def test_a_process_that_was_not_told_of_and_leaves_in_order_later(

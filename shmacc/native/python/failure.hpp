@@ -46,12 +46,14 @@ inline std::string describe_exception(nb::handle error) {
     return text;
 }
 
-// Returns whether the process has failed with this very exception in this segment before, and marks the exception: it
-// may leave one block after another, and then end the process.
-inline bool is_known(nb::handle error, uint64_t segment) {
+// Returns whether the process has failed with this very exception in this stay before, and marks the exception: it may
+// leave one block after another, and then end the process. A stay, which is a token of Presence, has no other process's
+// number, nor an earlier stay's: an exception may have been pickled by a process that failed with it, and a program may
+// raise one again.
+inline bool is_known(nb::handle error, uint64_t stay) {
     constexpr const char* kFailedIn = "_shmacc_failed_in";
     const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
-    const nb::int_ here(segment);
+    const nb::int_ here(stay);
     if (PySequence_Contains(before.ptr(), here.ptr()) == 1) return true;
     PyErr_Clear();  // something else has that name
     const nb::object after = nb::steal(PySequence_Concat(before.ptr(), nb::make_tuple(here).ptr()));
@@ -60,12 +62,13 @@ inline bool is_known(nb::handle error, uint64_t segment) {
 }
 
 // Returns the reason for OpenSegment::fail, if a process leaves a segment with this exception, or None. Without memory
-// for the reason it is empty: the process has failed all the same.
-inline std::optional<std::string> reason_of(nb::handle error, uint64_t segment) {
+// for the reason it is empty: the process has failed all the same. stay: 0: it is not attached, so nobody is told.
+inline std::optional<std::string> reason_of(nb::handle error, uint64_t stay) {
     if (is_in_order(error)) return std::nullopt;
+    if (stay == 0) return "";
     try {
         const nb::object cause = failed_by(error);
-        return is_known(cause, segment) ? "" : describe_exception(cause);
+        return is_known(cause, stay) ? "" : describe_exception(cause);
     } catch (...) {
         PyErr_Clear();
         return "";

@@ -94,7 +94,7 @@ class Handle {
     // signal handler's exception can end it half way.
     void close(nb::handle error = nb::none()) {
         if (!segment_) return;
-        const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);
+        const std::optional<std::string> failure = failure_of(error);
         if (maker_.is_here()) unlink_own_names();
         if (!segment_) return;  // another thread was faster
         closed_ = true;
@@ -123,8 +123,7 @@ class Handle {
         if (maker_.is_here()) unlink_own_names();
         if (finishes()) (*segment_)->finish_for_others();
         if (!segment_ || !(*segment_)->file().state().intact) return;
-        (*segment_)->after_fork();
-        const std::optional<std::string> failure = reason_of(error, (*segment_)->config().token);
+        const std::optional<std::string> failure = failure_of(error);
         (*segment_)->fail(failure);
         (*segment_)->presence().end(failure.has_value());
     }
@@ -357,6 +356,14 @@ class Handle {
     uint32_t owner() const { return segment().file().status().st_uid; }
 
   private:
+    // For OpenSegment::fail. A forked child that has not used its parent's handle is not attached: it must not report
+    // its own exception as its parent's.
+    std::optional<std::string> failure_of(nb::handle error) {
+        OpenSegment& segment = **segment_;
+        segment.after_fork();
+        const Presence& presence = segment.presence();
+        return reason_of(error, presence.claimed() ? presence.token() : 0);
+    }
     // Whether the close of this handle finishes the run: if its names go with it, nobody can take any more. That is so
     // for the creator's handle only, not for a forked child's. The names are removed first: if the process dies in
     // between, no name must lead to a finished run.
