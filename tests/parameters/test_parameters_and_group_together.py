@@ -19,6 +19,7 @@ from shmacc import (
     ConditionalAccumulator,
     Parameters,
     TensorSpec,
+    _core,
     errors,
     optim,
 )
@@ -179,6 +180,15 @@ def test_a_member_may_be_another_arrays_gradient() -> None:
         with group.round(1) as taken:
             assert others.update({"v": taken["more"]})
         assert others["v"].tolist() == [-2] * 3
+
+
+def test_a_round_of_another_thread_may_end_while_an_update_looks_for_its_own() -> None:
+    with ConditionalAccumulator("f8", (3,)) as other:
+        other.apply_grad(np.ones(3))
+        with other.round(1) as taken:
+            [block] = _core.open_rounds()
+            assert block.given is taken
+        assert block.given is None
 
 
 def test_only_what_one_open_round_has_is_updated_from(

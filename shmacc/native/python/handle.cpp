@@ -42,7 +42,8 @@ void bind_blocks(nb::module_& m) {
         .def_prop_ro("timeout", [](BlockAccess& block) { return block->timeout(); })
         .def_prop_ro("handle", [](BlockAccess& block) { return block->handle_object(); })
         .def_prop_ro("taken", [](BlockAccess& block) { return block->taken(); })
-        .def_prop_ro("given", [](BlockAccess& block) { return block->given(); })
+        .def_prop_ro("given",  // None: the block has ended, perhaps in another thread
+                     [](BlockAccess& block) { return block->given().is_valid() ? block->given() : nb::none(); })
         .def_prop_ro("is_open", [](BlockAccess& block) { return block->is_open(); })
         .def(
             "open",
@@ -102,9 +103,10 @@ Raises:
 )");
 
     m.def("open_rounds", [] {
-        nb::list found;
-        for (size_t i = 0; i < RoundBlock::all_open().size(); ++i)  // Python may collect garbage meanwhile
-            found.append(BlockAccess(nb::find(RoundBlock::all_open()[i])));
+        std::vector<nb::object> all;  // before a list is made: that may collect garbage, and so end rounds
+        for (RoundBlock* const block : RoundBlock::all_open()) all.push_back(nb::find(block));
+        nb::list found = new_list();
+        for (nb::object& block : all) found.append(BlockAccess(std::move(block)));
         return found;
     });
 
