@@ -20,7 +20,7 @@ from helpers.stepping_walk import Images, begun, write
 from helpers.support import LONG
 
 import shmacc
-from shmacc import AccumulatorGroup, Parameters, errors, inspection, optim
+from shmacc import AccumulatorGroup, Parameters, _core, errors, inspection, optim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +107,33 @@ def test_new_contents_are_computed_from_whole_arrays() -> None:
     assert after == [
         (2 * np.frombuffer(old, kind)).tobytes() for old, kind in zip(before, "fd", strict=True)
     ]
+
+
+def _update_while_attaching(*, pipe: Pipe) -> bool:
+    """Be a chief of whose threads another one is just attaching the parameters."""
+    with AccumulatorGroup.attach(GROUP) as group:
+        _, _, not_entered = _core.open(path(PARAMS), None)
+        assert not_entered is not None
+        pipe.say()
+        pipe.hear()
+        with group.round(1, timeout=LONG) as taken, Parameters.attach(PARAMS) as params:
+            updated = params.update(taken)
+        not_entered.close()
+        return updated
+
+
+def test_parameters_that_another_thread_is_attaching_are_put_back_by_it() -> None:
+    scene = SCENES[0]
+    with (
+        begun(scene.act, killing.images(scene)) as (child, _),
+        Apart(_update_while_attaching) as chief,
+    ):
+        chief.hear()
+        _until_something_is_saved(child)
+        child.kill()
+        chief.say()
+        assert chief.result() is True
+    _remove()
 
 
 def test_a_save_before_the_round_knows_of_its_update(tmp_path: Path) -> None:

@@ -302,14 +302,22 @@ class Handle {
     auto update(Call call) {
         return run<Update>(call);
     }
-    // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
+    // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open. A
+    // handle that another thread has made and not entered yet has no lock.
     static void recover_parameters(uint64_t token, int64_t deadline) {
         std::vector<nb::object> found;
         for (Handle* handle : parameters_)
-            if (!handle->closed_ && (*handle->segment_)->config().token == token)
+            if (!handle->closed_ && (*handle->segment_)->config().token == token &&
+                (*handle->segment_)->lanes()[0]->lockable())
                 found.push_back(nb::find(handle));
-        for (const nb::object& handle : found)
-            nb::inst_ptr<Handle>(handle)->run<Update>([&](Update& act) { act.recover(deadline); });
+        for (const nb::object& handle : found) {
+            Handle& own = *nb::inst_ptr<Handle>(handle);
+            try {
+                own.run<Update>([&](Update& act) { act.recover(deadline); });
+            } catch (const Error&) {
+                if (!own.closed_) throw;  // else another thread has closed it meanwhile
+            }
+        }
     }
     bool holds_round(uint64_t serial) { return !closed_ && rounds_.has(serial); }
     void note_update(uint64_t serial) { rounds_.note_update(serial); }
