@@ -189,6 +189,18 @@ def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
         assert (taken.count, group.num_accumulated(), group.global_step) == (6, 0, 0)
 
 
+def test_the_last_row_number_is_one() -> None:
+    """Where the number of rows is not declared: any number below 2**63."""
+    last = 2**63 - 1
+    with HostGroup({"m": shmacc.IndexedSlicesSpec((None,), "int32")}) as group:
+        share = share_of(1)
+        reduced = group.reduce([piece_of([1, last], [4, 6], [1, 2])], share)
+        taken = group.taken(reduced, share)
+        assert taken["m"].indices.tolist() == [1, last]
+        with pytest.raises(InvalidArgumentError, match=r"from 0 to below 2\*\*63"):
+            group.reduce([piece_of([-1], [4], [1])], share_of(1))
+
+
 def test_a_column_that_lies_where_no_number_may_is_refused() -> None:
     def moved(array: np.ndarray) -> np.ndarray:
         """The same, one byte further on."""

@@ -97,15 +97,15 @@ class PieceReader {
         }
     }
     void check_rows(const MemberLine& line, const MemberSpec& spec, uint64_t begin) const {
-        const int64_t limit = spec.declared_rows() < 0 ? INT64_MAX : spec.declared_rows();
+        const int64_t declared = spec.declared_rows(), most = declared < 0 ? INT64_MAX : declared - 1;
         int64_t last = -1;
         for (uint64_t i = begin; i < begin + static_cast<uint64_t>(line.length); ++i) {
             const int64_t row = piece_.numbers[i], count = piece_.counts[i];
-            if (row <= last || row >= limit || count < 1 || count > line.weight)
+            if (row <= last || row > most || count < 1 || count > line.weight)
                 throw Error(Failure::kInvalidArgument,
                             "The numbers of a piece's rows must ascend from 0 to below " +
-                                std::to_string(limit) + ", and their counts be from 1 to " +
-                                std::to_string(line.weight))
+                                (declared < 0 ? "2**63" : std::to_string(declared)) +
+                                ", and their counts be from 1 to " + std::to_string(line.weight))
                     .of_member(spec.name);
             last = row;
         }
