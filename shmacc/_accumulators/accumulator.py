@@ -427,7 +427,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             seal: Refuse later applies until `advance_step` or `unseal`.
 
         Raises:
-            As for `take`, but sums always fit.
+            As for `take`, but sums always fit, unless lanes' 64-bit sums exceed 64 bits together.
         """
         return rounds.take(
             self._handle, self._partial, num_required, timeout, partial=True, seal=bool(seal)

@@ -112,6 +112,17 @@ def test_a_result_that_does_not_fit_stays(dtype: str, last: int) -> None:
         assert partial.value.dtype == (np.int64 if dtype.startswith("i") else np.uint64)
 
 
+def test_lanes_whose_sums_do_not_add_up_say_so() -> None:
+    with ConditionalAccumulator("int64", lanes=2, reduction_type="SUM") as acc:
+        for contributor in (0, 1):
+            acc.apply_grad([2**62], contributor=contributor)
+        for refused in acc.take_partial, acc.take:
+            with pytest.raises(errors.OutOfRangeError, match="the round stays") as told:
+                refused(2)
+            assert ("sums of the lanes" in str(told.value)) == (refused == acc.take_partial)
+        assert acc.advance_step(1) == 2
+
+
 @pytest.mark.parametrize(
     ("dtype", "edge", "over"),
     [("int64", 2**63 - 1, 1), ("int64", -(2**63), -1), ("uint64", 2**64 - 1, 1)],

@@ -98,7 +98,7 @@ class RoundCopy {
             const bool fits = with_sum_type(specs[number].sum, [&](auto zero) {
                 return read<decltype(zero)>(in_lanes, specs[number], request, columns);
             });
-            if (!fits) does_not_fit(specs, number);
+            if (!fits) does_not_fit(specs, number, request.advance_step);
         }
         if (columns) taken.shards = columns->written();
         std::vector<Member> in_lanes = session.in_lanes(members);
@@ -223,10 +223,15 @@ class RoundCopy {
         return rooms;
     }
 
-    [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number) {
-        const Error error(Failure::kOutOfRange,
-                          "A result does not fit the accumulator's dtype; the round stays as it is, and "
-                          "take_partial hands out its 64-bit sums");
+    // A partial, which has 64-bit sums, can fail only because it adds up several lanes.
+    [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number, bool reduced) {
+        const Error error(
+            Failure::kOutOfRange,
+            reduced ? "A result does not fit the accumulator's dtype; the round stays as it is, and "
+                      "take_partial hands out its 64-bit sums"
+                    : "The 64-bit sums of the lanes do not add up to one of 64 bits; the round stays as it "
+                      "is, until advance_step drops it or restore replaces it (with one lane the apply that "
+                      "makes a sum too large is refused)");
         throw specs[number].name.empty() ? error : error.of_member(specs[number].name);
     }
 
