@@ -127,6 +127,26 @@ def test_others_wait_in_line(acc: ConditionalAccumulator) -> None:
         assert waiting.result(LONG).value.item() == 2.0
 
 
+def test_a_new_thread_is_not_an_ended_one_that_had_its_number(acc: ConditionalAccumulator) -> None:
+    """A round that was opened in a thread that has ended is no other thread's own."""
+    acc.apply_grad(1.0)
+    block = acc.round(1)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(block.__enter__).result(LONG)
+
+    def wait() -> None:
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(1, timeout=0)
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.apply_grad(1.0, 5, timeout=0)
+
+    for _ in range(3):
+        with ThreadPoolExecutor() as pool:
+            pool.submit(wait).result(LONG)
+    block.__exit__(None, None, None)
+    assert (acc.global_step, acc.num_accumulated()) == (1, 0)
+
+
 def test_the_next_in_line_gets_what_was_given_up(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with ThreadPoolExecutor() as pool:

@@ -47,7 +47,7 @@ struct TakeRequest {
     bool seal;
     bool hold;  // opens the round instead of consuming it
     bool raise_departures;  // instead of waiting on, when processes that had applied are gone
-    pthread_t loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
+    ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
 };
 
 // A sparse member's tables, one in each lane.

@@ -428,7 +428,7 @@ class Handle {
     void take_in(OpenSegment& segment, TakenRound& taken, int64_t num_required, int64_t at_least,
                  std::optional<double> timeout, bool hold, bool raise_departures, const Caller* caller) {
         const Division* const division = taken.division(*segment.specs());
-        const pthread_t loop = caller ? caller->thread() : pthread_t{};
+        const ThreadNumber loop = caller ? caller->thread() : kNoThread;
         const TakeRequest request{num_required, at_least,         deadline_after(timeout),
                                   division,     taken.advances(), taken.seals(),
                                   hold,         raise_departures, loop};

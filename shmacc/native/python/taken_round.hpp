@@ -194,7 +194,7 @@ class HeldRounds {
         Opening& operator=(const Opening&) = delete;
         // for_loop: no thread has the round yet; see OwnRound.
         void add(uint64_t serial, bool for_loop) {
-            held_.rounds_.push_back({serial, for_loop ? pthread_t{} : pthread_self(), Origin(), false});
+            held_.rounds_.push_back({serial, for_loop ? kNoThread : this_thread(), Origin(), false});
         }
 
       private:
@@ -204,7 +204,7 @@ class HeldRounds {
     // Throws if this thread has a round open: it would wait for the round's end, which only it can bring about.
     void refuse_in_round() const {
         for (const Round& round : rounds_)
-            if (round.thread == pthread_self() && round.opened.is_here())
+            if (round.thread == this_thread() && round.opened.is_here())
                 throw Error(Failure::kFailedPrecondition,
                             "This thread has a round of this accumulator open; it must end before another "
                             "take or round");
@@ -236,7 +236,7 @@ class HeldRounds {
   private:
     struct Round {
         uint64_t serial;
-        pthread_t thread;
+        ThreadNumber thread;
         Origin opened;
         bool updated;
     };

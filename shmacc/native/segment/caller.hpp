@@ -14,22 +14,30 @@
 // round's end, that is an error, too. (A take by another handle waits in the queue: it may have a timeout.)
 #pragma once
 
-#include <pthread.h>
-
 #include <atomic>
 
 #include "segment/layout.hpp"
 
 namespace shmacc {
 
+// The number of the calling thread. No other thread of the process has or had it; pthread_self gives a new thread the
+// number of one that has ended, perhaps with a round open. kNoThread: none.
+using ThreadNumber = uint64_t;
+constexpr ThreadNumber kNoThread = 0;
+inline ThreadNumber this_thread() {
+    static std::atomic<ThreadNumber> last{kNoThread};
+    thread_local const ThreadNumber own = ++last;
+    return own;
+}
+
 class Caller {
   public:
-    pthread_t thread() const { return thread_; }
+    ThreadNumber thread() const { return thread_; }
     bool has_left() const { return left_; }
     void leave() { left_ = true; }
 
   private:
-    const pthread_t thread_ = pthread_self();
+    const ThreadNumber thread_ = this_thread();
     std::atomic<bool> left_{false};
 };
 
@@ -41,10 +49,10 @@ class OwnRound {
 
     // Needs all lanes' locks. loop: the event loop's thread, to which the round is offered; none: the round is
     // this thread's.
-    void opened(const RoundHolder& holder, pthread_t loop) {
+    void opened(const RoundHolder& holder, ThreadNumber loop) {
         token_ = holder.token;
-        thread_ = loop == pthread_t{} ? pthread_self() : loop;
-        offered_ = loop != pthread_t{};
+        thread_ = loop == kNoThread ? this_thread() : loop;
+        offered_ = loop != kNoThread;
         serial_ = holder.serial;
     }
     // The loop's thread calls this. False: the round was given up, or has ended, before another one was opened.
@@ -55,7 +63,7 @@ class OwnRound {
     }
     // Who has the open round, as seen by this thread, which is about to wait for the round's end.
     State to_this_thread(const RoundHolder& holder) const {
-        if (serial_ != holder.serial || token_ != holder.token || thread_ != pthread_self())
+        if (serial_ != holder.serial || token_ != holder.token || thread_ != this_thread())
             return State::kOthers;
         if (!offered_) return State::kThreads;
         return held_ == holder.serial ? State::kHeld : State::kOffered;
@@ -65,7 +73,7 @@ class OwnRound {
   private:
     std::atomic<uint64_t> serial_{0};
     std::atomic<uint64_t> token_{0};  // this process's; a forked child gets another token
-    std::atomic<pthread_t> thread_{};
+    std::atomic<ThreadNumber> thread_{kNoThread};
     std::atomic<bool> offered_{false};
     std::atomic<uint64_t> held_{0};  // serial of the round taken over; another one may be offered meanwhile
 };
