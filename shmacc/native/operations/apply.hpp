@@ -71,7 +71,7 @@ class Apply : public Operation {
                     continue;
                 } else if (!refused.still(session, pending, segment_.file()) &&
                            put_in_if_room(session, request, activity, given_back && pending == 0, refused)) {
-                    activity.entry().applied += static_cast<uint64_t>(request.count);
+                    activity.count(&Participant::applied, request.count);
                     wake_head_if_reached(session, head);
                     return true;
                 } else if (pending == 0) {
@@ -184,7 +184,7 @@ class Apply : public Operation {
     void drop(ApplySession& session, ActivityScope& activity, int64_t gradients) {
         session.state.dropped += static_cast<uint64_t>(gradients);
         session.commit();
-        activity.entry().dropped += static_cast<uint64_t>(gradients);
+        activity.count(&Participant::dropped, gradients);
     }
 
     // A gradient's contributor is looked up, and stored, in its own lane. A partial's contributors are looked up in all

@@ -64,6 +64,10 @@ class ActivityScope {
         store_relaxed(entry_.activity, uint32_t{activity});
     }
     Participant& entry() { return entry_; }
+    // Adds to a counter of the entry. Another thread of this process may do the same, in another lane.
+    void count(uint64_t Participant::* counter, int64_t gradients) {
+        __atomic_add_fetch(&(entry_.*counter), static_cast<uint64_t>(gradients), __ATOMIC_RELAXED);
+    }
 
   private:
     OpenSegment& segment_;
