@@ -282,6 +282,28 @@ def apply_until_told(name: str, *, pipe: Pipe) -> int:
     return count
 
 
+def test_a_task_that_waits_is_collected_with_its_loop(acc: Accumulator) -> None:
+    """As soon as its thread has ended. It refers to itself, by way of its coroutines."""
+
+    class Mark:
+        pass
+
+    async def wait(mark: Mark) -> None:
+        await acc.take_async(1)
+        del mark
+
+    loop, mark = asyncio.new_event_loop(), Mark()
+    known = weakref.ref(mark)
+    task = loop.create_task(wait(mark))
+    loop.run_until_complete(until_async(lambda: acc.stats().waiting > 0))
+    loop.close()
+    del loop, task, mark
+    acc.cancel()
+    until(lambda: threading.active_count() == 1)
+    gc.collect()
+    assert known() is None
+
+
 def test_many_cancellations_lose_nothing(acc: Accumulator) -> None:
     took = cancellations = 0
 

@@ -5,15 +5,22 @@
 namespace shmacc {
 namespace {
 
-int traverse_block(PyObject* self, visitproc visit, void* arg) {
+// For Python's garbage collector. Object: RoundBlock or Guarded.
+template <class Object>
+int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     if (!nb::inst_ready(self)) return 0;
-    return nb::inst_ptr<RoundBlock>(self)->visit([=](PyObject* held) { return visit(held, arg); });
+    return nb::inst_ptr<Object>(self)->visit([=](PyObject* held) { return visit(held, arg); });
 }
-int clear_block(PyObject* self) {
-    if (nb::inst_ready(self)) nb::inst_ptr<RoundBlock>(self)->clear();
+template <class Object>
+int clear(PyObject* self) {
+    if (nb::inst_ready(self)) nb::inst_ptr<Object>(self)->clear();
     return 0;
 }
+template <class Object>
+PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse<Object>)},
+                           {Py_tp_clear, reinterpret_cast<void*>(&clear<Object>)},
+                           {0, nullptr}};
 
 // The functions of a block that this package's coroutines and parameters use. Users see the block's own class, which
 // has only the methods of a ``with`` statement.
@@ -27,15 +34,13 @@ class BlockAccess {
 };
 
 void bind_blocks(nb::module_& m) {
-    static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_block)},
-                                  {Py_tp_clear, reinterpret_cast<void*>(clear_block)},
-                                  {0, nullptr}};
     const auto with_init = [](auto& bound) {
         bound.def(nb::init<nb::object, nb::object, int64_t, int64_t, std::optional<double>, bool>(),
                   nb::arg("handle"), nb::arg("make"), nb::arg("num_required"), nb::arg("at_least"),
                   nb::arg("timeout").none(), nb::arg("raise_departures"));
     };
-    nb::class_<RoundBlock> block(m, "RoundBlock", nb::type_slots(slots), nb::is_weak_referenceable());
+    nb::class_<RoundBlock> block(m, "RoundBlock", nb::type_slots(collected<RoundBlock>),
+                                 nb::is_weak_referenceable());
     with_init(block);
     nb::class_<BlockAccess>(m, "BlockAccess")
         .def(nb::init<nb::object>(), nb::arg("block"))
@@ -59,7 +64,7 @@ void bind_blocks(nb::module_& m) {
         .def("consume", [](BlockAccess& block) { return block->consume(); })
         .def("give_back", [](BlockAccess& block) { block->give_back(); });
 
-    nb::class_<Round, RoundBlock> round(m, "Round", nb::type_slots(slots), nb::is_generic());
+    nb::class_<Round, RoundBlock> round(m, "Round", nb::type_slots(collected<RoundBlock>), nb::is_generic());
     with_init(round);
     round
         .def("__enter__", &Round::enter,
@@ -85,7 +90,8 @@ Raises:
         ``set_global_step``, ``restore``), or since the handle was closed.
 )");
 
-    nb::class_<AsyncBlock, RoundBlock> async_block(m, "AsyncBlock", nb::type_slots(slots), nb::is_generic());
+    nb::class_<AsyncBlock, RoundBlock> async_block(m, "AsyncBlock", nb::type_slots(collected<RoundBlock>),
+                                                   nb::is_generic());
     with_init(async_block);
     async_block.def(
         "__aexit__",
@@ -111,7 +117,7 @@ Raises:
     });
 
     const auto itself = [](nb::handle self) { return nb::borrow(self); };
-    nb::class_<Guarded>(m, "Guarded")
+    nb::class_<Guarded>(m, "Guarded", nb::type_slots(collected<Guarded>))
         .def(nb::init<nb::object, nb::object>(), nb::arg("coroutine"), nb::arg("block"))
         .def("__await__", itself)
         .def("__iter__", itself)

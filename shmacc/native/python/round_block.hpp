@@ -100,7 +100,7 @@ class RoundBlock {
     }
     // Nobody gets the result: the handle keeps it if the round was consumed, else the round is given up.
     void give_back() {
-        if (consumed_)
+        if (consumed_ && handle_.is_valid())  // else it was cleared
             handle().keep(taken_);
         else
             give_up();
@@ -165,13 +165,7 @@ class Guarded {
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
     // An exception of the coroutine that awaits this may drop it before it has ended.
-    ~Guarded() {
-        if (ended_) return;
-        try {
-            nb::inst_ptr<RoundBlock>(block_)->give_back();
-        } catch (...) {  // no memory to keep what was taken
-        }
-    }
+    ~Guarded() { drop(); }
     nb::object send(nb::handle value) {
         return guarded([&] { return coroutine_.attr("send")(value); });
     }
@@ -179,12 +173,34 @@ class Guarded {
         return guarded([&] { return coroutine_.attr("throw")(*error); });
     }
     void close() {
-        guarded([&] { return coroutine_.attr("close")(); });
+        if (coroutine_.is_valid()) guarded([&] { return coroutine_.attr("close")(); });
+    }
+
+    // For Python's garbage collector: a task that waits refers to itself by way of its coroutines.
+    template <class Visit>
+    int visit(Visit visit) {
+        for (const nb::object* held : {&coroutine_, &block_})
+            if (held->is_valid())
+                if (const int result = visit(held->ptr())) return result;
+        return 0;
+    }
+    void clear() {
+        drop();
+        for (nb::object* held : {&coroutine_, &block_}) held->reset();
     }
 
   private:
+    void drop() {
+        if (std::exchange(ended_, true)) return;
+        try {
+            nb::inst_ptr<RoundBlock>(block_)->give_back();
+        } catch (...) {  // no memory to keep what was taken
+        }
+    }
     template <class Call>
     nb::object guarded(Call call) {
+        if (!coroutine_.is_valid())
+            throw Error(Failure::kFailedPrecondition, "The coroutine has been collected");
         try {
             return call();
         } catch (nb::python_error& error) {
