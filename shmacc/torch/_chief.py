@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, Self
@@ -100,10 +101,7 @@ class Chief:
         except BaseException:
             self._shared.close()
             raise
-        # If a chief died between its update and the commit, what it took is in the parameters. If a
-        # chief died in `close`, it left parameters without their group, and this group is new.
-        if self._updates.done > self._group.global_step and self._group.stats().update is None:
-            self._group.advance_step(self._updates.done)
+        self._catch_up()
         self._own = own
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
         placed = own if self._updates.places_buffers else self._parameters
@@ -114,6 +112,18 @@ class Chief:
         self._follow()
         for name, table in self._tables.items():
             rows_of(table).share(self._shared[name], trains=False)
+
+    def _catch_up(self) -> None:
+        """Move the group's step on to that of the parameters, if a dead chief did not.
+
+        If a chief died between its update and the commit, what it took is in the parameters. If a
+        chief died in `close`, it left parameters without their group, and this group is new. But a
+        chief that lives is about to end its round.
+        """
+        if self._updates.done > self._group.global_step:
+            stats = self._group.stats()
+            if stats.update is None and stats.round_pid is None:
+                self._group.advance_step(self._updates.done)
 
     def _check_kind(self, shared_name: str) -> None:
         if self._run[run.ASYNCHRONOUS] != self._asynchronous:
@@ -246,14 +256,20 @@ class Chief:
         ahead, self._ahead = self._ahead, None
         if isinstance(ahead, tuple):
             with suppress(ShmaccError), ahead[0]:
+                # Else another chief has ended it, and may be in a block now.
+                if ahead[1].round_step == self._group.global_step:
+                    self._updates.give_up()
                 raise ShmaccError("The round is given up")
 
     @contextmanager
     def _round(self, timeout: float | None, on_death: OnDeath, *, ahead: bool) -> Iterator[Update]:
+        seconds = arguments.timeout(timeout)
+        end = None if seconds is None else time.monotonic() + seconds
         while True:
             if not self._present:
                 raise FailedPreconditionError("All replicas have left")
-            with self._group.round(self._required(), timeout=timeout, on_death=on_death) as taken:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            with self._group.round(self._required(), timeout=left, on_death=on_death) as taken:
                 # While this chief waited, another one died between its update and the commit: these
                 # gradients are in that update.
                 done = taken.step < self._updates.done

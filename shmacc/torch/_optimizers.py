@@ -129,7 +129,8 @@ def _of_torch(
                 f"torch's {kind} has a parameter of shape {tuple(parameter.shape)} that is not the "
                 "model's"
             )
-        found[name] = optimizer
+        if found.setdefault(name, optimizer) != optimizer:
+            raise InvalidArgumentError(f"{name!r} is a parameter of two optimizers of torch")
         # With sparse gradients, torch's momentum moves rows that the gradients do not have.
         by_rows = kind == "SparseAdam" or (
             kind in {"SGD", "Adagrad"}

@@ -90,8 +90,7 @@ class Replica:
         self._shared_buffers = [
             (name, model.get_submodule(path.rpartition(".")[0]), on_model.in_memory(shared))
             for path, _ in model.named_buffers()
-            if (name := on_model.plain(path)) in members
-            and (shared := self._shared.get(name)) is not None
+            if (shared := self._shared.get(name := on_model.plain(path))) is not None
         ]
 
     def _check_rank(self) -> None:
@@ -132,10 +131,13 @@ class Replica:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.leave()
-        self._group.__exit__(kind, error, traceback)  # records the error if this replica failed
-        self.close()
+        with ExitStack() as last:
+            last.callback(self.close)
+            last.push(self._group)  # records the error if `leave` fails
+            if kind is None:
+                self.leave()
+            else:
+                self._group.__exit__(kind, error, traceback)  # records that this replica failed
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -198,7 +200,7 @@ class Replica:
             parameter.grad = None
         for rows in self._rows.values():
             rows.clear()
-        if self._asynchronous:
+        if self._asynchronous and not self._closed:
             self._follow(self._group.global_step)
         elif self.running:
             with suppress(FinishedError):
@@ -217,7 +219,9 @@ class Replica:
             if (pending := rows.gradient()) is not None
         }
         gradient |= {
-            name: own for name, own, shared in self._buffers() if not torch.equal(own, shared)
+            name: own
+            for name, own, shared in self._buffers()
+            if name in self._group.members and not torch.equal(own, shared)
         }
         contributor, step = self._rank, self._step
         if self._asynchronous:

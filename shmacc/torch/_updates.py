@@ -154,6 +154,10 @@ class InPlace:
             )
         self._run[run.UPDATING] = 1
 
+    def give_up(self) -> None:
+        """Note that the round that has begun is given up before its block: nothing is changed."""
+        self._run[run.UPDATING] = 0
+
     def end(
         self,
         taken: GroupTaken,
@@ -248,6 +252,9 @@ class Atomic:
         """Let the block see whole parameters."""
         if group.stats().update is not None:  # another chief has died since
             self.arrays.snapshot()
+
+    def give_up(self) -> None:
+        """Do nothing: no update has begun."""
 
     def end(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import shmacc
 from shmacc import errors, testing
-from shmacc.torch import Replica, SyncReplicas, _run
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,6 +164,63 @@ def test_a_replica_is_not_two_of_those_that_a_round_waits_for() -> None:
         assert replicas._group.num_accumulated() == 1
 
 
+def test_a_replica_that_cannot_leave_in_time_is_closed_all_the_same() -> None:
+    """It has failed, and the chief is told."""
+    other = one_layer()
+    with chief_of(one_layer(), 2) as replicas:
+        with (
+            pytest.raises(errors.DeadlineExceededError, match="step is still 0"),
+            Replica(other, NAME, 0, timeout=0.01) as replica,
+        ):
+            hand_over(replica, other)
+        assert not replica.running
+        with pytest.raises(errors.WorkerDiedError, match="DeadlineExceededError"):
+            replicas.round(timeout=LONG, on_death="raise").__enter__()
+
+
+@pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
+def test_a_step_of_a_closed_replica_is_in_no_update(kind: Any) -> None:
+    with pair(one_layer(), one_layer(), kind) as (_, replica):
+        replica.close()
+        assert replica.step() is False
+
+
+def test_replicas_that_leave_do_not_prolong_a_chiefs_wait() -> None:
+    chief = SyncReplicas(one_layer(), NAME, total_num_replicas=5, replicas_to_aggregate=1)
+    with chief as replicas, ThreadPoolExecutor(1) as executor:
+        leaving = [Replica(one_layer(), NAME, rank, timeout=LONG) for rank in range(4)]
+
+        def leave() -> None:
+            for replica in leaving:
+                time.sleep(0.4)
+                replica.leave()
+                replica.close()
+
+        left, began = executor.submit(leave), time.monotonic()
+        with pytest.raises(errors.DeadlineExceededError):
+            replicas.round(timeout=0.5).__enter__()
+        assert time.monotonic() - began < 1.5
+        assert not left.done()
+
+
+def test_a_second_chief_does_not_end_the_round_that_a_first_is_about_to_end() -> None:
+    """It comes between the first one's update and the commit."""
+    other = one_layer()
+    with pair(one_layer(), other) as (first, replica):
+        real, come = first._updates.end, []
+
+        def end(*args: Any) -> None:
+            real(*args)
+            come.append(chief_of(one_layer()))
+
+        first._updates.end = end  # type: ignore[method-assign]
+        hand_over(replica, other)
+        with first.round(timeout=LONG):
+            pass
+        assert replica.step()
+        come[0].close()
+
+
 MOVES: Final[dict[str, Callable[[nn.Module], Any]]] = {
     "double": nn.Module.double,
     "share_memory": nn.Module.share_memory,
@@ -284,6 +342,20 @@ def test_a_module_whose_sparse_is_something_else_and_that_assigns_its_buffer() -
         model.seen.fill_(7)
         replica._follow(replica._step)
         assert other.seen.item() == 7
+
+
+def test_a_replica_has_the_chiefs_mask() -> None:
+    """A buffer of booleans is no member of the group, and shared all the same."""
+    model, other = one_layer(), one_layer()
+    for each, on in (model, True), (other, False):
+        each.register_buffer("mask", torch.tensor([on, False]))
+    with pair(model, other) as (replicas, replica):
+        assert other.mask.tolist() == [True, False]
+        hand_over(replica, other)
+        with replicas.round(timeout=LONG):
+            model.get_buffer("mask").fill_(1)
+        assert replica.step()
+        assert other.mask.tolist() == [True, True]
 
 
 def test_gradients_with_a_graph_of_their_own() -> None:

@@ -145,6 +145,44 @@ def test_a_viewer_does_not_see_half_an_update() -> None:
         replica.close()
 
 
+def test_a_viewer_has_the_last_step_after_a_round_that_only_active_has_entered() -> None:
+    """No block has begun, so no parameter may be half updated."""
+    model, other = Words(), Words()
+    with (
+        SyncReplicas(model, NAME, total_num_replicas=1) as replicas,
+        Viewer(Words(3), NAME, timeout=LONG) as viewer,
+        Replica(other, NAME, 0, timeout=0.01) as replica,
+    ):
+        train(replicas, replica, other)
+        backward(other, 1)
+        hand_over(replica)
+        assert replicas.active == 1
+        assert replicas._group.stats().round_pid is not None
+        replicas.close()
+        assert list(viewer.steps()) == [1]
+
+
+def test_a_round_that_is_given_up_late_hides_no_half_update_of_another_chief() -> None:
+    model, other = Words(), Words()
+    with (
+        pair(model, other) as (first, replica),
+        SyncReplicas(Words(), NAME, total_num_replicas=1) as second,
+    ):
+        backward(other, 0)
+        hand_over(replica)
+        assert first.active == 1
+        second.load_state_dict(second.state_dict())  # ends the round that the first has entered
+        assert replica.step() is False
+        backward(other, 0)
+        hand_over(replica)
+        with pytest.raises(ZeroDivisionError), second.round(timeout=LONG):  # noqa: PT012
+            first._give_up()
+            raise ZeroDivisionError
+        with pytest.raises(errors.FailedPreconditionError, match="half updated"):
+            second.round(timeout=LONG).__enter__()
+        replica.close()
+
+
 def test_what_active_has_waited_for() -> None:
     """A round is the next one's; an error, too; and a checkpoint or the end gives it up."""
     model, other = Words(), Words()
