@@ -100,9 +100,19 @@ class ForwarderCore:
             return None
         if order.refused:
             return Do.STOP, 0
+        if self._must_tell_of_end(order):
+            return None
         return self._next_move(order) or (
             self._when_held(order) if order.hold else self._when_open(order)
         )
+
+    def _must_tell_of_end(self, order: Order) -> bool:
+        """Whether a process of the host has ended the run, and the owner may not know it.
+
+        A reset would begin the segment anew, and the end would be forgotten.
+        """
+        is_owners = self.fence is not None and self.fence.term == order.term
+        return self._is_finished and not order.finished and is_owners and self.fence != order.fence
 
     def _when_open(self, order: Order) -> Action | None:
         if self._held:

@@ -166,6 +166,7 @@ class OwnerCore(Rounds):
         if found.conflict is not None:
             return found.conflict
         if found.lost and self._grant is None:  # with a grant, the round comes first
+            found.told = len(found.lost)
             return Died(tuple(found.lost))
         living = [host for host in self._hosts if not host.lost]
         late = [] if self._grant is None else self._grant.waits_for(self._hosts)

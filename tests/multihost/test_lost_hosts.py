@@ -84,6 +84,32 @@ def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_ne
     assert isinstance(table.owner.ask("u", 2, table.now, tell=True), Waiting)
 
 
+def test_the_next_chief_learns_of_a_death_that_a_dead_chief_was_not_told() -> None:
+    table = Table("a", "b")
+    table.owner.ask("dead", 3, table.now, tell=True)
+    table.owner.ask("t", 3, table.now, tell=True)
+    table.hosts["b"][0].died((17,), (2,))
+    table.settle()
+    assert isinstance(table.owner.answer("t"), Waiting)
+    while table.owner.counters.lost_chiefs == 0:
+        table.pass_time(0.5, "a", "b")
+        table.owner.ask("t", 3, table.now, tell=True)
+    assert table.owner.answer("t") == Died((Loss("b", (17,), (2,)),))
+    table.owner.leave("t", table.now, consume=False)
+    assert isinstance(table.owner.ask("u", 3, table.now, tell=True), Waiting), "it was told once"
+
+
+def test_the_next_chief_learns_of_a_death_in_a_grant_in_which_another_left() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.owner.ask("t", 2, table.now, tell=True)  # the grant is made
+    table.hosts["b"][0].died((17,), (2,))
+    table.hear()
+    assert isinstance(table.owner.answer("t"), Waiting)
+    table.owner.leave("t", table.now, consume=False)  # by its timeout
+    table.settle()
+    assert table.owner.ask("u", 3, table.now, tell=True) == Died((Loss("b", (17,), (2,)),))
+
+
 def test_cancel_ends_waits_and_no_block() -> None:
     table = with_a_gradient_each("a")
     assert table.opened(1).count == 1

@@ -264,6 +264,18 @@ def test_a_process_of_one_host_ends_the_run_of_all() -> None:
     assert isinstance(table.ask(1), Finished)
 
 
+def test_a_reset_on_its_way_does_not_undo_the_end_that_a_process_has_made() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.owner.advance_step(3, table.now)
+    core, segment = table.hosts["a"]
+    core.receive(table.owner.order("a", core.report(table.now).incarnation))
+    segment.finished = True  # before the forwarder has looked again
+    assert table.act("a") == []
+    table.settle()
+    assert all(segment.finished for segment in table.segments)
+    assert table.steps == [3, 3]
+
+
 def test_a_host_that_joins_later_hears_of_it() -> None:
     table = Table("a")
     table.owner.finish(table.now)
