@@ -177,12 +177,15 @@ class Link:
         getattr(self._owner, method).remote(*args, **options)
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner; the last argument, `wait.parked()`, says how long it may keep the call.
+        """Call the owner; the last argument says how long it may keep the call.
+
+        That is `wait.parked()`, but no longer than the time between two heartbeats of a chief.
 
         Raises:
             As `call`; the owner has until the end of the wait to answer.
         """
-        return self.call(method, *args, wait.parked(), until=wait.until, **options)
+        parked = min(wait.parked(), self.config.timing.chief_lease / 4)
+        return self.call(method, *args, parked, until=wait.until, **options)
 
     def _no_answer(self) -> DeadlineExceededError:
         return DeadlineExceededError(
