@@ -71,6 +71,7 @@ class Replica:
             # An asynchronous replica's gradients get numbers that no replica had before, not even a
             # killed one of this rank.
             self._serial = secrets.randbits(run.SERIAL_BITS)
+            self._made = 0  # how many calls of `step` have returned
             self._handed: bool | None = None  # whether this step's gradient counts; None: not sent
             self._follow(self._step_without(run.LEAVING + self._rank))
             self._rows = {name: rows_of(found) for name, found in on_model.tables(model).items()}
@@ -206,6 +207,7 @@ class Replica:
             with suppress(FinishedError):
                 self._follow(self._group.wait_step(self._step, timeout=self._timeout))
         counts, self._handed = self._handed, None
+        self._made += 1
         # A gradient that a checkpoint or the end has dropped was accepted, but is in no update.
         return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
 

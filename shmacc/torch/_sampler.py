@@ -68,10 +68,15 @@ class StepSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """Yield each batch as a list of sample numbers, starting at the replica's step."""
         step = seen = self._replica.global_step
+        made = self._replica._made  # noqa: SLF001
         while self._replica.running and (self._epochs is None or step < self._epochs * self._steps):
             yield self.batch(step)
-            now = self._replica.global_step
-            step = step + 1 if now in {seen, seen + 1} else now  # asked for ahead; else it was set
+            now, before = self._replica.global_step, made
+            made = self._replica._made  # noqa: SLF001
+            # Asked for ahead, or this replica's step was an update; else that of a checkpoint was
+            # set, or the step is to be made again. An asynchronous replica need not see an update.
+            steps = {0, 1} if self._replica._asynchronous else {made - before} & {0, 1}  # noqa: SLF001
+            step = step + 1 if now - seen in steps else now
             seen = now
 
     def __len__(self) -> int:

@@ -290,6 +290,29 @@ def test_a_sampler_is_a_function_of_the_step() -> None:
                 StepSampler(DATA, replica, size)
 
 
+def test_a_sampler_repeats_the_batch_of_a_step_that_is_made_again() -> None:
+    """Here a block raised, and the chief went on from the checkpoint of the same step."""
+    model, other = Words(), Words()
+    with pair(model, other) as (replicas, replica):
+        sampler = StepSampler(DATA, replica, 10)
+        asked = iter(sampler)
+        assert next(asked) == sampler.batch(0)
+        train(replicas, replica, other)
+        assert next(asked) == sampler.batch(1)
+        saved = replicas.state_dict()
+        backward(other, 1)
+        hand_over(replica)
+        with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):
+            raise ZeroDivisionError
+        replicas.load_state_dict(saved)
+        assert replica.step() is False
+        assert next(asked) == sampler.batch(1)
+        train(replicas, replica, other)
+        assert next(asked) == sampler.batch(2)
+        assert next(asked) == sampler.batch(3), "asked for ahead"
+        replica.close()
+
+
 @pytest.mark.parametrize("compiled", ["all", "a part"])
 def test_compiled_models(compiled: str) -> None:
     """Of a replica, and of the chief; a checkpoint is that of a model that is not."""
