@@ -15,6 +15,7 @@ from shmacc._records.taken import GroupTaken
 from shmacc.errors import FinishedError
 from shmacc.ray._finding import warn_of_left
 from shmacc.ray._hosts import contributors_of_hosts, snapshot_of_hosts, stats_of_hosts
+from shmacc.ray._link import OPEN
 from shmacc.ray._making import find, make, new_config
 from shmacc.ray._parts import HostState, ShardedTaken, check_connected, chosen_nodes
 from shmacc.ray._round import Round
@@ -73,10 +74,10 @@ class AccumulatorGroup:
 
         Raises:
             InvalidArgumentError: A bad argument, or the cluster's group of this name disagrees.
+            AlreadyExistsError: `if_exists` is "error" and the cluster has a group of this name.
             FailedPreconditionError: Ray is not initialised; this process has another
-                ``SHMACC_NAMESPACE`` than its node; `if_exists` is "error" and the cluster has a
-                group of this name; or a node cannot have its segment, for instance since it has one
-                from earlier that disagrees. Nothing of a new group is left then.
+                ``SHMACC_NAMESPACE`` than its node; or a node cannot have its segment, for instance
+                since it has one from earlier that disagrees. Nothing of a new group is left then.
             DeadlineExceededError: The nodes have not started their parts.
         """
         check_connected()
@@ -336,17 +337,24 @@ class AccumulatorGroup:
         return stats_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 
     def close(self) -> None:
-        """Let go of the group. It stays in the cluster, unless `unlink_on_close`."""
+        """Let go of the group. It stays in the cluster, unless `unlink_on_close`.
+
+        A round of it that this process has open is given up; the end of its block raises.
+        """
         if self._unlink_on_close:
             self.unlink()
-        self._link.closed = True
+        if not self._link.closed:
+            for ticket, (link, _) in OPEN.copy().items():
+                if link is self._link:
+                    link.tell("do", "leave", ticket, consume=False)
+            self._link.closed = True
 
     def unlink(self) -> None:
-        """Remove the group: its actors, and the segments' names on all nodes.
+        """Remove the group: its actors, and the segments' names on all nodes. Also after `close`.
 
         A node that cannot be reached keeps its names: a warning (logger ``shmacc``) says so.
         """
-        if not self._link.closed:
+        if not self._link.removed:
             left = self._link.end()
-            self._link.closed = True
+            self._link.closed = self._link.removed = True
             warn_of_left(self.shared_name, left)

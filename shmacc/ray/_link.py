@@ -76,6 +76,7 @@ class Link:
         config: What the group was made with.
         plan: Which row is at which shard.
         closed: Whether the chief has let go of the group.
+        removed: Whether it has removed the group.
     """
 
     def __init__(self, config: Config, step: int | None, until: float | None = None) -> None:
@@ -86,7 +87,7 @@ class Link:
         self._gates.tell(owner, end)  # the owner may be new: another one has died
         self._owner = owner
         self.plan: Plan = Plan(self.config.members, self.config.shards)
-        self.closed = False
+        self.closed = self.removed = False
         self._hosts: dict[str, Any] = {}
 
     def host(self, name: str) -> Any | None:

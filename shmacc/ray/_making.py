@@ -13,6 +13,7 @@ from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
 from shmacc._opening.options import Options
 from shmacc.errors import (
+    AlreadyExistsError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -57,7 +58,9 @@ def make(config: Config) -> Link:
     wanted = living_nodes(config.hosts)
     existing = find_config(config.name)
     if existing is not None and if_exists == "error":
-        raise FailedPreconditionError(f"The cluster has a group {config.name!r} already")
+        raise AlreadyExistsError(f"The cluster has a group {config.name!r} already").with_fields(
+            shared_name=config.name
+        )
     if existing is not None and if_exists == "replace":
         Link(existing, None).end()
         existing = None

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import ray
-
 from shmacc._multihost.columns import Piece
 from shmacc._multihost.messages import BatchKey, Fence
 from shmacc.ray._parts import LOST
@@ -64,10 +62,11 @@ class Shipping:
             try:
                 call.result()
                 del self._pieces[shard]
-            except (*LOST, ray.exceptions.RayTaskError) as error:
-                if isinstance(error, ray.exceptions.RayTaskError) and shard not in self._refused:
+            except Exception as error:  # noqa: BLE001  a shard's, of this node or of another
+                if not isinstance(error, LOST) and shard not in self._refused:
                     self._refused.add(shard)
-                    _logger.warning("Shard %d does not keep its piece: %s", shard, error.cause)
+                    why = getattr(error, "cause", error)
+                    _logger.warning("Shard %d does not keep its piece: %s", shard, why)
                 self._lost(shard)
                 self._send_later(shard)
         for due in [due for due in self._again if due[0] <= time.monotonic()]:

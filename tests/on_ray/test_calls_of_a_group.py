@@ -26,6 +26,7 @@ from shmacc.errors import (
     WorkerDiedError,
 )
 from shmacc.ray._link import open_links
+from shmacc.ray._parts import find_actor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,6 +185,32 @@ def test_a_chief_that_another_one_has_replaced_removes_nothing_of_its(
             assert second.global_step == 0
             with shmacc.attach("replaced", timeout=60) as local:
                 assert local.running
+
+
+def test_a_close_in_the_block_gives_the_round_up_and_the_group_can_be_removed_after_it(
+    nodes: Nodes,
+) -> None:
+    members = {"m": shmacc.TensorSpec((), "float64")}
+    with nodes.on(0), shmacc.ray.AccumulatorGroup(members, "closed") as other:
+        first = shmacc.ray.AccumulatorGroup.attach("closed")
+        with shmacc.attach("closed", timeout=60) as local:
+            assert local.apply({"m": np.float64(2)}, 0)
+        with pytest.raises(FailedPreconditionError, match="is closed"), first.round(1, timeout=60):
+            first.close()
+        assert other.take(1, timeout=other._link.config.timing.chief_lease / 2).count == 1
+        other.close()
+        other.unlink()
+        wait_for(lambda: find_actor("closed/owner") is None)
+
+
+def test_a_wait_that_is_longer_than_a_short_lease_of_chiefs_goes_on(nodes: Nodes) -> None:
+    members, timing = {"m": shmacc.TensorSpec((), "float64")}, shmacc.ray.Timing(chief_lease=0.5)
+    with (
+        nodes.on(0),
+        shmacc.ray.AccumulatorGroup(members, "short", timing=timing, unlink_on_close=True) as short,
+        pytest.raises(DeadlineExceededError, match="0 of the 1 required"),
+    ):
+        short.take(1, timeout=2)
 
 
 def test_a_take_that_fails_leaves_the_round_of_another_thread_open(

@@ -18,6 +18,7 @@ from on_ray.books import MEMBERS, Books, wait_for
 import shmacc
 import shmacc.ray
 from shmacc.errors import (
+    AlreadyExistsError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -156,7 +157,7 @@ def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> Non
         group.take(0)
     with pytest.raises(NotFoundError):
         shmacc.ray.AccumulatorGroup.attach("no-such-group")
-    with pytest.raises(FailedPreconditionError, match="has a group 'model' already"):
+    with pytest.raises(AlreadyExistsError, match="has a group 'model' already"):
         shmacc.ray.AccumulatorGroup(MEMBERS, "model", if_exists="error")
     with pytest.raises(InvalidArgumentError, match="'rest'"):
         shmacc.ray.AccumulatorGroup({"rows": MEMBERS["rows"]}, "model")
