@@ -114,6 +114,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         self._keepers: dict[str, Any] = {}  # by node; each was sent all arrays first
         self._given: dict[str, Any] = {}  # the last call to nodes that have not answered it
+        self._patience: dict[str, float] = {}  # seconds for the next answer of nodes that were slow
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gates = Gates(shared_name, self._hosts)
         self._fed = frozenset({self._here})  # nodes that have got everything
@@ -289,7 +290,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             if (last := self._given.get(node)) and not ray.wait([last], timeout=0)[0]:
                 continue
             self._given[node] = call = self._give(node, time.monotonic())
-            if not ray.wait([call], timeout=until_asked())[0]:
+            if not self._answers_in_time(node, call):
                 del self._keepers[node]
                 continue
             try:
@@ -299,6 +300,24 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 self._refused.add(node)  # not fed again until `publish` raises this
                 raise
         self._open_gates(time.monotonic() + ANSWER)
+
+    def _answers_in_time(self, node: str, call: Any) -> bool:
+        """Whether a node answers the call that has sent it everything, while nothing is published.
+
+        A later answer would be of arrays that others may have rows of since. So a node that was too
+        slow has twice as long the next time: large arrays take their time.
+        """
+        seconds = self._patience.pop(node, until_asked())
+        end = time.monotonic() + seconds
+        while not ray.wait([call], timeout=until_asked(end))[0]:
+            lost: set[str] = set()
+            with contextlib.suppress(DeadlineExceededError, FailedPreconditionError):
+                until = time.monotonic() + ANSWER
+                lost = lost.union(*(link.lost(until) for link in open_links()))
+            if time.monotonic() >= end or node in lost or self._stop.is_set():
+                self._patience[node] = min(2 * seconds, PATIENCE)
+                return False
+        return True
 
     def _keeper(self, node: str) -> str:
         return f"{self._name}/keeper {node}"

@@ -18,6 +18,7 @@ from on_ray.books import end_training
 import shmacc
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
+from shmacc.ray import _waits
 from shmacc.ray._head import living_nodes
 from shmacc.ray._parts import NAMESPACE
 
@@ -112,8 +113,15 @@ def test_a_keeper_that_dies_before_or_while_it_writes_costs_nothing(training: Tr
         training.round()
 
 
-def test_a_node_that_joins_has_everything_before_the_next_round(training: Training) -> None:
-    """Rounds wait for its worker, which waits for the arrays; nobody publishes meanwhile."""
+@pytest.mark.parametrize("unanswered", [0.5, 0.0001], ids=["small", "large"])
+def test_a_node_that_joins_has_everything_before_the_next_round(
+    training: Training, unanswered: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds wait for its worker, which waits for the arrays; nobody publishes meanwhile.
+
+    Large arrays take longer than the first answer is waited for.
+    """
+    monkeypatch.setattr(_waits, "_UNANSWERED", unanswered)
     for _ in range(3):
         training.round()
     late = training.nodes.add()
