@@ -25,17 +25,29 @@ _Answer = TypeVar("_Answer")
 
 _lock = threading.Lock()
 _open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # by head and question: when asked
+_late: dict[tuple[str, str], object] = {}  # answers that came when their callers had gone
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
 
 
-def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) -> _Answer:
+def answer_of_head(
+    question: str, ask: Callable[[], _Answer], seconds: float, *, late: bool = False
+) -> _Answer:
     """Return what ``ask()`` returns, or what a call that is already asking the same gets.
+
+    Args:
+        question: What is asked.
+        ask: Asks it.
+        seconds: How long to wait.
+        late: Whether an answer that comes later is kept for the next caller: one that asks again
+            and again, each time for less than a busy head takes, would never get one.
 
     Raises:
         DeadlineExceededError: The question has been open for `seconds`.
     """
     key = _head(), question
     with _lock:
+        if late and (kept := _late.pop(key, None)) is not None:
+            return kept  # type: ignore[return-value]
         if key not in _open:
             # The thread needs the lock. If it cannot be started, the question is not open.
             threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
@@ -47,6 +59,8 @@ def answer_of_head(question: str, ask: Callable[[], _Answer], seconds: float) ->
     try:
         return answer.result(max(0.0, began + seconds - time.monotonic()))  # type: ignore[return-value]
     except (TimeoutError, ray.exceptions.GetTimeoutError, ray.exceptions.RpcError):
+        if late:
+            answer.add_done_callback(lambda _: _keep(key, answer))
         raise DeadlineExceededError(
             "Ray's head does not answer: it is being started again, or cut off"
         ) from None
@@ -83,6 +97,12 @@ def kill(actor: Any) -> None:
 
 def _head() -> str:
     return str(ray.get_runtime_context().gcs_address)
+
+
+def _keep(key: tuple[str, str], answer: "Future[object]") -> None:
+    if answer.exception() is None:
+        with _lock:
+            _late[key] = answer.result()
 
 
 def _ask(key: tuple[str, str], ask: Callable[[], object]) -> None:

@@ -167,7 +167,11 @@ class OwnerActor:
         kept: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                alive = await asyncio.to_thread(living_nodes, self._config.hosts)
+                try:
+                    alive = await asyncio.to_thread(living_nodes, self._config.hosts)
+                except Exception:
+                    _logger.exception("Ray does not say which nodes are alive")
+                    alive = set(kept)
                 for node in alive - kept.keys():
                     self._since[node] = time.monotonic()
                     kept[node] = asyncio.ensure_future(self._keep(node))

@@ -77,13 +77,15 @@ def find(config: Config, part: str) -> Any | None:
     For callers that look again: a forwarder, whose thread must not wait, and a chief in a round.
     """
     try:
-        return find_actor(config.actor(part), _MOMENT)
+        return find_actor(config.actor(part), _MOMENT, late=True)
     except DeadlineExceededError:
         return None
 
 
-def find_actor(name: str, seconds: float = LONG) -> Any | None:
+def find_actor(name: str, seconds: float = LONG, *, late: bool = False) -> Any | None:
     """Return the handle of an actor of that name; None: there is none now.
+
+    `late` is as for `answer_of_head`.
 
     Raises:
         DeadlineExceededError: Ray's head has not answered.
@@ -95,7 +97,7 @@ def find_actor(name: str, seconds: float = LONG) -> Any | None:
         except ValueError:
             return None
 
-    return answer_of_head(f"actor {name}", ask, seconds)
+    return answer_of_head(f"actor {name}", ask, seconds, late=late)
 
 
 def make_actor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -23,7 +24,8 @@ from shmacc.errors import (
     NotFoundError,
     ShmaccError,
 )
-from shmacc.ray import _parts
+from shmacc.ray import _owner, _parts
+from shmacc.ray._head import answer_of_head
 from shmacc.ray._parts import NAMESPACE, find_actor
 from shmacc.ray._round import Round
 
@@ -275,3 +277,48 @@ def test_removing_a_group_says_which_nodes_did_not_answer(
     for name in left:
         with contextlib.suppress(FileNotFoundError):  # it may have gone on before it was ended
             os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_head_that_is_slower_than_each_wait_is_heard_all_the_same() -> None:
+    """A forwarder looks for its owner again and again, and waits for a moment each time."""
+
+    def ask() -> str:
+        time.sleep(1)
+        return "found"
+
+    found, tries = None, 0
+    while found is None and tries < 100:
+        tries += 1
+        with contextlib.suppress(DeadlineExceededError):
+            found = answer_of_head("a slow question", ask, 0.1, late=True)
+        time.sleep(0.2)
+    assert found == "found"
+    assert tries > 1
+
+
+def test_an_owner_tends_its_nodes_again_after_its_head_did_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: Any = iter([DeadlineExceededError("away"), {"a node"}])
+    tended: list[str] = []
+
+    def living_nodes(_: object) -> set[str]:
+        found = next(answers, {"a node"})
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    async def keep(node: str) -> None:
+        tended.append(node)
+
+    async def tend() -> None:
+        owner = _owner.OwnerActor(_parts.Config("g", {}, "MEAN", {}, 1, None, TIMING, 7), 0)
+        monkeypatch.setattr(owner, "_keep", keep)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(owner._tend(), 1)
+
+    monkeypatch.setattr(_owner, "living_nodes", living_nodes)
+    monkeypatch.setattr(_owner, "_LOOK_FOR_NODES", 0.05)
+    asyncio.run(tend())
+    assert tended == ["a node"]
