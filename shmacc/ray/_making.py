@@ -22,7 +22,7 @@ from shmacc.errors import (
 from shmacc.ray._finding import find_config, warn_of_left
 from shmacc.ray._head import living_nodes
 from shmacc.ray._link import Link
-from shmacc.ray._parts import Config
+from shmacc.ray._parts import Config, counters_of
 
 _START = 120.0  # seconds for nodes to make their segments
 _LOOK = 0.05  # seconds between two looks for a change
@@ -39,6 +39,7 @@ def new_config(
 ) -> Config:
     """Check the arguments for a group, and fill in what is not given."""
     names.segment_name(shared_name)
+    names.segment_name(counters_of(shared_name))  # its longest name on a node
     with AccumulatorGroup(members, reduction_type=reduction_type) as group:
         specs, reduction = group.members, group.reduction_type
     found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(hosts)))

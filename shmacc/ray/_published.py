@@ -233,6 +233,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             raise self._replaced()
         self._given.pop(node, None)
         self._refused.discard(node)
+        self._are_fed({node})  # by this call, or by an earlier one that was not waited for
         return True
 
     def _open_gates(self, until: float) -> None:
@@ -294,8 +295,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 del self._keepers[node]
                 continue
             try:
-                if self._has_answered(node, call):
-                    self._are_fed({node})
+                self._has_answered(node, call)
             except Exception:
                 self._refused.add(node)  # not fed again until `publish` raises this
                 raise

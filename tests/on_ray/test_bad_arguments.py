@@ -35,6 +35,7 @@ _SPECS = {"m": shmacc.TensorSpec((), "float64")}
         {"timing": 5},
         {"members": {"m": shmacc.IndexedSlicesSpec((), "float64")}},
         {"shared_name": "a/b"},
+        {"shared_name": "refused" + 185 * "d"},
     ],
 )
 def test_a_bad_argument_is_refused_before_anything_is_made(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 from helpers.support import stopped
-from on_ray.books import end_training
+from on_ray.books import end_training, wait_for
 
 import shmacc
 import shmacc.ray
@@ -231,6 +232,24 @@ def test_a_chief_on_another_node_goes_on(training: Training) -> None:
     training.arrays = shmacc.ray.PublishedArrays(CONTENTS, "values.arrays")
     for _ in range(3):
         training.round()
+
+
+def test_a_node_that_one_publish_did_not_wait_for_is_fed_by_the_next(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the owner would keep steps from it for ever."""
+    monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
+    contents = {"a": np.zeros(3)}
+    with shmacc.ray.PublishedArrays(contents, "late.arrays", unlink_on_close=True) as arrays:
+        late = nodes.add()
+        try:
+            wait_for(lambda: nodes.id(late) in living_nodes(None))
+            with contextlib.suppress(DeadlineExceededError):  # its keeper takes longer to start
+                arrays.publish({}, timeout=0)
+            arrays.publish({})
+            assert nodes.id(late) in arrays._fed
+        finally:
+            nodes.remove(late)
 
 
 def test_what_makes_no_sense_is_refused(training: Training) -> None:
