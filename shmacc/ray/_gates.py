@@ -28,6 +28,7 @@ class Gates:
     def __init__(self, by: str, hosts: frozenset[str] | None) -> None:
         self._by, self._hosts = by, hosts
         self._links: dict[str, set[Link]] = {}  # by node: links to owners that closed its gate
+        self._unsure: dict[Link, set[str]] = {}  # nodes of these whose owners have not answered
         self._told: frozenset[Link] = frozenset()  # owners who know which nodes are fed
 
     @property
@@ -39,10 +40,15 @@ class Gates:
         """Have the owners of all open rounds close these nodes' gates."""
         asked = set(nodes)
         for link in open_links():
-            if new := {node for node in asked if link not in self._links.get(node, ())}:
-                link.gate(new, self._by, until, closed=True)
+            known = {node for node in asked if link in self._links.get(node, ())}
+            if new := asked - (known - self._unsure.get(link, set())):
+                # An owner that does not answer in time may close them later: so they are known.
                 for node in new:
                     self._links.setdefault(node, set()).add(link)
+                self._unsure.setdefault(link, set()).update(new)
+                link.gate(new, self._by, until, closed=True)
+                if left := self._unsure.pop(link) - new:
+                    self._unsure[link] = left
 
     def tell_new_owners(self, fed: frozenset[str], until: float) -> None:
         """Tell owners of open rounds which nodes are fed, unless they know it already.

@@ -19,6 +19,7 @@ from on_ray.books import end_training, wait_for
 import shmacc
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError
+from shmacc.ray import _gates
 from shmacc.ray._head import living_nodes
 from shmacc.ray._link import Link
 from shmacc.ray._parts import NAMESPACE
@@ -232,3 +233,38 @@ def test_a_gate_that_could_not_be_opened_is_tried_again(
         monkeypatch.setattr(Link, "gate", gate)
     training.rounds(5, 3)  # with its worker
     assert tries[:2] == [{training.nodes.id(2)}] * 2
+
+
+class SilentOwner:
+    """A link to an owner that does what it is told, and answers the first call too late."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.gates: set[str] = set()
+        self.calls = 0
+
+    def gate(self, hosts: set[str], by: str, until: float, *, closed: bool) -> None:  # noqa: ARG002
+        (self.gates.update if closed else self.gates.difference_update)(hosts)
+        self.calls += 1
+        if self.calls == 1:
+            raise DeadlineExceededError("the owner is stopped, and does this when it goes on")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_gate_may_be_closed_though_the_owner_has_not_said_so(
+    monkeypatch: pytest.MonkeyPatch, *, again: bool
+) -> None:
+    link: Any = SilentOwner()
+    monkeypatch.setattr(_gates, "open_links", lambda: {link})
+    gates = _gates.Gates("publisher", None)
+    with pytest.raises(DeadlineExceededError):
+        gates.close({"node"}, 0)
+    if again:
+        gates.close({"node"}, 0)
+        gates.close({"node"}, 0)
+        assert link.calls == 2, "it was not known before"
+    assert gates.nodes == link.gates == {"node"}
+    gates.open("node", 0)
+    assert not gates.nodes
+    assert not link.gates
