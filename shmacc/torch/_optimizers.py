@@ -121,7 +121,7 @@ def _of_torch(
     given: OptimizerOfTorch, parameters: Mapping[str, nn.Parameter], sparse: Collection[str]
 ) -> dict[str, optim.Optimizer]:
     names = {id(parameter): name for name, parameter in parameters.items()}
-    found = {}
+    found: dict[str, optim.Optimizer] = {}
     for kind, parameter, optimizer in given.parts:
         name = names.get(id(parameter))
         if name is None:

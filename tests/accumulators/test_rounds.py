@@ -225,19 +225,19 @@ def apply_when_told(name: str, *, pipe: Pipe) -> None:
 def test_a_close_between_the_commit_and_the_waiting_thread_leaves_no_round_open(
     acc: ConditionalAccumulator, waits: str
 ) -> None:
-    def chief(accumulator: ConditionalAccumulator) -> None:
-        with accumulator.round(1):
+    def chief(own: ConditionalAccumulator) -> None:
+        with own.round(1):
             pass
 
-    async def chief_of_a_loop(accumulator: ConditionalAccumulator) -> None:
-        async with accumulator.round_async(1):
+    async def coroutine(own: ConditionalAccumulator) -> None:
+        async with own.round_async(1):
             pass
 
     def closed_while_a_round_begins() -> bool:
         """False when the waiting thread was first: its block ended before the close."""
-        other = shmacc.attach(acc.shared_name)
+        other = ConditionalAccumulator.attach(acc.shared_name)
         ended = executor.submit(
-            chief if waits == "thread" else lambda own: asyncio.run(chief_of_a_loop(own)), other
+            lambda: chief(other) if waits == "thread" else asyncio.run(coroutine(other))
         )
         until(lambda: acc.stats().waiting > 0)
         sys.setswitchinterval(LONG)  # the thread commits without the GIL, and does not get it

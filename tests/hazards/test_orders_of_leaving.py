@@ -192,7 +192,8 @@ def test_a_child_of_several_threads(
     method: str, leave: Callable[[ConditionalAccumulator], None], applies: int
 ) -> None:
     with ConditionalAccumulator("f8", (), "threads", unlink_on_close=True) as acc:
-        process = multiprocessing.get_context(method).Process(target=leave, args=(acc,))
+        context: Any = multiprocessing.get_context(method)
+        process = context.Process(target=leave, args=(acc,))
         process.start()
         process.join()
         assert process.exitcode == 0

@@ -213,7 +213,7 @@ def test_a_second_chief_does_not_end_the_round_that_a_first_is_about_to_end() ->
             real(*args)
             come.append(chief_of(one_layer()))
 
-        first._updates.end = end  # type: ignore[method-assign]
+        first._updates.end = end
         hand_over(replica, other)
         with first.round(timeout=LONG):
             pass

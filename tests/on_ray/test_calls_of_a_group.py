@@ -193,7 +193,7 @@ def test_a_close_in_the_block_gives_the_round_up_and_the_group_can_be_removed_af
     members = {"m": shmacc.TensorSpec((), "float64")}
     with nodes.on(0), shmacc.ray.AccumulatorGroup(members, "closed") as other:
         first = shmacc.ray.AccumulatorGroup.attach("closed")
-        with shmacc.attach("closed", timeout=60) as local:
+        with shmacc.AccumulatorGroup.attach("closed", timeout=60) as local:
             assert local.apply({"m": np.float64(2)}, 0)
         with pytest.raises(FailedPreconditionError, match="is closed"), first.round(1, timeout=60):
             first.close()

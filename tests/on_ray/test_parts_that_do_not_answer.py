@@ -307,7 +307,7 @@ def test_an_owner_tends_its_nodes_again_after_its_head_did_not_answer(
         found = next(answers, {"a node"})
         if isinstance(found, Exception):
             raise found
-        return found  # type: ignore[no-any-return]
+        return found
 
     async def keep(node: str) -> None:
         tended.append(node)

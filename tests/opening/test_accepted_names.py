@@ -17,14 +17,14 @@ NAMESPACE: Final = "SHMACC_NAMESPACE"
 
 
 def test_names_refused(namespace: str) -> None:
-    for bad in ("a/b", "/a", "a b", "naïve", "x" * 201, "a\n", "a\0b", "*", 5, b"a", 0, False, []):
-        name: Any = bad
+    name: Any
+    for name in ("a/b", "/a", "a b", "naïve", "x" * 201, "a\n", "a\0b", "*", 5, b"a", 0, False, []):
         for kind in KINDS:
             with refused():
                 kind(np.float32, shared_name=name)
-        if isinstance(bad, str):
+        if isinstance(name, str):
             with refused():
-                shmacc.attach(bad)
+                shmacc.attach(name)
         assert in_shared_memory(namespace) == []
 
 
