@@ -7,7 +7,6 @@ shmacc-inspect.1  the manual page, from the parsers
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import enum
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc import inspection
-from shmacc_inspect import PROGRAM, output, parsers
+from shmacc_inspect import PROGRAM, arguments, options, output, parsers
 from shmacc_inspect.output import ANSWERS, descriptions
 
 if TYPE_CHECKING:
@@ -30,19 +29,11 @@ PAGE: Final = FOLDER / f"{PROGRAM}.1"
 _WIDTH: Final = 118
 _NAMES: Final = {name: getattr(inspection, name) for name in inspection.__all__}
 _SIMPLE: Final = {
-    int: "integer",
+    int: ["integer"],
     float: ["number", "null"],  # null: infinite
-    str: "string",
-    bool: "boolean",
-    types.NoneType: "null",
-}
-_STATUS: Final = {
-    0: "fine",
-    1: "found something wrong (check), or failed",
-    2: "usage",
-    3: "no such name",
-    124: "timed out (wait)",
-    130: "ended by Ctrl-C",
+    str: ["string"],
+    bool: ["boolean"],
+    types.NoneType: ["null"],
 }
 
 
@@ -129,15 +120,16 @@ def _reference(record: type) -> dict[str, str]:
 
 def _type(hint: Any) -> dict[str, Any]:
     parts, origin = typing.get_args(hint), typing.get_origin(hint)
-    match origin:
-        case types.UnionType | typing.Union:
-            return {"anyOf": [_type(part) for part in parts]}
-        case builtins.list | builtins.tuple:
-            return {"type": "array", "items": _type(parts[0])}
-        case builtins.dict:
-            return {"type": "object", "additionalProperties": _type(parts[1])}
-    if hint in _SIMPLE:
-        return {"type": _SIMPLE[hint]}
+    union = parts if origin in {types.UnionType, typing.Union} else (hint,)
+    if all(part in _SIMPLE for part in union):
+        kinds = list(dict.fromkeys(kind for part in union for kind in _SIMPLE[part]))
+        return {"type": kinds if len(kinds) > 1 else kinds[0]}
+    if len(union) > 1:
+        return {"anyOf": [_type(part) for part in union]}
+    if origin in {list, tuple}:
+        return {"type": "array", "items": _type(parts[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _type(parts[1])}
     if origin is typing.Literal or issubclass(hint, enum.StrEnum):
         return {"enum": list(parts or hint)}
     return _reference(hint)
@@ -156,16 +148,21 @@ def manual() -> str:
         ".SH DESCRIPTION",
         "A NAME is an accumulator's shared_name in the namespace that SHMACC_NAMESPACE or",
         "\\-\\-namespace sets, or a segment's whole name in /dev/shm, which starts with",
-        "\\(lqshmacc.\\(rq.",
-        "Where several names can be given, globs can, too.",
+        "\\(lqshmacc.\\(rq, or a glob in quotes.",
+        "Without a NAME, list, watch, check, clean and metrics look at all segments.",
     ]
     for verb in parsers.VERBS:
         lines += _section(verb)
-    lines += [".SH OPTIONS WITHOUT A VERB", *_options(parsers.top_parser())]
-    lines += [".SH EXIT STATUS"]
-    for status, meaning in _STATUS.items():
-        lines += [".TP", f".B {status}", _text(meaning)]
+    common = parsers.Parser("", "", "")
+    options.add_common(common)
+    status = " ".join(parsers.EXAMPLES.partition("Exit status: ")[2].split())
     lines += [
+        ".SH OPTIONS OF EVERY VERB",
+        *_options(common.declared()),
+        ".SH OPTIONS WITHOUT A VERB",
+        *_options(parsers.top_parser().declared()[1:]),
+        ".SH EXIT STATUS",
+        _text(status),
         ".SH ENVIRONMENT",
         ".TP",
         ".B SHMACC_NAMESPACE",
@@ -181,9 +178,12 @@ def manual() -> str:
 
 
 def _section(verb: str) -> list[str]:
-    parser = parsers.parser_of(verb)
-    lines = [f".SH {verb.upper()}", *_paragraphs(parser.description or ""), *_options(parser)]
-    return [*lines, ".PP", ".nf", *map(_text, (parser.epilog or "").splitlines()), ".fi"]
+    found = arguments.VERBS[verb]
+    parser = parsers.Parser("", "", "")
+    found.declare(parser)
+    own = [action for action in parser.declared()[1:] if action.option_strings]  # without --help
+    lines = [f".SH {verb.upper()}", *_paragraphs(found.description), *_options(own)]
+    return [*lines, ".PP", ".nf", "Examples:", *map(_text, found.examples.splitlines()), ".fi"]
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -193,19 +193,16 @@ def _paragraphs(text: str) -> list[str]:
     return lines
 
 
-def _options(parser: parsers.Parser) -> list[str]:
+def _options(actions: list[argparse.Action]) -> list[str]:
     lines = []
-    for action in parser.declared():
-        names = ", ".join(action.option_strings) or str(action.metavar)
+    for action in actions:
+        names = ", ".join(action.option_strings)
         value = ""
-        if action.option_strings and action.nargs is None:
+        if action.nargs is None:
             value = f" {action.metavar or '{' + ','.join(action.choices or ()) + '}'}"
-        lines += [".TP", f".B {_text(names)}{_text(value)}", _text(_help(action))]
+        said = " ".join((action.help or "").split())
+        lines += [".TP", f".B {_text(names)}{_text(value)}", _text(said)]
     return lines
-
-
-def _help(action: argparse.Action) -> str:
-    return " ".join((action.help or "").split())
 
 
 def _text(text: str) -> str:
