@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 
 PINS := constraints/newest.txt
 BUILD_PINS := $(PINS)
+ALL_PINS := --constraint constraints/newest.txt --constraint constraints/home.txt
 STRICT := --config-settings cmake.define.SHMACC_WARNINGS_ARE_ERRORS=ON
 SOURCES := $(shell find shmacc tools/inspect/shmacc_inspect -type f -not -name '*.pyc' -not -name '*.so')
 # An environment with other build options has a wheel of its own.
@@ -46,7 +47,7 @@ SOAK_SECONDS ?= 600
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
-demo: $(VENV)/.plot ## train word embeddings in several processes, with a live picture
+demo: $(VENV)/.tested ## train word embeddings in several processes, with a live picture
 	$(BIN)/python tools/demo/demo.py $(DEMO)
 
 editable: ## install the tree itself, in .venv-editable; again after a change of C++, which compiles what changed
@@ -54,7 +55,7 @@ editable: ## install the tree itself, in .venv-editable; again after a change of
 	.venv-editable/bin/pip install --quiet --constraint $(PINS) --no-build-isolation --editable . \
 		--config-settings build-dir=build/.venv-editable $(STRICT)
 
-test: $(VENV)/.test lint ## style, types, and all tests against the built wheel
+test: $(VENV)/.lint lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 smoke: $(VENV)/.tested ## about 300 of the tests
@@ -69,7 +70,7 @@ environment-lowest:
 test-home: .venv-home/.installed ## tests with torch, JAX, SciPy and others, in an environment of their own
 	.venv-home/bin/pytest --numprocesses 2 --dist worksteal $(or $(TESTS),tests/home)
 
-lint: $(VENV)/.test ## style and types
+lint: $(VENV)/.lint ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(shell find shmacc/native -name "*.?pp")
@@ -81,7 +82,7 @@ coverage: ## count the lines that the tests reach, into build/coverage and docs/
 		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
 	bash tools/chores/coverage.sh $(TESTS)
 
-dist: $(VENV)/.dist ## build what is published, into dist/, and use it under every Python that is found
+dist: $(VENV)/.dist $(VENV)/.lint ## build what is published, into dist/, and use it under every Python that is found
 	rm -rf dist $(BUILT)/dist
 	PIP_CONSTRAINT=$(CURDIR)/$(PINS) $(BIN)/python -m build --sdist --outdir $(BUILT)/dist
 	set -e; found=$$($(PYTHON) tools/chores/interpreters.py); for python in $$found; do \
@@ -114,7 +115,7 @@ simulate: $(VENV)/.installed ## simulate rounds over up to 300 hosts, and print 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
 	.venv-ray/bin/python -P tools/multihost/ray_bench.py $(BENCH_RAY)
 
-soak: $(VENV)/.test ## kill workers and takers at random for SOAK_SECONDS, and keep the books
+soak: $(VENV)/.lint ## kill workers and takers at random for SOAK_SECONDS, and keep the books
 	$(BIN)/python tools/soak/soak.py --seconds $(SOAK_SECONDS)
 
 soak-ray: .venv-ray/.installed ## kill, freeze, cut off and replace parts of a Ray cluster for SOAK_SECONDS, and keep the books
@@ -139,7 +140,7 @@ compare: .venv-bench/.installed ## train a model by each way that one chooses be
 bench: .venv-bench/.installed ## measure beside TensorFlow, torch and others; ten minutes, BENCH=--quick: two
 	.venv-bench/bin/python tools/bench/bench.py run --output build/bench.md $(BENCH)
 
-reference: $(VENV)/.test ## write the JSON schema, manual page and pictures of shmacc-inspect anew
+reference: $(VENV)/.lint ## write the JSON schema, manual page and pictures of shmacc-inspect anew
 	$(BIN)/python tools/inspect/pictures.py
 	$(BIN)/python tools/inspect/reference.py
 
@@ -167,24 +168,12 @@ $(VENV)/.installed: $(WHEELS)/.made $(VENV)/.pip
 	$(BIN)/pip install --quiet --constraint $(PINS) $(WHEELS)/shmacc-*.whl
 	touch $@
 
-$(VENV)/.plot: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint $(PINS) --group plot
+$(VENV)/.tested: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint $(PINS) --group plot --group test
 	touch $@
 
-$(VENV)/.tested: $(VENV)/.plot
-	$(BIN)/pip install --quiet --constraint $(PINS) --group test
-	touch $@
-
-$(VENV)/.test: $(VENV)/.tested
-	$(BIN)/pip install --quiet --constraint $(PINS) --group lint
-	touch $@
-
-$(VENV)/.coverage: $(VENV)/.tested
-	$(BIN)/pip install --quiet --constraint $(PINS) --group coverage
-	touch $@
-
-$(VENV)/.dist: $(VENV)/.test
-	$(BIN)/pip install --quiet --constraint $(PINS) --group dist
+$(VENV)/.lint $(VENV)/.coverage $(VENV)/.dist: $(VENV)/.%: $(VENV)/.tested
+	$(BIN)/pip install --quiet --constraint $(PINS) --group $*
 	touch $@
 
 # What builds the extension stays there: a build environment of pip's own is a new one each time, so all would be compiled.
@@ -193,38 +182,12 @@ $(VENV)/.needed: $(VENV)/.pip
 		--group plot --group test --group lint
 	touch $@
 
-# The docstrings are those of the wheel that was built for the tests.
-.venv-docs/.installed: $(VENV)/.installed
-	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
-	.venv-docs/bin/pip install --quiet --constraint $(PINS) --group docs
-	.venv-docs/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
-	.venv-docs/bin/pip install --quiet --constraint $(PINS) $(WHEELS)/shmacc-*.whl
-	touch $@
-
-.venv-ray/.installed: constraints/ray.txt $(VENV)/.installed
-	test -e .venv-ray/bin/pip || $(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install --quiet --requirement constraints/ray.txt
-	.venv-ray/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
-	.venv-ray/bin/pip install --quiet --constraint constraints/ray.txt $(WHEELS)/shmacc-*.whl
-	touch $@
-
-.venv-bench/.installed: tools/bench/requirements.txt constraints/home.txt constraints/ray.txt $(VENV)/.installed
-	test -e .venv-bench/bin/pip || $(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/pip install --quiet --constraint constraints/home.txt \
-		--constraint constraints/ray.txt --requirement tools/bench/requirements.txt
-	.venv-bench/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
-	.venv-bench/bin/pip install --quiet --constraint constraints/ray.txt $(WHEELS)/shmacc-*.whl
-	touch $@
-
-# The wheel that is built for tests, beside the packages that users have it beside.
-.venv-home/.home: constraints/home.txt
-	$(PYTHON) -m venv .venv-home
-	.venv-home/bin/python -m pip install --quiet --upgrade --constraint $(PINS) pip
-	.venv-home/bin/pip install --quiet --constraint constraints/home.txt --group home
-	touch $@
-
-.venv-home/.installed: $(VENV)/.installed .venv-home/.home
-	.venv-home/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
-	.venv-home/bin/pip install --quiet --constraint constraints/home.txt $(WHEELS)/shmacc-*.whl
+# The wheel that is built for tests, in environments of their own: each has the dependency group of its name.
+.venv-docs/.installed .venv-ray/.installed .venv-home/.installed .venv-bench/.installed: \
+		.venv-%/.installed: constraints/newest.txt constraints/home.txt $(VENV)/.installed
+	test -e .venv-$*/bin/pip || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --upgrade $(ALL_PINS) pip
+	.venv-$*/bin/pip install --quiet $(ALL_PINS) --group $*
+	.venv-$*/bin/pip install --quiet --force-reinstall --no-deps $(WHEELS)/shmacc-*.whl
+	.venv-$*/bin/pip install --quiet $(ALL_PINS) $(WHEELS)/shmacc-*.whl
 	touch $@

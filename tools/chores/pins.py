@@ -1,10 +1,10 @@
 """Writes new pins into constraints/, from the bounds in pyproject.toml, with uv.
 
 newest.txt        what `make` installs, and builds with: the newest versions on the day of writing
+home.txt          what `make test-home` and `make bench` need besides: packages that users also have
 lowest.txt        what `make test-lowest` installs: the lowest that the bounds allow, and the tests'
                   own tools as above
 lowest-build.txt  what CI builds the wheel of 3.12 with: the lowest
-home.txt          what `make test-home` installs: the newest of the packages that users also have
 
 One file holds for every Python that the project supports: where they differ, lines have markers.
 """
@@ -23,13 +23,8 @@ _PINS = _ROOT / "constraints"
 
 def _write(file_name: str, requirements: list[str], *arguments: str) -> None:
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--upgrade"]
-    command += [
-        "--python-version",
-        "3.11",
-        "--no-annotate",
-        "--custom-compile-command",
-        "make pins",
-    ]
+    command += ["--python-version", "3.11", "--no-annotate"]
+    command += ["--custom-compile-command", "make pins"]
     command += ["--output-file", str(_PINS / file_name), *arguments, "-"]
     subprocess.run(command, cwd=_ROOT, check=True, text=True, input="\n".join(requirements))
 
@@ -48,20 +43,20 @@ def main() -> None:
     """Write all four."""
     settings = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     groups = settings["dependency-groups"]
-    home = groups.pop("home")
+    home = groups.pop("home") + groups.pop("bench")
     build = settings["build-system"]["requires"]
-    extras = {
-        _name(part)
-        for extra in settings["project"]["optional-dependencies"].values()
-        for part in extra
-    }
-    tools = {_name(part) for part in groups["plot"] + groups["test"]} - extras
-    own = ("pyproject.toml", "--all-extras")
+    tools = {_name(part) for part in groups["plot"] + groups["test"]} - {"prometheus-client"}
+    own = ("pyproject.toml", "--extra", "metrics")
     lowest = ("--resolution", "lowest-direct")
     _write("newest.txt", build + [part for group in groups.values() for part in group], *own)
     _write("lowest.txt", _pinned(tools), *own, *lowest)
     _write("lowest-build.txt", build, *lowest)
-    _write("home.txt", home, "pyproject.toml")
+    _write("home.txt", home, "pyproject.toml", "--constraints", str(_PINS / "newest.txt"))
+    # Nothing twice; and torch says itself which versions of packages for GPUs it needs.
+    named = {_name(line) for line in (_PINS / "newest.txt").read_text().splitlines()} - {""}
+    lines = (_PINS / "home.txt").read_text().splitlines(keepends=True)
+    lines = [line for line in lines if not re.match("cuda|nvidia|triton", line)]
+    (_PINS / "home.txt").write_text("".join(line for line in lines if _name(line) not in named))
 
 
 if __name__ == "__main__":
