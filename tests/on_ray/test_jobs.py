@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "examples" / "ray"
-MANIFESTS = ("raycluster.yaml", "rayjob.yaml", "networkpolicy.yaml")
+MANIFESTS = ("rayjob.yaml", "networkpolicy.yaml")
 BIN = Path(sys.executable).parent
 
 
@@ -41,7 +41,6 @@ CLUSTER = (
     rf"(groupName|replicas|minReplicas|maxReplicas|rayStartParams\..+|{PODS}))"
 )
 KINDS = {
-    "RayCluster": ("ray.io/v1", CLUSTER),
     "RayJob": (
         "ray.io/v1",
         (
@@ -82,12 +81,8 @@ def test_a_manifest_has_only_fields_that_there_are(name: str) -> None:
     assert [path for path in fields(found) if not known.fullmatch(path)] == []
 
 
-def test_the_job_has_the_cluster_that_the_cluster_s_file_has() -> None:
-    assert manifest("rayjob.yaml")["spec"]["rayClusterSpec"] == manifest("raycluster.yaml")["spec"]
-
-
 def test_containers_of_a_pod_share_memory_and_names_and_only_ray_has_the_token() -> None:
-    spec = manifest("raycluster.yaml")["spec"]
+    spec = manifest("rayjob.yaml")["spec"]["rayClusterSpec"]
     assert spec["authOptions"] == {"mode": "token"}
     policy = manifest("networkpolicy.yaml")["spec"]
     groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
@@ -113,7 +108,7 @@ def test_containers_of_a_pod_share_memory_and_names_and_only_ray_has_the_token()
 def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
     """A full /dev/shm is then an error of the worker, and no bus error of the node's Ray."""
     setting = "RAY_preallocate_plasma_memory"
-    spec = manifest("raycluster.yaml")["spec"]
+    spec = manifest("rayjob.yaml")["spec"]["rayClusterSpec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         pod = group["template"]["spec"]
         ray, *others = [
@@ -137,11 +132,9 @@ def test_the_script_is_clean() -> None:
 
 
 @pytest.mark.parametrize("name", [*MANIFESTS, "slurm.sh", "chief.py", "worker.py"])
-def test_the_page_leads_to_the_file_and_has_the_programs(name: str) -> None:
+def test_the_page_leads_to_the_file(name: str) -> None:
     page = (ROOT / "docs" / "kubernetes-and-slurm.md").read_text()
     assert f"(examples/ray/{name})" in page
-    if name.endswith(".py"):
-        assert (FOLDER / name).read_text() in page
 
 
 # What srun does on an allocation of one node: tasks that are told apart by their number.
