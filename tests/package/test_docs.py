@@ -208,6 +208,9 @@ def test_the_reference_has_every_public_name() -> None:
     reference = (ROOT / "docs" / "reference").glob("*.rst")
     text = "\n".join(page.read_text() for page in reference)
     shown = re.findall(r"^\.\. (?:auto\w+|py:data):: (?:shmacc\.)?(\w+)", text, re.MULTILINE)
+    whole = re.findall(r"^\.\. automodule:: (\S+)\n   :members:\n", text, re.MULTILINE)
     for package in shmacc, shmacc.inspection, errors:
+        if package.__name__ in whole:
+            continue
         modules = {name for name in package.__all__ if type(getattr(package, name)) is ModuleType}
         assert set(package.__all__) - modules <= {*shown, "__version__"}
