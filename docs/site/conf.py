@@ -85,7 +85,6 @@ html_css_files = ["site.css"]
 html_use_index = html_domain_indices = False
 html_copy_source = False
 html_show_sphinx = False
-html_search_scorer = str(HERE / "scorer.js")
 # Without links to edit a page: the project knows no public address of its repository.
 html_theme_options = {"navigation_with_keys": True}
 # Every colour of these has a contrast of at least 4.5, also those of what a console printed.

@@ -1,13 +1,10 @@
-"""What the site adds to Sphinx: navigation, descriptions, drawings, source files as pages."""
+"""What the site adds to Sphinx: navigation, drawings, source files as pages."""
 
 from __future__ import annotations
 
-import html
 import inspect
 import pkgutil
 import re
-import textwrap
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 # A table of at least so many columns, with a cell of so many characters, is one of sentences.
 _COLUMNS, _SENTENCE = 3, 60
 _MANY = 5
-_SUMMARY = metadata.metadata("shmacc")["Summary"]
-_DESCRIPTION = 160  # characters, as many as searches show
 _logger = logging.getLogger(__name__)
 
 
@@ -155,22 +150,6 @@ def _check_urls(_: Sphinx, doctree: nodes.document) -> None:
             _logger.warning("no address: %s", reference["refuri"], location=reference)
 
 
-def _describe(
-    _: Sphinx, _page: str, _template: str, context: dict[str, Any], doctree: nodes.document | None
-) -> None:
-    """Say in a page's head what it is about, by its first words: searches and previews show it."""
-    described = _first_words(doctree) if doctree else ""
-    tag = f'<meta name="description" content="{html.escape(described or _SUMMARY)}">'
-    context["metatags"] = context.get("metatags", "") + tag
-
-
-def _first_words(doctree: nodes.document) -> str:
-    for paragraph in doctree.findall(nodes.paragraph):
-        if paragraph.astext() and not isinstance(paragraph.parent, nodes.entry):
-            return textwrap.shorten(paragraph.astext(), _DESCRIPTION, placeholder=" ...")
-    return ""
-
-
 def _make_accessible(
     _: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: nodes.document | None
 ) -> None:
@@ -201,7 +180,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("doctree-read", _inline_drawings)
     app.connect("doctree-read", _label_cells)
     app.connect("doctree-read", _check_urls)
-    app.connect("html-page-context", _describe)
     app.connect("html-page-context", _make_accessible, priority=900)  # after the theme
     app.connect("autodoc-process-signature", _shorten)
     for field in PyObject.doc_field_types:
