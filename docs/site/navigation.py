@@ -62,7 +62,6 @@ _SECTIONS: Final = {
 _BEHIND: Final = {
     "docs/trust": (
         "docs/hazards",
-        "docs/testing",
         "tools/model/README",
         "tools/model/litmus/*",
         "docs/performance",

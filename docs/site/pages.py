@@ -22,9 +22,6 @@ from shmacc import errors
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-# A table of at least so many columns, with a cell of so many characters, is one of sentences.
-_COLUMNS, _SENTENCE = 3, 60
-_MANY = 5
 _logger = logging.getLogger(__name__)
 
 
@@ -115,21 +112,11 @@ def _inline_drawings(app: Sphinx, doctree: nodes.document) -> None:
             image.replace_self(figure)
 
 
-def _label_cells(_: Sphinx, doctree: nodes.document) -> None:
-    """Name the column in each cell of a table of sentences: its rows may be shown as lists."""
-    for table in doctree.findall(nodes.table):
-        titles = [entry.astext() for head in table.findall(nodes.thead) for entry in head[0]]
-        for head in list(table.findall(nodes.thead)):
-            if not any(titles):
-                head.parent.remove(head)
-        cells = [cell for body in table.findall(nodes.tbody) for cell in body.findall(nodes.entry)]
-        if len(titles) < _COLUMNS or max(len(cell.astext()) for cell in cells) < _SENTENCE:
-            continue
-        table["classes"] += ["sentences", "many" if len(titles) >= _MANY else "few"]
-        for number, cell in enumerate(cells):
-            title = titles[number % len(titles)]
-            if number % len(titles) and title and cell.astext():
-                cell[0].insert(0, nodes.inline("", f"{title}: ", classes=["column"]))
+def _drop_empty_heads(_: Sphinx, doctree: nodes.document) -> None:
+    """Leave out the head of a table whose columns have no titles."""
+    for head in list(doctree.findall(nodes.thead)):
+        if not head.astext().strip():
+            head.parent.remove(head)
 
 
 def _shorten(*event: object) -> tuple[str | None, str | None]:
@@ -178,7 +165,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("other-modules", OtherModules)
     app.connect("source-read", _add_navigation)
     app.connect("doctree-read", _inline_drawings)
-    app.connect("doctree-read", _label_cells)
+    app.connect("doctree-read", _drop_empty_heads)
     app.connect("doctree-read", _check_urls)
     app.connect("html-page-context", _make_accessible, priority=900)  # after the theme
     app.connect("autodoc-process-signature", _shorten)
