@@ -109,7 +109,7 @@ def test_all_that_pages_name_exists() -> None:
                 assert set(word.split()[1:]) <= _targets(), (page, word)
 
 
-def test_every_page_example_and_target_is_named() -> None:
+def test_every_page_and_example_is_named() -> None:
     def linked(page: Path) -> set[Path]:
         return {(page.parent / link.partition("#")[0]).resolve() for link in links.links(page)}
 
@@ -118,7 +118,7 @@ def test_every_page_example_and_target_is_named() -> None:
     assert not set(EXAMPLES) - linked(examples)
     commands = (ROOT / "CONTRIBUTING.md").read_text()
     table = re.findall(r"^\| `make ([a-z0-9-]+)` \|", commands, re.MULTILINE)
-    assert set(table) == _targets() - {"help"}
+    assert {"test", "lint", "reference"} <= set(table) <= _targets()
 
 
 def test_workflows_make_targets_that_exist_and_all_that_ci_makes() -> None:
