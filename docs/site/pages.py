@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +15,6 @@ from sphinx.parsers import Parser
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-import shmacc
 from shmacc import errors
 
 if TYPE_CHECKING:
@@ -67,28 +65,6 @@ class ErrorTable(SphinxDirective):
                 ", ".join(f"``{field}``" for field in fields),
             )
         return self.parse_text_to_nodes("\n".join(lines))
-
-
-class OtherModules(SphinxDirective):
-    """The public modules of shmacc that have no page of their own: those for other packages."""
-
-    has_content = True  # modules that have a page
-
-    def run(self) -> list[nodes.Node]:
-        """Return their reference."""
-        lines: list[str] = []
-        for module in pkgutil.iter_modules(shmacc.__path__):
-            if not module.name.startswith("_") and module.name not in self.content:
-                title = f"shmacc.{module.name}"
-                lines += [
-                    title,
-                    "-" * len(title),
-                    "",
-                    f".. automodule:: {title}",
-                    "   :members:",
-                    "",
-                ]
-        return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
 
 def _row(*cells: str) -> list[str]:
@@ -162,7 +138,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register all this."""
     app.add_source_parser(SourceParser)
     app.add_directive("error-table", ErrorTable)
-    app.add_directive("other-modules", OtherModules)
     app.connect("source-read", _add_navigation)
     app.connect("doctree-read", _inline_drawings)
     app.connect("doctree-read", _drop_empty_heads)
