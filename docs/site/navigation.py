@@ -47,7 +47,7 @@ _SECTIONS: Final = {
         "docs/reference/*",
         "docs/guarantees",
     ),
-    "Evidence": ("docs/trust",),
+    "Evidence": ("docs/testing",),
     "Project": (
         "docs/README",
         "docs/architecture",
@@ -60,7 +60,7 @@ _SECTIONS: Final = {
 
 # What stands behind one door: these pages are listed below it, once a reader is there.
 _BEHIND: Final = {
-    "docs/trust": (
+    "docs/testing": (
         "docs/hazards",
         "tools/model/README",
         "tools/model/litmus/*",

@@ -189,9 +189,9 @@ def test_where_pages_stand_in_the_navigation() -> None:
     assert "/docs/brand-new\n" in holds["How to"], "in no section, so among those that say how"
     assert "/docs/concepts/new\n" in holds["Concepts"]
     assert not any("LICENSE" in part or "/docs/jax" in part for part in sections)
-    behind = ["docs/trust", "docs/performance", "docs/simulation", "docs/guide"]
+    behind = ["docs/testing", "docs/performance", "docs/simulation", "docs/guide"]
     assert "docs/performance" not in NAVIGATION["toctrees"](behind)
-    listed = re.findall("^/(.*)$", NAVIGATION["behind"]("docs/trust", behind), re.MULTILINE)
+    listed = re.findall("^/(.*)$", NAVIGATION["behind"]("docs/testing", behind), re.MULTILINE)
     assert listed == ["docs/performance", "docs/simulation"]
     assert NAVIGATION["behind"]("docs/guide", behind) == ""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which lines of the Python code and of the extension the tests reach; writes the table in docs/trust.md.
+# Which lines of the Python code and of the extension the tests reach; writes the table in docs/testing.md.
 # `make coverage` sets up the environment that this runs in. The tests that kill processes are left out: the
 # counts of a killed process are lost.
 #
@@ -35,7 +35,7 @@ COVERAGE_PROCESS_START=$PWD/pyproject.toml "$bin/pytest" -p no:cacheprovider --t
     --exclude-unreachable-branches --merge-lines \
     --gcov-ignore-errors=source_not_found --gcov-suspicious-hits-threshold 0 \
     --html-details "$out/cpp.html" --txt "$out/cpp.txt" --json-summary "$out/cpp.json" "$objects"
-"$bin/python" - "$out" docs/trust.md <<'EOF'
+"$bin/python" - "$out" docs/testing.md <<'EOF'
 import json
 import pathlib
 import re
