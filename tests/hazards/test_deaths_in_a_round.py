@@ -145,6 +145,8 @@ def test_the_end_of_the_block_is_not_a_forked_childs(acc: ConditionalAccumulator
     block.__enter__()
     with pytest.raises(errors.FailedPreconditionError):
         run_apart(lambda: block.__exit__(None, None, None))
+    with pytest.raises(errors.DeadlineExceededError):  # it waits for its parent's end
+        run_apart(lambda: acc.apply_grad(4.0, 1, timeout=0.05))
     run_apart(acc.close)
     assert (acc.global_step, acc.stats().round_pid) == (0, os.getpid())
     block.__exit__(None, None, None)

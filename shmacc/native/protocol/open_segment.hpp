@@ -120,6 +120,7 @@ class OpenSegment {
         operations_ = users_ = 0;
         attached_ = failed_ = false;
         ending_ = false;
+        own_round_.give_up();
         presence_.after_fork_in_child();
         mapping_->after_fork_in_child();
         for (const auto& lane : lanes_) lane->after_fork_in_child();

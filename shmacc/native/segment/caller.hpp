@@ -42,7 +42,7 @@ class Caller {
 };
 
 // The last round that this process has opened in a segment. A segment has one open round at a time: an older round
-// has ended, and `hold` returns false for it.
+// has ended, and `hold` returns false for it. A forked child forgets its parent's (OpenSegment::after_fork).
 class OwnRound {
   public:
     enum class State { kOthers, kOffered, kHeld, kThreads };
@@ -72,7 +72,7 @@ class OwnRound {
 
   private:
     std::atomic<uint64_t> serial_{0};
-    std::atomic<uint64_t> token_{0};  // this process's; a forked child gets another token
+    std::atomic<uint64_t> token_{0};  // this process's
     std::atomic<ThreadNumber> thread_{kNoThread};
     std::atomic<bool> offered_{false};
     std::atomic<uint64_t> held_{0};  // serial of the round taken over; another one may be offered meanwhile
