@@ -201,3 +201,35 @@ def test_a_child_of_several_threads(
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(applies + 1, timeout=0, on_death="raise")
         assert acc.num_accumulated() == applies
+
+
+def fail_while_a_thread_closes(acc: ConditionalAccumulator) -> None:
+    """Be a child whose thread closes it while the text of the child's error is made."""
+    asked, closed = threading.Event(), threading.Event()
+
+    class FailedError(Exception):
+        def __str__(self) -> str:
+            asked.set()
+            closed.wait(LONG)
+            return "slow"
+
+    def close() -> None:
+        asked.wait(LONG)
+        acc.close()
+        closed.set()
+
+    acc.apply_grad(1.0)
+    threading.Thread(target=close).start()
+    raise FailedError
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_child_that_fails_while_a_thread_closes(method: str) -> None:
+    with ConditionalAccumulator("f8", (), "threads", unlink_on_close=True) as acc:
+        context: Any = multiprocessing.get_context(method)
+        process = context.Process(target=fail_while_a_thread_closes, args=(acc,))
+        process.start()
+        process.join()
+        assert process.exitcode == 1
+        process.close()

@@ -124,6 +124,7 @@ class Handle {
         if (finishes()) (*segment_)->finish_for_others();
         if (!segment_ || !(*segment_)->file().state().intact) return;
         const std::optional<std::string> failure = failure_of(error);
+        if (!segment_) return;  // a thread has closed it: that runs Python
         (*segment_)->fail(failure);
         (*segment_)->presence().end(failure.has_value());
     }
