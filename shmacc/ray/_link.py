@@ -234,8 +234,10 @@ class Link:
         return [node for node in left if node not in without]
 
 
-OPEN: dict[str, tuple[Link, int]] = {}
-"""The rounds that this process has open, by ticket: the group's link, and the thread."""
+OPEN: dict[str, tuple[Link, threading.Thread]] = {}
+"""The rounds that this process has open, by ticket: the group's link, and the thread.
+
+An ended thread's number may be a new thread's."""
 
 
 def open_links() -> set[Link]:

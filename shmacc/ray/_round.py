@@ -78,7 +78,7 @@ class Round(Generic[_Result]):
         """
         if self._ticket:
             raise FailedPreconditionError("This round has been entered already; make another one")
-        if (self._link, threading.get_ident()) in OPEN.copy().values():
+        if (self._link, threading.current_thread()) in OPEN.copy().values():
             raise FailedPreconditionError(
                 "This thread has a round of this group open, and would wait for the block's end"
             )
@@ -103,7 +103,7 @@ class Round(Generic[_Result]):
                     except _IncompleteError:
                         link.call("do", "missing", self._ticket)
                     else:
-                        OPEN[self._ticket] = link, threading.get_ident()
+                        OPEN[self._ticket] = link, threading.current_thread()
                         return cast("_Result", result)  # `sharded` determines the type
                 case Waiting():
                     if waiting.is_over():
