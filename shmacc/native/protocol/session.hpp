@@ -98,7 +98,7 @@ inline int64_t added(int64_t one, int64_t other) {
 }
 inline uint64_t added(uint64_t one, uint64_t other) { return one + other; }
 
-// Numbers of all lanes, read without a lock, as they were at some instant during the call.
+// Numbers of all lanes, read without a lock, as they were at some instant during the call (but see `totals`).
 struct Totals {
     RoundState round;
     int64_t count;
@@ -112,8 +112,12 @@ struct Totals {
         for (const auto& counter : kLaneCounters) ever.*counter.number += lane.*counter.number;
     }
 };
+// If processes apply without a pause, there may be no such instant: to read many lanes, or many members' rows, takes
+// longer than an apply. After some attempts each lane's numbers are those of an instant of its own, in the same round,
+// in which they only grow.
 inline Totals totals(OpenSegment& segment, bool with_rows = false) {
-    for (;;) {
+    constexpr int kAttempts = 100;
+    for (int attempt = 0;; ++attempt) {
         Totals sum{segment.round().snapshot(), 0, 0, {}, 0};
         std::vector<uint64_t> generations;
         for (const auto& lane : segment.lanes()) {
@@ -124,7 +128,7 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
         }
         load_barrier();
         bool same = segment.round().generation() == sum.round.generation;
-        for (size_t i = 0; same && i < generations.size(); ++i)
+        for (size_t i = 0; same && attempt < kAttempts && i < generations.size(); ++i)
             same = segment.lanes()[i]->committed().generation() == generations[i];
         if (same) return sum;
     }
