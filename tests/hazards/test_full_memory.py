@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers.apart import Apart, needs_own_shm, run_apart
-from helpers.full_memory import PAGE, SIZE, leave, make_room, says_it_all
+from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
 from helpers.support import LONG, until
 
 import shmacc
@@ -342,6 +342,23 @@ def _too_large_after_small_rounds() -> None:
         acc.unlink()
 
 
+def _too_little_for_the_old_rows() -> None:
+    """A refused update keeps no memory, such as that for the old rows' numbers."""
+    rows = np.arange(40_000)
+    with (
+        Parameters({"a": np.zeros((40_000, 16), "f4")}, optimizer=optim.SGD(1.0)) as params,
+        AccumulatorGroup(params.member_specs(["a"])) as group,
+    ):
+        group.apply({"a": (rows, np.ones((40_000, 16), "f4"))}, 0)
+        with group.round(1) as taken:
+            leave(1 << 20)
+            with pytest.raises(errors.ResourceExhaustedError):
+                params.update(taken)
+            assert free_bytes() == 1 << 20
+            make_room()
+            assert params.update(taken)
+
+
 @pytest.mark.parametrize(
     "act",
     [
@@ -350,6 +367,7 @@ def _too_large_after_small_rounds() -> None:
         _many_waiting,
         _many_attached,
         _too_large_after_small_rounds,
+        _too_little_for_the_old_rows,
     ],
 )
 def test_in_full_memory(act: Callable[[], None]) -> None:

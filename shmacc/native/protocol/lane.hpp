@@ -92,11 +92,16 @@ class Lane {
     inline void recover(LaneState& state, uint64_t deaths);
 
     // Reserves room for an undo log of this size, in a commit of its own: `recover` checks the log against the
-    // committed size.
+    // committed size. If it throws, the operation has failed.
     void reserve_undo(LaneState& state, uint64_t log_bytes, uint64_t row_bytes) {
         const uint64_t log = state.reserved[kUndoLog], rows = state.reserved[kUndoRows];
-        ensure_reserved(state, kUndoLog, log_bytes);
-        ensure_reserved(state, kUndoRows, row_bytes);
+        try {
+            ensure_reserved(state, kUndoLog, log_bytes);
+            ensure_reserved(state, kUndoRows, row_bytes);
+        } catch (...) {
+            give_back(state, committed_.current());
+            throw;
+        }
         if (log == state.reserved[kUndoLog] && rows == state.reserved[kUndoRows]) return;
         LaneState now = committed_.current();
         now.reserved[kUndoLog] = state.reserved[kUndoLog];
