@@ -41,7 +41,7 @@ class SegmentView {
         out["member"] = member["name"];
         return out;
     }
-    // The committed state of the segment and of the table, as they were at some instant during the call.
+    // The committed state of the segment and of the table, as they were at some instant during the call; see snapshot.
     nb::dict state() const {
         const Snapshot seen = snapshot();
         const SeenLane& lane = seen.lanes[lane_];
@@ -319,31 +319,48 @@ class SegmentView {
         read_exactly(0, seen.get(), sizeof(Header));
         return seen;
     }
+    // If a segment is so busy that it never stands still while all of it is read, each lane is as it was at an instant
+    // of its own, in the same round.
     Snapshot snapshot() const {
         file().check_occupied(bytes_of_states(config_));
         for (int attempt = 0;; ++attempt) {
-            const auto before = generations();
+            std::vector<uint64_t> before = generations();
             const auto header = read_header();
             std::vector<unsigned char> states(bytes_of_states(config_));
-            read_exactly(region_offset(kStatesRegion), states.data(), states.size());
+            const bool together = attempt < kTogether;
+            if (together)
+                read_exactly(region_offset(kStatesRegion), states.data(), states.size());
+            else
+                for (uint32_t i = 0; i < config_.lanes; ++i)
+                    before[i + 1] = read_lane(i, &states[i * bytes_of_lane(config_)]);
+            // Copies are overwritten only on the way to the generation after the next one.
+            const auto still = [&] { return together ? generations() == before : generations()[0] == before[0]; };
             try {
                 Snapshot seen = interpret(*header, before, states);
                 seen.shape = read_shape(seen.lanes[lane_].members[member_]);
-                // Copies are overwritten only on the way to the generation after the next one.
-                if (generations() == before || attempt == kAttempts) return seen;
+                if (still() || attempt == kAttempts) return seen;
             } catch (const Error&) {
-                if (generations() == before || attempt == kAttempts) throw;
+                if ((together && still()) || attempt == kAttempts) throw;
             }
         }
+    }
+    // Reads a lane's states, and returns their generation.
+    uint64_t read_lane(uint32_t lane, unsigned char* to) const {
+        for (int attempt = 0;; ++attempt) {
+            const uint64_t generation = generation_of(lane);
+            read_exactly(lane_offset(lane), to, bytes_of_lane(config_));
+            if (generation_of(lane) == generation || attempt == kTogether) return generation;
+        }
+    }
+    uint64_t generation_of(uint32_t lane) const {
+        uint64_t generation = 0;
+        read_exactly(lane_offset(lane) + offsetof(LaneHeader, generation), &generation, sizeof generation);
+        return generation;
     }
     // The generation of the round, then that of each lane.
     std::vector<uint64_t> generations() const {
         std::vector<uint64_t> all{header<uint64_t>(offsetof(Header, generation))};
-        for (uint32_t i = 0; i < config_.lanes; ++i) {
-            uint64_t generation = 0;
-            read_exactly(lane_offset(i) + offsetof(LaneHeader, generation), &generation, sizeof generation);
-            all.push_back(generation);
-        }
+        for (uint32_t i = 0; i < config_.lanes; ++i) all.push_back(generation_of(i));
         return all;
     }
     uint64_t lane_offset(uint32_t lane) const {
@@ -443,7 +460,7 @@ class SegmentView {
         load_barrier();  // before the check whether an operation ran meanwhile (commit.hpp)
     }
 
-    static constexpr int kAttempts = 1000;
+    static constexpr int kTogether = 100, kAttempts = kTogether + 10;
 
     std::shared_ptr<SegmentFile> file_;
     Config config_;
