@@ -156,6 +156,8 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
     if handle is None:
         return
     error = children.ending()
+    if error is None and not threading.main_thread().is_alive():
+        error = _uncaught()  # a program's, whose first finalizer is older than multiprocessing's
     if _threads_work_on():
         handle.end(error)
     else:

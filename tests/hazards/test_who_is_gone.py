@@ -198,6 +198,9 @@ ENDS: Final = {
     "try:\n  with acc: raise ValueError('b')\nexcept ValueError: sys.exit(3)": "ValueError: b",
     "raise KeyboardInterrupt": "KeyboardInterrupt",
     "leave_a_daemon(); raise ValueError('beside it')": "ValueError: beside it",
+    "import multiprocessing.util; own = shmacc.attach(sys.argv[1]); raise ValueError('late')": (
+        "ValueError: late"  # multiprocessing's finalizers come before those of `acc`
+    ),
     "os._exit(0)": "killed",
 }
 
