@@ -19,6 +19,8 @@ from typing import Any
 _PACKAGES = ("multiprocessing", "multiprocess", "billiard")
 
 _kept: BaseException | None = None
+_parents: int | None = None
+"""The id of the exception that the parent handled when it forked; the child never leaves that."""
 
 
 def loaded(module: str) -> list[Any]:
@@ -33,7 +35,8 @@ def loaded(module: str) -> list[Any]:
 
 def ending() -> BaseException | None:
     """Return the exception that ends this child; for use in multiprocessing's finalizers."""
-    return sys.exc_info()[1] or _kept
+    error = sys.exc_info()[1]
+    return _kept if error is None or id(error) == _parents else error
 
 
 def kept() -> BaseException | None:
@@ -78,6 +81,12 @@ def _wrap_what_is_unpickled() -> None:
         context.SpawnProcess._after_fork = staticmethod(_wrap)  # noqa: SLF001
 
 
+def _note_what_the_parent_handles() -> None:
+    global _parents  # noqa: PLW0603  a process is forked once
+    _parents = id(sys.exc_info()[1])
+
+
+os.register_at_fork(after_in_child=_note_what_the_parent_handles)
 if sys.version_info >= (3, 13):
     os.register_at_fork(after_in_child=_wrap_when_it_begins)
     _wrap_what_is_unpickled()

@@ -124,6 +124,18 @@ def test_a_child_that_is_ended_by_an_exception_has_failed(
     assert news(acc) is None
 
 
+@pytest.mark.parametrize(("target", "fails"), [(apply_by_name, False), (fail_by_name, True)])
+def test_what_the_parent_handles_is_no_failure_of_its_child(
+    acc: ConditionalAccumulator, target: Any, *, fails: bool
+) -> None:
+    """A worker that is started again where the loss of the first one is handled."""
+    try:
+        int("the parent's")
+    except ValueError:
+        pid = ended("fork", target, "keep")
+    assert news(acc) == (((pid,), ("ValueError: keep",), ()) if fails else None)
+
+
 def leave(status: Any) -> None:
     apply_by_name("keep")
     sys.exit(status)
