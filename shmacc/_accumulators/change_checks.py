@@ -1,7 +1,7 @@
 """The record of a change of parameters, and what arrays and tables share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.dtypes import DType
 from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.spec import MemberSpec
+from shmacc._layout import layout
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
@@ -51,6 +52,20 @@ class Named:
     @property
     def slots(self) -> tuple[optim.Slot, ...]:
         return () if self.optimizer is None else self.optimizer.slots()
+
+    def described_optimizer(self) -> str:
+        """Return the optimizer's description in a state.
+
+        Options that are off are left out: version 2.0, whose states are restored too, had none.
+        """
+        if self.optimizer is None:
+            return "None"
+        shown = [
+            f"{each.name}={getattr(self.optimizer, each.name)!r}"
+            for each in fields(self.optimizer)
+            if each.name not in layout.OPTIMIZER_OPTIONS or getattr(self.optimizer, each.name)
+        ]
+        return f"{type(self.optimizer).__name__}({', '.join(shown)})"
 
     def shape_of(self, region: int) -> tuple[int, ...]:
         """Return the shape of a region of the array, or of its part of a table's row."""

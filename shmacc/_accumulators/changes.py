@@ -38,7 +38,8 @@ class Array(Named):
 
     def described(self) -> str:
         """Return its description in a state."""
-        return f"{self.spec.dtype.name} {describe_shape(self.shape)} {self.optimizer!r}"
+        shape = describe_shape(self.shape)
+        return f"{self.spec.dtype.name} {shape} {self.described_optimizer()}"
 
 
 def of_update(

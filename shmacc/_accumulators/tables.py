@@ -52,7 +52,8 @@ class Known(Named):
     def described(self) -> str:
         """Return its description in a state."""
         shape = arguments.describe_shape(self.shape)
-        return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {self.optimizer!r}"
+        optimizer = self.described_optimizer()
+        return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {optimizer}"
 
 
 class TableRows:

@@ -56,6 +56,44 @@ def everything(both: Both) -> dict[str, bytes]:
     }
 
 
+OF_2_0: Final = {
+    optim.SGD(0.1, 0.9): "SGD(learning_rate=0.1, momentum=0.9, nesterov=False)",
+    optim.Adagrad(0.1): "Adagrad(learning_rate=0.1, initial_accumulator_value=0.1, epsilon=0.0, "
+    "rowwise=False)",
+    optim.RMSprop(0.1): "RMSprop(learning_rate=0.1, rho=0.9, momentum=0.0, epsilon=1e-10)",
+    optim.Adam(0.1): "Adam(learning_rate=0.1, beta_1=0.9, beta_2=0.999, epsilon=1e-08)",
+    optim.Ftrl(0.1): "Ftrl(learning_rate=0.1, learning_rate_power=-0.5, "
+    "initial_accumulator_value=0.1, l1=0.0, l2=0.0)",
+    None: "None",
+}
+
+
+@pytest.mark.parametrize(("optimizer", "written"), OF_2_0.items(), ids=repr)
+def test_a_state_that_version_2_0_wrote_is_restored(
+    optimizer: optim.Optimizer | None, written: str
+) -> None:
+    """It had no options, as weight decay, and the text of an optimizer is in each state."""
+    with Parameters({"a": np.ones(3)}, optimizer=optimizer) as params:
+        state = params.state()
+        assert state["specs"].tolist() == [f"float64 [3] {written}"]
+        params.restore(state | {"0.array": np.full(3, 2.0)})
+        assert params["a"].tolist() == [2.0] * 3
+
+
+def test_options_of_optimizers_must_agree() -> None:
+    given = optim.Adam(0.1), optim.Adam(0.1, weight_decay=0.1), optim.Adam(0.1, as_torch=True)
+    for one in given:
+        with Parameters({"a": np.ones(3)}, optimizer=one) as params:
+            state = params.state()
+        for other in given:
+            with Parameters({"a": np.ones(3)}, optimizer=other) as params:
+                if other == one:
+                    params.restore(state)
+                else:
+                    with pytest.raises(errors.InvalidArgumentError, match="state of array 'a'"):
+                        params.restore(state)
+
+
 def test_a_run_goes_on_from_where_it_was_saved(both: Both, path: Path) -> None:
     one_round(both, 1)
     apply(both, 2)  # pending
