@@ -50,7 +50,7 @@ def save(
     """
     _check(what)
     arrays: dict[str, Any] = {
-        f"{name}/{key}": array
+        name + f"/{key}": array  # an enum's str may be another one in an f-string
         for name, state in _states(what, arguments.timeout(timeout)).items()
         for key, array in state.items()
     }

@@ -96,7 +96,8 @@ def segment_name(shared_name: object) -> SegmentName:
             "A shared_name must be a string of 1 to 200 letters, digits, '.', '_' and '-', "
             f"but was {shown(shared_name)}"
         )
-    return name_under(current_namespace(), shared_name)
+    # An enum's str may be another one in an f-string.
+    return name_under(current_namespace(), str.__str__(shared_name))
 
 
 def name_under(namespace: str | None, shared_name: str) -> SegmentName:

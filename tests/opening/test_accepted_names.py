@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 from typing import Any, Final
 
@@ -39,6 +40,21 @@ def test_names_accepted(namespace: str) -> None:
             shmacc.attach(name).close()
             acc.unlink()
         assert in_shared_memory(namespace) == []
+
+
+class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
+    """Its members are strings, but f-strings show them in another way."""
+
+    MODEL = "model"
+
+
+def test_the_name_of_an_enum_is_its_string(namespace: str) -> None:
+    with ConditionalAccumulator(np.float32, shared_name=Name.MODEL) as acc:
+        assert type(acc.shared_name) is str
+        assert f"shmacc.{namespace}:model" in [file.name for file in in_shared_memory(namespace)]
+        shmacc.attach("model").close()
+        shmacc.attach(Name.MODEL).close()
+        acc.unlink()
 
 
 def test_long_names_that_differ_at_their_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
 from pathlib import Path  # noqa: TC003  likewise
@@ -212,6 +213,17 @@ WRONG: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "row numbers that are missing": ("grads", {"0.indices": ...}),
     "row numbers below 0": ("grads", {"0.indices": np.array([-1, 3])}),
 }
+
+
+class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
+    """Its members are strings, but f-strings show them in another way."""
+
+    PARAMS = "params"
+
+
+def test_the_name_of_an_enum_is_its_string(both: Both, path: Path) -> None:
+    shmacc.save(path, {Name.PARAMS: both["params"]})
+    shmacc.load(path, {"params": both["params"]})
 
 
 def test_a_wrong_state_is_refused_and_changes_nothing(both: Both) -> None:
