@@ -97,7 +97,7 @@ def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
 
 
 def _link(descriptor: int, target: Path, directory: int) -> None:
-    """Give a file without a name the target's name.
+    """Give a file without a name the target's name, and flush it: btrfs flushes none without one.
 
     If the target's name is taken, the file first gets a second name, and is then renamed to the
     target's. The second name is always the same, and a lock on the directory excludes other
@@ -108,6 +108,7 @@ def _link(descriptor: int, target: Path, directory: int) -> None:
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):
         os.link(source, target, src_dir_fd=directory)  # src_dir_fd makes it follow the link
+        os.fsync(descriptor)
         return
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,6 +118,7 @@ def _link(descriptor: int, target: Path, directory: int) -> None:
     try:
         name.unlink(missing_ok=True)
         os.link(source, name, src_dir_fd=directory)
+        os.fsync(descriptor)
         name.replace(target)
     except BaseException:
         name.unlink(missing_ok=True)

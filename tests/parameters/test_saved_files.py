@@ -115,6 +115,29 @@ def test_rights_of_a_group_are_not_given_to_another_one() -> None:
             assert process.result() == (1234, 0o604)
 
 
+def test_a_file_is_flushed_when_it_has_a_name(
+    params: Parameters, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file without one btrfs flushes nothing; and it must not replace another one before."""
+    flushed: list[int] = []
+    system = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if status.st_nlink and stat.S_ISREG(status.st_mode):
+            assert not replaced or path.stat().st_ino == replaced
+            flushed.append(status.st_ino)
+        system(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    replaced = 0
+    for _ in range(2):
+        shmacc.save(path, {"params": params})
+        replaced = path.stat().st_ino
+        assert flushed.pop() == replaced
+        assert not flushed
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_symbolic_link_stays_and_is_followed(
     params: Parameters, path: Path, *, there: bool
