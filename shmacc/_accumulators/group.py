@@ -245,6 +245,13 @@ def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
                 f"{type(spec).__name__}"
             )
         specs[name] = spec.member(name, reduction)
+    owners = {spec.parameters for spec in specs.values() if spec.parameters is not None}
+    if len(owners) > 1:
+        whose = " and ".join(sorted(repr(name) for _, name in owners))
+        raise InvalidArgumentError(
+            f"A group belongs to one Parameters, but its members are of {whose}: make a group of "
+            "each"
+        )
     if not 1 <= len(specs) <= layout.MAX_MEMBERS:
         raise InvalidArgumentError(
             f"A group has 1 to {layout.MAX_MEMBERS} members, but {len(specs)} were given"

@@ -117,6 +117,18 @@ def test_a_group_that_nothing_was_put_into_belongs_to_whoever_comes() -> None:
         assert params.update(taken)
 
 
+def test_a_group_of_two_parameters_is_refused_and_not_made() -> None:
+    """It would belong to one of them, and updates of the other one be refused."""
+    with made() as params, Parameters({"v": np.zeros(3)}, optimizer=optim.SGD(1)) as others:
+        with pytest.raises(errors.InvalidArgumentError, match=rf"'{PARAMS}'.*make a group of each"):
+            AccumulatorGroup(params.member_specs() | others.member_specs(), GROUP)
+        with pytest.raises(errors.NotFoundError):
+            shmacc.attach(GROUP)
+        again = Parameters.attach(PARAMS)
+        AccumulatorGroup(params.member_specs() | again.member_specs()).close()
+        again.close()
+
+
 def test_a_checkpoint_of_both_brings_others_together(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
