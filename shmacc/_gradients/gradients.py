@@ -111,9 +111,15 @@ def partial_contributors(partial: Any) -> IndexArray | None:
     """Return the contributors of a partial, ascending; None: it has none.
 
     Raises:
-        InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``.
+        InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``, or more than
+            its gradients.
     """
-    return distinct(getattr(partial, "contributors", None), "partial.contributors")
+    who = distinct(getattr(partial, "contributors", None), "partial.contributors")
+    if who is not None and len(who) > partial.count:
+        raise InvalidArgumentError(
+            f"partial.contributors are {len(who)}, more than partial.count, {partial.count}"
+        )
+    return who
 
 
 def distinct(given: Any, what: str) -> IndexArray | None:

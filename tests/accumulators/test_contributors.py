@@ -81,7 +81,7 @@ def same(got: Any, want: Any) -> None:
             same_bits(getattr(got, field), getattr(want, field))
 
 
-@pytest.mark.parametrize("who", [[1, 1], [-1], [1.5], "me"])
+@pytest.mark.parametrize("who", [[1, 1], [-1], [1.5], "me", [1, 2, 3]])
 def test_contributors_of_a_partial_that_no_take_gave(who: Any) -> None:
     with ConditionalAccumulator("f4", ()) as acc:
         partial = shmacc.DensePartial(np.array(1, np.float32), 2, 0, contributors=who)
