@@ -15,7 +15,7 @@ from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.replacing import replacing
 from shmacc._gradients import arguments
 from shmacc._records.array_types import ValueArray
-from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 
 Saved = Accumulator[Any, Any] | Parameters
 
@@ -38,7 +38,8 @@ def save(
     Args:
         path: The file. A symbolic link is followed.
         what: Accumulators, groups and parameters, by names for `load`.
-        timeout: Seconds to wait for their locks, which a stopped process may hold; None: for ever.
+        timeout: Seconds to wait for their locks, which a stopped process may hold, and for a moment
+            in which no round ends; None: for ever.
 
     Raises:
         InvalidArgumentError: Something cannot be saved; or `path` leads to a device, a directory,
@@ -122,7 +123,12 @@ def _can_be_stored(name: str) -> bool:
 def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[str, ValueArray]]:
     """Return states that belong together: no round or update ended while they were read."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        if attempt and deadline is not None and time.monotonic() > deadline:
+            raise DeadlineExceededError(
+                "Rounds ended while the states were read, until the timeout; nothing was written: "
+                "save in the block of a round"
+            )
         generations = [_generation(one) for one in what.values()]
         for name, one in what.items():
             if isinstance(one, Parameters) and one._half_loaded:  # noqa: SLF001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,13 @@ from helpers.apart import run_apart
 from helpers.lock_holder import held
 from helpers.support import LONG
 
+import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, optim
+from shmacc._accumulators import checkpoints
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shmacc import GroupTaken
 
 
@@ -54,6 +59,20 @@ def test_so_does_a_snapshot(params: Parameters) -> None:
     with held("params"), pytest.raises(errors.DeadlineExceededError):
         params.snapshot(timeout=0.05)
     assert params.snapshot(timeout=LONG)[0] == 0
+
+
+def test_a_save_gives_up_if_rounds_end_all_the_while(
+    params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at all that is saved may take long."""
+    looks = itertools.count()
+    monkeypatch.setattr(checkpoints, "_generation", lambda _: next(looks))
+    with pytest.raises(errors.DeadlineExceededError, match="Rounds ended"):
+        shmacc.save(tmp_path / "checkpoint.npz", {"params": params}, timeout=0)
+    assert next(looks) == 2
+    with pytest.raises(errors.FailedPreconditionError, match="Rounds ended"):
+        shmacc.save(tmp_path / "checkpoint.npz", {"params": params})
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_update_gives_up_at_an_operation_on_the_accumulator_that_is_stopped(
