@@ -351,8 +351,10 @@ class Parameters(SharedArrays):
 
     def _round_of(self, taken: Any) -> tuple[_core.BlockAccess, Mapping[str, Any]]:
         """Return the open round that `taken` comes from, and its gradients by array."""
-        rounds = _core.open_rounds()
-        found = next((block for block in rounds if block.given is taken), None)
+        # Looked at once: another thread may end its round meanwhile, and then there is nothing.
+        all_given = [(block, block.given) for block in _core.open_rounds()]
+        rounds = [(block, given) for block, given in all_given if given is not None]
+        found = next((block for block, given in rounds if given is taken), None)
         if found is not None and isinstance(taken, GroupTaken):
             return found, taken
         if found is not None:
@@ -369,9 +371,8 @@ class Parameters(SharedArrays):
                     "An empty mapping does not say of which round it is, and this process has "
                     f"{len(rounds)} open: params.skip(taken), with what the block was given"
                 )
-            for block in rounds:
-                of_group = isinstance(block.given, GroupTaken)
-                own = block.given.values() if of_group else [block.given]
+            for block, given in rounds:
+                own = given.values() if isinstance(given, GroupTaken) else [given]
                 if parts <= {id(part) for part in own}:
                     return block, taken
         raise FailedPreconditionError(

@@ -194,13 +194,36 @@ def test_a_member_may_be_another_arrays_gradient() -> None:
         assert others["v"].tolist() == [-2] * 3
 
 
-def test_a_round_of_another_thread_may_end_while_an_update_looks_for_its_own() -> None:
+class Ending:
+    """A round of another thread, which ends once an update has looked at it so many times."""
+
+    def __init__(self, given: object, looks: int) -> None:
+        self._given = [given] * looks
+
+    @property
+    def given(self) -> object:
+        return self._given.pop() if self._given else None
+
+
+@pytest.mark.parametrize("looks", range(4))
+def test_a_round_of_another_thread_may_end_while_an_update_looks_for_its_own(
+    params: Parameters, group: AccumulatorGroup, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ConditionalAccumulator("f8", (3,)) as other:
         other.apply_grad(np.ones(3))
         with other.round(1) as taken:
             [block] = _core.open_rounds()
             assert block.given is taken
         assert block.given is None
+    with group.round(1) as taken:
+        own = _core.open_rounds()
+        rounds = lambda: [Ending(group.snapshot(), looks), *own]  # noqa: E731
+        monkeypatch.setattr(_core, "open_rounds", rounds)
+        wrong: Any
+        for wrong in ({"v": None}, {"v": np.ones(3)}, None):
+            with pytest.raises(errors.FailedPreconditionError, match="not of a round"):
+                params.update(wrong)
+        assert params.update({"v": taken["v"]})
 
 
 def test_only_what_one_open_round_has_is_updated_from(
