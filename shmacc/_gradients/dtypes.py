@@ -186,7 +186,8 @@ def _lookup(dtype: object) -> DType | None:
         pass_on(error)
         return None
     if plain.names is not None:
-        return next((known for known in _KNOWN.values() if known.numpy == plain), None)
+        all_known = list(_KNOWN.values())  # another thread may add one
+        return next((known for known in all_known if known.numpy == plain), None)
     return _named(plain.name)
 
 

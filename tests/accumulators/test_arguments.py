@@ -11,6 +11,7 @@ from helpers.elements import ELEMENTS
 from helpers.support import nothing_changes, refused
 
 from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
+from shmacc._gradients import dtypes
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 
@@ -46,6 +47,21 @@ def test_dtypes_refused(bad: Any) -> None:
     for kind in KINDS:
         with refused():
             kind(bad)
+
+
+def test_a_dtype_is_looked_up_while_another_thread_looks_up_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known: dict[str, Any] = {}
+
+    class Other:
+        @property
+        def numpy(self) -> None:
+            known["another"] = None
+
+    known |= {"other": Other(), "qint8": dtypes.resolve("qint8")}
+    monkeypatch.setattr(dtypes, "_KNOWN", known)
+    assert dtypes.resolve([("qint8", np.int8)]) is known["qint8"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
