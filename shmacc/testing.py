@@ -38,7 +38,8 @@ def isolated_namespace() -> Iterator[str]:
     This includes children of every start method of multiprocessing, even of a forkserver that runs
     already, and all other processes that inherit the environment.
 
-    The end of the block removes all names that are left in the namespace, in use or not.
+    The end of the block removes all names that are left in the namespace, in use or not; but not in
+    a child that was forked in the block.
 
     Yields:
         The namespace, which is the value of ``SHMACC_NAMESPACE`` in the block.
@@ -49,18 +50,19 @@ def isolated_namespace() -> Iterator[str]:
     settings: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
     outer = settings.get(_SETTING)
     settings[_SETTING] = _Inherited(namespace)
+    pid = os.getpid()
     try:
         yield namespace
     finally:
         if outer is None:
-            del settings[_SETTING]
+            settings.pop(_SETTING, None)
         else:
             settings[_SETTING] = outer
         if before is None:
-            del os.environ[names.NAMESPACE_VARIABLE]
+            os.environ.pop(names.NAMESPACE_VARIABLE, None)
         else:
             os.environ[names.NAMESPACE_VARIABLE] = before
-        for name in leaked_names(namespace):
+        for name in leaked_names(namespace) if os.getpid() == pid else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{names.SHM_DIRECTORY}/{name}")
 

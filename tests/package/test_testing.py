@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.apart import run_apart
 from helpers.support import LONG, START_METHODS
 
 import shmacc
@@ -59,6 +61,25 @@ def test_what_is_left_is_named_and_removed() -> None:
         ConditionalAccumulator("f8", (), "left").close()
         segment, semaphore = testing.leaked_names(inner)
         assert segment.startswith("sem.") != semaphore.startswith("sem.")
+    assert testing.leaked_names(inner) == ()
+
+
+def test_a_forked_child_that_leaves_the_block_removes_nothing() -> None:
+    with contextlib.ExitStack() as block:
+        inner = block.enter_context(testing.isolated_namespace())
+        with ConditionalAccumulator("f8", (), "kept"):
+            before = testing.leaked_names(inner)
+            run_apart(block.close)
+            assert testing.leaked_names(inner) == before != ()
+
+
+def test_a_block_in_which_the_variable_is_unset_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SHMACC_NAMESPACE")
+    with testing.isolated_namespace() as inner:
+        ConditionalAccumulator("f8", (), "left").close()
+        monkeypatch.delenv("SHMACC_NAMESPACE")
     assert testing.leaked_names(inner) == ()
 
 
