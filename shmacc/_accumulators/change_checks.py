@@ -165,6 +165,11 @@ def owned(given: Any, dtype: DType, what: str) -> ValueArray:
         raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error
 
 
+def rows_like(values: ValueArray, shape: tuple[int, ...]) -> ValueArray:
+    """Return the values; ``[]`` for no rows gets this shape, as in a gradient."""
+    return values.reshape(shape) if not shape[0] and values.shape == (0,) else values
+
+
 def check_like(array: Named, values: ValueArray, shape: tuple[int, ...], what: str) -> None:
     """Raise InvalidArgumentError unless values have this shape and the array's dtype."""
     if values.dtype != array.dtype:

@@ -138,8 +138,9 @@ def _contents(array: Array, given: Any) -> Change:
     numbers = f"the row numbers of array {array.name!r}"
     rows = arrays.row_numbers(given[0], numbers)
     checks.check_vector(rows, numbers)
-    values = checks.owned(given[1], array.spec.dtype, what)
-    checks.check_like(array, values, (len(rows), *array.shape[1:]), "The new rows of array")
+    shape = len(rows), *array.shape[1:]
+    values = checks.rows_like(checks.owned(given[1], array.spec.dtype, what), shape)
+    checks.check_like(array, values, shape, "The new rows of array")
     rows, values = checks.ascending(
         rows, values, f"Row {{}} of array {array.name!r} is given twice"
     )

@@ -58,6 +58,7 @@ def of_update(
         rows = checks.owned(
             given[1], dtypes.resolve(table.dtype), f"the new rows of table {table.name!r}"
         )
+        rows = checks.rows_like(rows, (len(ids), *table.shape))
         checks.check_like(table, rows, (len(ids), *table.shape), "The new rows of table")
         ids, rows = checks.ascending(ids, rows, f"Id {{}} of table {table.name!r} is given twice")
     removed = checked_ids(remove.get(table.name, ()), f"the ids to remove of table {table.name!r}")

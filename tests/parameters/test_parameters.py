@@ -131,6 +131,10 @@ def test_new_contents_in_place_of_an_optimizer(params: Parameters, group: Accumu
     expected[2:6] = expected[1:5].copy()
     np.testing.assert_array_equal(params["table"], expected)
 
+    # They may be no rows at all.
+    one_round(params, group, 1, values={"table": ([], [])})
+    np.testing.assert_array_equal(params["table"], expected)
+
 
 def test_a_round_of_a_single_accumulator() -> None:
     with Parameters({"w": np.zeros(2)}, optimizer=optim.SGD(1)) as params:

@@ -170,6 +170,8 @@ def test_values_set_rows_and_make_them(params: Parameters, group: AccumulatorGro
     assert table.ids().tolist() == [5, 9]  # those of the gradient are in neither
     assert slots[[5, 9]].tolist() == [[np.float32(1.1)] * 3, [np.float32(0.1)] * 3]
     assert table.last_updated([5, 9]).tolist() == [1, 1]
+    train(params, group, np.array([6]), values={"user": ([], [])})
+    assert table.ids().tolist() == [5, 9]
 
 
 def test_what_an_update_refuses(params: Parameters, group: AccumulatorGroup) -> None:
