@@ -107,7 +107,7 @@ class AsyncRound(_core.AsyncBlock[_Result_co]):
     apply with a later ``local_step``, raises FailedPreconditionError.
     """
 
-    __slots__ = ()
+    __slots__ = ("_entered",)
 
     # `__aexit__` must not be written in Python: see shmacc/native/python/round_block.hpp.
 
@@ -116,10 +116,14 @@ class AsyncRound(_core.AsyncBlock[_Result_co]):
 
         Raises:
             asyncio.CancelledError: The task was cancelled. Nothing is consumed.
-            ShmaccError: As for ``Round.__enter__``; FailedPreconditionError: a round of this
-                accumulator is open in this task already; ResourceExhaustedError: no thread could be
-                started for the wait.
+            ShmaccError: As for ``Round.__enter__``; FailedPreconditionError: this has been entered
+                already, or a round of this accumulator is open in this task already;
+                ResourceExhaustedError: no thread could be started for the wait.
         """
+        # Two threads must not open a round for one block.
+        if getattr(self, "_entered", False):
+            raise FailedPreconditionError("This round has been entered already; make another one")
+        self._entered = True
         return _core.Guarded(self._enter(), self)
 
     async def _enter(self) -> _Result_co:

@@ -144,6 +144,26 @@ async def test_an_exception_or_a_cancel_in_the_block_consumes_nothing(acc: Accum
     untouched(acc, 1)
 
 
+async def test_a_round_is_entered_once(acc: Accumulator) -> None:
+    """By several tasks at once, each would give up the other one's, or lose it."""
+    one = acc.round_async(1)
+
+    async def chief() -> float:
+        async with one as taken:
+            await asyncio.sleep(0)
+            return float(taken.value.item())
+
+    tasks = [asyncio.create_task(chief()) for _ in range(3)]
+    await until_async(lambda: acc.stats().waiting > 0)
+    acc.apply_grad(1.0)
+    first, *others = await asyncio.gather(*tasks, return_exceptions=True)
+    assert first == 1.0
+    assert all(isinstance(error, errors.FailedPreconditionError) for error in others)
+    assert (acc.global_step, acc.stats().round_pid) == (1, None)
+    with pytest.raises(errors.FailedPreconditionError, match="entered already"):
+        await chief()
+
+
 async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator) -> None:
     acc.apply_grad(1.0)
     async with acc.round_async(1):
