@@ -20,7 +20,7 @@ from shmacc._gradients import arguments
 from shmacc._gradients.spec import Spec
 from shmacc._layout import layout
 from shmacc._layout.reports import Config
-from shmacc._opening import handles
+from shmacc._opening import exits, handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
 from shmacc._records.array_types import IndexArray, ValueArray
@@ -122,9 +122,10 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> None:
         """Close. After an exception this process has failed; ``on_death="raise"`` reports it.
 
-        SystemExit of 0 or None is no failure.
+        SystemExit of 0 or None is no failure, nor is GeneratorExit: the block is in a generator
+        that is closed, as by ``break``.
         """
-        self._close(error)
+        self._close(None if exits.is_in_order(error) else error)
 
     @property
     def reduction_type(self) -> str:

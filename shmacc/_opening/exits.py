@@ -28,6 +28,16 @@ from shmacc import _core
 from shmacc._opening import children
 
 
+def is_in_order(error: BaseException | None) -> bool:
+    """Return whether a process that leaves a block by this exception has not failed.
+
+    GeneratorExit is in order: the block is in a generator that is closed, as by ``break``.
+    """
+    if isinstance(error, SystemExit):
+        return error.code is None or (isinstance(error.code, int) and not error.code)
+    return error is None or isinstance(error, GeneratorExit)
+
+
 class Owner:
     """An object whose handle is closed with it, or when the process ends in order.
 

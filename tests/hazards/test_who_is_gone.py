@@ -256,9 +256,9 @@ def test_an_exception_that_leaves_the_block_is_a_failure(
     assert news(acc) is None
 
 
-@pytest.mark.parametrize("status", [None, False])
-def test_an_exit_in_order_is_none(acc: ConditionalAccumulator, status: Any) -> None:
-    with Apart(fail_in_a_block, SystemExit(status), 7) as process:
+@pytest.mark.parametrize("end", [*map(SystemExit, (None, False)), GeneratorExit()], ids=repr)
+def test_an_exit_in_order_is_none(acc: ConditionalAccumulator, end: BaseException) -> None:
+    with Apart(fail_in_a_block, end, 7) as process:
         process.hear()
         assert news(acc) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -176,6 +177,17 @@ def test_a_replica_that_cannot_leave_in_time_is_closed_all_the_same() -> None:
         assert not replica.running
         with pytest.raises(errors.WorkerDiedError, match="DeadlineExceededError"):
             replicas.round(timeout=LONG, on_death="raise").__enter__()
+
+
+@pytest.mark.parametrize("end", [None, SystemExit(0), GeneratorExit(), ValueError()], ids=repr)
+def test_a_replica_whose_block_ends_in_order_has_left(end: BaseException | None) -> None:
+    """The chief waits for it no longer; nor by a generator that is closed, or by sys.exit()."""
+    with chief_of(one_layer(), 2) as replicas:
+        with suppress(BaseException), Replica(one_layer(), NAME, 0, timeout=LONG):
+            if end is not None:
+                raise end
+        left = [] if isinstance(end, ValueError) else [_run.LEAVING]
+        assert replicas._group.contributors().tolist() == left
 
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
