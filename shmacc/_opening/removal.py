@@ -76,7 +76,7 @@ def unlink(name: SegmentName, token: int, handle: _core.Handle) -> None:
             handle.unlink(name.path, semaphore_path(name.system_name, token))
         except ShmaccError as error:
             pass_on(error)
-            if not handle.closed:
+            if not handle.closed or not isinstance(error, FailedPreconditionError):
                 raise error.about(name.system_name) from None
         else:
             return
