@@ -171,12 +171,16 @@ class InPlace:
         If a chief dies before that store, the arrays say that parameters may be half updated. If it
         dies after that store and before the group's commit, they say which round the parameters
         have: the next chief gets the same gradients, and only commits them.
+
+        A round that a checkpoint has ended, in its block or by another chief, changes nothing.
         """
-        self._write(values, taken.step + 1)
+        if taken.step >= self.done:
+            self._write(values, taken.step + 1)
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
         """Let a round pass, with `values` as for `end`."""
-        self._write(values, taken.step + 1)
+        if taken.step >= self.done:
+            self._write(values, taken.step + 1)
 
     def _write(self, values: Mapping[str, ValueArray], done: int) -> None:
         for name, value in values.items():

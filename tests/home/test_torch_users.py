@@ -183,6 +183,34 @@ def test_a_round_that_is_given_up_late_hides_no_half_update_of_another_chief() -
         replica.close()
 
 
+@pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["of torch", "of shmacc"])
+@pytest.mark.parametrize("skips", [False, True], ids=["ends", "is skipped"])
+def test_a_checkpoint_that_is_loaded_in_a_block_is_gone_on_from(
+    optimizer: Any, *, skips: bool
+) -> None:
+    model, other = Words(), Words()
+    with pair(model, other, optimizer=optimizer) as (replicas, replica):
+        train(replicas, replica, other)
+        saved = copy.deepcopy(replicas.state_dict())
+        for _ in range(2):
+            train(replicas, replica, other)
+        backward(other, 3)
+        hand_over(replica)
+        with (  # noqa: PT012
+            pytest.raises(errors.FailedPreconditionError, match="was ended before"),
+            replicas.round(timeout=LONG) as update,
+        ):
+            replicas.load_state_dict(saved)
+            if skips:
+                update.skip()
+        assert replica.step() is False
+        assert (replicas.global_step, replica.global_step) == (1, 1)
+        same(contents(model), saved["model"])
+        train(replicas, replica, other)
+        assert replicas.global_step == 2
+        replica.close()
+
+
 def test_what_active_has_waited_for() -> None:
     """A round is the next one's; an error, too; and a checkpoint or the end gives it up."""
     model, other = Words(), Words()
