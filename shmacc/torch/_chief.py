@@ -281,7 +281,7 @@ class Chief:
                     self._end(taken, None, skipped=True)
                     done = True
                 else:
-                    on_model.check_in_place(self._own, self._places)
+                    self._check_model()
                     on_model.check_trained(self._parameters, self._group.members)
                     self._updates.begin(self._group)
                     update = self._begin(taken)
@@ -296,6 +296,10 @@ class Chief:
             self._follow()
             if not done:
                 return
+
+    def _check_model(self) -> None:
+        on_model.check_in_place(self._own, self._places)
+        on_model.check_same(self._model, self._parameters, with_grad=False)
 
     def _required(self) -> int:
         raise NotImplementedError
@@ -360,7 +364,7 @@ class Chief:
         Raises:
             FailedPreconditionError: The model is not in shared memory any more.
         """
-        on_model.check_in_place(self._own, self._places)
+        self._check_model()
         return {
             "step": self.global_step,
             "left": torch.from_numpy(self._left.copy()),

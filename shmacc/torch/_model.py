@@ -206,6 +206,32 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -
             )
 
 
+def check_same(model: nn.Module, shared: Mapping[str, nn.Parameter], *, with_grad: bool) -> None:
+    """Refuse a model that has got other parameters: what it computes has nothing to do with these.
+
+    Args:
+        model: The model.
+        shared: Its parameters when it was shared.
+        with_grad: Whether to refuse also one beside these that has a gradient.
+
+    Raises:
+        FailedPreconditionError: The message names the first.
+    """
+    own = parameters(model)
+    now, before = ({id(one): name for name, one in each.items()} for each in (own, shared))
+    others = [name for each, name in before.items() if each not in now]
+    if with_grad:
+        others += [
+            name for name, one in own.items() if one.grad is not None and id(one) not in before
+        ]
+    if others:
+        raise FailedPreconditionError(
+            f"{others[0]!r} is not the parameter that was shared: the model has got another one "
+            "since (a module was replaced or added, or load_state_dict(assign=True) was called); "
+            "do that before"
+        )
+
+
 def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[str]) -> None:
     """Refuse a model with a parameter that began to require grad after the model was shared.
 

@@ -81,7 +81,7 @@ class Replica:
             on_failure.pop_all()
 
     def _place(self, model: nn.Module) -> None:
-        members = self._group.members
+        self._model, members = model, self._group.members
         self._parameters = on_model.parameters(model)
         self._trained = {name: value for name, value in self._parameters.items() if name in members}
         self._sparse = frozenset(
@@ -191,8 +191,9 @@ class Replica:
                 the round: another `step` waits on, and hands nothing over. An asynchronous
                 replica's gradient is not: another `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
-            FailedPreconditionError: The model is not in shared memory any more; or a parameter that
-                did not require grad when the chief shared the model does now.
+            FailedPreconditionError: The model is not in shared memory any more, or has got another
+                parameter; or one that did not require grad when the chief shared the model does
+                now.
             ResourceExhaustedError: Shared memory is full.
         """
         before = self._global_step
@@ -214,6 +215,7 @@ class Replica:
 
     def _hand_over(self, weight: int) -> bool:
         on_model.check_in_place(self._parameters, self._places)
+        on_model.check_same(self._model, self._parameters, with_grad=True)
         on_model.check_trained(self._parameters, self._trained)
         gradient: dict[str, Any] = dict(on_model.gradients(self._trained, self._sparse))
         gradient |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from torch import nn
 
 import shmacc
 from shmacc import errors, testing
+from shmacc.optim import SGD
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 def one_layer() -> nn.Linear:
     torch.manual_seed(7)
     return nn.Linear(2, 1)
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(one_layer(), nn.Linear(1, 1))
 
 
 def chief_of(model: nn.Module, total: int = 1) -> SyncReplicas:
@@ -256,6 +262,44 @@ def test_a_model_that_leaves_shared_memory_is_refused(move: str) -> None:
         MOVES[move](other)
         with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any"):
             replica.step()
+
+
+def assigned(model: nn.Sequential) -> None:
+    model.load_state_dict(copy.deepcopy(model).state_dict(), assign=True)
+
+
+def replaced(model: nn.Sequential) -> None:
+    model[1] = nn.Linear(1, 1)
+
+
+def added(model: nn.Sequential) -> None:
+    model.append(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
+@pytest.mark.parametrize("change", [assigned, replaced, added])
+def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: Any) -> None:
+    """Nobody would take their gradients. A copy beside the model that has none is nobody's."""
+    model, other = two_layers(), two_layers()
+    with pair(model, other, optimizer=optimizer) as (replicas, replica):
+        other.append(copy.deepcopy(other[1]).requires_grad_(requires_grad=False))
+        hand_over(replica, other)
+        with replicas.round(timeout=LONG):
+            assert model[1].weight.grad is not None
+        assert replica.step()
+        hand_over(replica, other)
+        change(model)
+        change(other)
+        if change is not added:  # the chief has no gradient of it
+            with pytest.raises(errors.FailedPreconditionError, match="not the parameter that was"):
+                replicas.round(timeout=LONG).__enter__()
+            with pytest.raises(errors.FailedPreconditionError, match="not the parameter that was"):
+                replicas.state_dict()
+        replica._handed = None
+        other(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(errors.FailedPreconditionError, match="not the parameter that was"):
+            replica.step()
+        replica.close()
 
 
 def test_a_parameter_that_is_frozen_for_a_while() -> None:
