@@ -314,6 +314,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             with contextlib.suppress(DeadlineExceededError, FailedPreconditionError):
                 until = time.monotonic() + ANSWER
                 lost = lost.union(*(link.lost(until) for link in open_links()))
+            self._gates.tell_again(self._fed)  # else owners forget this publisher: this may be long
             if time.monotonic() >= end or node in lost or self._stop.is_set():
                 self._patience[node] = min(2 * seconds, PATIENCE)
                 return False

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -268,3 +270,18 @@ def test_a_gate_may_be_closed_though_the_owner_has_not_said_so(
     gates.open("node", 0)
     assert not gates.nodes
     assert not link.gates
+
+
+def test_owners_hear_of_a_publisher_while_a_node_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else they forget it after `chief_lease`, and the node learns of steps before its arrays."""
+    answers = iter([[], [], ["call"]])
+    monkeypatch.setattr(ray, "wait", lambda calls, timeout: (next(answers), calls))  # noqa: ARG005
+    link = Mock(closed=False)
+    arrays: Any = object.__new__(shmacc.ray.PublishedArrays)
+    arrays._patience, arrays._stop, arrays._fed = {"node": 60.0}, threading.Event(), frozenset()
+    arrays._gates = _gates.Gates("publisher", None)
+    arrays._gates._told = frozenset({link})
+    assert arrays._answers_in_time("node", "call")
+    assert link.tell.mock_calls == [call("do", "publishes", "publisher", None, frozenset())] * 2
