@@ -399,10 +399,10 @@ def _keep_feeding(
             return
         try:
             feed()
-        except FailedPreconditionError as error:  # for good
-            _logger.warning("%s: nodes that join get nothing of this process", error)
-            return
         except Exception as error:
+            if isinstance(error, FailedPreconditionError) and error.__cause__ is None:  # for good
+                _logger.warning("%s: nodes that join get nothing of this process", error)
+                return
             said = "Nodes that have joined did not get %r: %s", name, error
             _logger.log(logging.ERROR, *said, exc_info=not isinstance(error, DeadlineExceededError))
         del feed

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from on_ray.books import end_training, wait_for
 import shmacc
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray import _waits
+from shmacc.ray import _published, _waits
 from shmacc.ray._head import living_nodes
 from shmacc.ray._parts import NAMESPACE
 
@@ -250,6 +252,28 @@ def test_a_node_that_one_publish_did_not_wait_for_is_fed_by_the_next(
             assert nodes.id(late) in arrays._fed
         finally:
             nodes.remove(late)
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["a node refuses", "another chief"])
+def test_feeding_ends_for_another_chief_alone(
+    monkeypatch: pytest.MonkeyPatch, *, refuses: bool
+) -> None:
+    """A node whose arrays cannot be replaced, since a process there uses them, keeps no other."""
+    monkeypatch.setattr(_published, "_LOOK_FOR_NODES", 0.001)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    stop, calls = threading.Event(), []
+
+    class Feeder:
+        def feed(self) -> None:
+            calls.append(self)
+            if len(calls) == 2:
+                stop.set()
+            cause = FailedPreconditionError("a process has them") if refuses else None
+            raise FailedPreconditionError("it has none") from cause
+
+    feeder = Feeder()
+    _published._keep_feeding(weakref.WeakMethod(feeder.feed), "a", stop)
+    assert len(calls) == 1 + refuses
 
 
 def test_what_makes_no_sense_is_refused(training: Training) -> None:
