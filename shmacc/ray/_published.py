@@ -355,12 +355,14 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._stop.set()
         with self._lock:
             self._new()  # forgets the keepers of dead nodes
-            keepers, self._keepers = self._keepers, {}
+            keepers = self._keepers
         if self._is_replaced(keepers):
             _logger.warning("%s: it is not removed", self._replaced())
             return
         self._arrays.unlink()
-        warn_of_left(self._name, end_parts(keepers))
+        left = end_parts(keepers)
+        self._keepers = {}  # only now: a call that failed before can be made again
+        warn_of_left(self._name, left)
 
     def _is_replaced(self, keepers: Mapping[str, Any]) -> bool:
         if find_actor(self._keeper(self._here)) is not None:
