@@ -113,6 +113,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._unlink_on_close, self._closed = unlink_on_close, False
         self._options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         self._keepers: dict[str, Any] = {}  # by node; each was sent all arrays first
+        self._slow: dict[str, Any] = {}  # keepers of nodes that were not waited for
         self._given: dict[str, Any] = {}  # the last call to nodes that have not answered it
         self._patience: dict[str, float] = {}  # seconds for the next answer of nodes that were slow
         self._refused: set[str] = set()  # nodes whose keepers have raised
@@ -253,8 +254,10 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         lost = set().union(*said).intersection(waiting.values())
         self._gates.close(lost, until)
         for call in [call for call, node in waiting.items() if node in lost]:
-            self._given[waiting[call]] = call
-            self._keepers.pop(waiting.pop(call), None)
+            node = waiting.pop(call)
+            self._given[node] = call
+            if (keeper := self._keepers.pop(node, None)) is not None:
+                self._slow[node] = keeper
 
     def _new(self) -> set[str]:
         """Forget keepers of nodes that are dead; return living nodes without one."""
@@ -279,7 +282,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         """
         mine = self._lock.acquire(timeout=ANSWER)
         try:
-            if mine:
+            if mine and not self._stop.is_set():
                 self._feed_new()
         finally:
             if mine:
@@ -292,7 +295,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
                 continue
             self._given[node] = call = self._give(node, time.monotonic())
             if not self._answers_in_time(node, call):
-                del self._keepers[node]
+                self._slow[node] = self._keepers.pop(node)
                 continue
             try:
                 self._has_answered(node, call)
@@ -354,8 +357,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         """
         self._stop.set()
         with self._lock:
-            self._new()  # forgets the keepers of dead nodes
-            keepers = self._keepers
+            new = self._new()  # forgets the keepers of dead nodes
+            slow = {node: each for node, each in self._slow.items() if node in new}
+            keepers = slow | self._keepers
         if self._is_replaced(keepers):
             _logger.warning("%s: it is not removed", self._replaced())
             return

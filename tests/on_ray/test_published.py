@@ -23,7 +23,7 @@ import shmacc.ray
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray import _published, _waits
 from shmacc.ray._head import living_nodes
-from shmacc.ray._parts import NAMESPACE
+from shmacc.ray._parts import NAMESPACE, find_actor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -254,6 +254,21 @@ def test_a_node_that_one_publish_did_not_wait_for_is_fed_by_the_next(
             assert nodes.id(late) in arrays._fed
         finally:
             nodes.remove(late)
+
+
+def test_unlink_ends_the_keeper_of_a_node_that_nobody_waited_for(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
+    with shmacc.ray.PublishedArrays({"a": np.zeros(3)}, "slow.arrays") as arrays:
+        node = nodes.id(1)
+        del arrays._keepers[node]  # as if it had joined now
+        monkeypatch.setattr(arrays, "_answers_in_time", lambda *_: False)
+        arrays._feed_new()
+        assert node not in arrays._keepers
+        arrays.unlink()
+        wait_for(lambda: find_actor(f"slow.arrays/keeper {node}") is None)
+    assert not [name for name in nodes.left() if "slow.arrays" in name]
 
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["a node refuses", "another chief"])
