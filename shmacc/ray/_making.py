@@ -66,7 +66,7 @@ def make(config: Config) -> Link:
         Link(existing, None).end()
         existing = None
     link = Link(config, 0) if existing is None else Link(existing, None)
-    _check_agreement(link.config, config.members)
+    _check_agreement(link.config, config)
     try:
         _wait_for_hosts(link, wanted)
     except BaseException:
@@ -89,14 +89,21 @@ def find(name: str, seconds: float | None) -> Link:
     return Link(config, None, until)
 
 
-def _check_agreement(existing: Config, asked: Mapping[str, TensorSpec]) -> None:
-    for member in sorted(existing.members.keys() | asked.keys()):
-        have, want = existing.members.get(member), asked.get(member)
+def _check_agreement(existing: Config, asked: Config) -> None:
+    """Refuse other members, and lanes or a capacity that were given and are others."""
+    pairs: list[tuple[str, object, object]] = [
+        (f"member {name!r}", existing.members.get(name), asked.members.get(name))
+        for name in sorted(existing.members.keys() | asked.members.keys())
+    ]
+    for option, default in ("lanes", 1), ("capacity", None):
+        if (wanted := asked.options[option]) is not None:
+            pairs.append((option, existing.options[option] or default, wanted))
+    for what, have, want in pairs:
         if repr(have) != repr(want):
             raise InvalidArgumentError(
-                f"The cluster's group {existing.name!r} exists with member {member!r} {have}, but "
-                f"{want} was asked for"
-            ).with_fields(what=f"member {member!r}", existing=str(have), asked=str(want))
+                f"The cluster's group {existing.name!r} exists with {what} {have}, but {want} was "
+                "asked for"
+            ).with_fields(what=what, existing=str(have), asked=str(want))
 
 
 def _wait_for_hosts(link: Link, nodes: set[str]) -> None:

@@ -161,6 +161,9 @@ def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> Non
         shmacc.ray.AccumulatorGroup(MEMBERS, "model", if_exists="error")
     with pytest.raises(InvalidArgumentError, match="'rest'"):
         shmacc.ray.AccumulatorGroup({"rows": MEMBERS["rows"]}, "model")
+    for option in ({"lanes": 7}, {"capacity": 7}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(option))} .*, but 7 was asked"):
+            shmacc.ray.AccumulatorGroup(MEMBERS, "model", **option)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="needs a shape"):
         shmacc.ray.AccumulatorGroup({"m": shmacc.TensorSpec(None)}, "other")
 
