@@ -271,9 +271,11 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         if find_actor(self._keeper(self._here), seconds) is not None:
             raise self._replaced()  # by a chief on another node, which feeds this one
         given = ray.remote(KeeperActor), self._keeper(node), node, self._name
-        self._keepers[node] = keeper = make_actor(*given, seconds=seconds)
+        keeper = make_actor(*given, seconds=seconds)
         everything = ray.put({name: np.asarray(array) for name, array in self.items()})
-        return keeper.obey.remote(self._chief, self._options, everything)
+        call = keeper.obey.remote(self._chief, self._options, everything)
+        self._keepers[node] = keeper  # now: Ray's object store may have been full
+        return call
 
     def _feed(self) -> None:
         """Send all arrays to nodes that have joined or answer again; tell owners which are fed.

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -254,6 +255,22 @@ def test_a_node_that_one_publish_did_not_wait_for_is_fed_by_the_next(
             assert nodes.id(late) in arrays._fed
         finally:
             nodes.remove(late)
+
+
+def test_a_keeper_that_nothing_could_be_sent_is_sent_it_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's object store was full. It obeys nobody yet: `publish` took it for another chief's."""
+    monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
+    contents = {"a": np.zeros(3)}
+    with shmacc.ray.PublishedArrays(contents, "full.arrays", unlink_on_close=True) as arrays:
+        node = nodes.id(1)
+        ray.kill(arrays._keepers.pop(node))
+        wait_for(lambda: find_actor(f"full.arrays/keeper {node}") is None)
+        with monkeypatch.context() as patch, pytest.raises(ray.exceptions.ObjectStoreFullError):
+            patch.setattr(ray, "put", Mock(side_effect=ray.exceptions.ObjectStoreFullError))
+            arrays._give(node, time.monotonic() + 60)
+        arrays.publish()
 
 
 def test_unlink_ends_the_keeper_of_a_node_that_nobody_waited_for(
