@@ -380,6 +380,9 @@ def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") ->
         if not torch.equal(gradient.indices(), given.indices()):
             return False
         gradient, given = gradient.values(), given.values()
+    alike = gradient.stride() == given.stride() and gradient.is_neg() == given.is_neg()
     if gradient.data_ptr() != given.data_ptr():
         given.copy_(gradient.detach())
+    elif not alike:  # another view of the same memory, as a transposed one
+        given.copy_(gradient.detach().clone())
     return True

@@ -175,6 +175,22 @@ def test_an_exception_in_the_block_changes_nothing() -> None:
         assert not torch.equal(model.layer.weight, before["layer.weight"])
 
 
+@pytest.mark.parametrize(
+    "view", [torch.Tensor.t, torch._neg_view, lambda gradient: gradient[:1].expand_as(gradient)]
+)
+def test_a_gradient_that_is_another_view_of_the_given_one_is_taken(view: Any) -> None:
+    model, other = (nn.Linear(2, 2, bias=False) for _ in range(2))
+    gradient = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    with pair(model, other, optimizer=SGD(1.0)) as (replicas, replica):
+        expected = model.weight - view(gradient)
+        other.weight.grad = gradient.clone()
+        hand_over(replica)
+        with replicas.round(timeout=LONG):
+            model.weight.grad = view(model.weight.grad)
+        assert replica.step()
+        assert torch.equal(model.weight, expected)
+
+
 def test_of_two_chiefs_each_goes_on_where_the_other_has_raised() -> None:
     """Both live, and take turns at it."""
     one, two, other = Mixed(), Mixed(), Mixed()
