@@ -63,6 +63,7 @@ class Replica:
             self._group, self._shared = run.attach(model, shared_name, timeout, owners)
             on_failure.callback(self._group.close)
             on_failure.callback(self._shared.close)
+            on_failure.callback(self._shared._release, at_once=False)  # noqa: SLF001
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._closed = False
             self._total = len(self._left)

@@ -164,8 +164,11 @@ def test_a_replica_is_not_two_of_those_that_a_round_waits_for() -> None:
         replicas._group.advance_step(1)
         replica.leave()
         replica.close()
+        late = one_layer()
         with pytest.raises(errors.DeadlineExceededError):
-            Replica(other, NAME, 0, timeout=0.01)  # comes back, and waits for that round's end
+            Replica(late, NAME, 0, timeout=0.01)  # comes back, and waits for that round's end
+        nn.init.zeros_(late.weight)  # it is nobody's
+        assert not late.weight.any()
         with pytest.raises(errors.DeadlineExceededError):
             replicas.round(timeout=0.01).__enter__()
         assert replicas._group.num_accumulated() == 1
