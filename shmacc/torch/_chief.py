@@ -299,7 +299,7 @@ class Chief:
 
     def _check_model(self) -> None:
         on_model.check_in_place(self._own, self._places)
-        on_model.check_same(self._model, self._parameters, with_grad=False)
+        on_model.check_same(self._model, self._trained, with_grad=False)
 
     def _required(self) -> int:
         raise NotImplementedError

@@ -206,18 +206,20 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -
             )
 
 
-def check_same(model: nn.Module, shared: Mapping[str, nn.Parameter], *, with_grad: bool) -> None:
+def check_same(model: nn.Module, shared: Mapping[str, Any], *, with_grad: bool) -> None:
     """Refuse a model that has got other parameters: what it computes has nothing to do with these.
 
     Args:
         model: The model.
-        shared: Its parameters when it was shared.
+        shared: Its parameters, and embeddings with tables, when it was shared.
         with_grad: Whether to refuse also one beside these that has a gradient.
 
     Raises:
         FailedPreconditionError: The message names the first.
     """
-    own = parameters(model)
+    own: dict[str, Any] = {**parameters(model)}
+    if any(isinstance(one, TableEmbedding) for one in shared.values()):
+        own |= tables(model)
     now, before = ({id(one): name for name, one in each.items()} for each in (own, shared))
     others = [name for each, name in before.items() if each not in now]
     if with_grad:

@@ -76,14 +76,15 @@ class Replica:
             self._made = 0  # how many calls of `step` have returned
             self._handed: bool | None = None  # whether this step's gradient counts; None: not sent
             self._follow(self._step_without(run.LEAVING + self._rank))
-            self._rows = {name: rows_of(found) for name, found in on_model.tables(model).items()}
+            self._rows = {name: rows_of(found) for name, found in self._tables.items()}
             for name, rows in self._rows.items():
                 rows.share(self._shared[name], trains=True)
             on_failure.pop_all()
 
     def _place(self, model: nn.Module) -> None:
         self._model, members = model, self._group.members
-        self._parameters = on_model.parameters(model)
+        self._parameters: dict[str, Any] = {**on_model.parameters(model)}
+        self._tables = on_model.tables(model)
         self._trained = {name: value for name, value in self._parameters.items() if name in members}
         self._sparse = frozenset(
             name for name, spec in members.items() if isinstance(spec, IndexedSlicesSpec)
@@ -216,7 +217,7 @@ class Replica:
 
     def _hand_over(self, weight: int) -> bool:
         on_model.check_in_place(self._parameters, self._places)
-        on_model.check_same(self._model, self._parameters, with_grad=True)
+        on_model.check_same(self._model, self._parameters | self._tables, with_grad=True)
         on_model.check_trained(self._parameters, self._trained)
         gradient: dict[str, Any] = dict(on_model.gradients(self._trained, self._sparse))
         gradient |= {

@@ -152,6 +152,23 @@ def test_frozen_rows_are_not_trained() -> None:
         assert len(model.users.table) > 0
 
 
+def test_an_embedding_that_is_replaced_is_refused() -> None:
+    """The new one has rows of its own, which nobody trains."""
+    model, other = Clicks(), Clicks()
+    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+        make_rounds(replicas, replica, other, 1)
+        backward(other, 0, 1)
+        hand_over(replica)
+        for one in (model, other):
+            one.users = TableEmbedding(4, initial=USERS)
+        with pytest.raises(errors.FailedPreconditionError, match=r"'users.rows' is not the"):
+            replicas.round(timeout=LONG).__enter__()
+        replica._handed = None
+        with pytest.raises(errors.FailedPreconditionError, match=r"'users.rows' is not the"):
+            replica.step()
+        replica.close()
+
+
 def test_rows_are_removed_and_counted() -> None:
     """An update that would leave too many changes nothing; then it may remove some, or skip."""
     model, other = Clicks(max_rows=6), Clicks(max_rows=6)
