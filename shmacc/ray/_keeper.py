@@ -26,7 +26,7 @@ class KeeperActor:
     def pid(self) -> int:
         return os.getpid()
 
-    def obey(self, chief: str, options: Mapping[str, Any], everything: Arrays) -> bool:
+    def obey(self, chief: str, options: Mapping[str, Any], everything: Arrays) -> bool | None:
         """Write everything, and from now on what this chief sends; return True."""
         # New arrays are complete before they have their name; existing ones must agree.
         try:
@@ -41,10 +41,10 @@ class KeeperActor:
         self._arrays, self._chief = arrays, chief
         return self.write(chief, {name: (None, values) for name, values in everything.items()})
 
-    def write(self, chief: str, changed: Rows) -> bool:
-        """Write rows; False: another chief publishes now."""
+    def write(self, chief: str, changed: Rows) -> bool | None:
+        """Write rows; False: another chief publishes now; None: there are no arrays yet."""
         if self._arrays is None or self._chief != chief:
-            return False
+            return None if self._arrays is None else False
         for name, (rows, values) in changed.items():
             self._arrays[name][... if rows is None else rows] = values
         return True

@@ -221,7 +221,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             raise refusals[0]
 
     def _has_answered(self, node: str, call: Any) -> bool:
-        """Handle a keeper's answer; False: the keeper has died."""
+        """Handle a keeper's answer; False: it has died, or could not be given the arrays."""
         try:
             obeys = ray.get(call)
         except LOST:
@@ -230,6 +230,9 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         except ray.exceptions.RayTaskError as error:
             self._keepers.pop(node, None)
             raise refusal(self._name, node, error.cause) from error.cause
+        if obeys is None:  # the error of that was not waited for: it is given them again
+            self._keepers.pop(node, None)
+            return False
         if not obeys:
             raise self._replaced()
         self._given.pop(node, None)
@@ -378,7 +381,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         for call in wait_for_all(calls, time.monotonic() + ANSWER):
             with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
                 answers.append(ray.get(call))
-        return not all(answers)
+        return any(answer is False for answer in answers)
 
 
 def _start_feeding(feed: Callable[[], None], name: str, stop: threading.Event) -> None:

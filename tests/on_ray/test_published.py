@@ -273,6 +273,27 @@ def test_a_keeper_that_nothing_could_be_sent_is_sent_it_again(
         arrays.publish()
 
 
+def test_a_node_that_refused_when_nobody_waited_says_so_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keeper obeys nobody, but not since another chief publishes."""
+    monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
+    contents = {"a": np.zeros(3)}
+    with shmacc.ray.PublishedArrays(contents, "rude.arrays", unlink_on_close=True) as arrays:
+        node = nodes.id(1)
+        ray.kill(arrays._keepers.pop(node))
+        wait_for(lambda: find_actor(f"rude.arrays/keeper {node}") is None)
+        with nodes.on(1):
+            with shmacc.SharedArrays.attach("rude.arrays") as earlier:
+                earlier.unlink()
+            other = shmacc.SharedArrays({"b": np.zeros(3)}, "rude.arrays", unlink_on_close=True)
+        arrays._give(node, time.monotonic() + 60)  # its error is not waited for
+        with pytest.raises(InvalidArgumentError, match=f"Node {node} cannot have"):
+            arrays.publish()
+        other.close()
+        arrays.publish()
+
+
 def test_unlink_ends_the_keeper_of_a_node_that_nobody_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
