@@ -41,9 +41,9 @@ def run(
     elif listen is not None:
         from shmacc_inspect import serving
 
-        registry, address = _registry(watched), serving.parse(listen, insecure=insecure)
+        registry, (address, port) = _registry(watched), serving.parse(listen, insecure=insecure)
         with interrupts.raised():
-            serving.serve(registry, address)
+            serving.serve(registry, address, port)
     elif output is not None:
         # Readers of textfiles know this format only.
         text = _text("prometheus_client.exposition", watched)
