@@ -75,7 +75,7 @@ def findings() -> Iterator[Finding]:
                 f"{problem}: gradients with new rows are refused{largest}",
                 "see what is in it, and what of that nobody uses (`shmacc-inspect clean`); or make "
                 "it larger (`mount -o remount,size=...`, `--shm-size`)",
-                command("shmacc-inspect", "list", "-A", "--sort", "bytes", "--reverse"),
+                command("shmacc-inspect", "list", "-A", "--sort", "bytes"),
             )
 
 

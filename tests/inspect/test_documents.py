@@ -102,7 +102,7 @@ def test_the_manual_page_is_well_formed() -> None:
         check=True,
     )
     assert done.stderr == ""
-    assert "'emb*' --sort bytes --reverse" in done.stdout
+    assert "'emb*' --sort bytes" in done.stdout
 
 
 def test_alerts_are_about_metrics_that_there_are() -> None:

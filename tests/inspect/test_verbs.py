@@ -65,7 +65,7 @@ def test_list_says_what_is_there(
     assert 0 <= time.time() - said["created"] < 60
     assert by_name["left"]["state"] == "orphaned"
 
-    lines = run("list", "--sort", "gradients", "--reverse").stdout.splitlines()
+    lines = run("list", "--sort", "rows").stdout.splitlines()
     assert lines[0].split()[0] == "NAME"
     assert [line.split()[0] for line in lines[1:]] == ["embeddings", "bias", "left"]
     assert run("list", "--orphaned", "--mine").stdout.splitlines()[1].split()[0] == "left"

@@ -50,9 +50,11 @@ def _list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stalled", action="store_true", help="only those that stand still")
     parser.add_argument("--mine", action="store_true", help="only those of this user")
     parser.add_argument(
-        "--sort", choices=SORTS_OF_LIST, default="name", help="what to sort by (name)"
+        "--sort",
+        choices=SORTS_OF_LIST,
+        default="name",
+        help="what to sort by (name); numbers from the largest",
     )
-    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
     parser.add_argument("-q", "--quiet", action="store_true", help="only names, one a line")
 
 
@@ -73,7 +75,6 @@ def _show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout", action="store_true", help="its memory: offset, size and fill of each region"
     )
-    options.add_ascii(parser)
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +90,6 @@ def _watch(parser: argparse.ArgumentParser) -> None:
         "--count", metavar="N", type=options.count(1), help="end after so many intervals"
     )
     parser.add_argument("--sort", choices=SORTS, default="state", help="what to sort by (state)")
-    parser.add_argument("-r", "--reverse", action="store_true", help="the other way round")
-    options.add_ascii(parser)
 
 
 def _check(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +175,7 @@ A row has the segment's kind, round, attached processes, waiting takes, memory a
 that is too narrow gets fewer columns; a pipe gets all of them, each one word.""",
         """\
   shmacc-inspect list
-  shmacc-inspect list 'emb*' --sort bytes --reverse
+  shmacc-inspect list 'emb*' --sort bytes
   shmacc-inspect list --orphaned --mine
   shmacc-inspect list --stalled
   shmacc-inspect list --quiet --orphaned 'job7-*' | xargs -r shmacc-inspect remove --yes
@@ -213,7 +212,7 @@ and goes.""",
   shmacc-inspect watch --json | jq 'select(.stragglers != [])'
 
 Keys: q quit; up, down, j, k, page up, page down, home, end, 1-9 pick a segment;
-s sorts by the next column, r the other way round.""",
+s sorts by the next column.""",
         _watch,
     ),
     "check": Verb(

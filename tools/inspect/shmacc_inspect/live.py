@@ -24,10 +24,7 @@ _REST_OF_SCREEN: Final = "\x1b[J"
 class Picture:
     """The terminal's other screen, within a `with` block; afterwards the first one is as before."""
 
-    def __init__(self, *, plain: bool) -> None:
-        """Draw with ASCII only, if `plain`."""
-        self._plain = plain
-        self._size = (0, 0)
+    _size = (0, 0)
 
     def __enter__(self) -> Self:
         self.enter()
@@ -44,11 +41,11 @@ class Picture:
         """Switch back."""
         self._write(_LEAVE)
 
-    def terminal(self) -> tuple[page.Terminal, int]:
+    @staticmethod
+    def terminal() -> tuple[page.Terminal, int]:
         """Return the terminal and its height."""
-        return page.Terminal.of_stdout(plain=self._plain), max(
-            1, os.get_terminal_size(sys.stdout.fileno()).lines
-        )
+        height = os.get_terminal_size(sys.stdout.fileno()).lines
+        return page.Terminal.of_stdout(), max(1, height)
 
     def draw(self, lines: Sequence[str]) -> None:
         """Draw these lines over the last ones, as far as there is room."""

@@ -54,15 +54,6 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_ascii(parser: argparse.ArgumentParser) -> None:
-    """Declare --ascii."""
-    parser.add_argument(
-        "--ascii",
-        action="store_true",
-        help="bars and marks in ASCII, for a terminal or font that has no others",
-    )
-
-
 def seconds(least: float = 0.0) -> Callable[[str], float]:
     """Return the argument type of a length of time of at least `least` seconds."""
 

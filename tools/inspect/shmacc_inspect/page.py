@@ -123,9 +123,9 @@ class Terminal(NamedTuple):
     plain: bool = False
 
     @classmethod
-    def of_stdout(cls, *, plain: bool = False) -> Terminal:
+    def of_stdout(cls) -> Terminal:
         """Return stdout's terminal, or a device without width and colours."""
-        plain = plain or "utf" not in (sys.stdout.encoding or "").lower()
+        plain = "utf" not in (sys.stdout.encoding or "").lower()
         if not is_terminal():
             return cls(None, colour=False, plain=plain)
         width = os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_WIDTH
@@ -137,9 +137,9 @@ def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def show(elements: Iterable[Element], *, plain: bool = False) -> None:
+def show(elements: Iterable[Element]) -> None:
     """Print the elements on stdout, formatted for a terminal or a pipe."""
-    terminal = Terminal.of_stdout(plain=plain)
+    terminal = Terminal.of_stdout()
     for element in elements:
         for line in lines(element, terminal):
             print(line)

@@ -41,12 +41,11 @@ _HEAD_LINES: Final = 7  # lines of the selected segment without its history and 
 class Screen:
     """The selection, the order, and the drawing of the screen."""
 
-    def __init__(self, watch: Watch, interval: float, *, sort: str, reverse: bool) -> None:
+    def __init__(self, watch: Watch, interval: float, sort: str) -> None:
         """Show the watched segments, refreshed every `interval`, ordered by `sort`."""
         self._watch = watch
         self._interval = interval
         self._sort = sort
-        self._reverse = reverse
         self._picked: str | None = None
         self._page = 1
 
@@ -57,8 +56,6 @@ class Screen:
         if key == "s":
             names = list(SORTS)
             self._sort = names[(names.index(self._sort) + 1) % len(names)]
-        elif key == "r":
-            self._reverse = not self._reverse
         else:
             self._move(key)
         return False
@@ -100,9 +97,7 @@ class Screen:
     def _shown(self) -> list[Course]:
         """Return the segments in order."""
         key = SORTS[self._sort]
-        return sorted(
-            self._watch.courses, key=lambda course: key(course.latest), reverse=self._reverse
-        )
+        return sorted(self._watch.courses, key=lambda course: key(course.latest))
 
     def _place(self, courses: list[Course]) -> int:
         names = [course.name.system_name for course in courses]
@@ -116,11 +111,11 @@ class Screen:
         full = formatting.percent(space.total - space.free, space.total)
         left = f"shmacc  {time.strftime('%H:%M:%S')}  every {self._interval:g} s"
         if there > 1:
-            left += f"  {there} segments  by {self._sort}{' reversed' if self._reverse else ''}"
+            left += f"  {there} segments  by {self._sort}"
         width = terminal.width or 0
         if len(memory := f"{left}  memory {full}") + len("q quit") < width:
             left = memory
-        keys_of_many = ("↑ ↓ pick  s sort  r reverse  q quit", "s sort  q quit")
+        keys_of_many = ("↑ ↓ pick  s sort  q quit", "s sort  q quit")
         fitting = [
             text
             for text in (*(keys_of_many if there > 1 else ()), "q quit")

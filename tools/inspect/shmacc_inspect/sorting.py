@@ -1,4 +1,4 @@
-"""What `list` and `watch` can sort by; by default `watch` shows first what hurts."""
+"""What `list` and `watch` can sort by: names forwards, numbers from the largest."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def urgency(one: Summary | Interval) -> tuple[bool, int]:
     return not one.stalls, _STATES.index(one.state)
 
 
-def _of_summary(field: str) -> Callable[[Interval], int]:
-    return lambda now: -(getattr(now.summary, field, None) or 0)
+def _most(field: str) -> Callable[[Any], float]:
+    return lambda of: -(getattr(of, field, None) or 0)
 
 
 SORTS: Final[dict[str, Callable[[Interval], Any]]] = {
     "state": urgency,
     "name": lambda now: now.name,
-    "waited": lambda now: -now.waited,
+    "waited": _most("waited"),
     "behind": lambda now: -len(now.stragglers),
-    "lock": lambda now: -now.lock_held,
-    "rate": lambda now: -(now.gradients_per_second or 0.0),
-    "drops": lambda now: -(now.drops_per_second or 0.0),
-    "gradients": _of_summary("num_accumulated"),
-    "step": _of_summary("global_step"),
+    "lock": _most("lock_held"),
+    "rate": _most("gradients_per_second"),
+    "drops": _most("drops_per_second"),
+    "gradients": lambda now: _most("num_accumulated")(now.summary),
+    "step": lambda now: _most("global_step")(now.summary),
 }
 
 
@@ -53,11 +53,11 @@ def _name(summary: Summary) -> str:
 SORTS_OF_LIST: Final[dict[str, Callable[[Summary], Any]]] = {
     "name": _name,
     "state": urgency,
-    "step": lambda of: of.global_step or 0,
-    "gradients": lambda of: of.num_accumulated or 0,
-    "rows": lambda of: of.rows or 0,
-    "bytes": lambda of: of.bytes_reserved,
-    "attached": lambda of: of.attached_alive or 0,
-    "waiting": lambda of: len(of.waiting_for or ()),
-    "age": lambda of: -of.created,
+    "step": _most("global_step"),
+    "gradients": _most("num_accumulated"),
+    "rows": _most("rows"),
+    "bytes": _most("bytes_reserved"),
+    "attached": _most("attached_alive"),
+    "waiting": lambda of: -len(of.waiting_for or ()),
+    "age": lambda of: of.created,
 }

@@ -66,7 +66,6 @@ def run(
     stalled: bool,
     mine: bool,
     sort: str,
-    reverse: bool,
     quiet: bool,
     everywhere: bool,
     json: bool,
@@ -81,7 +80,7 @@ def run(
         and not (mine and summary.owner_uid != os.getuid())
     ]
     by_name, key = SORTS_OF_LIST["name"], SORTS_OF_LIST[sort]
-    segments.sort(key=lambda summary: (key(summary), by_name(summary)), reverse=reverse)
+    segments.sort(key=lambda summary: (key(summary), by_name(summary)))
     space = inspection.shared_memory_space()
     removed = inspection.unlinked_memory(inspection.unlinked_uses())
     if json:

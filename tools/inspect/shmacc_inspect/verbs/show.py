@@ -29,7 +29,6 @@ def run(
     rows: int,
     values: bool,
     layout: bool,
-    ascii: bool,  # noqa: A002 - the option's name
     everywhere: bool,
     json: bool,
 ) -> None:
@@ -43,7 +42,7 @@ def run(
             print(to_json(answer))
         else:
             elements = describing.elements(answer, time.time(), layout=layout)
-            page.show([*([Cell("")] if number else []), *elements], plain=ascii)
+            page.show([*([Cell("")] if number else []), *elements])
         if isinstance(answer, NotShown):
             page.write_line(answer.error)
             failed = True

@@ -29,8 +29,6 @@ def run(
     interval: float,
     count: int | None,
     sort: str,
-    reverse: bool,
-    ascii: bool,  # noqa: A002 - the option's name
     everywhere: bool,
     json: bool,
 ) -> None:
@@ -40,10 +38,9 @@ def run(
     if page.is_terminal() and not json:
         from shmacc_inspect.screen import Screen
 
-        screen = Screen(watched, interval, sort=sort, reverse=reverse)
-        _draw(screen, watched, interval, count, plain=ascii)
+        _draw(Screen(watched, interval, sort), watched, interval, count)
     else:
-        _print(watched, interval, count, json=json, key=SORTS[sort], reverse=reverse)
+        _print(watched, interval, count, json=json, key=SORTS[sort])
 
 
 def _end(number: int, _frame: Any) -> None:
@@ -57,14 +54,13 @@ def _print(
     *,
     json: bool,
     key: Callable[[Interval], Any],
-    reverse: bool,
 ) -> None:
     watched.look()
     due, done = time.monotonic(), 0
     while count is None or done < count:
         time.sleep(max(0.0, due + interval - time.monotonic()))
         due = max(due + interval, time.monotonic())
-        for seen in sorted(watched.look(), key=key, reverse=reverse):
+        for seen in sorted(watched.look(), key=key):
             print(to_json(seen, in_one_line=True) if json else line(seen))
         sys.stdout.flush()
         done += 1
@@ -115,13 +111,11 @@ def line(seen: Interval) -> str:
     return " ".join([start, *(f"{key}={value}" for key, value in parts.items())])
 
 
-def _draw(
-    screen: Screen, watched: Watch, interval: float, count: int | None, *, plain: bool
-) -> None:
+def _draw(screen: Screen, watched: Watch, interval: float, count: int | None) -> None:
     from shmacc_inspect import interrupts, keys, live  # late: only a terminal needs them
 
     due, looks = time.monotonic(), 0
-    with interrupts.raised(), keys.Keys() as keyboard, live.Picture(plain=plain) as picture:
+    with interrupts.raised(), keys.Keys() as keyboard, live.Picture() as picture:
         while True:
             began = time.monotonic()
             if began >= due:
