@@ -28,19 +28,12 @@ DESCRIPTION: Final = "See, watch, check and clean up shmacc's accumulators in sh
 _USUAL_COLUMNS: Final = 80  # where stdout is no terminal
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """A formatter of help that knows the terminal's width without the module shutil.
-
-    argparse makes one for each argument that is declared.
-    """
-
-    def __init__(self, prog: str) -> None:
-        """Set the width as argparse does."""
-        super().__init__(prog, width=_columns() - 2)
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, width=_columns() - 2)
 
 
 def _columns() -> int:
-    """Return the terminal's width, as `shutil.get_terminal_size` does."""
+    """Return the terminal's width as argparse does, but without the module shutil."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
@@ -60,7 +53,7 @@ class Parser(argparse.ArgumentParser):
             usage=usage,
             description=description,
             epilog=epilog,
-            formatter_class=_Formatter,
+            formatter_class=_formatter,
             allow_abbrev=False,
         )
 
