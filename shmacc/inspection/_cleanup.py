@@ -161,10 +161,12 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
     except DataLossError:
         if not force:
             raise
-        if os.path.isdir(segment_name.path) and not os.path.islink(segment_name.path):
-            raise DataLossError("it is a directory, which shmacc does not remove").about(
-                segment_name.system_name
-            ) from None
+        for file_name in before:
+            path = f"{names.SHM_DIRECTORY}/{file_name}"
+            if os.path.isdir(path) and not os.path.islink(path):
+                raise DataLossError("it is a directory, which shmacc does not remove").about(
+                    file_name
+                ) from None
         if not rehearse:
             _unlink_files(before)
     if rehearse:
@@ -247,10 +249,6 @@ def _unlink_files(file_names: tuple[str, ...]) -> None:
             os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
         except FileNotFoundError:
             pass
-        except IsADirectoryError:
-            raise DataLossError(
-                f"{file_name} is a directory, which shmacc does not remove"
-            ) from None
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise

@@ -4,13 +4,12 @@ import dataclasses
 import math
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from shmacc import _core
 from shmacc._gradients import dtypes
@@ -114,17 +113,16 @@ def summarise_values(name: str) -> ValueSummary:
         InvalidArgumentError: The name is that of shared arrays, not of an accumulator.
         Everything else as for `most_touched`.
     """
-    tally, all_still = _Tally(), True
+    found = []
     with open_view(resolve(name)) as view:
         config = view.config()
         if config["kind"] in layout.ARRAYS:
             raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which have no sums")
         for table, member in tables(view, config):
             dtype = dtypes.stored(member["dtype"])
-            of_table, still = _look_still(table, partial(_tally, table, dtype=dtype))
-            tally.join(of_table)
-            all_still &= still
-    return ValueSummary(**dataclasses.asdict(tally), still=all_still)
+            seen, still = _look_still(table, partial(_summary_of_table, table, dtype=dtype))
+            found.append(dataclasses.replace(seen, still=still))
+    return _together(found)
 
 
 def _look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tuple[_T, bool]:
@@ -159,75 +157,65 @@ def _is_still(before: TableState, after: TableState) -> bool:
     return all(before[mark] == after[mark] for mark in _MARKS)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Sums over numbers that come piece by piece; the fields are those of ValueSummary."""
-
-    numbers: int = 0
-    norm: float = 0.0
-    largest: float = 0.0
-    nan: int = 0
-    infinite: int = 0
-
-    @np.errstate(all="ignore")
-    def add(self, numbers: ValueArray) -> None:
-        real = numbers if numbers.dtype.kind == "c" else numbers.astype(np.float64)
-        magnitudes = np.abs(real).astype(np.float64)
-        finite = magnitudes[np.isfinite(magnitudes)]
-        largest = float(finite.max(initial=0.0))
-        # Divided by the largest, so that squares do not overflow.
-        norm = largest * math.sqrt(float(np.sum((finite / largest) ** 2))) if largest else 0.0
-        nan, infinite = (int(np.count_nonzero(are(numbers))) for are in (np.isnan, np.isinf))
-        self.join(_Tally(numbers.size, norm, largest, nan, infinite))
-
-    def join(self, other: "_Tally") -> None:
-        self.numbers += other.numbers
-        self.norm = math.hypot(self.norm, other.norm)
-        self.largest = max(self.largest, other.largest)
-        self.nan += other.nan
-        self.infinite += other.infinite
+@np.errstate(all="ignore")
+def _summary(numbers: ValueArray) -> ValueSummary:
+    real = numbers if numbers.dtype.kind == "c" else numbers.astype(np.float64)
+    magnitudes = np.abs(real).astype(np.float64)
+    finite = magnitudes[np.isfinite(magnitudes)]
+    largest = float(finite.max(initial=0.0))
+    # Divided by the largest, so that squares do not overflow.
+    norm = largest * math.sqrt(float(np.sum((finite / largest) ** 2))) if largest else 0.0
+    nan, infinite = (int(np.count_nonzero(are(numbers))) for are in (np.isnan, np.isinf))
+    return ValueSummary(numbers.size, norm, largest, nan, infinite, still=True)
 
 
-def _tally(view: _core.SegmentView, state: TableState, dtype: dtypes.DType) -> _Tally:
+def _together(parts: Iterable[ValueSummary]) -> ValueSummary:
+    found = list(parts)
+    return ValueSummary(
+        numbers=sum(part.numbers for part in found),
+        norm=math.hypot(*(part.norm for part in found)),
+        largest=max((part.largest for part in found), default=0.0),
+        nan=sum(part.nan for part in found),
+        infinite=sum(part.infinite for part in found),
+        still=all(part.still for part in found),
+    )
+
+
+def _summary_of_table(
+    view: _core.SegmentView, state: TableState, dtype: dtypes.DType
+) -> ValueSummary:
+    return _together(map(_summary, _pieces(view, state, dtype)))
+
+
+def _pieces(
+    view: _core.SegmentView, state: TableState, dtype: dtypes.DType
+) -> Iterator[ValueArray]:
+    """Yield the committed sums of a table, piece by piece."""
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
     rows = state["rows"] if sparse else min(state["member_count"], 1)
     width = state["row_elements"] * dtype.sums.itemsize
     if rows * width > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more values than it occupies bytes")
-    tally = _Tally()
+    sums = layout.REGIONS["rows 0"]
     if not sparse:  # a dense sum is never changed in place
         for offset in range(0, rows * width, _PIECE):
             size = min(_PIECE, rows * width - offset)
-            piece = view.read(layout.REGIONS["rows 0"] + state["buffer"], offset, size)
-            tally.add(_numbers(piece, dtype))
-        return tally
-    undo = _read_undo(view, state)
-    changed = np.zeros(rows, np.bool_)
-    changed[undo.slots] = True
-    # A row that an uncommitted apply has changed counts once, as it was saved.
-    _add_rows(tally, view, layout.REGIONS["rows 0"], width, ~changed, dtype)
-    saved = np.ones(undo.slots.size, np.bool_)
-    _add_rows(tally, view, layout.REGIONS["undo rows"], width, saved, dtype, undo.start)
-    return tally
-
-
-def _add_rows(
-    tally: _Tally,
-    view: _core.SegmentView,
-    region: int,
-    width: int,
-    wanted: npt.NDArray[np.bool_],
-    dtype: dtypes.DType,
-    start: int = 0,
-) -> None:
-    """Add a region's wanted rows; the first begins at `start`, each has `width` bytes."""
-    if not width:
+            yield _numbers(view.read(sums + state["buffer"], offset, size), dtype)
         return
-    step = max(1, _PIECE // width)
-    for first in range(0, wanted.size, step):
-        of_piece = wanted[first : first + step]
-        piece = view.read(region, start + first * width, of_piece.size * width)
-        tally.add(_numbers(piece, dtype).reshape(of_piece.size, -1)[of_piece])
+    undo = _read_undo(view, state)
+    unchanged = np.ones(rows, np.bool_)
+    unchanged[undo.slots] = False
+    # A row that an uncommitted apply has changed counts once, as it was saved.
+    saved = np.ones(undo.slots.size, np.bool_)
+    for region, wanted, start in (
+        (sums, unchanged, 0),
+        (layout.REGIONS["undo rows"], saved, undo.start),
+    ):
+        step = max(1, _PIECE // max(1, width))
+        for first in range(0, wanted.size if width else 0, step):
+            of_piece = wanted[first : first + step]
+            piece = view.read(region, start + first * width, of_piece.size * width)
+            yield _numbers(piece, dtype).reshape(of_piece.size, -1)[of_piece]
 
 
 def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:

@@ -13,12 +13,11 @@ in another container, or outside this one) is shown with its own, and marked.
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import Config, ObservedState, Participant, Table, TableConfig, Waiter
+from shmacc._layout.reports import ObservedState, Participant, Table, TableConfig, Waiter
 from shmacc.inspection._processes import HALTED, Look, started
 from shmacc.inspection._records import (
     AttachedProcess,
@@ -29,6 +28,7 @@ from shmacc.inspection._records import (
 )
 
 _UNDER_THE_LOCK = frozenset({"applies", "takes"})
+_FREE = LockState(False, None, False, "", None, queue=None, in_operation=False, name_pid=None)  # noqa: FBT003
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Observation:
         attached = tuple(_process(entry, look) for entry in participants)
         entries = {entry["entry"]: entry for entry in participants}
         line = _line(view.waiters(), attached)
-        lock = _lock(name, view, config, attached, look)
+        lock = _lock(name, view, attached, look)
         used, applied = view.last_used_ns()
         now = view.state()
         in_operation = now["in_operation"] or any(
@@ -194,53 +194,40 @@ def _line(waiting: list[Waiter], attached: tuple[AttachedProcess, ...]) -> tuple
 
 
 def _lock(
-    name: SegmentName,
-    view: _core.SegmentView,
-    config: Config,
-    attached: tuple[AttachedProcess, ...],
-    look: Look,
+    name: SegmentName, view: _core.SegmentView, attached: tuple[AttachedProcess, ...], look: Look
 ) -> LockState:
+    config = view.config()
     states = [view.lock_state(lane) for lane in range(config["lanes"])]
-    holders = [_holder(pid, attached, look) for held, pid in states if held]
-    nobody = _Holder(pid=None, is_here=False, condition="", since=None)
-    holder = min(holders, key=_blame, default=nobody)
-    return LockState(
-        held=bool(holders),
-        pid=holder.pid,
-        pid_is_here=holder.is_here,
-        condition=holder.condition,
-        since=holder.since,
-        queue=_core.SegmentView.semaphore_value(
-            names.semaphore_path(name.system_name, config["token"])
-        ),
-        in_operation=False,
+    locks = [_held_by(pid, attached, look) for held, pid in states if held]
+    path = names.semaphore_path(name.system_name, config["token"])
+    return replace(
+        min(locks, key=_blame, default=_FREE),
+        queue=_core.SegmentView.semaphore_value(path),
         name_pid=view.name_lock_state()[1] or None,
     )
 
 
-class _Holder(NamedTuple):
-    pid: int | None
-    is_here: bool
-    condition: str
-    since: float | None
-
-
-def _holder(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> _Holder:
-    """Describe the process that holds a lock, by its pid here; 0: it has none."""
+def _held_by(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> LockState:
+    """Return a lane's lock, given its holder's pid here; 0: it has none."""
     owner = _owner(attached, pid)
-    if owner:
-        return _Holder(owner.pid, owner.pid_is_here, owner.condition, owner.last_seen)
     # A process that may read the file may hold the lock without being attached.
-    return _Holder(pid or None, pid > 0, look.condition(pid) if pid else "", None)
+    return replace(
+        _FREE,
+        held=True,
+        pid=owner.pid if owner else pid or None,
+        pid_is_here=owner.pid_is_here if owner else pid > 0,
+        condition=owner.condition if owner else look.condition(pid) if pid else "",
+        since=owner.last_seen if owner else None,
+    )
 
 
-def _blame(holder: _Holder) -> tuple[bool, bool, float]:
-    """Return a sort key: of several lanes' holders, the one for which the others wait comes first.
+def _blame(lock: LockState) -> tuple[bool, bool, float]:
+    """Return a sort key: of several lanes' locks, the one for which the others wait comes first.
 
     A take holds the locks of the first lanes while it waits for one that a stopped process has.
     """
-    since = math.inf if holder.since is None else holder.since
-    return holder.condition not in HALTED, bool(holder.condition), since
+    since = math.inf if lock.since is None else lock.since
+    return lock.condition not in HALTED, bool(lock.condition), since
 
 
 def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess | None:
