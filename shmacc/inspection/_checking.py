@@ -80,12 +80,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
 def _settled(
     segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> list[Finding]:
-    """Return the lasting findings about segments and their semaphores.
-
-    Args:
-        segments: The segments.
-        meant: Whether to look at the semaphores of a segment that is gone.
-    """
+    """Return the lasting findings about segments, and semaphores of those that are `meant`."""
     findings = _look(segments, meant)
     confirmed = set(_wrong(findings))
     for pause in _PAUSES:

@@ -84,8 +84,7 @@ def leftovers(
 def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Leftover]:
     """List semaphores whose segment is gone, or could not be judged.
 
-    Args:
-        meant: Called with a segment's name and the semaphore's file name; whether to judge it.
+    `meant` is called with a segment's name and the semaphore's file name.
     """
     found = []
     for file_name in os.listdir(names.SHM_DIRECTORY):

@@ -133,10 +133,6 @@ def _look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tu
     (its process is stopped) does not matter: what it has changed in place is in the undo log
     (commit.hpp), so the reader can tell what was committed. The undo log may by then be that of a
     later operation, and not fit the state: only if nothing changed is the segment damaged.
-
-    Args:
-        view: The segment.
-        look: Called with the committed state.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         before = view.state()

@@ -98,13 +98,7 @@ def _in_range(of_config: Callable[..., _T], *config: Any) -> _T:
 
 
 def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[SlotDescription, ...]:
-    """Return the slots that the optimizer of parameters keeps beside the contents.
-
-    Args:
-        config: The segment's configuration.
-        member: The array or table.
-        rows: How many rows a table has; None: an array.
-    """
+    """Return the slots that an optimizer keeps beside an array, or a table of so many `rows`."""
     optimizer, shape = _optimizer_of(config, member), member["declared"] or []
     item_bytes = dtype_names.ITEM_BYTES[member["dtype"]] * (1 if rows is None else rows)
     return tuple(

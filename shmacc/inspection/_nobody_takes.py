@@ -40,11 +40,7 @@ def waits_for_a_take(process: AttachedProcess) -> bool:
 
 
 def nobody_takes(seen: Observation) -> Stall | None:
-    """Return the standstill if there is one.
-
-    Args:
-        seen: What a look has found: no round is open, and no living process waits to take.
-    """
+    """Return the standstill, given that no round is open and no living process waits to take."""
     alive = [each for each in seen.processes if each.alive]
     waiting = [each for each in alive if waits_for_a_take(each)]
     if not waiting:
@@ -119,15 +115,7 @@ def is_idle(process: AttachedProcess) -> bool:
 def suspicion(
     kind: StallKind, problem: str, idle: list[AttachedProcess], since: float, remedy: str
 ) -> Stall:
-    """Return a standstill that is not proved.
-
-    Args:
-        kind: The kind of standstill.
-        problem: Who waits, and for which idle processes.
-        idle: The idle processes.
-        since: Since when they have been idle.
-        remedy: What to do.
-    """
+    """Return a standstill that is not proved: `problem` says who waits for these idle processes."""
     are, have = ("is", "has") if len(idle) == 1 else ("are", "have")
     # The conditions of the processes (such as stopped), if /proc shows them.
     conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
@@ -164,11 +152,8 @@ def last_loss(
 ) -> float | None:
     """Return when the last process that took (or applied) died or failed; None: none has.
 
-    Args:
-        seen: What a look has found.
-        did: Whether a process in the table took (or applied).
-        had_done: Whether a departed process took (or applied). If none is on record, every death
-            and failure among the events counts.
+    If no departed process that `had_done` so is on record, every death and failure among the events
+    counts.
     """
     dead = [each.last_seen for each in seen.processes if not each.alive and did(each)]
     departed = {each.pid: each.at for each in seen.departed if had_done(each)}

@@ -231,12 +231,7 @@ def _blame(lock: LockState) -> tuple[bool, bool, float]:
 
 
 def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess | None:
-    """Return the living process that holds the lock; None if it cannot be told.
-
-    Args:
-        attached: The processes.
-        pid: The holder's pid here; 0: it has none.
-    """
+    """Return the living process that holds the lock, by its pid here; None: it cannot be told."""
     if pid:
         return next(
             (each for each in attached if each.alive and each.pid_is_here and each.pid == pid), None

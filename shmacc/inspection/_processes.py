@@ -155,10 +155,7 @@ def _stat(pid: int) -> _Process:
 def open_files(below: str) -> Iterator[tuple[int, str, str]]:
     """Yield what visible processes have open: each one's pid, the link in /proc, and its target.
 
-    A damaged or unlinked file cannot tell who uses it.
-
-    Args:
-        below: The prefix of the target's path.
+    A damaged or unlinked file cannot tell who uses it. `below` is the prefix of the target's path.
     """
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # it ended, or is another user's

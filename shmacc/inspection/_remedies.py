@@ -25,11 +25,9 @@ def pids(labels: Iterable[str]) -> str:
 
 
 def goes_on(labels: list[str], condition: str) -> tuple[str, str | None]:
-    """Return what to do about processes that are stopped: in words, and as a command.
+    """Return what to do about processes that are stopped or traced: in words, and as a command.
 
-    Args:
-        labels: Their pids, as they are shown; one with a star is of another pid namespace.
-        condition: "stopped" or "traced".
+    A label with a star is of another pid namespace.
     """
     if condition == "traced":
         return "let the debugger go on", None

@@ -33,10 +33,6 @@ _BETWEEN_COMPARISONS = 0.003  # seconds
 def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
     """Yield the findings about a segment.
 
-    Args:
-        name: The segment.
-        look: A look to share with other calls.
-
     Raises:
         NotFoundError: There is none.
     """

@@ -45,12 +45,7 @@ _LONG = 5.0  # a commit takes milliseconds
 
 
 def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
-    """Return the causes for which a segment stands still; none if it does not.
-
-    Args:
-        name: Its whole name.
-        seen: What a look has found.
-    """
+    """Return the causes for which the segment of this whole name stands still, if it does."""
     if not seen.steady:
         return ()
     in_the_way = (*_lock(seen), *_name_lock(seen))

@@ -21,11 +21,7 @@ _REMEDY = 'load a checkpoint into both, or begin both anew (if_exists="replace")
 
 
 def findings(segments: Iterable[SegmentName]) -> Iterator[Finding]:
-    """Yield a note for each accumulator whose rounds no parameters take.
-
-    Args:
-        segments: Where to look; other accumulators are left out.
-    """
+    """Yield a note for each of these accumulators whose rounds no parameters take."""
     look, parameters = Look(), None
     unread: set[str | None] = set()
     for name in segments:

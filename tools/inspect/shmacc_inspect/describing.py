@@ -69,13 +69,7 @@ _MOVING: Final = "gradients kept arriving while they were read: they may be in h
 
 
 def elements(seen: Shown | NotShown, now: float, *, layout: bool) -> Iterator[Element]:
-    """Return the elements of the page; what somebody has to know stands last, above the prompt.
-
-    Args:
-        seen: What is shown.
-        now: The time of the look.
-        layout: Whether its memory is shown, region by region.
-    """
+    """Return the elements of the page; what somebody has to know stands last, above the prompt."""
     summary = seen.summary
     if isinstance(seen, NotShown):
         yield Fields(_identity(summary, now, ""))

@@ -55,11 +55,6 @@ def select(
 ) -> list[SegmentName]:
     """Return the segments of these names and globs, each once; without names, all in the scope.
 
-    Args:
-        given: The names and globs.
-        everywhere: As for `scope`.
-        missing_ok: Whether to leave out what is not there.
-
     Raises:
         NotFoundError: A name is not there, or no name matches a glob.
         InvalidArgumentError: A text cannot be a name.
@@ -88,12 +83,6 @@ def answers(
 
     A segment that a glob found and that is gone meanwhile has no answer.
 
-    Args:
-        given: The names and globs.
-        answer: Called with a segment's summary.
-        everywhere: As for `select`.
-        unfit: As for `select_fit`.
-
     Raises:
         NotFoundError: A segment that was named is gone.
         Everything else as for `select_fit`.
@@ -117,12 +106,8 @@ def select_fit(
 ) -> list[Summary]:
     """Return the segments of these names and globs that a verb is for.
 
-    All are judged before anything is done. What a glob found is skipped if the verb is not for it.
-
-    Args:
-        given: The names and globs.
-        everywhere: As for `select`.
-        unfit: Why the verb is not for a segment; empty: it is.
+    All are judged before anything is done. What a glob found is skipped if the verb is not for it:
+    `unfit` says why; empty: it is for it.
 
     Raises:
         InvalidArgumentError: The verb is not for one that was named, or for none that was found.
