@@ -1,13 +1,14 @@
-"""Ctrl-C, while there is something to put in order."""
+"""Ctrl-C and SIGTERM, while there is something to put in order."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 
 @contextlib.contextmanager
@@ -26,3 +27,8 @@ def raised() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def end(number: int, _frame: FrameType | None) -> NoReturn:
+    """End the command by SystemExit: a signal's handler."""
+    raise SystemExit(128 + number)

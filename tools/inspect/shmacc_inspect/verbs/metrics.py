@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
-import stat
+import signal
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import failures, gauges, interrupts, naming, page
@@ -15,10 +13,11 @@ from shmacc_inspect.output import Metrics, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from shmacc.inspection import SegmentName
 
-_FILE_MODE: Final = 0o644
+_HIGHEST_PORT: Final = 65535
 
 
 def run(
@@ -39,11 +38,9 @@ def run(
     if json:
         print(to_json(Metrics(list(gauges.gather(watched())))))
     elif listen is not None:
-        from shmacc_inspect import serving
-
-        registry, (address, port) = _registry(watched), serving.parse(listen, insecure=insecure)
+        registry, (address, port) = _registry(watched), _parse(listen, insecure=insecure)
         with interrupts.raised():
-            serving.serve(registry, address, port)
+            _serve(registry, address, port)
     elif output is not None:
         # Readers of textfiles know this format only.
         text = _text("prometheus_client.exposition", watched)
@@ -96,32 +93,61 @@ def _write(path: Path, text: bytes) -> None:
     That replaces the file, so only a regular file is treated so. A device, a pipe or a terminal is
     written to. A link is not followed to a file: that would replace what somebody else chose.
     """
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        mode = stat.S_IFREG | _FILE_MODE
-    if stat.S_ISREG(mode):
-        _replace(path, text, stat.S_IMODE(mode))
-        return
-    if stat.S_ISLNK(mode) and (not path.exists() or path.is_file()):
+    is_file = path.is_file() or not path.exists()
+    if path.is_symlink() and is_file:
         raise failures.UsageError(
             f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
         )
+    if is_file:
+        from shmacc._accumulators.replacing import replacing  # late: few need it
+
+        with replacing(path) as file:
+            file.write(text)
+        return
     # Without O_CREAT, and without making it the controlling terminal.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
         file.write(text)
 
 
-def _replace(path: Path, text: bytes, mode: int) -> None:
-    import tempfile  # late: only --output needs it
+def _parse(text: str, *, insecure: bool) -> tuple[str, int]:
+    """Return the numeric address and the port that the text names.
 
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    Raises:
+        UsageError: The text is malformed, or the address is reachable from other machines and
+            `insecure` is false.
+    """
+    import ipaddress  # late: few need it
+    import socket
+
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not colon or not port.isdecimal() or int(port) > _HIGHEST_PORT:
+        raise failures.UsageError(f"--listen: {text!r} is not ADDRESS:PORT")
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), mode)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise failures.UsageError(f"--listen: {host!r}: {error.strerror}") from error
+    address = str(found[0][4][0])
+    if not insecure and not ipaddress.ip_address(address).is_loopback:
+        raise failures.UsageError(
+            f"--listen: {host} is not a loopback address. There is neither encryption nor a "
+            "password: put a proxy with both in front, or give --insecure"
+        )
+    return address, int(port)
+
+
+def _serve(registry: Any, address: str, port: int) -> None:
+    """Serve until a signal ends it."""
+    from prometheus_client import start_http_server  # late: optional
+
+    # A client that hangs up must not end the server.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupts.end)
+    host = f"[{address}]" if ":" in address else address
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        page.write_line(f"--listen: http://{host}:{port}/metrics: {error.strerror}")
+        failures.end(failures.WRONG_OR_FAILED)
+    page.write_line(f"listening on http://{host}:{server.server_port}/metrics")
+    thread.join()

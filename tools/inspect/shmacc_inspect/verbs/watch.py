@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from shmacc_inspect import failures, formatting, page, progress
+from shmacc_inspect import failures, formatting, interrupts, page, progress
 from shmacc_inspect.output import to_json
 from shmacc_inspect.sorting import SORTS
 
@@ -34,17 +34,13 @@ def run(
 ) -> None:
     """Run the verb."""
     watched = progress.Watch(names, everywhere=everywhere)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, interrupts.end)  # so that the terminal is left in order
     if page.is_terminal() and not json:
         from shmacc_inspect.screen import Screen
 
         _draw(Screen(watched, interval, sort), watched, interval, count)
     else:
         _print(watched, interval, count, json=json, key=SORTS[sort])
-
-
-def _end(number: int, _frame: Any) -> None:
-    raise SystemExit(128 + number)  # so that the terminal is left in order
 
 
 def _print(
@@ -112,7 +108,7 @@ def line(seen: Interval) -> str:
 
 
 def _draw(screen: Screen, watched: Watch, interval: float, count: int | None) -> None:
-    from shmacc_inspect import interrupts, keys, live  # late: only a terminal needs them
+    from shmacc_inspect import keys, live  # late: only a terminal needs them
 
     due, looks = time.monotonic(), 0
     with interrupts.raised(), keys.Keys() as keyboard, live.Picture() as picture:
