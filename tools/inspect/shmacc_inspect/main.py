@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> None:
         top_parser().print_help(sys.stderr)
         failures.end(failures.USAGE)
     elif not first.startswith("-"):
-        raise failures.UsageError(f"there is no verb {first!r}{_alike(first)} (`{PROGRAM} --help`)")
+        raise _no_verb(first)
     else:
         _answer_without_verb(arguments)
 
@@ -75,9 +75,7 @@ def _help(verbs: list[str]) -> None:
     elif verbs[0] in VERBS and not verbs[1:]:
         parser_of(verbs[0]).print_help()
     else:
-        raise failures.UsageError(
-            f"there is no verb {' '.join(verbs)!r}{_alike(verbs[0])} (`{PROGRAM} --help`)"
-        )
+        raise _no_verb(" ".join(verbs))
 
 
 def _answer_without_verb(arguments: list[str]) -> None:
@@ -94,8 +92,9 @@ def _answer_without_verb(arguments: list[str]) -> None:
         print(SHELLS[asked.completion], end="")
 
 
-def _alike(word: str) -> str:
+def _no_verb(word: str) -> failures.UsageError:
     import difflib  # late: only a wrong verb needs it
 
     found = difflib.get_close_matches(word, VERBS, n=1)
-    return f"; there is {found[0]}" if found else ""
+    hint = f"; there is {found[0]}" if found else ""
+    return failures.UsageError(f"there is no verb {word!r}{hint} (`{PROGRAM} --help`)")

@@ -145,11 +145,9 @@ def _not_there(text: str) -> str:
 
 
 def _alike(text: str) -> list[str]:
-    from difflib import SequenceMatcher  # late: only a wrong name needs it
+    from difflib import get_close_matches  # late: only a wrong name needs it
 
-    ranked = []
-    for name in inspection.list_names():
-        likeness = SequenceMatcher(None, text, name.shared_name).ratio()
-        if likeness > _ALIKE:
-            ranked.append((-likeness, typed_name(name)))
-    return [typed for _, typed in sorted(ranked)[:_HINTS]]
+    names = inspection.list_names()
+    alike = get_close_matches(text, {name.shared_name for name in names}, _HINTS, _ALIKE)
+    found = [typed_name(name) for like in alike for name in names if name.shared_name == like]
+    return found[:_HINTS]

@@ -302,21 +302,6 @@ ANSWERS: Final = {
 }
 
 
-def shown(
-    seen: Description,
-    touched: tuple[tuple[RowCount, ...], bool] | None,
-    values: ValueSummary | None,
-) -> Shown:
-    """Return the answer of `show`."""
-    fields = {field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)}
-    return Shown(
-        **fields,
-        most_touched=touched and touched[0],
-        most_touched_still=touched and touched[1],
-        values=values,
-    )
-
-
 def descriptions(record: type) -> dict[str, str]:
     """Return the descriptions of a type's attributes, from its docstring, by name."""
     import inspect  # late: few need it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from shmacc import inspection
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc_inspect import describing, failures, naming, page
-from shmacc_inspect.output import NotShown, Shown, shown, to_json
+from shmacc_inspect.output import NotShown, Shown, to_json
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
@@ -61,10 +62,13 @@ def _unfit(summary: Summary, *, rows: int, values: bool) -> str:
 def _look(summary: Summary, *, rows: int, values: bool) -> Shown | NotShown:
     name = summary.name.system_name
     try:
-        return shown(
-            inspection.describe(name),
-            inspection.most_touched(name, rows) if rows else None,
-            inspection.summarise_values(name) if values else None,
+        seen = inspection.describe(name)
+        touched, still = inspection.most_touched(name, rows) if rows else (None, None)
+        return Shown(
+            **{field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)},
+            most_touched=touched,
+            most_touched_still=still,
+            values=inspection.summarise_values(name) if values else None,
         )
     except (DataLossError, PermissionDeniedError) as error:
         return NotShown(summary, str(error))

@@ -67,26 +67,21 @@ def _reached(name: SegmentName, condition: Condition) -> Callable[[], bool]:
     """Return a function that tells whether the condition holds for that segment."""
     what, number = condition
 
-    def tokens() -> set[int]:
-        """Return the tokens that the segment may have: none if it is gone, all if unreadable."""
-        try:
-            return {inspection.describe(name.system_name).token}
-        except NotFoundError:
-            return set()
-        except ShmaccError:
-            return first
-
-    def is_gone() -> bool:
-        now = tokens()
-        return not now or now.isdisjoint(first)
-
     def has_come_so_far() -> bool:
-        seen = inspection.describe(name.system_name)
-        stats = seen.stats
+        stats = inspection.describe(name.system_name).stats
         return (stats.global_step if what == "step" else stats.num_accumulated) >= number
 
     if what != "gone":
         return has_come_so_far
-    first: set[int] = {_UNREADABLE}
-    first = tokens()
-    return is_gone
+    first = _token(name)
+    return lambda: first is None or _token(name) not in {first, _UNREADABLE}
+
+
+def _token(name: SegmentName) -> int | None:
+    """Return the segment's token; None: it is gone."""
+    try:
+        return inspection.describe(name.system_name).token
+    except NotFoundError:
+        return None
+    except ShmaccError:
+        return _UNREADABLE
