@@ -127,6 +127,12 @@ def select_fit(
     return found
 
 
+def in_words(summary: Summary) -> str:
+    """Return segments of this kind as words: "shared arrays"."""
+    words = {"arrays": "shared arrays", "parameters": "parameters"}
+    return words.get(summary.kind or "") or f"{summary.kind} accumulators"
+
+
 def summaries(of: Iterable[SegmentName]) -> Iterator[Summary]:
     """Yield the summaries of the segments that are still there."""
     look = inspection.Look()

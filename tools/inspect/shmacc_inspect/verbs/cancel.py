@@ -22,7 +22,7 @@ _WAITS_FOR_LOCK: Final = "waits for the lock"
 
 def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    cancel = partial(_cancel_or_not, yes=yes)
+    cancel = partial(_cancel, yes=yes)
     failed = False
     for answer in naming.answers(names, cancel, everywhere=everywhere, unfit=_unfit):
         if isinstance(answer, ShmaccError):
@@ -39,26 +39,21 @@ def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
 
 def _unfit(summary: Summary) -> str:
     """Return why a segment has no takes; empty: it may have."""
-    none = {"arrays": "shared arrays", "parameters": "parameters"}.get(summary.kind or "")
-    return f"nobody takes from {none}" if none else ""
+    return f"nobody takes from {naming.in_words(summary)}" if summary.is_arrays else ""
 
 
-def _cancel_or_not(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
+def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
     """Return the answer, or why there is none: the takes of other segments are cancelled too."""
+    name = summary.name.system_name
+    cancel = inspection.cancel  # imports it, before Ctrl-C raises
     try:
-        return _cancel(summary, yes=yes)
+        seen = inspection.describe(name)
+        with interrupts.raised():  # it attaches for a moment, and must detach in order
+            waiting = cancel(name, rehearse=not yes)
     except (NotFoundError, InvalidArgumentError):
         raise
     except ShmaccError as error:
         return error
-
-
-def _cancel(summary: Summary, *, yes: bool) -> Cancelling:
-    name = summary.name.system_name
-    seen = inspection.describe(name)
-    cancel = inspection.cancel  # imports it, before Ctrl-C raises
-    with interrupts.raised():  # it attaches for a moment, and must detach in order
-        waiting = cancel(name, rehearse=not yes)
     return Cancelling(
         dry_run=not yes,
         name=name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from shmacc import inspection
 from shmacc.errors import DataLossError, PermissionDeniedError
@@ -15,13 +15,6 @@ from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
     from shmacc.inspection import Summary
-
-_WITHOUT_ROWS: Final = {
-    "dense": "a dense accumulator has",
-    "arrays": "shared arrays have",
-    "parameters": "parameters have",
-}
-_WITHOUT_SUMS: Final = {"arrays", "parameters"}
 
 
 def run(
@@ -53,10 +46,9 @@ def run(
 
 def _unfit(summary: Summary, *, rows: int, values: bool) -> str:
     """Return why a segment has nothing that the options ask for; empty: it has it."""
-    kind = summary.kind or ""
-    if rows and kind in _WITHOUT_ROWS:
-        return f"{_WITHOUT_ROWS[kind]} no rows of a round to count"
-    return f"{_WITHOUT_ROWS[kind]} no sums" if values and kind in _WITHOUT_SUMS else ""
+    if rows and (summary.is_arrays or summary.kind == "dense"):
+        return f"{naming.in_words(summary)} have no rows of a round to count"
+    return f"{naming.in_words(summary)} have no sums" if values and summary.is_arrays else ""
 
 
 def _look(summary: Summary, *, rows: int, values: bool) -> Shown | NotShown:

@@ -47,8 +47,7 @@ def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list
 
 def _unfit(summary: Summary) -> str:
     """Return why a segment is not waited for; empty: it may be."""
-    none = {"arrays": "shared arrays", "parameters": "parameters"}.get(summary.kind or "")
-    return f"{none} are not waited for: they have no rounds" if none else ""
+    return f"{naming.in_words(summary)} have no rounds to wait for" if summary.is_arrays else ""
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
