@@ -22,10 +22,9 @@ from shmacc.inspection import _soundness as soundness
 from shmacc.inspection import _steps_apart as steps_apart
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import leftover_semaphores
-from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
+from shmacc.inspection._findings import NOTHING, Finding, Severity, memory, note, pids, wrong
 from shmacc.inspection._listing import is_meant, list_names, resolve
 from shmacc.inspection._processes import Look
-from shmacc.inspection._remedies import memory, pids
 
 _PAUSES = (0.02, 0.1)  # seconds
 

@@ -4,8 +4,7 @@ import time
 from collections.abc import Iterator
 
 from shmacc.inspection._description import Description
-from shmacc.inspection._findings import NOTHING, Finding, note, wrong
-from shmacc.inspection._remedies import pids
+from shmacc.inspection._findings import NOTHING, Finding, note, pids, wrong
 
 _LATELY = 3600.0  # seconds
 

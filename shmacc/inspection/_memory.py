@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shmacc._layout import names
-from shmacc.inspection._findings import NOTHING, Finding, note, wrong
-from shmacc.inspection._remedies import command, memory
+from shmacc.inspection._findings import NOTHING, Finding, command, memory, note, wrong
 
 _SCARCE = 0.1  # free share of the whole, below which a note is due
 _NEXT_TO_NOTHING = 0.02

@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from shmacc._layout import layout
+from shmacc.inspection._findings import goes_on, pids
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import HALTED
 from shmacc.inspection._records import AttachedProcess, DepartedProcess, Stall, StallKind
-from shmacc.inspection._remedies import goes_on, pids
 
 AT_THE_START = 8.0  # seconds; a standstill must be named within 10
 _AFTER_TAKES = 5.0

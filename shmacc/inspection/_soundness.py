@@ -13,12 +13,21 @@ from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._cleanup import owners_only
 from shmacc.inspection._description import Description, describe
-from shmacc.inspection._findings import NOTHING, Finding, Severity, note, wrong
+from shmacc.inspection._findings import (
+    NOTHING,
+    Finding,
+    Severity,
+    command,
+    goes_on,
+    memory,
+    note,
+    pids,
+    wrong,
+)
 from shmacc.inspection._listing import is_misnamed, open_view, summarise, tables
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
-from shmacc.inspection._remedies import command, goes_on, memory, pids
 
 UNREADABLE = "unreadable"
 _AS_ITS_OWNER = "look as its owner, or as root"

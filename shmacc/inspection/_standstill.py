@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 from shmacc._layout import layout
+from shmacc.inspection._findings import command, goes_on, pids
 from shmacc.inspection._nobody_takes import (
     AT_THE_START,
     LONG_IDLE,
@@ -36,7 +37,6 @@ from shmacc.inspection._records import (
     StallKind,
     WaitingTake,
 )
-from shmacc.inspection._remedies import command, goes_on, pids
 
 _AFTER_A_DEATH = 1.0  # seconds
 _AFTER_GRADIENTS = 5.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc import inspection
-from shmacc_inspect import PROGRAM, arguments, options, output, parsers
+from shmacc_inspect import PROGRAM, arguments, output, parsers
 from shmacc_inspect.output import ANSWERS, descriptions
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def manual() -> str:
     for verb in parsers.VERBS:
         lines += _section(verb)
     common = parsers.Parser("", "", "")
-    options.add_common(common)
+    arguments.add_common(common)
     status = " ".join(parsers.EXAMPLES.partition("Exit status: ")[2].split())
     lines += [
         ".SH OPTIONS OF EVERY VERB",

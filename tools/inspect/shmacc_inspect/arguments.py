@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shmacc_inspect import options
+from shmacc_inspect import NAMESPACE_VARIABLE, formatting
 from shmacc_inspect.sorting import SORTS, SORTS_OF_LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SHORTEST: Final = 0.05  # seconds; of an interval
+_NAMES: Final = (
+    "a shared_name, a segment's whole name in /dev/shm (shmacc....), or a glob in quotes"
+)
+_MOST: Final = 10**9  # the largest number that an option accepts
+_LONGEST: Final = 10 * 365 * 86400.0  # seconds
 
 Condition = tuple[str, int]
 
@@ -33,17 +39,79 @@ class Verb(NamedTuple):
     declare: Callable[[argparse.ArgumentParser], None]
 
 
+def _add_names(parser: argparse.ArgumentParser, *, without: str | None = None) -> None:
+    """Declare NAME ...; `without` says what leaving it out means (None: it is required)."""
+    parser.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="+" if without is None else "*",
+        help=_NAMES if without is None else f"{_NAMES}; without: {without}",
+    )
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Declare what every verb has: -n, -A and --json."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAMESPACE",
+        help=f"in this namespace, instead of that of {NAMESPACE_VARIABLE}",
+    )
+    group.add_argument(
+        "-A",
+        "--all-namespaces",
+        dest="everywhere",
+        action="store_true",
+        help=f"in all namespaces, although {NAMESPACE_VARIABLE} is set",
+    )
+    parser.add_argument("--json", action="store_true", help="answer in JSON (docs/inspect-json.md)")
+
+
+def _add_yes(parser: argparse.ArgumentParser) -> None:
+    """Declare --yes."""
+    parser.add_argument(
+        "--yes", action="store_true", help="do it; without this, only say what would be done"
+    )
+
+
+def _seconds(least: float = 0.0) -> Callable[[str], float]:
+    """Return the argument type of a length of time of at least `least` seconds."""
+
+    def length_of_time(text: str) -> float:
+        try:
+            value = formatting.parse_duration(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        if not least <= value <= _LONGEST or not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not at least {least:g} s, or too long")
+        return value
+
+    return length_of_time
+
+
+def _count(least: int) -> Callable[[str], int]:
+    """Return the argument type of a number that is at least `least`."""
+
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not least <= int(text[:20]) <= _MOST:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {_MOST}")
+        return int(text)
+
+    return number
+
+
 def _condition(text: str) -> Condition:
     what, equals, number = text.partition("=")
     if text == "gone":
         return what, 0
     if what in {"step", "count"} and equals:
-        return what, options.count(0)(number)
+        return what, _count(0)(number)
     raise argparse.ArgumentTypeError(f"{text!r} is none of step=N, count=N and gone")
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser, without="all")
+    _add_names(parser, without="all")
     parser.add_argument(
         "--orphaned", action="store_true", help="only those that no living process has attached"
     )
@@ -59,11 +127,11 @@ def _list(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser)
+    _add_names(parser)
     parser.add_argument(
         "--rows",
         metavar="K",
-        type=options.count(0),
+        type=_count(0),
         default=0,
         help="the K rows that most gradients of this round touched",
     )
@@ -78,55 +146,53 @@ def _show(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser, without="all")
+    _add_names(parser, without="all")
     parser.add_argument(
         "--interval",
         metavar="TIME",
-        type=options.seconds(_SHORTEST),
+        type=_seconds(_SHORTEST),
         default=1.0,
         help="how often to look: 0.5, 10s, 5m (1)",
     )
-    parser.add_argument(
-        "--count", metavar="N", type=options.count(1), help="end after so many intervals"
-    )
+    parser.add_argument("--count", metavar="N", type=_count(1), help="end after so many intervals")
     parser.add_argument("--sort", choices=SORTS, default="state", help="what to sort by (state)")
 
 
 def _check(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser, without="all segments, and what is left of others")
+    _add_names(parser, without="all segments, and what is left of others")
     parser.add_argument("-q", "--quiet", action="store_true", help="only what is wrong, no notes")
 
 
 def _clean(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser, without="all")
+    _add_names(parser, without="all")
     parser.add_argument(
         "--older-than",
         metavar="TIME",
-        type=options.seconds(),
+        type=_seconds(),
         default=0.0,
         help="only what was last used longer ago: 90s, 10m, 2h, 3d",
     )
     parser.add_argument(
         "--private", action="store_true", help="only private accumulators', which no job uses again"
     )
-    options.add_yes(parser)
+    _add_yes(parser)
 
 
 def _remove(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser)
-    options.add_yes(parser)
+    _add_names(parser)
+    _add_yes(parser)
     parser.add_argument(
         "--force", action="store_true", help="also if it is in use, damaged, or of another version"
     )
 
 
 def _cancel(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser)
-    options.add_yes(parser)
+    _add_names(parser)
+    _add_yes(parser)
 
 
 def _wait(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser)
+    _add_names(parser)
     parser.add_argument(
         "--for",
         dest="condition",
@@ -139,13 +205,13 @@ def _wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="TIME",
-        type=options.seconds(),
+        type=_seconds(),
         help="for so long at most: 90s, 10m, 2h",
     )
 
 
 def _metrics(parser: argparse.ArgumentParser) -> None:
-    options.add_names(parser, without="all")
+    _add_names(parser, without="all")
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--listen",

@@ -87,7 +87,7 @@ def _answer_without_verb(arguments: list[str]) -> None:
 
         print(f"{PROGRAM} {version('shmacc')}, layout version {inspection.LAYOUT_VERSION}")
     elif asked.completion:
-        from shmacc_inspect.scripts import SHELLS
+        from shmacc_inspect.completion import SHELLS
 
         print(SHELLS[asked.completion], end="")
 

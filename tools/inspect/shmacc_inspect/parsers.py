@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from shmacc_inspect import PROGRAM, arguments, failures, options
+from shmacc_inspect import PROGRAM, arguments, failures
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -75,13 +75,13 @@ def parser_of(verb: str) -> Parser:
     found = arguments.VERBS[verb]
     parser = Parser(f"{PROGRAM} {verb}", found.description, f"Examples:\n{found.examples}")
     found.declare(parser)
-    options.add_common(parser)
+    arguments.add_common(parser)
     return parser
 
 
 def top_parser() -> Parser:
     """Return the parser of the options that stand in the place of a verb."""
-    from shmacc_inspect.scripts import SHELLS  # late: few need them
+    from shmacc_inspect.completion import SHELLS  # late: few need them
 
     verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())
     parser = Parser(

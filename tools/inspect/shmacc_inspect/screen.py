@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
-from shmacc_inspect import formatting, keys, page
+from shmacc_inspect import formatting, live, page
 from shmacc_inspect.describing import condition, describe_lock, events
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.progress import applied_this_round, idle_since
@@ -51,7 +51,7 @@ class Screen:
 
     def press(self, key: str) -> bool:
         """Handle a key; return whether the screen ends."""
-        if key in {"q", "Q", keys.CLOSED}:
+        if key in {"q", "Q", live.CLOSED}:
             return True
         if key == "s":
             names = list(SORTS)
@@ -64,14 +64,14 @@ class Screen:
         courses = self._shown()
         place, last = self._place(courses), len(courses) - 1
         to = {
-            keys.DOWN: place + 1,
+            live.DOWN: place + 1,
             "j": place + 1,
-            keys.UP: place - 1,
+            live.UP: place - 1,
             "k": place - 1,
-            keys.PAGE_DOWN: place + self._page,
-            keys.PAGE_UP: place - self._page,
-            keys.FIRST: 0,
-            keys.LAST: last,
+            live.PAGE_DOWN: place + self._page,
+            live.PAGE_UP: place - self._page,
+            live.FIRST: 0,
+            live.LAST: last,
         }.get(key, int(key) - 1 if key.isdecimal() and key != "0" else None)
         if courses and to is not None:
             self._picked = courses[min(max(to, 0), last)].name.system_name

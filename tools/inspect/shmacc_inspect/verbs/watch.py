@@ -108,10 +108,10 @@ def line(seen: Interval) -> str:
 
 
 def _draw(screen: Screen, watched: Watch, interval: float, count: int | None) -> None:
-    from shmacc_inspect import keys, live  # late: only a terminal needs them
+    from shmacc_inspect import live  # late: only a terminal needs them
 
     due, looks = time.monotonic(), 0
-    with interrupts.raised(), keys.Keys() as keyboard, live.Picture() as picture:
+    with interrupts.raised(), live.Keys() as keyboard, live.Picture() as picture:
         while True:
             began = time.monotonic()
             if began >= due:
@@ -122,7 +122,7 @@ def _draw(screen: Screen, watched: Watch, interval: float, count: int | None) ->
                 due = max(due + interval, _rested(began))
             picture.draw(screen.draw(*picture.terminal()))
             key = keyboard.wait(due)
-            if key == keys.SUSPEND:
+            if key == live.SUSPEND:
                 picture.leave()
                 keyboard.rest()
                 os.kill(os.getpid(), signal.SIGSTOP)
