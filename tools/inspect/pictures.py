@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import itertools
 import os
-import re
 import select
 import signal
 import struct
@@ -66,7 +65,7 @@ INK: Final = "#d3d7de"
 FAINT: Final = "#868c98"
 START: Final = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-    f'font-family="{FONTS}" font-size="14" role="img">'
+    f'font-family="{FONTS}" font-size="14" xml:space="preserve" role="img">'
 )
 HEADING: Final = f'<text x="{{x:g}}" y="22" fill="{FAINT}" text-anchor="middle">{{title}}</text>'
 COLOURS: Final = {
@@ -80,7 +79,6 @@ COLOURS: Final = {
 _BARS: Final = {mark: eighths / 8 for eighths, mark in enumerate("▁▂▃▄▅▆▇█", start=1)}
 _SHADE: Final = "░"
 _TALL: Final = 0.86  # height of a full bar in cells: lines of bars must not touch
-_PIECE: Final = re.compile(r"\S+(?: \S+)*")
 
 
 def open_both() -> tuple[shmacc.SparseConditionalAccumulator, shmacc.ConditionalAccumulator]:
@@ -231,12 +229,11 @@ def _run(cells: list[Char], x: int, y: int) -> Iterator[str]:
     if first.data in _BARS or first.data == _SHADE:
         return
     bold = ' font-weight="bold"' if first.bold else ""
-    # Piece by piece, so that columns stand below each other whatever the widths of the font are.
-    for piece in _PIECE.finditer(text):
+    left += (len(text) - len(text.lstrip())) * CELL[0]
+    if text := text.strip():
         yield (
-            f'<text x="{left + piece.start() * CELL[0]:g}" y="{top + BASELINE:g}" '
-            f'textLength="{len(piece[0]) * CELL[0]:g}" lengthAdjust="spacingAndGlyphs" '
-            f'fill="{colour}"{bold}>{escape(piece[0])}</text>'
+            f'<text x="{left:g}" y="{top + BASELINE:g}" textLength="{len(text) * CELL[0]:g}" '
+            f'lengthAdjust="spacingAndGlyphs" fill="{colour}"{bold}>{escape(text)}</text>'
         )
 
 
