@@ -186,7 +186,7 @@ def _identity(summary: Summary, now: float, detail: str) -> Iterator[tuple[str, 
 
 def _facts(seen: Shown, now: float) -> Iterator[tuple[str, Cell]]:
     summary, stats = seen.summary, seen.stats
-    yield "kind", Cell(_of_what(seen) + (", private" if summary.private else ""))
+    yield "kind", Cell(what(seen) + (", private" if summary.private else ""))
     if summary.capacity is not None:
         yield "capacity", Cell(f"{summary.capacity} gradients may be pending")
     if summary.kept_free:
@@ -244,14 +244,15 @@ def _recoveries(seen: Description) -> str:
     return formatting.count_of(seen.stats.recoveries, "recovery", "recoveries")
 
 
-def _of_what(seen: Description) -> str:
+def what(seen: Description) -> str:
+    """Return in words what a segment is."""
     summary = seen.summary
     if summary.is_arrays:
         size = formatting.size(sum(member.bytes_used for member in seen.members))
-        what = "parameter array" if summary.kind == "parameters" else "shared array"
+        noun = "parameter array" if summary.kind == "parameters" else "shared array"
         tables = sum(member.kind == "table" for member in seen.members)
-        counts = {what: len(seen.members) - tables, "table": tables}
-        counted = [formatting.count_of(count, noun) for noun, count in counts.items() if count]
+        counts = {noun: len(seen.members) - tables, "table": tables}
+        counted = [formatting.count_of(count, of) for of, count in counts.items() if count]
         return f"{' and '.join(counted)}, {size}"
     if summary.kind == "group":
         return (

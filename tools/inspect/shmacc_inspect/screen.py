@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc_inspect import formatting, live, page
-from shmacc_inspect.describing import condition, describe_lock, events
+from shmacc_inspect.describing import condition, describe_lock, events, what
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.progress import applied_this_round, idle_since
 from shmacc_inspect.sorting import SORTS
@@ -233,9 +233,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
 
 def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:
     if seen.summary.is_arrays:
-        used = formatting.size(sum(member.bytes_used for member in seen.members))
-        count = formatting.count_of(len(seen.members), "shared array")
-        yield "kind", Cell(f"{count}, {used}")
+        yield "kind", Cell(what(seen))
     else:
         yield from _progress(now, seen, width)
     if now.stalls:
