@@ -79,8 +79,7 @@ def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
         for number in range(ROUNDS * EACH):
             apply(books, plan, broken, WORKER, number)
             if number % EACH == EACH - 1:
-                taken, contribute = broken.take(), plan.gradients.contribute
-                books.note(TAKER, taken, plan.contents(taken), contribute=contribute)
+                books.note(TAKER, plan, broken.take())
         found = audit(books, broken.stats())
         broken.acc.unlink()
     return found
@@ -230,13 +229,11 @@ def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
         for number in range(EACH):
             apply(books, PLAN, acc, WORKER, number)
         for _ in range(2):
-            taken = acc.snapshot()
-            books.note(TAKER, taken, PLAN.contents(taken), contribute=True)
+            books.note(TAKER, PLAN, acc.snapshot())
         assert np.count_nonzero(books.fate == Fate.ACCEPTED) == EACH
         acc.take_partial(0)
         apply(books, PLAN, acc, WORKER, EACH)
-        taken = acc.take(1, timeout=0)
-        books.note(TAKER, taken, PLAN.contents(taken), contribute=True)
+        books.note(TAKER, PLAN, acc.take(1, timeout=0))
         found = audit(books, acc.stats())
         acc.unlink()
     counts = found.counts

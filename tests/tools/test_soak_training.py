@@ -8,7 +8,6 @@ import pytest
 
 from shmacc import AccumulatorGroup, Parameters
 from shmacc_soak import model
-from shmacc_soak.campaign import Effort
 from shmacc_soak.training import Training
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Sound:
 
     def __init__(self) -> None:
         """Make what a campaign makes."""
-        self.training = Training(Effort(WORKERS, 1))
+        self.training = Training(WORKERS)
         self.group = AccumulatorGroup.attach("soak")
         self.params = Parameters.attach("soak.parameters")
 
@@ -37,19 +36,16 @@ class Sound:
                 for worker in range(WORKERS):
                     self.apply(worker, step)
                 with self.group.round(1) as taken:
-                    self.update(step, taken)
+                    self.update(taken)
         return self.training.audit()
 
     def apply(self, worker: int, step: int) -> None:
         """Apply a worker's gradient."""
         self.group.apply(model.gradient(worker, step, self.params), step)
 
-    def update(self, step: int, taken: Any) -> None:
+    def update(self, taken: Any) -> None:
         """Update, or skip."""
-        if model.skips(step):
-            self.params.skip(taken)
-        else:
-            self.params.update(taken, {"own": model.own(self.params, step)})
+        model.update(self.params, taken)
 
 
 def test_nothing_is_found_if_nothing_is_wrong() -> None:
@@ -85,11 +81,11 @@ class UpdatesTwice(Sound):
 class SkipsOne(Sound):
     """A round is not in the parameters."""
 
-    def update(self, step: int, taken: Any) -> None:
-        if step == WRONG:
+    def update(self, taken: Any) -> None:
+        if taken.step == WRONG:
             self.params.skip(taken)
         else:
-            super().update(step, taken)
+            super().update(taken)
 
 
 class ReadsEarly(Sound):
@@ -104,18 +100,18 @@ class ReadsEarly(Sound):
         else:
             super().apply(worker, step)
 
-    def update(self, step: int, taken: Any) -> None:
+    def update(self, taken: Any) -> None:
         self.before = self.params.state()
-        super().update(step, taken)
+        super().update(taken)
         self.now = self.params.state()
 
 
 class WritesHalf(Sound):
     """One element is not what it should be."""
 
-    def update(self, step: int, taken: Any) -> None:
-        super().update(step, taken)
-        if step == WRONG:
+    def update(self, taken: Any) -> None:
+        super().update(taken)
+        if taken.step == WRONG:
             state = self.params.state()
             number = list(self.params).index("dense")
             state[f"{number}.array"][5] += 1e-9

@@ -24,7 +24,8 @@ from shmacc_soak.members import MOST
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmacc_soak.plans import Contents
+    from shmacc_soak.members import Numbers
+    from shmacc_soak.plans import Plan
 
 
 class Fate(IntEnum):
@@ -84,55 +85,40 @@ class Count(StrEnum):
     IN_LOAD = "  processes killed in that"
     NOT_LOADED = "  updates refused meanwhile"
     # Faults:
-    TORN = "torn"
-    LOST = "lost"
-    DOUBLED = "doubled"
-    REPEATED = "repeated"
-    MISPLACED = "misplaced"
-    UPDATED_TWICE = "updated twice"
-    NOT_UPDATED = "not updated"
-    MISCOUNTED = "miscounted"
-    MISTOLD = "mistold"
-    FAILED = "failed"
+    TORN = "torn"  # gradients in some of their members only; members, parameters with other sums
+    LOST = "lost"  # accepted gradients that are nowhere
+    DOUBLED = "doubled"  # gradients that were taken more than once
+    REPEATED = "repeated"  # contributors that were in a round twice
+    MISPLACED = "misplaced"  # gradients in a round they cannot belong to, or refused and there
+    UPDATED_TWICE = "updated twice"  # rounds in the parameters twice, or skipped and in them
+    NOT_UPDATED = "not updated"  # rounds that are not in the parameters
+    MISCOUNTED = "miscounted"  # counters of the library that disagree with the books
+    MISTOLD = "mistold"  # campaigns told of more deaths and failures than there were, or fewer
+    FAILED = "failed"  # processes that ended with an error, or did not end
 
 
-FAULTS: Final = {
-    Count.TORN: "gradients in some of their members only, and members or parameters with other "
-    "sums",
-    Count.LOST: "accepted gradients that are nowhere",
-    Count.DOUBLED: "gradients that were taken more than once",
-    Count.REPEATED: "contributors that were in a round twice",
-    Count.MISPLACED: "gradients in a round they cannot belong to, or that were refused and are "
-    "there",
-    Count.UPDATED_TWICE: "rounds in the parameters twice, or skipped and in them",
-    Count.NOT_UPDATED: "rounds that are not in the parameters",
-    Count.MISCOUNTED: "counters of the library that disagree with the books",
-    Count.MISTOLD: "campaigns in which more deaths and failures were told than there were, or "
-    "fewer",
-    Count.FAILED: "processes that ended with an error, or did not end",
-}
+FAULTS: Final = list(Count)[list(Count).index(Count.TORN) :]
 """All these must be 0."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The results of a campaign: counts, and the longest waits of living processes, in seconds."""
+    """The results of campaigns: counts, and the longest waits of living processes, in seconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
     longest: dict[str, float] = field(default_factory=dict)
 
     @property
     def faults(self) -> int:
-        """Return the number of all faults."""
+        """The number of all faults."""
         return sum(self.counts[fault] for fault in FAULTS)
 
     def __add__(self, other: Findings) -> Findings:
-        """Return the findings of both campaigns together."""
-        counts, longest = self.counts.copy(), dict(self.longest)
-        counts.update(other.counts)
-        for what, seconds in other.longest.items():
-            longest[what] = max(seconds, longest.get(what, 0.0))
-        return Findings(counts, longest)
+        """Return the findings of both together."""
+        longest = self.longest | {
+            what: max(at, self.longest.get(what, 0.0)) for what, at in other.longest.items()
+        }
+        return Findings(self.counts + other.counts, longest)
 
 
 def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
@@ -206,20 +192,23 @@ class Books:
         """Whether the processes were asked to end."""
         return bool(self._stop[0])
 
-    def note(self, process: int, taken: Any, contents: Contents, *, contribute: bool) -> None:
+    def note(self, process: int, plan: Plan, taken: Any) -> None:
         """Record a take, or a round that may be consumed."""
-        self.check(process, contents, contribute=contribute)
-        before = self.taken_at[contents.numbers]
+        numbers = self.check(process, plan, taken)
+        before = self.taken_at[numbers]
         doubled = (before != 0) & (before != taken.step + 1)
         self.add(process, Count.DOUBLED, int(np.count_nonzero(doubled)))
-        self.taken_at[contents.numbers] = taken.step + 1
+        self.taken_at[numbers] = taken.step + 1
         self.logged[taken.step] = taken.count + 1
 
-    def check(self, process: int, contents: Contents, *, contribute: bool) -> None:
-        """Record the faults within a take or a snapshot."""
+    def check(self, process: int, plan: Plan, taken: Any) -> Numbers:
+        """Record the faults within a take or a snapshot; return the gradients in it."""
+        contents = plan.contents(taken)
+        repeated = Count.REPEATED if plan.gradients.contribute else Count.DOUBLED
         self.add(process, Count.TORN, contents.torn)
-        self.add(process, Count.REPEATED if contribute else Count.DOUBLED, contents.repeated)
+        self.add(process, repeated, contents.repeated)
         self.add(process, Count.MISCOUNTED, contents.misreported)
+        return contents.numbers
 
     def check_parameters(self, process: int, step: int, arrays: Any) -> None:
         """Note the parameters at that step, or compare them with those noted."""

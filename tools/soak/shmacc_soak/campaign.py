@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import shmacc
 from shmacc_soak.audit import audit
 from shmacc_soak.books import Books, Count
-from shmacc_soak.crew import Crew
+from shmacc_soak.crew import TAKERS, Crew
 from shmacc_soak.work import take, work
 
 if TYPE_CHECKING:
@@ -22,23 +21,13 @@ _NAME: Final = "soak"
 _FINISHED: Final = 0.5  # share of campaigns that end by `finish`, not by a request
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much is done."""
-
-    workers: int = 3  # processes that apply
-    takers: int = 2  # processes that take
-    pause: float = 0.004  # seconds between two kills, on the average
-
-
 class Campaign:
     """A plan carried out for some seconds, in names of its own."""
 
-    def __init__(self, plan: Plan, effort: Effort) -> None:
+    def __init__(self, plan: Plan) -> None:
         """Make the accumulator; it is removed by `run`."""
-        self.title = plan.title
-        self._plan, self._effort = plan, effort
-        jobs = [work] * effort.workers + [take] * effort.takers
+        self.title, self._plan = plan.title, plan
+        jobs = [work] * plan.gradients.workers + [take] * TAKERS
         self._books = books = Books(len(jobs))
         self._crew = Crew(
             books, [partial(job, books, plan, _NAME, slot) for slot, job in enumerate(jobs)]
@@ -49,7 +38,7 @@ class Campaign:
 
     def run(self, seconds: float) -> Findings:
         """Run the campaign and audit it."""
-        self._crew.work(seconds, self._effort.pause, self._ask_all_to_end)
+        self._crew.work(seconds, self._ask_all_to_end)
         return audit(self._books, self._take_the_rest())
 
     def _ask_all_to_end(self) -> None:
@@ -66,9 +55,7 @@ class Campaign:
                 books.add(books.own, Count.FAILED, acc.running)
                 acc.restore(acc.state())
             if acc.num_accumulated():
-                taken = acc.take(1, timeout=1.0)
-                contribute = plan.gradients.contribute
-                books.note(books.own, taken, plan.contents(taken), contribute=contribute)
+                books.note(books.own, plan, acc.take(1, timeout=1.0))
             with suppress(shmacc.errors.DeadlineExceededError):
                 try:
                     acc.take(1, timeout=0, on_death="raise")

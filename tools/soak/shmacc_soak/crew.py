@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from shmacc_soak.books import Books
 
+TAKERS: Final = 2  # processes that take, or chiefs
+_BETWEEN_KILLS: Final = 0.004  # seconds, on the average
 _SHORTEST_STOP, _LONGEST_STOP = 0.005, 0.06  # seconds, around the lock's slice of 20 ms
 _STOP_SHARE: Final = 0.1  # the share of stops among stops and kills
 _PATIENCE: Final = 30.0  # for all processes to end when they are asked to
@@ -40,7 +42,6 @@ class Crew:
     def work(
         self,
         seconds: float,
-        pause: float,
         ask_to_end: Callable[[], None],
         now_and_then: Callable[[], None] = lambda: None,
         slots: int | None = None,
@@ -51,7 +52,7 @@ class Crew:
             for slot in those:
                 self.start(slot)
             while time.monotonic() < end and not self._books.stopping:
-                time.sleep(random.expovariate(1 / pause))
+                time.sleep(random.expovariate(1 / _BETWEEN_KILLS))
                 self.continue_those_due()
                 slot = random.choice(those)
                 if not (random.random() < _STOP_SHARE and self._stop_for_a_while(slot)):

@@ -81,11 +81,9 @@ class Marks:
     times: Numbers  # how often it has each of them
     exact: bool  # the result is their sum (or mean), and nothing else
 
-    @classmethod
-    def none(cls) -> Marks:
-        """Return the marks of an absent member."""
-        nothing = np.empty(0, np.int64)
-        return cls(nothing, nothing, exact=True)
+
+NO_MARKS: Final = Marks(np.empty(0, np.int64), np.empty(0, np.int64), exact=True)
+"""Those of a member that is absent."""
 
 
 def _signature(number: Any) -> Any:

@@ -2,8 +2,8 @@
 
 A gradient is a function of its worker, of the step and of the parameters that it was computed
 from. Each round has one gradient of each worker. So the parameters are a function of the step, and
-one process alone can compute them, in NumPy: whatever was lost, doubled, torn or read too early
-shows in each later step. Gradients are small integers, so that sums are the same in any order.
+one process alone can compute them: whatever was lost, doubled, torn or read too early shows in each
+later step. Gradients are small integers, so that sums are the same in any order.
 
 The ledger has a row for each step. A round adds a digit for each worker there, so the row shows
 which gradients were in the round, and how often the round was put into the parameters.
@@ -11,18 +11,15 @@ which gradients were in the round, and how often the round was put into the para
 
 from __future__ import annotations
 
-import math
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shmacc import TensorSpec, optim
+from shmacc import AccumulatorGroup, Parameters, TensorSpec, optim
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Arrays = dict[str, npt.NDArray[Any]]
+    from collections.abc import Iterator
 
 STEPS: Final = 1 << 16
 """A campaign has fewer rounds than this."""
@@ -45,7 +42,13 @@ OPTIMIZERS: Final[dict[str, optim.Optimizer]] = {
     "whole": optim.SGD(1.0),
     "ledger": optim.SGD(1.0),
 }
-SPARSE: Final = ("rows", "ledger")
+
+
+def specs(params: Parameters) -> dict[str, Any]:
+    """Return the members of the group whose rounds update these parameters."""
+    found: dict[str, Any] = params.member_specs(["rows", "ledger"])
+    del found["own"]
+    return found
 
 
 def gradient(worker: int, step: int, arrays: Any) -> dict[str, Any]:
@@ -66,10 +69,11 @@ def digit(worker: int) -> float:
     return float(_BASE**worker)
 
 
-def own(arrays: Any, step: int) -> npt.NDArray[Any]:
-    """Return the new contents of the array without an optimizer, after the round of a step."""
-    new: npt.NDArray[Any] = arrays["own"] * 3 + step
-    return new
+def update(params: Parameters, taken: Any) -> bool:
+    """Update the parameters by a round, or skip it; return whether it was not in them yet."""
+    if skips(taken.step):
+        return params.skip(taken)
+    return params.update(taken, {"own": params["own"] * 3 + taken.step})
 
 
 def skips(step: int) -> bool:
@@ -86,42 +90,15 @@ def digest(arrays: Any) -> int:
     return found + 1
 
 
-class Reference:
-    """The parameters as one process makes them, without the library and the ledger."""
-
-    def __init__(self, workers: int) -> None:
-        """Start as the campaign does."""
-        self.step = self._updates = 0
-        self.arrays: Arrays = {
-            name: array.copy() for name, array in CONTENTS.items() if name != "ledger"
-        }
-        self._workers = workers
-        self._accumulator = np.full((_ROWS, _WIDTH), 0.1, np.float32)
-        self._m, self._v = np.zeros(_DENSE), np.zeros(_DENSE)
-
-    def advance(self) -> None:
-        """Make the next round."""
-        step, arrays = self.step, self.arrays
-        if not skips(step):
-            of_workers = [gradient(worker, step, arrays) for worker in range(self._workers)]
-            rows = np.zeros((_ROWS, _WIDTH), np.float32)
-            for one in of_workers:
-                np.add.at(rows, one["rows"][0], one["rows"][1])
-            touched = np.unique(np.concatenate([one["rows"][0] for one in of_workers]))
-            arrays["own"] = own(arrays, step)
-            self._adagrad(touched, rows[touched])
-            self._adam(np.sum([one["dense"] for one in of_workers], axis=0))
-            arrays["whole"] = arrays["whole"] - np.sum([one["whole"] for one in of_workers], axis=0)
-        self.step += 1
-
-    def _adagrad(self, rows: npt.NDArray[Any], g: npt.NDArray[Any]) -> None:
-        self._accumulator[rows] += g * g
-        self.arrays["rows"][rows] -= np.float32(0.5) * g / np.sqrt(self._accumulator[rows])
-
-    def _adam(self, g: npt.NDArray[Any]) -> None:
-        self._updates += 1
-        t, beta_1, beta_2 = self._updates, 0.9, 0.999
-        rate = 0.25 * math.sqrt(1 - beta_2**t) / (1 - beta_1**t)
-        self._m += (g - self._m) * (1 - beta_1)
-        self._v += (g * g - self._v) * (1 - beta_2)
-        self.arrays["dense"] -= rate * self._m / (np.sqrt(self._v) + 1e-8)
+def reference(workers: int) -> Iterator[Parameters]:
+    """Yield the parameters of one process alone: at the start, and after each round."""
+    with (
+        Parameters(CONTENTS, optimizer=OPTIMIZERS) as params,
+        AccumulatorGroup(specs(params), reduction_type="SUM") as group,
+    ):
+        for step in range(STEPS):
+            yield params
+            for worker in range(workers):
+                group.apply(gradient(worker, step, params), step)
+            with group.round(workers) as taken:
+                update(params, taken)

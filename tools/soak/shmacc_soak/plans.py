@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from shmacc import AccumulatorGroup, ConditionalAccumulator, SparseConditionalAccumulator
-from shmacc_soak.members import DenseMember, Gradients, Marks, Member, Numbers, SparseMember
+from shmacc_soak.members import NO_MARKS, DenseMember, Gradients, Member, Numbers, SparseMember
 
 MOST_WAITING: Final = 512
 """Workers pause while more gradients than this wait to be taken."""
@@ -93,9 +93,7 @@ class Plan:
         """Read what a take handed out."""
         parts = {"": taken} if self._is_single else taken
         found = [
-            member.marks(self.gradients, parts[name], taken.weight)
-            if name in parts
-            else Marks.none()
+            member.marks(self.gradients, parts[name], taken.weight) if name in parts else NO_MARKS
             for name, member in self.members.items()
         ]
         numbers = np.unique(np.concatenate([marks.numbers for marks in found]))

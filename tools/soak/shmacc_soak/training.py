@@ -22,7 +22,7 @@ import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors
 from shmacc_soak import model
 from shmacc_soak.books import Books, Count
-from shmacc_soak.crew import Crew
+from shmacc_soak.crew import TAKERS, Crew
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shmacc_soak.books import Findings
-    from shmacc_soak.campaign import Effort
 
 _GROUP, _PARAMS = "soak", "soak.parameters"
 _TIMEOUT: Final = 0.25  # seconds of each wait, so that the request to stop is noticed
@@ -84,17 +83,13 @@ def lead(books: Books, slot: int, workers: int, path: Path) -> None:
 
 
 def _update(books: Books, slot: int, params: Parameters, taken: Any) -> None:
-    step = taken.step
-    if step >= model.STEPS - 1:
+    if taken.step >= model.STEPS - 1:
         books.stop()
         return
     _perhaps_raise()
     books.updating[slot] = 1
     try:
-        if model.skips(step):
-            updated = params.skip(taken)
-        else:
-            updated = params.update(taken, {"own": model.own(params, step)})
+        updated = model.update(params, taken)
     finally:
         books.updating[slot] = 0
     books.add(slot, Count.UPDATES if updated else Count.FOUND_IN)
@@ -121,9 +116,7 @@ def load(books: Books, slot: int, path: Path) -> None:
 def _create() -> None:
     """Make the segments of a new run, unless they are there."""
     with Parameters(model.CONTENTS, _PARAMS, optimizer=model.OPTIMIZERS) as params:
-        specs = params.member_specs(model.SPARSE)
-        del specs["own"]
-        AccumulatorGroup(specs, _GROUP, reduction_type="SUM").close()
+        AccumulatorGroup(model.specs(params), _GROUP, reduction_type="SUM").close()
 
 
 class Training:
@@ -131,17 +124,16 @@ class Training:
 
     title = "parameters, updated by chiefs in rounds"
 
-    def __init__(self, effort: Effort) -> None:
+    def __init__(self, workers: int) -> None:
         """Make group and parameters; `run` removes them."""
-        self._effort = effort
         self._directory = tempfile.TemporaryDirectory(prefix="shmacc-soak-")
         path = Path(self._directory.name) / "checkpoint.npz"
-        self._workers = range(effort.workers)
-        self._chiefs = range(effort.workers, effort.workers + effort.takers)
+        self._workers = range(workers)
+        self._chiefs = range(workers, workers + TAKERS)
         self._loader = self._chiefs.stop
         self._books = books = Books(self._loader + 1)
         jobs = [partial(work, worker) for worker in self._workers]
-        jobs += [partial(lead, books, slot, effort.workers, path) for slot in self._chiefs]
+        jobs += [partial(lead, books, slot, workers, path) for slot in self._chiefs]
         self._crew = Crew(books, [*jobs, partial(load, books, self._loader, path)])
         self._next_failure = 0.0
         _create()
@@ -149,8 +141,7 @@ class Training:
     def run(self, seconds: float) -> Findings:
         """Train, then compare the parameters with the reference."""
         self._next_failure = time.monotonic() + random.expovariate(1 / _BETWEEN_FAILURES)
-        pause = self._effort.pause
-        self._crew.work(seconds, pause, self._finish, self._perhaps_fail, self._loader)
+        self._crew.work(seconds, self._finish, self._perhaps_fail, self._loader)
         return self.audit()
 
     def _finish(self) -> None:
@@ -232,7 +223,7 @@ class Training:
 
     def _counted(self, ledger: npt.NDArray[Any]) -> dict[Count, int]:
         """Read the ledger: which rounds and gradients are in the parameters, and how often."""
-        digits = [model.digit(worker) for worker in range(self._effort.workers)]
+        digits = [model.digit(worker) for worker in self._workers]
         skipped = np.array([model.skips(step) for step in range(len(ledger))], bool)
         whole = np.where(skipped, 0.0, sum(digits))
         often = [ledger // digit % model.digit(1) for digit in digits]
@@ -249,10 +240,8 @@ class Training:
 
     def _wrong(self) -> int:
         """Count the snapshots that differ from the reference."""
-        reference, wrong = model.Reference(self._effort.workers), 0
         last = int(np.max(np.flatnonzero(self._books.digests), initial=0))
-        for step in range(last + 1):
-            seen = int(self._books.digests[step])
-            wrong += seen not in {0, model.digest(reference.arrays)}
-            reference.advance()
-        return wrong
+        seen = zip(
+            self._books.digests[: last + 1], model.reference(len(self._workers)), strict=False
+        )
+        return sum(one not in {0, model.digest(arrays)} for one, arrays in seen)

@@ -45,11 +45,9 @@ class FailedError(Exception):
 
 def work(books: Books, plan: Plan, name: str, slot: int) -> None:
     """Apply gradients, one after another, and keep accounts; fail now and then."""
-    failed = True
-    while failed:
+    while True:
         try:
-            _work(books, plan, name, slot)
-            failed = False
+            return _work(books, plan, name, slot)
         except FailedError:
             books.applied[slot] = Applied.NO
 
@@ -118,8 +116,7 @@ def take(books: Books, plan: Plan, name: str, slot: int) -> None:
     with acc:
         while not books.stopping and acc.running:
             if random.random() < _LOOKED_AT:
-                snapshot = plan.contents(acc.snapshot())
-                books.check(slot, snapshot, contribute=plan.gradients.contribute)
+                books.check(slot, plan, acc.snapshot())
                 books.add(slot, Count.SNAPSHOTS)
             terms = {"timeout": _TIMEOUT, "on_death": random.choice(_ON_DEATH)}
             books.asking[slot] = terms["on_death"] == "raise"
@@ -146,7 +143,7 @@ def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) 
                     _be_in_block()
             else:
                 taken = acc.take(required, **terms)
-        _note(books, plan, slot, taken)
+        books.note(slot, plan, taken)
     except _GivenUpError:
         books.add(slot, Count.GIVEN_UP)
     finally:
@@ -160,7 +157,7 @@ def _have_round(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, 
         required = random.choice(_REQUIRED)
         with books.timed(slot, Doing.TAKE), acc.round(required, **terms) as taken:
             books.in_block[slot] = 1
-            _note(books, plan, slot, taken)
+            books.note(slot, plan, taken)
             if random.random() < _RESTORED:
                 # Nothing changes in an open round, so the state is the same before and after.
                 acc.restore(acc.state())
@@ -180,10 +177,6 @@ def _be_in_block() -> None:
     time.sleep(random.random() * _LONGEST_BLOCK)
     if random.random() < _GIVEN_UP:
         raise _GivenUpError
-
-
-def _note(books: Books, plan: Plan, slot: int, taken: Any) -> None:
-    books.note(slot, taken, plan.contents(taken), contribute=plan.gradients.contribute)
 
 
 def _attach(books: Books, name: str, slot: int) -> Any:
