@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from bench import main
 from shmacc_bench import timing
-from shmacc_bench.cli import main
 from shmacc_bench.parts import PARTS, calls, several_processes
 from shmacc_bench.processes import Apart, FailedError
 from shmacc_bench.tables import Table, figure, paired, spread

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,19 +16,12 @@ _WHOLE = 1000  # larger numbers have no decimals
 
 @dataclass
 class Table:
-    """A table in Markdown, and which of its figures miss their goals.
-
-    Attributes:
-        title: What was measured.
-        head: The columns.
-        rows: Its cells.
-        missed: A line for each goal that was missed.
-    """
+    """A table in Markdown, and which of its figures miss their goals."""
 
     title: str
     head: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)  # a line for each goal that was missed
 
     def judged(self, what: str, measured: float, goal: float | None) -> str:
         """Return the figure as a cell; note it if it is above the goal."""
@@ -37,6 +30,13 @@ class Table:
         if measured > goal:
             self.missed.append(f"{self.title}: {what}: {figure(measured)} > {figure(goal)}")
         return f"{figure(measured)} (goal {figure(goal)})"
+
+    def compare(
+        self, what: str, turns: Sequence[tuple[float, float]], goal: float | None, *beside: str
+    ) -> None:
+        """Add a row: both sides' spreads, with what the other one is before it, and the ratio."""
+        mine, theirs = (spread([turn[side] for turn in turns]) for side in (0, 1))
+        self.rows.append((what, mine, *beside, theirs, self.judged(what, paired(turns), goal)))
 
     def __str__(self) -> str:
         """Return the table in Markdown."""
@@ -64,8 +64,3 @@ def paired(turns: Sequence[tuple[float, float]]) -> float:
     else slowed both, so this ratio is steadier than either time.
     """
     return statistics.median(ours / theirs for ours, theirs in turns)
-
-
-def column(turns: Sequence[Any], at: int) -> list[float]:
-    """Return one side of pairs."""
-    return [turn[at] for turn in turns]

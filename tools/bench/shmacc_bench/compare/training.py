@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 WAYS: Final = ("shmacc_synchronous", "shmacc_asynchronous", "hogwild", "ddp", "queues", "ray_actor")
 EVERY: Final = 20  # steps from one judgement to the next
 VICTIM: Final = 1
+_WORKERS: Final = 2
 _POLL: Final = 0.05  # seconds
+_PATIENCE: Final = 60.0  # seconds without a judgement
 
 
 class Judge:
@@ -103,16 +105,15 @@ class Run:
         return f"{how if self.killed is not None else ''}{self.seconds:.1f} s"
 
 
-def compare(ways: Sequence[str], turns: int, workers: int, patience: float) -> Table:
+def compare(ways: Sequence[str], turns: int) -> Table:
     """Train by each way several times, and once more with each death; return the table."""
     head = ("", "lines", "seconds", "a worker is killed", "the chief is killed")
     table = Table("One model, by each way", head)
     for name in ways:
-        runs = [train(name, workers, patience=patience) for _ in range(turns)]
+        runs = [train(name) for _ in range(turns)]
         stopped = next((run.stopped for run in runs if run.stopped), None)
         cells = [stopped or f"{statistics.median(run.seconds for run in runs):.1f} s"]
-        deaths = [train(name, workers, victim=who, patience=patience) for who in (VICTIM, CHIEF)]
-        cells += map(str, deaths)
+        cells += [str(train(name, victim=who)) for who in (VICTIM, CHIEF)]
         print(name, *cells, sep="; ", file=sys.stderr)
         table.rows.append((_way(name).TITLE, str(lines(name)), *cells))
     return table
@@ -133,42 +134,35 @@ def _way(name: str) -> Way:
     return found
 
 
-def train(
-    name: str,
-    workers: int = 2,
-    *,
-    victim: int | None = None,
-    target: float = TARGET,
-    patience: float = 60.0,
-) -> Run:
+def train(name: str, *, victim: int | None = None, target: float = TARGET) -> Run:
     """Train until the target is reached; kill the victim (`CHIEF`, a rank) half-way.
 
     A process that ends without having been asked to is started again, a few times. The run ends
-    after `patience` seconds without a judgement.
+    after a minute without a judgement.
     """
     way, run = _way(name), Run(target)
     receiving, sending = CONTEXT.Pipe(duplex=False)
     crew = Crew(
-        [CHIEF, *way.ranks(workers)], _play,
-        name, workers, way.share(Task(), workers), target, sending,
+        [CHIEF, *way.ranks(_WORKERS)], _play,
+        name, way.share(Task(), _WORKERS), target, sending,
         together=way.TOGETHER,
     )  # fmt: skip
     try:
-        _follow(run, crew, receiving, victim, patience)
+        _follow(run, crew, receiving, victim)
     finally:
         crew.end(patient=run.stopped is None)
     return run
 
 
-def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None, patience: float) -> None:
+def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None) -> None:
     """Record the judge's reports until the run ends."""
     first = 0.0
     heard = time.monotonic()
     while not run.losses or run.losses[-1][2] > run.target:
         if not pipe.poll(_POLL):
             run.stopped = crew.start_again()
-            if time.monotonic() - heard > patience:
-                run.stopped = f"stands still, {patience:.0f} s and longer"
+            if time.monotonic() - heard > _PATIENCE:
+                run.stopped = f"stands still, {_PATIENCE:.0f} s and longer"
             if run.stopped:
                 return
             continue
@@ -182,12 +176,12 @@ def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None, patience
             run.killed = time.monotonic() - first
 
 
-def _play(role: int, name: str, workers: int, shared: Any, target: float, pipe: Connection) -> None:
+def _play(role: int, name: str, shared: Any, target: float, pipe: Connection) -> None:
     # At the first sparse tensor torch warns that it does not check their invariants.
     warnings.filterwarnings("ignore", category=UserWarning, message="Sparse invariant")
     torch.set_num_threads(1)
     way, task = _way(name), Task()
     if role == CHIEF:
-        way.lead(shared, task, workers, Judge(task, target, pipe))
+        way.lead(shared, task, _WORKERS, Judge(task, target, pipe))
     else:
         way.work(shared, task, role)

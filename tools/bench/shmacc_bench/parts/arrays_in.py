@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,7 +14,8 @@ from shmacc import (
     SparseConditionalAccumulator,
     TensorSpec,
 )
-from shmacc_bench.tables import Table, column, paired, spread
+from shmacc_bench.tables import Table
+from shmacc_bench.timing import microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,10 +42,11 @@ def measure(quick: bool) -> Iterator[Table]:
         AccumulatorGroup(specs) as group,
     ):
         for what, against, mine, theirs in _pairs(acc, group):
-            turns = [(_turn(mine), _turn(theirs)) for _ in range(15 if quick else 100)]
-            ratio = table.judged(what, paired(turns), _GOAL)
-            ours, others = spread(column(turns, 0)), spread(column(turns, 1))
-            table.rows.append((what, ours, against, others, ratio))
+            turns = [
+                (microseconds(mine, _CALLS), microseconds(theirs, _CALLS))
+                for _ in range(15 if quick else 100)
+            ]
+            table.compare(what, turns, _GOAL, against)
     yield table
 
 
@@ -94,10 +95,3 @@ def _imported(name: str) -> Any:
 def _gradient(rows: int) -> tuple[Any, Any]:
     values = np.random.default_rng(0).normal(size=(rows, _WIDTH)).astype(np.float32)
     return np.arange(rows) * 10, values
-
-
-def _turn(call: Callable[[], object]) -> float:
-    begun = time.perf_counter_ns()
-    for _ in range(_CALLS):
-        call()
-    return (time.perf_counter_ns() - begun) / _CALLS / 1000

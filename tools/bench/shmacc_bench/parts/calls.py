@@ -99,21 +99,13 @@ FAMILIES: Final = (
 
 @dataclass(frozen=True)
 class Effort:
-    """How long is measured.
+    """How long is measured."""
 
-    Attributes:
-        rounds: Turns of each peer.
-        turn: Nanoseconds of a turn.
-        most: Samples in a turn.
-        enough: Nanoseconds after which a slow peer has no more turns.
-        fewest: Turns that every peer has, however slow.
-    """
-
-    rounds: int
-    turn: int
-    most: int
-    enough: float
-    fewest: int
+    rounds: int  # turns of each peer
+    turn: int  # nanoseconds of a turn
+    most: int  # samples in a turn
+    enough: float  # nanoseconds after which a slow peer has no more turns
+    fewest: int  # turns that every peer has, however slow
 
 
 FULL: Final = Effort(rounds=15, turn=12_000_000, most=200, enough=5e8, fewest=5)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, init, optim
-from shmacc_bench.tables import Table, column, figure, paired, spread
+from shmacc_bench.tables import Table, figure
+from shmacc_bench.timing import microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ class _Trained:
         gradient = np.ones((len(ids), *self.width), np.float32)
         self.group.apply({"it": (ids, gradient)}, self.group.global_step)
         with self.group.round(1) as taken:
-            return _timed(lambda: self.params.update(taken))
+            return microseconds(lambda: self.params.update(taken))
 
     def fill(self, ids: Ids) -> float:
         """Update all rows, a part of the ids at a time; return the microseconds of it all."""
@@ -56,9 +56,7 @@ def measure(quick: bool) -> Iterator[Table]:
     heads = ("of a million rows", "time", "beside", "time", "ratio")
     table = Table(f"Tables of ids, {_WIDTH} float32 a row (us)", heads)
     for key, what, against, pairs in _measured(ids, random, turns):
-        ratio = table.judged(what, paired(pairs), _GOALS[key])
-        ours, theirs = spread(column(pairs, 0)), spread(column(pairs, 1))
-        table.rows.append((what, ours, against, theirs, ratio))
+        table.compare(what, pairs, _GOALS[key], against)
     yield table
     yield _growing(1 if quick else 3)
     yield _memory(ids)
@@ -112,8 +110,7 @@ def _growing(turns: int) -> Table:
             pairs.append((mine.fill(ids) / 1e6, mine.fill(ids) / 1e6))
     what = f"4 million rows by {_UPDATED:,} a round"
     table = Table("A table that grows (s)", ("", "time", "once all are there", "ratio"))
-    ratio = table.judged(what, paired(pairs), _GOALS["grow"])
-    table.rows.append((what, spread(column(pairs, 0)), spread(column(pairs, 1)), ratio))
+    table.compare(what, pairs, _GOALS["grow"])
     return table
 
 
@@ -130,10 +127,4 @@ def _memory(ids: Ids) -> Table:
 
 def _pairs(turns: int, mine: Callable[[], object], theirs: Callable[[], object]) -> list[Pair]:
     mine(), theirs()
-    return [(_timed(mine), _timed(theirs)) for _ in range(turns)]
-
-
-def _timed(call: Callable[[], object]) -> float:
-    begun = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - begun) / 1000
+    return [(microseconds(mine), microseconds(theirs)) for _ in range(turns)]

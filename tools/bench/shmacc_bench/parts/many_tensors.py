@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec
-from shmacc_bench.tables import Table, column, figure, paired, spread
+from shmacc_bench.tables import Table, figure, paired, spread
+from shmacc_bench.timing import microseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _WIDTHS: Final = (32, 64, 64, 32, 4)  # of the layers of two networks, as in A3C
 SHAPES: Final = {
@@ -51,7 +51,10 @@ def measure(quick: bool) -> Iterator[Table]:
             for acc, _ in singles:
                 acc.take(_APPLIES)
 
-        turns = [(_turn(as_group), _turn(as_singles)) for _ in range(15 if quick else 200)]
+        turns = [
+            (microseconds(as_group) / _APPLIES, microseconds(as_singles) / _APPLIES)
+            for _ in range(15 if quick else 200)
+        ]
         kib = _kib(group), sum(_kib(acc) for acc, _ in singles)
         for acc in (group, *(acc for acc, _ in singles)):
             acc.unlink()
@@ -63,16 +66,15 @@ def measure(quick: bool) -> Iterator[Table]:
         ("", "an apply of all (us)", "shared memory (KiB)", "time over the other's"),
     )
     table.rows += [
-        ("a group", spread(column(turns, 0)), table.judged("KiB", kib[0], 400), figure(ratio)),
-        ("an accumulator each", spread(column(turns, 1)), figure(kib[1]), ""),
+        (
+            "a group",
+            spread([mine for mine, _ in turns]),
+            table.judged("KiB", kib[0], 400),
+            figure(ratio),
+        ),
+        ("an accumulator each", spread([theirs for _, theirs in turns]), figure(kib[1]), ""),
     ]
     yield table
-
-
-def _turn(use: Callable[[], None]) -> float:
-    begun = time.perf_counter_ns()
-    use()
-    return (time.perf_counter_ns() - begun) / _APPLIES / 1000
 
 
 def _kib(acc: Any) -> float:

@@ -8,18 +8,18 @@ shared tensors of its own, the chief makes one sparse tensor of them, coalesces 
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from shmacc import AccumulatorGroup, IndexedSlicesSpec, Parameters, optim
 from shmacc_bench.processes import Apart
-from shmacc_bench.tables import Table, column, paired, spread
+from shmacc_bench.tables import Table
+from shmacc_bench.timing import microseconds
 from shmacc_bench.workload import IDS, Workload, make_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 RATE, BEGIN = 0.05, 0.1
 ROUNDS: Final = (
@@ -42,9 +42,7 @@ def measure(quick: bool) -> Iterator[Table]:
         job = Job(torch, workload, workers)
         turns = [job.turn() for _ in range(2 + (6 if quick else 20))][2:]
         job.close()
-        what = f"{workload.label}, {workers} workers"
-        ratio = table.judged(what, paired(turns), goal)
-        table.rows.append((what, spread(column(turns, 0)), spread(column(turns, 1)), ratio))
+        table.compare(f"{workload.label}, {workers} workers", turns, goal)
     yield table
 
 
@@ -77,7 +75,7 @@ class Job:
 
     def turn(self) -> tuple[float, float]:
         """Return the milliseconds of a round by each side."""
-        return _timed(self._by_shmacc), _timed(self._by_torch)
+        return microseconds(self._by_shmacc) / 1000, microseconds(self._by_torch) / 1000
 
     def _by_shmacc(self) -> None:
         for worker in self.workers:
@@ -134,9 +132,3 @@ class Worker:
     def close(self) -> None:
         """Detach."""
         self.group.close()
-
-
-def _timed(call: Callable[[], None]) -> float:
-    begun = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - begun) / 1e6

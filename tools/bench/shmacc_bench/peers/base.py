@@ -35,9 +35,9 @@ class Peer(ABC):
     def apply(self, prepared: Any) -> None:
         """Add one gradient."""
 
-    @abstractmethod
     def take(self, num_required: int) -> Taken:
         """Return the mean of what is there, and empty the accumulator."""
+        raise NotImplementedError(f"nothing to take ({num_required} asked)")
 
     @abstractmethod
     def close(self) -> None:

@@ -86,9 +86,5 @@ class AddLimit(Peer):
         """Add the values."""
         np.add(self.target, prepared.values, out=self.target)
 
-    def take(self, num_required: int) -> Taken:
-        """Refuse."""
-        raise NotImplementedError(f"nothing to take ({num_required} asked)")
-
     def close(self) -> None:
         """Nothing is shared."""
