@@ -13,7 +13,7 @@ from shmacc._multihost.messages import BatchKey, Fence, Member, Opened
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.books import Books, BrokenPromiseError, Gradient, Segment
-from shmacc_simulate.job import Job, simulate
+from shmacc_simulate.job import Job
 from shmacc_simulate.popularity import Table
 from shmacc_simulate.scenario import Scenario
 from shmacc_simulate.world import Clock, Network, Processor, Steps
@@ -36,9 +36,9 @@ def test_the_library_decides() -> None:
 def test_a_job(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
     """A seed gives the same one again; only deaths lose anything, and rounds survive them."""
     caplog.set_level(logging.ERROR, "shmacc")
-    one = simulate(scenario)
-    assert one == simulate(scenario)
-    assert one.rounds != simulate(dataclasses.replace(scenario, seed=2)).rounds
+    one = Job(scenario).run()
+    assert one == Job(scenario).run()
+    assert one.rounds != Job(dataclasses.replace(scenario, seed=2)).run().rounds
     assert len(one.rounds) == scenario.rounds
     assert all(entry.count >= scenario.required for entry in one.rounds)
     if scenario is SMALL:
@@ -50,16 +50,16 @@ def test_a_job(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
 def test_bytes_of_dense_rounds_are_those_computed_by_hand() -> None:
     # Of 1,000 x 64 float32 each host sends the other one half, and gets the other half.
     dense = Scenario("dense", 2, 1, 2, Table(1_000, None), need=1.0, rounds=3)
-    assert simulate(dense).gigabytes * 1e9 == pytest.approx(2 * 1_000 * 64 * 4 / 2)
+    assert Job(dense).run().gigabytes * 1e9 == pytest.approx(2 * 1_000 * 64 * 4 / 2)
     # With the mean for the chief, which is on the first host: half of it is on the other one.
     whole = dataclasses.replace(dense, whole=True)
-    assert simulate(whole).gigabytes * 1e9 == pytest.approx(3 * 1_000 * 64 * 4 / 2)
+    assert Job(whole).run().gigabytes * 1e9 == pytest.approx(3 * 1_000 * 64 * 4 / 2)
 
 
 def test_bytes_of_sparse_rounds_are_those_computed_by_hand() -> None:
     # One gradient at each of three hosts, 500 rows of 64 float32, an index and a count; one shard.
     sparse = Scenario("sparse", 3, 1, 1, Table(10_000, 0.0, 500), need=1.0, rounds=3)
-    assert simulate(sparse).gigabytes * 1e9 == pytest.approx(2 * 500 * (64 * 4 + 16))
+    assert Job(sparse).run().gigabytes * 1e9 == pytest.approx(2 * 500 * (64 * 4 + 16))
 
 
 def test_messages_are_those_computed_by_hand() -> None:
@@ -119,5 +119,5 @@ def test_a_round_that_breaks_a_promise_is_found(
 
 
 def test_a_job_that_is_given_up_has_no_figures_of_half_a_round() -> None:
-    result = simulate(dataclasses.replace(SMALL, limit=1.0))
+    result = Job(dataclasses.replace(SMALL, limit=1.0)).run()
     assert (result.rounds, result.seconds, result.gradients) == ([], float("inf"), 0)

@@ -28,37 +28,24 @@ HERE = Path(__file__).resolve().parent
 SEARCHES = HERE / "searches.md"
 MEGABYTES = 2800  # memory for one search; two run at a time
 STEPS = 1_000_000  # the longest run that is followed
+COMPILER = os.environ.get("CC", "cc")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One search: a row of ``searches.md``.
+    """One search: a row of ``searches.md``."""
 
-    Attributes:
-        model: The file, without its suffix.
-        name: Unique within the model; a broken variant has the name of its flag.
-        kind: ``quick`` if the tests run it, ``safety`` if it looks for no cycles (livelocks).
-        flags: Names that spin's preprocessor defines.
-        says: The property that holds if nothing is found. In a broken variant: the fault.
-        found: The cells that this program writes, as they are in the file.
-    """
-
-    model: str
-    name: str
-    kind: str
-    flags: str
-    says: str
-    found: tuple[str, ...]
+    model: str  # the file, without its suffix
+    name: str  # unique within the model; a broken variant has the name of its flag
+    kind: str  # "quick": the tests run it; "safety": it looks for no cycles (livelocks)
+    flags: str  # names that spin's preprocessor defines
+    says: str  # the property that holds if nothing is found; in a broken variant the fault
+    found: tuple[str, ...]  # the cells that this program writes, as they are in the file
 
     @property
     def broken(self) -> bool:
         """Whether spin must find an error in it."""
         return self.name.startswith("BROKEN_")
-
-    @property
-    def cycles(self) -> bool:
-        """Whether to search for cycles, too."""
-        return "safety" not in self.kind
 
     @property
     def quick(self) -> bool:
@@ -68,22 +55,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a search.
-
-    Attributes:
-        case: The search.
-        states: Distinct states that were stored.
-        depth: Steps of the longest run.
-        error: The error that was found; empty if the search found none.
-        complete: Whether memory and depth sufficed for the whole search.
-        seconds: How long it took.
-    """
+    """The result of a search."""
 
     case: Case
-    states: int
-    depth: int
-    error: str
-    complete: bool
+    states: int  # distinct ones that were stored
+    depth: int  # steps of the longest run
+    error: str  # empty: the search found none
+    complete: bool  # memory and depth sufficed for the whole search
     seconds: float
 
     @property
@@ -125,20 +103,13 @@ def search(case: Case, directory: Path) -> Finding:
     began = time.monotonic()
     defines = [f"-D{flag}" for flag in case.flags.split()]
     run(["spin", *defines, "-a", str(HERE / f"{case.model}.pml")], directory)
-    # No partial-order reduction: every interleaving is gone through. States are kept exactly, but
-    # packed (COLLAPSE).
-    # A short search takes less time than an optimising compiler.
-    options = [
-        "-O0" if case.broken or case.quick else "-O2",
-        "-w",
-        "-DNOREDUCE",
-        "-DCOLLAPSE",
-        f"-DMEMLIM={MEGABYTES}",
-    ]
-    options.append("-DNP" if case.cycles else "-DSAFETY")
-    run([compiler(), *options, "-o", "pan", "pan.c"], directory)
-    # -E: processes that were killed have not reached their end, and that is no error.
-    command = ["./pan", "-E", f"-m{STEPS}", *(["-l"] if case.cycles else [])]
+    # README.md has the reasons ("How spin is run").
+    safety = "safety" in case.kind
+    options = ["-w", "-DNOREDUCE", "-DCOLLAPSE", f"-DMEMLIM={MEGABYTES}"]
+    options.append("-DSAFETY" if safety else "-DNP")
+    options.append("-O0" if case.broken or case.quick else "-O2")  # a short search needs no more
+    run([COMPILER, *options, "-o", "pan", "pan.c"], directory)
+    command = ["./pan", "-E", f"-m{STEPS}", *([] if safety else ["-l"])]
     return read(case, run(command, directory), time.monotonic() - began)
 
 
@@ -150,11 +121,6 @@ def run(command: Sequence[str], directory: Path) -> str:
             f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
         )
     return done.stdout
-
-
-def compiler() -> str:
-    """Return the C compiler's name."""
-    return os.environ.get("CC", "cc")
 
 
 def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
@@ -239,7 +205,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="searches at a time (default: 2)")
     parser.add_argument("--show", metavar="MODEL/CASE", help="print the run that leads to an error")
     arguments = parser.parse_args()
-    for needed in ("spin", compiler()):
+    for needed in ("spin", COMPILER):
         if shutil.which(needed) is None:
             print(f"{needed} is not installed (Debian: apt-get install spin gcc)", file=sys.stderr)
             return 2

@@ -31,20 +31,21 @@ import shmacc.ray
 from shmacc._multihost.messages import Report
 from shmacc.ray._parts import find_actor
 
-ROWS, WIDTH, GRADIENTS, HOSTS = 50_000, 64, 4, 2
+ROWS, WIDTH, GRADIENTS, HOSTS, SHARDS = 50_000, 64, 4, 2, 2
+TABLE = 1_000_000  # its rows
+ROUNDS = 10
 
 _WORKERS = """
 import sys
 import numpy as np
 import shmacc
 group = shmacc.attach("bench", timeout=60)
-seed, table = int(sys.argv[1]), int(sys.argv[2])
-random = np.random.default_rng(seed)
+random = np.random.default_rng(int(sys.argv[1]))
 rows = ROWS // MEMBERS
 gradients = [
     {
         f"table {member}": (
-            np.sort(random.choice(table // MEMBERS, rows, replace=False)),
+            np.sort(random.choice(TABLE // MEMBERS, rows, replace=False)),
             np.ones((rows, WIDTH), np.float32),
         )
         for member in range(MEMBERS)
@@ -90,11 +91,8 @@ class Keeper:
 def main() -> None:
     """Print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--table", type=int, default=1_000_000, help="rows of the table")
     parser.add_argument("--members", type=int, default=1, help="tables that the rows are of")
-    parser.add_argument("--shards", type=int, default=2)
-    options = parser.parse_args()
+    number_of_members = parser.parse_args().members
     os.chdir(tempfile.mkdtemp())  # Ray puts the current folder into its workers' path
     run = f"raybench{uuid.uuid4().hex[:6]}"
     cluster = Cluster()
@@ -108,28 +106,27 @@ def main() -> None:
     os.environ["SHMACC_NAMESPACE"] = f"{run}0"  # that of this process's node
     ray.init(address=cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
     try:
-        measure(run, options)
+        measure(run, number_of_members)
         announces()
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def measure(run: str, options: argparse.Namespace) -> None:
+def measure(run: str, number_of_members: int) -> None:
     """Time rounds and bare calls by turns."""
-    spec = shmacc.IndexedSlicesSpec((options.table // options.members, WIDTH), "float32")
-    members = {f"table {member}": spec for member in range(options.members)}
-    constants = f"ROWS, WIDTH, GRADIENTS, MEMBERS = {ROWS}, {WIDTH}, {GRADIENTS}, {options.members}"
-    ours: list[float] = []
-    bare: list[float] = []
-    ours_busy: list[float] = []
-    bare_busy: list[float] = []
+    spec = shmacc.IndexedSlicesSpec((TABLE // number_of_members, WIDTH), "float32")
+    members = {f"table {member}": spec for member in range(number_of_members)}
+    constants = ROWS, WIDTH, GRADIENTS, TABLE, number_of_members
+    program = f"ROWS, WIDTH, GRADIENTS, TABLE, MEMBERS = {constants}{_WORKERS}"
+    ours: list[tuple[float, float]] = []
+    bare: list[tuple[float, float]] = []
     with shmacc.ray.AccumulatorGroup(
-        members, "bench", shards=options.shards, unlink_on_close=True
+        members, "bench", shards=SHARDS, unlink_on_close=True
     ) as group:
         workers = [
             subprocess.Popen(
-                [sys.executable, "-P", "-c", constants + _WORKERS, str(host), str(options.table)],
+                [sys.executable, "-P", "-c", program, str(host)],
                 env={**os.environ, "SHMACC_NAMESPACE": f"{run}{host}"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -139,7 +136,7 @@ def measure(run: str, options: argparse.Namespace) -> None:
         ]
         senders: list[Any] = []
         keepers: list[Any] = []
-        for number in range(options.rounds + 1):
+        for number in range(ROUNDS + 1):
             for worker in workers:
                 print(number, file=worker.stdin, flush=True)
             for worker in workers:
@@ -147,28 +144,26 @@ def measure(run: str, options: argparse.Namespace) -> None:
             time.sleep(0.2)  # lets the hosts report their counts
             busy, start = _processor_seconds(), time.perf_counter()
             with group.round(HOSTS * GRADIENTS, timeout=120) as taken:
-                ours.append(time.perf_counter() - start)
-                ours_busy.append(_processor_seconds() - busy)
+                ours.append((time.perf_counter() - start, _processor_seconds() - busy))
             if not senders:
-                senders, keepers, size = _bare(taken, options)
+                senders, keepers, size = _bare(taken)
             time.sleep(0.2)
             busy, start = _processor_seconds(), time.perf_counter()
             ray.get([sender.send.remote(keepers) for sender in senders])
             ray.get([keeper.hand_out.remote() for keeper in keepers])
-            bare.append(time.perf_counter() - start)
-            bare_busy.append(_processor_seconds() - busy)
+            bare.append((time.perf_counter() - start, _processor_seconds() - busy))
         for worker in workers:
             worker.kill()
             worker.wait()
     out = sum(part.values.nbytes for part in taken.values()) / 1e6
     print(f"bytes: {size / 1e6:.0f} MB to the shards, {out:.0f} MB out")
-    for name, times in ("round", ours[1:]), ("bare Ray calls", bare[1:]):
-        print(f"{name}: median {statistics.median(times) * 1e3:.0f} ms, all {_shown(times)}")
-    ratios = [one / other for one, other in zip(ours[1:], bare[1:], strict=True)]
-    print(f"ratio: median {statistics.median(ratios):.2f}")
-    busy_ours, busy_bare = statistics.median(ours_busy[1:]), statistics.median(bare_busy[1:])
-    shown = f"{busy_ours * 1e3:.0f} and {busy_bare * 1e3:.0f} ms"
-    print(f"processor time of all processes: {shown}, ratio {busy_ours / busy_bare:.2f}")
+    for name, turns in ("round", ours[1:]), ("bare Ray calls", bare[1:]):
+        times = [seconds * 1e3 for seconds, _ in turns]
+        shown = " ".join(f"{each:.0f}" for each in times)
+        print(f"{name}: median {statistics.median(times):.0f} ms, all {shown}")
+    for side, what in enumerate(("time", "processor time of all processes")):
+        ratios = [one[side] / other[side] for one, other in zip(ours[1:], bare[1:], strict=True)]
+        print(f"{what}: median ratio {statistics.median(ratios):.2f}")
 
 
 def _processor_seconds() -> float:
@@ -189,30 +184,31 @@ def _processor_seconds() -> float:
     return sum(number for pid, number in ticks.items() if is_ours(pid)) / os.sysconf("SC_CLK_TCK")
 
 
-def _bare(taken: Any, options: argparse.Namespace) -> tuple[list[Any], list[Any], int]:
+def _bare(taken: Any) -> tuple[list[Any], list[Any], int]:
     """Make actors with the bytes that hosts and shards would send, in as few arrays as possible."""
-    shards, table = options.shards, options.table
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     size = 0
     senders = []
-    for host in range(HOSTS):
+    for host, node in enumerate(nodes):
         random = np.random.default_rng(host)
-        rows = [random.choice(table, ROWS, replace=False) for _ in range(GRADIENTS)]
-        union = len(np.unique(np.concatenate(rows)))
-        each = union // shards
-        piece = (np.zeros(each, np.int64), np.ones((each, WIDTH), np.float32), np.ones(each, int))
-        size += shards * sum(array.nbytes for array in piece)
-        there = NodeAffinitySchedulingStrategy(nodes[host], soft=False)
-        sender = ray.remote(Sender).options(num_cpus=0, scheduling_strategy=there)
-        senders.append(sender.remote([piece] * shards))
-    each = sum(len(part.indices) for part in taken.values()) // shards
-    mean = (np.zeros(each, np.int64), np.ones((each, WIDTH), np.float32), np.ones(each, int))
-    keepers = []
-    for shard in range(shards):  # where the group's shards are
-        there = NodeAffinitySchedulingStrategy(sorted(nodes)[shard % len(nodes)], soft=False)
-        keeper = ray.remote(Keeper).options(num_cpus=0, scheduling_strategy=there)
-        keepers.append(keeper.remote(mean))
+        rows = [random.choice(TABLE, ROWS, replace=False) for _ in range(GRADIENTS)]
+        piece = _piece(len(np.unique(np.concatenate(rows))))
+        size += SHARDS * sum(array.nbytes for array in piece)
+        senders.append(_actor(Sender, node, [piece] * SHARDS))
+    mean = _piece(sum(len(part.indices) for part in taken.values()))
+    keepers = [_actor(Keeper, node, mean) for node in sorted(nodes)]  # where the group's shards are
     return senders, keepers, size
+
+
+def _piece(rows: int) -> tuple[Any, ...]:
+    """Return a shard's part of these rows: indices, values, counts."""
+    each = rows // SHARDS
+    return np.zeros(each, np.int64), np.ones((each, WIDTH), np.float32), np.ones(each, int)
+
+
+def _actor(kind: type[Sender | Keeper], node: str, arrays: Any) -> Any:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=there).remote(arrays)
 
 
 def announces() -> None:
@@ -224,10 +220,6 @@ def announces() -> None:
         start = time.perf_counter()
         ray.get([owner.report.remote(report, -1) for report in reports])
         print(f"reports: {len(reports) / (time.perf_counter() - start):.0f} a second")
-
-
-def _shown(times: list[float]) -> str:
-    return " ".join(f"{seconds * 1e3:.0f}" for seconds in times)
 
 
 if __name__ == "__main__":

@@ -27,17 +27,11 @@ HERD = "herd7"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A memory model.
+    """A memory model."""
 
-    Attributes:
-        name: The model's name in tests and results.
-        file: The file from which herd7 reads the model.
-        write: Translates a test's program into the model's language.
-    """
-
-    name: str
-    file: str
-    write: Callable[[Litmus, list[Thread]], str]
+    name: str  # in tests and results
+    file: str  # from which herd7 reads the model
+    write: Callable[[Litmus, list[Thread]], str]  # translates a program into the model's language
 
 
 MODELS = (

@@ -22,30 +22,19 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A test as it is, or broken in one way.
+    """A test as it is, or broken in one way."""
 
-    Attributes:
-        name: Empty for the test as it is.
-        models: The memory models in which the outcome must be possible.
-        says: What is broken.
-    """
-
-    name: str
-    models: tuple[str, ...]
-    says: str
+    name: str  # empty for the test as it is
+    models: tuple[str, ...]  # the memory models in which the outcome must be possible
+    says: str  # what is broken
 
 
 @dataclass(frozen=True, slots=True)
 class Litmus:
-    """A test.
+    """A test."""
 
-    Attributes:
-        name: The file's name, without the suffix.
-        source: The file's text.
-    """
-
-    name: str
-    source: str
+    name: str  # the file's, without the suffix
+    source: str  # the file's text
 
     @property
     def digest(self) -> str:

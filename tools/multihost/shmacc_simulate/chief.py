@@ -37,7 +37,6 @@ class Chief:
         self._asked = 0.0
         self._in_block = ""  # the ticket whose block it keeps alive
         self.rounds: list[Round] = []
-        self.cancelled = 0
 
     def next_round(self) -> None:
         """Ask for a round."""
@@ -58,7 +57,6 @@ class Chief:
         elif isinstance(answer, Waiting):
             self._ask()
         elif isinstance(answer, Ended):  # the owner took too long to handle the calls
-            self.cancelled += 1
             self.next_round()
         else:
             raise TypeError(f"The owner's answer to the chief is {answer}")

@@ -42,19 +42,10 @@ class Host:
         self.number = number
         self.name = f"host {number:04}"
         self.alive = False
-        self.segment = Segment()
         self.core: ForwarderCore | None = None
-        self.incarnation = 0
         self.shards: dict[int, Shard] = {}
-        self._calls = 0  # calls to the owner without an answer yet
-        self._sealing = False
-        self._shipping: _Pieces | None = None
-        self._processor = Processor(world.clock)
         self._wake_at = 0.0
-        self._waiting: list[int] = []  # workers that wait for a step after _waiting_at
-        self._waiting_at = -1
         self._life = 0
-        self._serial = -1  # number of the last order
 
     def start(self) -> None:
         """Boot: a new segment, a forwarder, workers."""
@@ -64,11 +55,13 @@ class Host:
         self._processor = Processor(world.clock)
         self.segment = Segment()
         self._sealing = False
-        self._shipping = None
-        self._calls, self._serial = 0, -1
+        self._shipping: _Pieces | None = None
+        self._calls = 0  # calls to the owner without an answer yet
+        self._serial = -1  # number of the last order
         self.incarnation = self._owner.enrol(self.name)
         self.core = ForwarderCore(self.name, self.incarnation, world.scenario.timing)
         workers = world.scenario.workers
+        # Workers that wait for a step after _waiting_at:
         self._waiting = list(range(self.number * workers, (self.number + 1) * workers))
         self._waiting_at = -1
         self._follow()

@@ -79,10 +79,4 @@ class Job:
             regrants=counters.withdrawn + counters.lost_blocks,
             voided=counters.voided,
             lost_hosts=counters.lost_hosts,
-            cancelled=self.chief.cancelled,
         )
-
-
-def simulate(scenario: Scenario) -> Result:
-    """Run a job; return its result."""
-    return Job(scenario).run()

@@ -111,4 +111,3 @@ class Result:
     regrants: int  # grants that came to nothing, and batches that shards had lost
     voided: int  # void steps
     lost_hosts: int  # how often the owner took a host for lost
-    cancelled: int  # rounds whose chief the owner took for lost

@@ -78,12 +78,6 @@ class Network:
     Switches are never the limit. Small ones (reports, orders, answers) do not wait
     behind large ones, since they would not in a network that divides its bandwidth among streams.
     A message from a host to itself takes no time and is not counted.
-
-    Args:
-        clock: The time.
-        hosts: How many.
-        bandwidth: Bytes a second of a NIC, each way.
-        latency: Seconds.
     """
 
     def __init__(self, clock: Clock, hosts: int, bandwidth: float, latency: float) -> None:
