@@ -1,5 +1,4 @@
-/* The commit (native/protocol/commit.hpp, lane.hpp; native/operations/table.hpp, buffer.hpp): begin, save, publish,
- * add, commit and recover in the lanes, the commit of the round over all lanes, and what a take sees.
+/* The commit (native/protocol/commit.hpp, lane.hpp), in the lanes and of the round over all, and what a take sees.
  *
  * Modelled: WORKERS processes that each do OPERATIONS things, with every choice explored. An operation has the lock of
  * one of LANES lanes and applies a gradient that touches any non-empty set of the MEMBERS members' ROWS rows, or gives

@@ -1,6 +1,4 @@
-/* The queue of waiting takes (native/protocol/wait_queue.hpp, queue_entry.hpp, take.hpp, apply.hpp): take with join,
- * leave, living_head, sweep, wait_turn and the look between copy and commit; apply, which wakes the head or waits
- * for its turn; cancel; claim (presence.hpp).
+/* The queue of waiting takes (native/protocol/wait_queue.hpp): take, apply, which wakes the head or waits, and cancel.
  *
  * Modelled: TAKERS threads that each take TURNS times, with any num_required from 1 to MOST_REQUIRED (with PARTIALS
  * also 0: whatever is there). With TIMEOUTS they may give up in any wait. With LOOKS=n they may, up to n times in each

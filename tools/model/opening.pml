@@ -1,7 +1,4 @@
-/* Opening against creating, unlinking and cleaning: open_or_create and _attach (_opening/handles.py), create_segment,
- * look_again, remove_names, take_back_new (native/protocol/opening.hpp), enter, attach_child, with_name_lock, unlink
- * (native/python/handle.hpp, name_lock.hpp), claim (native/segment/presence.hpp), clean, remove
- * (inspection/_cleanup.py).
+/* Opening against creating, unlinking and cleaning (_opening/handles.py, native/protocol/opening.hpp).
  *
  * Modelled: one name in /dev/shm. Files (inodes) exist while they have the name or an open descriptor. Each file has a
  * mark UNLINKED in its header, a semaphore, presence bytes and a lock byte for the name; the kernel unlocks these bytes

@@ -1,5 +1,4 @@
-/* Rounds, lanes and contributors (native/operations/take.hpp, apply.hpp, step.hpp, session.hpp): take and round, the end
- * of a block, advance_step and set_step; apply, in its lane or with all lanes' locks; who wakes a waiting take.
+/* Rounds, lanes and contributors (native/operations/take.hpp, apply.hpp), and who wakes a waiting take.
  *
  * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a
  * round: open, a block, and its end, in order or by an exception. With CLOSER a thread of the first chief gives its
