@@ -47,7 +47,7 @@ SOAK_SECONDS ?= 600
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
 
-demo: $(VENV)/.tested ## train word embeddings in several processes, with a live picture
+demo: $(VENV)/.installed ## train word embeddings in several processes, with a live curve
 	$(BIN)/python tools/demo/demo.py $(DEMO)
 
 editable: ## install the tree itself, in .venv-editable; again after a change of C++, which compiles what changed
@@ -169,7 +169,7 @@ $(VENV)/.installed: $(WHEELS)/.made $(VENV)/.pip
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint $(PINS) --group plot --group test
+	$(BIN)/pip install --quiet --constraint $(PINS) --group test
 	touch $@
 
 $(VENV)/.lint $(VENV)/.coverage $(VENV)/.dist: $(VENV)/.%: $(VENV)/.tested
@@ -179,7 +179,7 @@ $(VENV)/.lint $(VENV)/.coverage $(VENV)/.dist: $(VENV)/.%: $(VENV)/.tested
 # What builds the extension stays there: a build environment of pip's own is a new one each time, so all would be compiled.
 $(VENV)/.needed: $(VENV)/.pip
 	$(BIN)/pip install --quiet --constraint $(PINS) scikit-build-core nanobind numpy cmake ninja \
-		--group plot --group test --group lint
+		--group test --group lint
 	touch $@
 
 # The wheel that is built for tests, in environments of their own: each has the dependency group of its name.

@@ -95,15 +95,12 @@ def test_the_gradient_is_the_slope_of_the_loss(text: Arrays, table: str) -> None
     assert slope == pytest.approx(float(np.vdot(direction, slopes)), rel=0.02)
 
 
-def test_processes_come_to_the_parameters_of_one_process_though_workers_die(tmp_path: Path) -> None:
-    picture = tmp_path / "loss.png"
-    more = ("--kill", "--plot", str(picture), "--word", "class")
-    output = run("--workers", "2", "--steps", "12", "--check", *more)
+def test_processes_come_to_the_parameters_of_one_process_though_workers_die() -> None:
+    output = run("--workers", "2", "--steps", "12", "--check", "--kill", "--word", "class")
     assert "the same vectors, to the bit" in output
     assert number_of("taken", output) == 24
     for words in ("words of text", " s: ", "loss ", "  class: ", "24 gradients accepted"):
         assert words in output
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_killed_chiefs_change_nothing() -> None:
@@ -194,8 +191,6 @@ def test_it_learns_which_words_keep_company() -> None:
         (["--steps", "0"], "a step"),
         (["--check", "--backup", "1"], "--check is impossible"),
         (["--corpus", "/nonexistent"], "No such file"),
-        (["--plot", "loss.what"], "not supported"),
-        (["--plot", "/nonexistent/loss.png"], "No such file"),
         (["--corpus", os.devnull], "0 words"),
     ],
 )
@@ -205,12 +200,3 @@ def test_what_makes_no_sense_is_refused_at_once(
     with pytest.raises(SystemExit, match="2"):
         demo.main(arguments)
     assert words in capsys.readouterr().err
-
-
-def test_without_matplotlib_a_picture_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SystemExit, match="2"):
-        demo.main(["--plot", "loss.png"])
-    assert "matplotlib" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def main() -> None:
     groups = settings["dependency-groups"]
     home = groups.pop("home") + groups.pop("bench")
     build = settings["build-system"]["requires"]
-    tools = {_name(part) for part in groups["plot"] + groups["test"]} - {"prometheus-client"}
+    tools = {_name(part) for part in groups["test"]} - {"prometheus-client"}
     own = ("pyproject.toml", "--extra", "metrics")
     lowest = ("--resolution", "lowest-direct")
     _write("newest.txt", build + [part for group in groups.values() for part in group], *own)

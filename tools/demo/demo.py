@@ -30,15 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
     add("--kill", action="store_true", help="kill a worker now and then, within an apply or after")
     add("--kill-chief", action="store_true", help="kill the chief now and then, within a round")
     add("--check", action="store_true", help="repeat it in one process, and compare to the bit")
-    add("--plot", type=Path, metavar="FILE", help="draw the losses (needs matplotlib)")
     add("--word", action="append", help="name its neighbours; may be given several times")
     asked = parser.parse_args(arguments)
     try:
         plan = Plan(asked.workers, asked.backup, asked.steps, asked.seed)
         words, text = read(asked.corpus)
-        if asked.plot:  # a picture that cannot be drawn is an error before the run
-            plot(asked.plot, np.ones((1, 2)))
-    except (ImportError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     if asked.check and asked.backup:
         parser.error("--check is impossible: with --backup the result depends on chance")
@@ -61,8 +58,6 @@ def main(arguments: list[str] | None = None) -> int:
     for word in asked.word or words[50:350:30]:
         print(f"{word:>15}: {', '.join(neighbours(words, text, found['inputs'], word))}")
     print(f"{report}.\nThe books balance: each gradient was taken exactly once.")
-    if asked.plot:
-        plot(asked.plot, found["figures"])
     return 0
 
 
@@ -89,15 +84,6 @@ def neighbours(words: list[str], text: Arrays, table: NDArray[Any], word: str) -
     lengths = np.maximum(np.linalg.norm(table[known], axis=1), 1e-12)
     nearest = known[np.argsort(-(table[known] @ table[words.index(word)]) / lengths)]
     return [words[other] for other in nearest[:7] if words[other] != word][:6]
-
-
-def plot(path: Path, figures: NDArray[Any]) -> None:
-    """Draw the losses into a file."""
-    from matplotlib.figure import Figure  # slow, and not always there
-
-    figure = Figure(figsize=(8, 4.5))
-    figure.add_subplot(xlabel="step", ylabel="loss").plot(figures[:, 0] / figures[:, 1])
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
