@@ -19,6 +19,7 @@ WORKER, TAKER = 0, 1
 ROUNDS, EACH = 3, 8
 _PLACES: Final = Gradients(1).places
 PLAN: Final = Plan(
+    "a group",
     {
         "rows": SparseMember("float32", 2, "SUM", rows=20, touched=5),
         "array": DenseMember("float32", 10, "SUM", _PLACES),

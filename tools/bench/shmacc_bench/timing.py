@@ -47,7 +47,6 @@ class Timed:
     """One peer, with one workload open."""
 
     def __init__(self, name: str) -> None:
-        """Import the peer's library."""
         self.peer = peer_class(name)()
         self._is_open = False
 

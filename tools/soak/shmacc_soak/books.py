@@ -128,14 +128,10 @@ def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
 
 
 class Books:
-    """The books of one campaign.
-
-    Args:
-        processes: How many may be killed; the campaign's own process is one more, `own`.
-    """
+    """The books of one campaign, of so many processes that may be killed."""
 
     def __init__(self, processes: int) -> None:
-        self.own = processes
+        self.own = processes  # that of the campaign itself
         processes += 1
         # By gradient:
         self.fate = _shared(MOST, np.uint8)

@@ -27,12 +27,7 @@ _PAUSE: Final = 0.002  # seconds
 
 
 class Crew:
-    """The processes of a campaign, each in a slot.
-
-    Args:
-        books: The record of kills, stops and failures.
-        jobs: The function that each slot's process runs.
-    """
+    """The processes of a campaign: each has a slot, whose job it runs."""
 
     def __init__(self, books: Books, jobs: list[Callable[[], None]]) -> None:
         self._books, self._jobs = books, jobs

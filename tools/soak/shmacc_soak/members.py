@@ -100,7 +100,6 @@ class SparseMember:
     def __init__(self, dtype: str, width: int, reduction: str, rows: int, touched: int) -> None:
         """Make the bodies. Each touches `touched` of the shared `rows`."""
         self.spec = IndexedSlicesSpec((None, width), dtype, reduction_type=reduction)
-        self.title = f"sparse {dtype}, rows of {width}, {reduction}"
         self._reduction, self._rows = reduction, rows
         rng = np.random.default_rng(width)
         self._bodies: list[tuple[Array, Array]] = []
@@ -153,7 +152,6 @@ class DenseMember:
     def __init__(self, dtype: str, shared: int, reduction: str, places: int) -> None:
         """Make the bodies: `shared` elements, then `places` for marks."""
         self.spec = TensorSpec((shared + places,), dtype, reduction_type=reduction)
-        self.title = f"dense {dtype} of {shared + places}, {reduction}"
         self._reduction, self._shared = reduction, shared
         rng = np.random.default_rng(shared)
         self._sums = rng.integers(-4, 5, size=(_BODIES, shared))

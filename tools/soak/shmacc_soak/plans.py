@@ -28,6 +28,7 @@ class Contents:
 class Plan:
     """An accumulator, and its gradients."""
 
+    title: str
     members: dict[str, Member]  # by name; a single accumulator has one, named ""
     gradients: Gradients
     # All takes are rounds and are noted in their blocks, so none is missed. Otherwise a take is
@@ -35,18 +36,6 @@ class Plan:
     chief: bool = False
     lanes: int = 1
     capacity: int | None = None
-
-    @property
-    def title(self) -> str:
-        """A description in one line."""
-        members = list(self.members.values())
-        what = [members[0].title if self._is_single else f"group of {len(members)}"]
-        what += [f"{self.lanes} lanes"] if self.lanes > 1 else []
-        what += [f"capacity {self.capacity}"] if self.capacity else []
-        what += ["contributors"] if self.gradients.contribute else []
-        what += ["weights"] if self.gradients.weighted else []
-        what += ["rounds only"] if self.chief else []
-        return ", ".join(what)
 
     @property
     def _is_single(self) -> bool:
@@ -128,12 +117,14 @@ class Plan:
 def plans(workers: int) -> list[Plan]:
     """Return all plans, for this number of workers."""
 
-    def single(member: Member, **of_the_gradients: bool) -> tuple[dict[str, Member], Gradients]:
-        return {"": member}, Gradients(workers, **of_the_gradients)
+    def single(title: str, member: Member) -> tuple[str, dict[str, Member], Gradients]:
+        return title, {"": member}, Gradients(workers)
 
-    def group(*members: Member, **of_the_gradients: bool) -> tuple[dict[str, Member], Gradients]:
-        named = {f"{number}: {member.title}": member for number, member in enumerate(members)}
-        return named, Gradients(workers, len(members), **of_the_gradients)
+    def group(
+        title: str, *members: Member, **of_the_gradients: bool
+    ) -> tuple[str, dict[str, Member], Gradients]:
+        named = {f"member {number}": member for number, member in enumerate(members)}
+        return title, named, Gradients(workers, len(members), **of_the_gradients)
 
     places = Gradients(workers).places
     mixed: list[Member] = [
@@ -150,12 +141,14 @@ def plans(workers: int) -> list[Plan]:
         DenseMember("float64", 10, "CMEAN", places),
     ]
     return [
-        Plan(*single(SparseMember("float32", 16, "SUM", rows=4000, touched=2000))),
-        Plan(*group(*mixed, contribute=True), chief=True),
-        Plan(*group(*mixed, contribute=True, weighted=True), chief=True, lanes=2),
-        Plan(*single(DenseMember("float32", 50_000, "SUM", places)), lanes=2),
-        Plan(*group(*small, weighted=True), lanes=2, capacity=64),
-        Plan(*single(SparseMember("float64", 64, "MEAN", rows=1000, touched=400)), chief=True),
-        Plan(*group(*small, *mixed[:3], *small, contribute=True), lanes=2),
-        Plan(*group(*mixed, *small, *mixed)),
+        Plan(*single("sparse", SparseMember("float32", 16, "SUM", rows=4000, touched=2000))),
+        Plan(*group("rounds", *mixed, contribute=True), chief=True),
+        Plan(
+            *group("rounds, 2 lanes", *mixed, contribute=True, weighted=True), chief=True, lanes=2
+        ),
+        Plan(*single("dense, 2 lanes", DenseMember("float32", 50_000, "SUM", places)), lanes=2),
+        Plan(*group("little room", *small, weighted=True), lanes=2, capacity=64),
+        Plan(*single("sparse, rounds", SparseMember("float64", 64, "MEAN", 1000, 400)), chief=True),
+        Plan(*group("group of 11", *small, *mixed[:3], *small, contribute=True), lanes=2),
+        Plan(*group("group of 14", *mixed, *small, *mixed)),
     ]

@@ -34,7 +34,6 @@ class Judge:
     """Measures and reports the loss, in the process that has the model."""
 
     def __init__(self, task: Task, target: float, pipe: Connection) -> None:
-        """Judge this task's model."""
         self._task, self._target, self._pipe = task, target, pipe
 
     def satisfied(self, model: torch.nn.Module, step: int) -> bool:

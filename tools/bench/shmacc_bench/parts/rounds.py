@@ -50,7 +50,6 @@ class Job:
     """The chief, in this process, and its workers."""
 
     def __init__(self, torch: Any, workload: Workload, workers: int) -> None:
-        """Start the workers."""
         self.torch, self.shape = torch, workload.shape
         spec = IndexedSlicesSpec(self.shape, "float32")
         self.group = AccumulatorGroup({"table": spec}, reduction_type="SUM")
@@ -111,7 +110,6 @@ class Worker:
     def __init__(
         self, number: int, workload: Workload, group: AccumulatorGroup, shared: Any
     ) -> None:
-        """Compute a gradient."""
         import torch  # slow to import, and not everywhere
 
         torch.set_num_threads(1)

@@ -39,7 +39,6 @@ class Applier:
     """A process that applies to an accumulator of another."""
 
     def __init__(self, name: str) -> None:
-        """Attach."""
         self.accumulator: Any = shmacc.attach(name)
 
     def use(self, rows: int, first: int) -> None:

@@ -22,7 +22,6 @@ class Side:
     """The taker, or the applier; both return times of a clock that they share."""
 
     def __init__(self, name: str) -> None:
-        """Attach."""
         self.accumulator: Any = shmacc.attach(name)
         gradient = make_gradient(WORKLOAD)
         self.gradient = gradient.indices, gradient.values, None, shmacc.NEVER_STALE

@@ -77,7 +77,6 @@ class ServerPeer(LocalPeer):
     """
 
     def __init__(self) -> None:
-        """Start the server."""
         receiver, sender = CONTEXT.Pipe(duplex=False)
         self.server = CONTEXT.Process(target=_serve, args=(sender,), daemon=True)
         self.server.start()

@@ -74,5 +74,4 @@ class OneThreadPeer(TorchPeer):
     """torch with one thread, as its notes on multiprocessing advise if processes share cores."""
 
     def __init__(self) -> None:
-        """Ask for one thread."""
         torch.set_num_threads(1)

@@ -51,7 +51,6 @@ class Server:
     """The actor that has the model."""
 
     def __init__(self, task: Task) -> None:
-        """Begin."""
         torch.set_num_threads(1)
         self.model = task.model()
         self.optimizer = task.adagrad(self.model)
@@ -74,7 +73,6 @@ class Worker:
     """The actor that computes gradients."""
 
     def __init__(self, task: Task, rank: int) -> None:
-        """Begin."""
         torch.set_num_threads(1)
         self.model, self.task, self.rank = task.model(), task, rank
 
