@@ -138,7 +138,7 @@ compare: .venv-bench/.installed ## train a model by each way that one chooses be
 	.venv-bench/bin/python tools/bench/bench.py compare $(COMPARE)
 
 bench: .venv-bench/.installed ## measure beside TensorFlow, torch and others; ten minutes, BENCH=--quick: two
-	.venv-bench/bin/python tools/bench/bench.py run --output build/bench.md $(BENCH)
+	bash -o pipefail -c '.venv-bench/bin/python tools/bench/bench.py run $(BENCH) | tee build/bench.md'
 
 reference: $(VENV)/.lint ## write the JSON schema, manual page and pictures of shmacc-inspect anew
 	$(BIN)/python tools/inspect/pictures.py

@@ -111,7 +111,7 @@ def test_all_that_pages_name_exists() -> None:
 
 def test_every_page_and_example_is_named() -> None:
     def linked(page: Path) -> set[Path]:
-        return {(page.parent / link.partition("#")[0]).resolve() for link in links.links(page)}
+        return {(page.parent / link.partition("#")[0]).resolve() for link in links.read(page).links}
 
     index, examples = ROOT / "docs" / "README.md", ROOT / "docs" / "examples" / "README.md"
     assert not set(PAGES) - linked(index) - {index, ROOT / "README.md"}
@@ -145,7 +145,7 @@ def test_the_readme_of_a_release_has_no_link_that_needs_the_repository_around_it
 ) -> None:
     home, ref = "https://forge.example/owner/shmacc", "v1.2.3"
     (tmp_path / "README.md").write_text(published_links.absolute(README, home, ref))
-    assert all(link.startswith("https:") for link in links.links(tmp_path / "README.md"))
+    assert all(link.startswith("https:") for link in links.read(tmp_path / "README.md").links)
     page = "[a](docs/a.md#b) ![c](d.svg) [e\nf](https://e.example)"
     assert published_links.absolute(page, home, ref).split(" ") == [
         f"[a]({home}/blob/{ref}/docs/a.md#b)",

@@ -21,7 +21,6 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--quick", action="store_true", help="what has goals, in fewer turns")
     run.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART",
                      help=f"of {', '.join(PARTS)}")  # fmt: skip
-    run.add_argument("--output", type=Path, help="a file for the tables, too")
     run.set_defaults(does=_run)
     compare = verbs.add_parser("compare", help="train one model by each way, with deaths")
     compare.add_argument("--ways", nargs="+", metavar="WAY", help="names of modules in ways/")
@@ -33,23 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    texts, missed = [_machine()], []
-    print(texts[0], flush=True)
+    missed: list[str] = []
+    print(_machine(), flush=True)
     for part in asked.parts:
         begun = time.monotonic()
         try:
             module = importlib.import_module(f"shmacc_bench.parts.{part}")
             for table in module.measure(asked.quick):
                 print(table, flush=True)
-                texts.append(str(table))
                 missed += table.missed
         except ImportError as error:
             print(f"({part} is left out: {error})", file=sys.stderr)
         print(f"({part}: {time.monotonic() - begun:.0f} s)", file=sys.stderr)
     print("\n".join(["Goals that were missed:", *(missed or ["none"])]))
-    if asked.output:
-        asked.output.parent.mkdir(parents=True, exist_ok=True)
-        asked.output.write_text("\n".join(texts), encoding="utf-8")
     return 0
 
 

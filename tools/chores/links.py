@@ -53,16 +53,11 @@ class _Markdown:
         self.links = set(_LINK.findall(written))
 
 
-def links(page: Path) -> set[str]:
-    """Return the targets of a page's links, as written in the page."""
-    return _read(page).links
-
-
 def dead(pages: Iterable[Path], root: Path) -> Iterator[tuple[Path, str]]:
     """Find the links of these pages that lead to no file below `root`, or to no anchor in it."""
-    known = {page.resolve(): _read(page) for page in pages}
-    for page, read in known.items():
-        for link in sorted(read.links):
+    known = {page.resolve(): read(page) for page in pages}
+    for page, its in known.items():
+        for link in sorted(its.links):
             url = urlsplit(link)
             if url.scheme or url.netloc:
                 continue
@@ -76,7 +71,8 @@ def dead(pages: Iterable[Path], root: Path) -> Iterator[tuple[Path, str]]:
                 yield page, link
 
 
-def _read(page: Path) -> _Html | _Markdown:
+def read(page: Path) -> _Html | _Markdown:
+    """Return a page's `links`, as written in it, and its `anchors`."""
     text = page.read_text(encoding="utf-8")
     return _Html(text) if page.suffix == ".html" else _Markdown(text)
 

@@ -9,8 +9,8 @@ The files are changed in place, in a checkout that only serves the build.
 
 from __future__ import annotations
 
-import argparse
 import re
+import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
@@ -41,13 +41,10 @@ def with_urls(settings: str, home: str, ref: str) -> str:
 
 def main() -> None:
     """Change the files in place."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("home", help="https address of the repository")
-    parser.add_argument("ref", help="tag of the release")
-    said = parser.parse_args()
+    home, ref = sys.argv[1:]
     for name, change in ("README.md", absolute), ("pyproject.toml", with_urls):
         path = _ROOT / name
-        path.write_text(change(path.read_text(), said.home, said.ref))
+        path.write_text(change(path.read_text(), home, ref))
 
 
 if __name__ == "__main__":
