@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 
 _OLDEST = (3, 11)
@@ -40,12 +41,10 @@ def _ask(python: Path) -> tuple[tuple[int, ...], str]:
 
 def found() -> dict[tuple[int, ...], str]:
     """Return their paths by minor version, (3, 11) for instance, oldest first."""
-    newest: dict[tuple[int, ...], tuple[tuple[int, ...], str]] = {}
-    for version, executable in map(_ask, _candidates()):
-        minor = version[:2]
-        if minor >= _OLDEST and version > newest.get(minor, ((), ""))[0]:
-            newest[minor] = (version, executable)
-    return {minor: executable for minor, (_, executable) in sorted(newest.items())}
+    newest: dict[tuple[int, ...], str] = {}
+    for version, executable in sorted(map(_ask, _candidates()), key=itemgetter(0), reverse=True):
+        newest.setdefault(version[:2], executable)
+    return {minor: executable for minor, executable in sorted(newest.items()) if minor >= _OLDEST}
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Workload:
     def label(self) -> str:
         """The workload in a few words, as tables and file names show it."""
         if self.kind == "dense":
-            size = f"dense {self.value_bytes / 1e6:g} MB"
+            size = f"dense {self.rows * DTYPE.itemsize / 1e6:g} MB"
         else:
             size = f"{self.rows:,} x {self.width}"
         order = "" if self.order == "sorted" else f" {self.order}"
@@ -49,11 +49,6 @@ class Workload:
     def shape(self) -> tuple[int, ...]:
         """The accumulator's shape."""
         return (self.rows,) if self.kind == "dense" else (self.table_rows, self.width)
-
-    @property
-    def value_bytes(self) -> int:
-        """The bytes of one gradient's values."""
-        return self.rows * self.width * DTYPE.itemsize
 
 
 IDS = Workload("sparse", 50_000, 64, order="zipf")

@@ -105,22 +105,14 @@ class BrokenPromiseError(AssertionError):
 
 
 class Books:
-    """Accounts kept outside the protocol.
-
-    Attributes:
-        required: How many gradients a round requires.
-        shipped: The gradients in each batch.
-        consumed: The step of each gradient that is in a round.
-        accepted: How many gradients segments accepted.
-        refused: How many gradients segments refused.
-        lost: How many accepted gradients were in no round when their segment was emptied.
-    """
+    """Accounts kept outside the protocol."""
 
     def __init__(self, required: int) -> None:
-        self.required = required
+        self.required = required  # gradients of a round
         self.shipped: dict[BatchKey, Sequence[Gradient]] = {}
-        self.consumed: dict[int, int] = {}
-        self.accepted = self.refused = self.lost = 0
+        self.consumed: dict[int, int] = {}  # the step of each gradient that is in a round
+        self.accepted = self.refused = 0  # by segments
+        self.lost = 0  # accepted, and in no round when their segment was emptied
 
     def emptied(self, content: Iterable[Gradient]) -> None:
         """Note that a segment is emptied: what no round consumed is lost."""

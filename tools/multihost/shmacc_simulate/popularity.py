@@ -22,17 +22,11 @@ _BINS = 10_000
 
 @dataclass(frozen=True)
 class Table:
-    """A table, and how a gradient chooses its rows.
-
-    Attributes:
-        rows: How many rows the table has.
-        exponent: Of Zipf's law; 0: all rows are equally popular; None: every gradient is dense.
-        touched: How many different rows a gradient has.
-    """
+    """A table, and how a gradient chooses its rows."""
 
     rows: int
-    exponent: float | None = 1.0
-    touched: int = 50_000
+    exponent: float | None = 1.0  # of Zipf's law; 0: all rows are equally popular; None: dense
+    touched: int = 50_000  # different rows of a gradient
 
     @property
     def dense(self) -> bool:

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -45,40 +45,15 @@ class Judge:
         return loss <= self._target
 
 
-class Way(Protocol):
-    """A module of `ways`: how gradients get to the model, and the model to the workers."""
-
-    TITLE: str
-    TOGETHER: bool  # whether the death of one ends all, which are started again together
-
-    def ranks(self, workers: int) -> range:
-        """Return the ranks of the workers that are processes beside the chief."""
-
-    def share(self, task: Task, workers: int) -> Any:
-        """Return the object that all processes get."""
-
-    def lead(self, shared: Any, task: Task, workers: int, judge: Judge) -> None:
-        """Act as the process that judges, until it is satisfied."""
-
-    def work(self, shared: Any, task: Task, rank: int) -> None:
-        """Act as a worker, until the chief has finished."""
-
-
 @dataclasses.dataclass
 class Run:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        target: The loss that was to be reached.
-        losses: Seconds since the first judgement, steps, and the loss then.
-        stopped: Why it did not reach the target; None: it did.
-        killed: The seconds at which a process was killed.
-    """
-
-    target: float
+    target: float  # the loss that was to be reached
+    # Seconds since the first judgement, steps, and the loss then:
     losses: list[tuple[float, int, float]] = dataclasses.field(default_factory=list)
-    stopped: str | None = None
-    killed: float | None = None
+    stopped: str | None = None  # why it did not reach the target
+    killed: float | None = None  # seconds at which a process was killed
 
     @property
     def seconds(self) -> float:
@@ -128,9 +103,8 @@ def lines(name: str) -> int:
     return count
 
 
-def _way(name: str) -> Way:
-    found: Way = importlib.import_module(f"shmacc_bench.compare.ways.{name}")
-    return found
+def _way(name: str) -> Any:
+    return importlib.import_module(f"shmacc_bench.compare.ways.{name}")
 
 
 def train(name: str, *, victim: int | None = None, target: float = TARGET) -> Run:

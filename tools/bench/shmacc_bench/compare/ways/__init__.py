@@ -1,1 +1,7 @@
-"""The compared ways to train with several processes: a module each, as short as possible."""
+"""The compared ways to train with several processes: a module each, as short as possible.
+
+Each has ``ranks(workers)``, the ranks of the workers that are processes beside the chief;
+``share(task, workers)``, the object that all processes get; ``lead(shared, task, workers, judge)``,
+the process that judges, until it is satisfied; and ``work(shared, task, rank)``, a worker.
+With ``TOGETHER`` the death of one ends all, which are started again together.
+"""
