@@ -72,11 +72,9 @@ if [ ! -e "$wheels/.$version" ]; then
 fi
 
 if [ $# -eq 0 ]; then
-    # Not here: the tests of the benchmarks, the demo, the examples and the models; shares of time, which emulation moves; limits
-    # of address space, which the emulator itself needs. What steps through a process skips by itself: qemu has
-    # no ptrace; so does what needs a namespace of its own.
-    set -- tests --ignore-glob='*bench*' --ignore-glob='*demo*' --ignore-glob='*examples*' --ignore-glob='*test_model*' \
-        --ignore-glob='*litmus*' --ignore-glob='*readme*' --ignore-glob='*soak*' --ignore-glob='*fairness*' \
+    # Not here: the tests of tools; limits of address space, which the emulator itself needs. What steps through a
+    # process skips by itself: qemu has no ptrace; so does what needs a namespace of its own.
+    set -- tests --ignore=tests/tools --ignore=tests/hazards/test_soak.py \
         --deselect tests/hazards/test_full_limits.py::test_no_memory_for_what_a_take_hands_out \
         --deselect tests/hazards/test_memory_errors.py::test_no_allocation_of_the_extensions_loses_a_round
 fi
