@@ -6,7 +6,6 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from shmacc_simulate.books import Books
@@ -65,12 +64,6 @@ class Processor:
         return self._free
 
 
-@dataclass(slots=True)
-class _Nic:
-    out_free: float = 0.0
-    in_free: float = 0.0
-
-
 class Network:
     """Carries messages between hosts, each with a NIC that sends and receives at the same time.
 
@@ -82,7 +75,7 @@ class Network:
 
     def __init__(self, clock: Clock, hosts: int, bandwidth: float, latency: float) -> None:
         self._clock = clock
-        self._nics = [_Nic() for _ in range(hosts)]
+        self._out_free, self._in_free = [0.0] * hosts, [0.0] * hosts  # when each NIC is
         self._bandwidth, self._latency = bandwidth, latency
         self.messages = 0
         self.large_bytes = 0.0
@@ -102,13 +95,12 @@ class Network:
         self.messages += 1
         self.large_bytes += size
         seconds = size / self._bandwidth
-        nic = self._nics[sender]
-        began = max(ready, nic.out_free)
-        nic.out_free = began + seconds
+        began = max(ready, self._out_free[sender])
+        self._out_free[sender] = began + seconds
         yield began + self._latency  # the first byte has come
-        nic = self._nics[receiver]
-        nic.in_free = max(nic.in_free, self._clock.now) + seconds
-        yield max(nic.in_free, began + seconds + self._latency)
+        free = max(self._in_free[receiver], self._clock.now) + seconds
+        self._in_free[receiver] = free
+        yield max(free, began + seconds + self._latency)
 
 
 class World:
