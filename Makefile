@@ -77,7 +77,7 @@ lint: $(VENV)/.lint ## style and types
 	$(BIN)/mypy
 	$(BIN)/zizmor --offline --quiet .github
 
-coverage: ## count the lines that the tests reach, into build/coverage; ten minutes
+coverage: ## count the lines that the tests reach, into build/coverage and docs/testing.md; ten minutes
 	$(MAKE) --no-print-directory .venv-coverage/.coverage VENV=.venv-coverage \
 		BUILD_OPTIONS='-C cmake.define.SHMACC_COVERAGE=ON -C install.strip=false'
 	bash tools/chores/coverage.sh $(TESTS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which lines of the Python code and of the extension the tests reach.
+# Which lines of the Python code and of the extension the tests reach; writes the table in docs/testing.md.
 # `make coverage` sets up the environment that this runs in. The tests that kill processes are left out: the
 # counts of a killed process are lost.
 #
@@ -18,17 +18,46 @@ find "$objects" -name '*.gcda' -delete
 packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 echo "import ctypes, os; os._exit = ctypes.CDLL(None).exit" >"$packages/a0_counts.pth"
 
-[ $# -gt 0 ] || set -- tests --ignore=tests/hazards
+if [ $# -eq 0 ]; then
+    set -- tests --ignore=tests/hazards
+fi
+
 status=0
 COVERAGE_PROCESS_START=$PWD/pyproject.toml "$bin/pytest" -p no:cacheprovider --timeout 1800 \
     --numprocesses 2 --dist worksteal "$@" || status=$?
 
 "$bin/coverage" combine --quiet
 "$bin/coverage" html --quiet --directory "$out/python"
+"$bin/coverage" report >"$out/python.txt"
+"$bin/coverage" json --quiet -o "$out/python.json"
 "$bin/gcovr" --root . --filter shmacc/native/ --exclude-throw-branches \
     --exclude-unreachable-branches --merge-lines \
     --gcov-ignore-errors=source_not_found --gcov-suspicious-hits-threshold 0 \
-    --html-details "$out/cpp.html" --txt "$out/cpp.txt" "$objects"
-"$bin/coverage" report | tee "$out/python.txt"
-cat "$out/cpp.txt"
+    --html-details "$out/cpp.html" --txt "$out/cpp.txt" --json-summary "$out/cpp.json" "$objects"
+"$bin/python" - "$out" docs/testing.md <<'EOF'
+import json
+import pathlib
+import re
+import sys
+
+out, page = map(pathlib.Path, sys.argv[1:])
+files = json.loads((out / "python.json").read_text())["files"]
+cpp = json.loads((out / "cpp.json").read_text())
+
+
+def row(what, package):
+    found = [file["summary"] for name, file in files.items() if package in name.split("/")]
+    number = sum(summary["num_statements"] for summary in found)
+    reached = sum(summary["covered_lines"] for summary in found)
+    return f"| {what} | {number:,} | {100 * reached / max(1, number):.0f} % |\n"
+
+
+rows = row("the library's Python (`shmacc`)", "shmacc")
+rows += row("the command (`shmacc-inspect`)", "shmacc_inspect")
+rows += f"| the extension (`shmacc/native`) | {cpp['line_total']:,} | {cpp['line_percent']:.0f} % |\n"
+table = f"\n| part | lines | reached |\n| --- | ---: | ---: |\n{rows}"
+text = re.sub(r"\n\| part \| lines \| reached \|\n(\|.*\n)*", "", page.read_text())
+page.write_text(text.replace("appears uncovered.\n", f"appears uncovered.\n{table}"))
+print(rows, end="")
+EOF
 exit "$status"
