@@ -47,6 +47,14 @@ def test_a_job(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
         assert min(one.died, one.lost_hosts) > 0
 
 
+def test_hosts_without_gradients_ship_nothing_and_nobody_waits_for_it() -> None:
+    # One gradient of three is enough; the other hosts are often sealed before they have one.
+    scenario = dataclasses.replace(SMALL, hosts=3, workers=1, shards=3, need=1 / 3, limit=10.0)
+    result = simulate(scenario)
+    assert min(entry.count for entry in result.rounds) == scenario.required == 1
+    assert (len(result.rounds), result.lost, result.regrants) == (scenario.rounds, 0, 0)
+
+
 def test_bytes_of_dense_rounds_are_those_computed_by_hand() -> None:
     # Of 1,000 x 64 float32 each host sends the other one half, and gets the other half.
     dense = Scenario("dense", 2, 1, 2, Table(1_000, None), need=1.0, rounds=3)

@@ -173,9 +173,10 @@ class Host:
             self._follow()
 
     def _seal(self, core: ForwarderCore) -> Steps[None]:
-        """Copy the segment's content, which keeps the thread busy. Each shard gets rows."""
+        """Copy the segment's content, which keeps the thread busy. Each shard gets rows, if any."""
         batch = self.segment.sealed()
-        batch = dataclasses.replace(batch, shards=frozenset(range(len(core.places))))
+        if batch.count:  # the core does not ship a batch without gradients
+            batch = dataclasses.replace(batch, shards=frozenset(range(len(core.places))))
         self._sealing = True
         began = self._world.clock.now
         scenario = self._world.scenario
