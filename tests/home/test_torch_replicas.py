@@ -325,7 +325,7 @@ def test_asynchronous_replicas_learn(start: Callable[..., Apart]) -> None:
     before = loss_of(model, *batch(9, 9, 100)).item()
     updates, gradients = 0, 0
     with AsyncReplicas(model, NAME, total_num_replicas=2, capacity=3) as replicas:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
         children = [start(compute, rank, 20) for rank in range(2)]
         while replicas.active:
             with replicas.round(timeout=LONG) as update:

@@ -50,7 +50,7 @@ def test_a_job(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
 def test_hosts_without_gradients_ship_nothing_and_nobody_waits_for_it() -> None:
     # One gradient of three is enough; the other hosts are often sealed before they have one.
     scenario = dataclasses.replace(SMALL, hosts=3, workers=1, shards=3, need=1 / 3, limit=10.0)
-    result = simulate(scenario)
+    result = Job(scenario).run()
     assert min(entry.count for entry in result.rounds) == scenario.required == 1
     assert (len(result.rounds), result.lost, result.regrants) == (scenario.rounds, 0, 0)
 

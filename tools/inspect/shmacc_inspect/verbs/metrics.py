@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
+import stat
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc_inspect import failures, gauges, interrupts, naming, page
@@ -13,10 +16,10 @@ from shmacc_inspect.output import Metrics, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from shmacc.inspection import SegmentName
 
+_FILE_MODE: Final = 0o644
 _HIGHEST_PORT: Final = 65535
 
 
@@ -93,20 +96,35 @@ def _write(path: Path, text: bytes) -> None:
     That replaces the file, so only a regular file is treated so. A device, a pipe or a terminal is
     written to. A link is not followed to a file: that would replace what somebody else chose.
     """
-    is_file = path.is_file() or not path.exists()
-    if path.is_symlink() and is_file:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG | _FILE_MODE
+    if stat.S_ISREG(mode):
+        _replace(path, text, stat.S_IMODE(mode))
+        return
+    if stat.S_ISLNK(mode) and (not path.exists() or path.is_file()):
         raise failures.UsageError(
             f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
         )
-    if is_file:
-        from shmacc._accumulators.replacing import replacing  # late: few need it
-
-        with replacing(path) as file:
-            file.write(text)
-        return
     # Without O_CREAT, and without making it the controlling terminal.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
         file.write(text)
+
+
+def _replace(path: Path, text: bytes, mode: int) -> None:
+    import tempfile  # late: only --output needs it
+
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
 
 
 def _parse(text: str, *, insecure: bool) -> tuple[str, int]:
