@@ -90,7 +90,7 @@ class Training:
         end_training(self.workers, self.group, self.arrays)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def training(nodes: Nodes) -> Iterator[Training]:
     made = Training(nodes)
     try:
@@ -136,11 +136,10 @@ def test_a_node_that_joins_has_everything_before_the_next_round(
     worker.kill()
     worker.wait()
     training.nodes.remove(late)
-    training.group.advance_step(training.group.global_step + 2 * ROWS)
-    step = training.group.global_step
-    for copy in (0, 1):
-        training.arrays[f"copy {copy}"][...] = step + (step + copy) % 2
-    training.arrays.publish()  # without the node that is dead
+    with training.group.round(3, timeout=60) as taken:
+        for copy in (0, 1):
+            training.arrays[f"copy {copy}"][...] = taken.step + 1
+        training.arrays.publish()  # without the node that is dead
 
 
 def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
@@ -183,8 +182,7 @@ def test_a_frozen_node_delays_a_publish_by_its_lease_and_sees_no_step_before_its
 def test_another_chief_goes_on_and_the_first_one_is_refused(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(3):
-        training.round()
+    training.round()
     values = {name: array.copy() for name, array in training.arrays.items()}
     with shmacc.ray.PublishedArrays(CONTENTS, "values.arrays") as other:
         for name, array in values.items():
@@ -199,8 +197,8 @@ def test_another_chief_goes_on_and_the_first_one_is_refused(
         for node in range(3):
             with training.nodes.on(node):
                 shmacc.SharedArrays.attach("values.arrays").close()
-        training.arrays.close()
-        training.arrays = other
+    training.arrays.close()
+    training.arrays = shmacc.ray.PublishedArrays(CONTENTS, "values.arrays")
 
 
 _CHIEF = """
@@ -222,15 +220,15 @@ with shmacc.ray.PublishedArrays(contents, "values.arrays") as arrays:
 
 
 def test_a_chief_on_another_node_goes_on(training: Training) -> None:
-    for _ in range(3):
-        training.round()
+    began = training.group.global_step
+    training.round()
     command = [sys.executable, "-P", "-c", _CHIEF, training.nodes.cluster.address]
     environment = training.nodes.environment(1)
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert training.group.global_step == 6
+    assert training.group.global_step == began + 4
     with pytest.raises(FailedPreconditionError, match="Another chief"):
         training.arrays.publish({"copy 0": [1]})
     training.arrays.close()
