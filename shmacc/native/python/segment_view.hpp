@@ -334,7 +334,9 @@ class SegmentView {
                 for (uint32_t i = 0; i < config_.lanes; ++i)
                     before[i + 1] = read_lane(i, &states[i * bytes_of_lane(config_)]);
             // Copies are overwritten only on the way to the generation after the next one.
-            const auto still = [&] { return together ? generations() == before : generations()[0] == before[0]; };
+            const auto still = [&] {
+                return together ? generations() == before : generations()[0] == before[0];
+            };
             try {
                 Snapshot seen = interpret(*header, before, states);
                 seen.shape = read_shape(seen.lanes[lane_].members[member_]);
