@@ -19,7 +19,10 @@ packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib
 echo "import ctypes, os; os._exit = ctypes.CDLL(None).exit" >"$packages/a0_counts.pth"
 
 if [ $# -eq 0 ]; then
-    set -- tests --ignore=tests/hazards
+    # These judge times, and what the command imports; a sub-interpreter imports what measures; there is no mypy; and a
+    # child that is forked beside a thread may wait for a lock of what measures.
+    set -- tests --ignore=tests/hazards --ignore=tests/package/test_typing.py \
+        -k 'not passed_over and not starts_without and not sub_interpreter and not word_count'
 fi
 
 status=0
