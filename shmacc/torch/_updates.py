@@ -174,8 +174,7 @@ class InPlace:
 
         A round that a checkpoint has ended, in its block or by another chief, changes nothing.
         """
-        if taken.step >= self.done:
-            self._write(values, taken.step + 1)
+        self.skip(taken, values)
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
         """Let a round pass, with `values` as for `end`."""

@@ -157,6 +157,19 @@ def test_a_bare_fork_that_ends_as_a_program_does_is_not_dead(
     assert_left_in_order(accumulators)
 
 
+def exit_code(
+    method: str, act: Callable[[ConditionalAccumulator], None], acc: ConditionalAccumulator
+) -> int | None:
+    """Run a child of multiprocessing to its end."""
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=act, args=(acc,))
+    process.start()
+    process.join()
+    code: int | None = process.exitcode
+    process.close()
+    return code
+
+
 def leave_a_daemon_waiting(acc: ConditionalAccumulator) -> None:
     """Be a child that has applied, and ends while a daemon thread of it waits."""
 
@@ -192,19 +205,14 @@ def test_a_child_of_several_threads(
     method: str, leave: Callable[[ConditionalAccumulator], None], applies: int
 ) -> None:
     with ConditionalAccumulator("f8", (), "threads", unlink_on_close=True) as acc:
-        context: Any = multiprocessing.get_context(method)
-        process = context.Process(target=leave, args=(acc,))
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-        process.close()
+        assert exit_code(method, leave, acc) == 0
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(applies + 1, timeout=0, on_death="raise")
         assert acc.num_accumulated() == applies
 
 
 def fail_while_a_thread_closes(acc: ConditionalAccumulator) -> None:
-    """Be a child whose thread closes it while the text of the child's error is made."""
+    """Fail, and have a thread close the accumulator while the error's text is made."""
     asked, closed = threading.Event(), threading.Event()
 
     class FailedError(Exception):
@@ -227,9 +235,4 @@ def fail_while_a_thread_closes(acc: ConditionalAccumulator) -> None:
 @pytest.mark.parametrize("method", START_METHODS)
 def test_a_child_that_fails_while_a_thread_closes(method: str) -> None:
     with ConditionalAccumulator("f8", (), "threads", unlink_on_close=True) as acc:
-        context: Any = multiprocessing.get_context(method)
-        process = context.Process(target=fail_while_a_thread_closes, args=(acc,))
-        process.start()
-        process.join()
-        assert process.exitcode == 1
-        process.close()
+        assert exit_code(method, fail_while_a_thread_closes, acc) == 1

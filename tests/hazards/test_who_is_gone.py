@@ -375,7 +375,7 @@ def test_an_exception_with_which_another_process_failed_is_a_failure(
 
 
 def test_a_forked_childs_exception_is_not_its_parents(acc: ConditionalAccumulator) -> None:
-    """The child leaves the block of its parent's handle, which it has not used."""
+    """The child fails in its parent's block, but has not used the accumulator."""
 
     def fork(*, pipe: Pipe) -> None:
         with ConditionalAccumulator.attach(NAME) as own:

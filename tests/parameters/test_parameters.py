@@ -206,7 +206,7 @@ def test_what_is_no_open_round_is_refused(params: Parameters, group: Accumulator
 
 
 def test_a_round_that_touched_no_array(params: Parameters) -> None:
-    """A mapping to those of its members that are parameters is then empty."""
+    """The mapping that a chief makes of the touched arrays is then empty."""
     with (
         AccumulatorGroup({"loss": TensorSpec(())}) as group,
         AccumulatorGroup({"loss": TensorSpec(())}) as other,
