@@ -255,41 +255,44 @@ def test_a_node_that_one_publish_did_not_wait_for_is_fed_by_the_next(
             nodes.remove(late)
 
 
-def test_a_keeper_that_nothing_could_be_sent_is_sent_it_again(
+@pytest.fixture
+def without_keeper(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray's object store was full. It obeys nobody yet: `publish` took it for another chief's."""
+) -> Iterator[shmacc.ray.PublishedArrays]:
+    """Arrays whose keeper on node 1 has gone. No thread feeds nodes."""
     monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
     contents = {"a": np.zeros(3)}
-    with shmacc.ray.PublishedArrays(contents, "full.arrays", unlink_on_close=True) as arrays:
+    with shmacc.ray.PublishedArrays(contents, "bare.arrays", unlink_on_close=True) as arrays:
         node = nodes.id(1)
         ray.kill(arrays._keepers.pop(node))
-        wait_for(lambda: find_actor(f"full.arrays/keeper {node}") is None)
-        with monkeypatch.context() as patch, pytest.raises(ray.exceptions.ObjectStoreFullError):
-            patch.setattr(ray, "put", Mock(side_effect=ray.exceptions.ObjectStoreFullError))
-            arrays._give(node, time.monotonic() + 60)
-        arrays.publish()
+        wait_for(lambda: find_actor(f"bare.arrays/keeper {node}") is None)
+        yield arrays
+
+
+def test_a_keeper_that_nothing_could_be_sent_is_sent_it_again(
+    nodes: Nodes, without_keeper: shmacc.ray.PublishedArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's object store was full. It obeys nobody yet: `publish` took it for another chief's."""
+    with monkeypatch.context() as patch, pytest.raises(ray.exceptions.ObjectStoreFullError):
+        patch.setattr(ray, "put", Mock(side_effect=ray.exceptions.ObjectStoreFullError))
+        without_keeper._give(nodes.id(1), time.monotonic() + 60)
+    without_keeper.publish()
 
 
 def test_a_node_that_refused_when_nobody_waited_says_so_again(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, without_keeper: shmacc.ray.PublishedArrays
 ) -> None:
     """Its keeper obeys nobody, but not since another chief publishes."""
-    monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
-    contents = {"a": np.zeros(3)}
-    with shmacc.ray.PublishedArrays(contents, "rude.arrays", unlink_on_close=True) as arrays:
-        node = nodes.id(1)
-        ray.kill(arrays._keepers.pop(node))
-        wait_for(lambda: find_actor(f"rude.arrays/keeper {node}") is None)
-        with nodes.on(1):
-            with shmacc.SharedArrays.attach("rude.arrays") as earlier:
-                earlier.unlink()
-            other = shmacc.SharedArrays({"b": np.zeros(3)}, "rude.arrays", unlink_on_close=True)
-        arrays._give(node, time.monotonic() + 60)  # its error is not waited for
-        with pytest.raises(InvalidArgumentError, match=f"Node {node} cannot have"):
-            arrays.publish()
-        other.close()
-        arrays.publish()
+    node = nodes.id(1)
+    with nodes.on(1):
+        with shmacc.SharedArrays.attach("bare.arrays") as earlier:
+            earlier.unlink()
+        other = shmacc.SharedArrays({"b": np.zeros(3)}, "bare.arrays", unlink_on_close=True)
+    without_keeper._give(node, time.monotonic() + 60)  # its error is not waited for
+    with pytest.raises(InvalidArgumentError, match=f"Node {node} cannot have"):
+        without_keeper.publish()
+    other.close()
+    without_keeper.publish()
 
 
 def test_unlink_ends_the_keeper_of_a_node_that_nobody_waited_for(
