@@ -96,9 +96,10 @@ if __name__ == "__main__":
         while group.running:
             time.sleep(0.005)
             for rank, process in processes.items():
-                if process.exitcode == -signal.SIGKILL:
+                code = process.exitcode  # read once: it may die at any time
+                if code == -signal.SIGKILL:
                     processes[rank] = start(rank)
-                elif process.exitcode:  # an exception, which it has printed
+                elif code:  # an exception, which it has printed
                     raise SystemExit(f"process {rank} has failed")
             if kills and group.global_step >= kills[0]:
                 processes[CHIEF].kill()
