@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import textwrap
 import types
 import typing
 from pathlib import Path
@@ -55,7 +56,7 @@ def schema() -> str:
 
 
 def _lines(value: Any, depth: int = 0) -> str:
-    """Return JSON with a line for each object that fits in one."""
+    """Return JSON with a line for each object that fits in one; a list of names is filled."""
     line = json.dumps(value)
     if not isinstance(value, dict | list) or len(line) + depth <= _WIDTH:
         return line
@@ -64,6 +65,8 @@ def _lines(value: Any, depth: int = 0) -> str:
     if isinstance(value, dict):
         parts = [f"{json.dumps(key)}: {part}" for key, part in zip(value, parts, strict=True)]
         begin, end = "{}"
+    elif not any(" " in part for part in parts):
+        parts = [line.rstrip(",") for line in textwrap.wrap(", ".join(parts), _WIDTH - depth)]
     margin = "\n" + " " * depth
     return f"{begin}{margin} {f',{margin} '.join(parts)}{margin}{end}"
 
