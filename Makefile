@@ -32,7 +32,7 @@ endif
 SMOKE := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py \
 		rounds.py groups.py steps.py plain_gradients.py ends_of_waits.py) \
 	tests/parameters/test_parameters.py tests/opening/test_process_pools.py tests/inspect/test_verbs.py \
-	tests/hazards/test_killed_at_system_calls.py tests/hazards/test_exit_without_close.py \
+	$(addprefix tests/hazards/test_,killed_at_system_calls.py exit_without_close.py memory_errors.py) \
 	tests/package/test_start_methods.py tests/package/test_interpreter_modes.py
 # What the packages that shmacc needs are used for.
 NEEDS := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py arrays_in.py) \

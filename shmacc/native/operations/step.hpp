@@ -74,7 +74,7 @@ class Step : public Operation {
     }
     // Waits until the step, or the number of restores, differs from `last`. Returns both; none: the accumulator is
     // finished.
-    using At = std::pair<int64_t, uint64_t>;
+    using At = std::tuple<int64_t, uint64_t>;
     std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, bool raise_departures) {
         const auto is_new = [&](const RoundState& now) {
             return segment_.finished(now) || last != At(now.step, now.restores);

@@ -46,7 +46,7 @@ class NewArrays {
         for (uint32_t member = 0; member < members_; ++member) {
             uint32_t region = 0;
             for (const nb::handle item : nb::cast<nb::list>(given[member])) {
-                const auto [bytes, contents] = nb::cast<std::tuple<uint64_t, nb::object>>(item);
+                const auto [bytes, contents] = unpacked<uint64_t, nb::object>(item);
                 if (bytes > kRegionSpan || region >= std::size(kArrayRegions))
                     throw Error(Failure::kInvalidArgument,
                                 "An array has more than 2**40 bytes, or two slots");

@@ -275,10 +275,12 @@ class Handle {
         const int64_t deadline = deadline_after(timeout);
         return run<Step>([&](Step& act) { return act.wait_step(after, deadline, raise_departures); }, caller);
     }
-    std::optional<Step::At> next_step(const std::optional<Step::At>& last, std::optional<double> timeout,
-                                      bool raise_departures, const Caller* caller) {
+    std::optional<Step::At> next_step(nb::handle last, std::optional<double> timeout, bool raise_departures,
+                                      const Caller* caller) {
+        std::optional<Step::At> from;
+        if (!last.is_none()) from = unpacked<int64_t, uint64_t>(last);
         const int64_t deadline = deadline_after(timeout);
-        return run<Step>([&](Step& act) { return act.next_step(last, deadline, raise_departures); }, caller);
+        return run<Step>([&](Step& act) { return act.next_step(from, deadline, raise_departures); }, caller);
     }
     void finish() { attached()->finish(); }
     void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, bytes); }

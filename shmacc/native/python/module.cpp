@@ -28,25 +28,32 @@ nb::object give_to_python(std::unique_ptr<T> made) {
 
 // (name, kind, dtype, sum, components, reduction, declared, lowest, highest, optimizer, table), as spec.py makes it.
 MemberSpec member_spec(const nb::tuple& given) {
-    MemberSpec spec{nb::cast<uint32_t>(given[1]),    nb::cast<uint32_t>(given[2]),
-                    nb::cast<uint32_t>(given[3]),    nb::cast<uint32_t>(given[4]),
-                    nb::cast<uint32_t>(given[5]),    nb::cast<std::optional<Dims>>(given[6]),
-                    nb::cast<int64_t>(given[7]),     nb::cast<uint64_t>(given[8]),
-                    nb::cast<std::string>(given[0]), {}};
+    const nb::object declared = given[6];
+    MemberSpec spec{nb::cast<uint32_t>(given[1]),
+                    nb::cast<uint32_t>(given[2]),
+                    nb::cast<uint32_t>(given[3]),
+                    nb::cast<uint32_t>(given[4]),
+                    nb::cast<uint32_t>(given[5]),
+                    declared.is_none() ? std::nullopt : std::optional(vector_of<int64_t>(declared)),
+                    nb::cast<int64_t>(given[7]),
+                    nb::cast<uint64_t>(given[8]),
+                    nb::cast<std::string>(given[0]),
+                    {}};
     if (spec.name.size() > kMaxMemberName)
         throw Error(Failure::kInvalidArgument, "A member's name is too long");
     if (spec.declared && spec.declared->size() > kMaxRank)
         throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
     spec.set_round();
-    const auto [optimizer, numbers] = nb::cast<std::tuple<uint64_t, std::vector<double>>>(given[9]);
+    const auto [optimizer, its_numbers] = unpacked<uint64_t, nb::object>(given[9]);
+    const auto numbers = vector_of<double>(its_numbers);
     spec.optimizer.kind = optimizer;
     if (!spec.optimizer.known() || numbers.size() > std::size(spec.optimizer.numbers))
         throw Error(Failure::kInvalidArgument, "The optimizer is out of range");
     std::copy(numbers.begin(), numbers.end(), spec.optimizer.numbers);
     if (spec.kind == kTable) {
-        const auto [initial, its_numbers, seed, max_rows] =
-            nb::cast<std::tuple<uint64_t, std::vector<double>, uint64_t, std::optional<uint64_t>>>(given[10]);
-        spec.table = table_spec(initial, its_numbers, seed, max_rows.value_or(kMaxRows));
+        const auto [initial, parameters, seed,
+                    max_rows] = unpacked<uint64_t, nb::object, uint64_t, std::optional<uint64_t>>(given[10]);
+        spec.table = table_spec(initial, vector_of<double>(parameters), seed, max_rows.value_or(kMaxRows));
         if (!has_rows_of_known_size(spec))
             throw Error(Failure::kInvalidArgument, "The table is out of range");
     }
@@ -121,8 +128,9 @@ nb::tuple open_found(const std::string& path, SegmentFile::Access access, const 
     return nb::make_tuple(kFoundNames[static_cast<int>(opened.found)], opened.config.version, made);
 }
 
-nb::tuple open_segment(const std::string& path, const Owners& owners) {
-    return open_found(path, SegmentFile::Access::kWrite, owners, [](Opened opened) {
+nb::tuple open_segment(const std::string& path, nb::handle owners) {
+    const Owners allowed = owners.is_none() ? std::nullopt : Owners(vector_of<uint32_t>(owners));
+    return open_found(path, SegmentFile::Access::kWrite, allowed, [](Opened opened) {
         return give_to_python(
             std::make_unique<Handle>(OpenSegment::on(opened.file, opened.config, std::move(opened.specs))));
     });

@@ -20,8 +20,7 @@ class IncomingChanges {
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
         for (const nb::handle item : given) {
             const auto [array, region, rate, rows, values, rest] =
-                nb::cast<std::tuple<uint32_t, uint32_t, std::optional<double>, nb::object, nb::object, nb::object>>(
-                    item);
+                unpacked<uint32_t, uint32_t, std::optional<double>, nb::object, nb::object, nb::object>(item);
             if (array >= segment.config().members || region >= std::size(kArrayRegions) ||
                 (rate && (region != 0 || (*segment.specs())[array].optimizer.kind == kNoOptimizer)))
                 throw Error(Failure::kInvalidArgument, "The segment has no such array");
@@ -55,7 +54,7 @@ class IncomingChanges {
   private:
     ArrayChange of_table(const MemberSpec& spec, uint32_t number, std::optional<double> rate,
                          const nb::object& rows, const nb::object& values, const nb::object& rest) {
-        const auto [removed, steps] = nb::cast<std::tuple<nb::object, nb::object>>(rest);
+        const auto [removed, steps] = unpacked<nb::object, nb::object>(rest);
         const Ids ids = ascending_ids(rows);
         const auto& numbers = values_.emplace_back(values, 1);
         ArrayChange change{number, 0, rate, numbers.data(), 0, ids.ids, ids.count};
@@ -127,8 +126,8 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
     for (const nb::handle item : parameters) {
         OpenSegment* const segment = attached(item);
         changes.emplace_back(*segment, nb::list(item[2]));
-        arrays.push_back({segment, nb::cast<int64_t>(item[1]), changes.back().get(),
-                          nb::cast<std::vector<int64_t>>(item[3])});
+        arrays.push_back(
+            {segment, nb::cast<int64_t>(item[1]), changes.back().get(), vector_of<int64_t>(item[3])});
         if (arrays.back().updates.size() != segment->config().members)
             throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
     }
@@ -158,7 +157,7 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& places, const n
     std::deque<ArrayBuffer<unsigned char>> views;
     std::vector<Update::ArrayCopy> asked;
     for (const nb::handle item : places) {
-        const auto [array, region, to] = nb::cast<std::tuple<uint32_t, uint32_t, nb::object>>(item);
+        const auto [array, region, to] = unpacked<uint32_t, uint32_t, nb::object>(item);
         if (array >= segment->config().members || region >= std::size(kArrayRegions))
             throw Error(Failure::kInvalidArgument, "The segment has no such array");
         const auto& view = views.emplace_back(to, 1, PyBUF_WRITABLE);
@@ -166,7 +165,7 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& places, const n
     }
     std::vector<Update::TableCopy> copies;
     for (const nb::handle item : tables) {
-        const auto [table, whole] = nb::cast<std::tuple<uint32_t, bool>>(item);
+        const auto [table, whole] = unpacked<uint32_t, bool>(item);
         if (table >= segment->config().members || (*segment->specs())[table].kind != kTable)
             throw Error(Failure::kInvalidArgument, "The segment has no such table");
         copies.push_back({table, whole});

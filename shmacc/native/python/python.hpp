@@ -38,6 +38,23 @@ inline nb::object checked(PyObject* made) {
 inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
 inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
+// What nanobind's casters for std::tuple and std::vector do, without their memory: on the stable ABI they allocate, and
+// call exhausted memory a wrong type.
+template <class... T, size_t... i>
+std::tuple<T...> unpacked(const nb::tuple& given, std::index_sequence<i...>) {
+    return {nb::cast<T>(given[i])...};
+}
+template <class... T>
+std::tuple<T...> unpacked(nb::handle given) {
+    return unpacked<T...>(nb::borrow<nb::tuple>(given), std::index_sequence_for<T...>());
+}
+template <class T>
+std::vector<T> vector_of(nb::handle given) {
+    std::vector<T> all;
+    for (const nb::handle item : given) all.push_back(nb::cast<T>(item));
+    return all;
+}
+
 #ifdef Py_LIMITED_API
 extern "C" int Py_IsFinalizing();  // in the limited API since 3.13; nanobind asks for 3.12's
 #endif

@@ -95,10 +95,10 @@ inline TableSpec table_spec(uint64_t initial, const std::vector<double>& numbers
 
 // Writes the initial contents of these rows into an array of float32 or float64. initial: TableSpec's initial, numbers
 // and seed.
-inline void initial_rows(const std::tuple<uint64_t, std::vector<double>, uint64_t>& initial, nb::handle ids,
-                         uint64_t width, bool is_double, nb::handle to) {
-    const auto& [kind, numbers, seed] = initial;
-    const TableSpec table = table_spec(kind, numbers, seed, 1);
+inline void initial_rows(const nb::tuple& initial, nb::handle ids, uint64_t width, bool is_double,
+                         nb::handle to) {
+    const auto [kind, numbers, seed] = unpacked<uint64_t, nb::object, uint64_t>(initial);
+    const TableSpec table = table_spec(kind, vector_of<double>(numbers), seed, 1);
     const ArrayBuffer<int64_t> wanted(ids, 1);
     const ArrayBuffer<unsigned char> target(to, 1, PyBUF_WRITABLE);
     if (target.size() != wanted.size() * width * (is_double ? 8 : 4))
