@@ -20,7 +20,7 @@ from shmacc._gradients import arguments
 from shmacc._gradients.spec import Spec
 from shmacc._layout import layout
 from shmacc._layout.reports import Config
-from shmacc._opening import exits, handles
+from shmacc._opening import handles
 from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
 from shmacc._records.array_types import IndexArray, ValueArray
@@ -122,10 +122,10 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> None:
         """Close. After an exception this process has failed; ``on_death="raise"`` reports it.
 
-        SystemExit of 0 or None is no failure, nor is GeneratorExit: the block is in a generator
-        that is closed, as by ``break``.
+        SystemExit of 0 or None is no failure. GeneratorExit is one: a generator that has the block
+        is closed by ``break``, but also by an exception of the loop that it serves.
         """
-        self._close(None if exits.is_in_order(error) else error)
+        self._close(error)
 
     @property
     def reduction_type(self) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from shmacc import _core
+
 _PACKAGES = ("multiprocessing", "multiprocess", "billiard")
 
 _kept: BaseException | None = None
@@ -83,7 +85,9 @@ def _wrap_what_is_unpickled() -> None:
 
 def _note_what_the_parent_handles() -> None:
     global _parents  # noqa: PLW0603  a process is forked once
-    _parents = id(sys.exc_info()[1])
+    error = sys.exc_info()[1]
+    _parents = id(error)
+    _core.note_parents_exception(error)
 
 
 os.register_at_fork(after_in_child=_note_what_the_parent_handles)

@@ -8,8 +8,8 @@ process runs ``atexit`` functions, and so finalizers, at its end: there the exce
 one that Python printed, if it left the program's outermost frame. A child of multiprocessing ends
 by ``os._exit``, but first calls multiprocessing's own finalizers, which know the exception
 (children.py). They close the handle and leave the segment at once, since handles of its parent may
-still keep the child attached; while threads of the child still work, they only tell others that it
-ends. A worker of billiard's Pool (celery uses these) runs no finalizers, but it calls the pool's
+still keep the child attached; while threads of the child still work, that waits for their end. A
+worker of billiard's Pool (celery uses these) runs no finalizers, but it calls the pool's
 ``on_process_exit``.
 
 One failure goes unseen: a ``SystemExit`` with a nonzero status that leaves the program, but no
@@ -26,16 +26,6 @@ from typing import Any
 
 from shmacc import _core
 from shmacc._opening import children
-
-
-def is_in_order(error: BaseException | None) -> bool:
-    """Return whether a process that leaves a block by this exception has not failed.
-
-    GeneratorExit is in order: the block is in a generator that is closed, as by ``break``.
-    """
-    if isinstance(error, SystemExit):
-        return error.code is None or (isinstance(error.code, int) and not error.code)
-    return error is None or isinstance(error, GeneratorExit)
 
 
 class Owner:
@@ -168,10 +158,28 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
     error = children.ending()
     if error is None and not threading.main_thread().is_alive():
         error = _uncaught()  # a program's, whose first finalizer is older than multiprocessing's
-    if _threads_work_on():
+    is_child = threading.main_thread().is_alive()
+    if is_child and error is None and _working_threads():
+        _LeavesLast(handle).start()
+    elif _working_threads() if is_child else _daemons_are_left():
         handle.end(error)
     else:
         handle.leave(error)
+
+
+class _LeavesLast(threading.Thread):
+    """Leaves in order when a child's other threads have ended: until then they apply and take."""
+
+    def __init__(self, handle: _core.Handle) -> None:
+        super().__init__(name="shmacc leaves last", daemon=False)
+        self._handle = handle
+
+    def run(self) -> None:
+        """Wait for all threads that Python waits for, then leave."""
+        while working := _working_threads():
+            for thread in working:
+                thread.join()
+        self._handle.leave(None)
 
 
 def _daemons_are_left() -> bool:
@@ -181,11 +189,14 @@ def _daemons_are_left() -> bool:
     return any(thread is not main for thread in threading.enumerate())
 
 
-def _threads_work_on() -> bool:
+def _working_threads() -> list[threading.Thread]:
     # A child of multiprocessing waits for threads that are no daemons only after its finalizers.
     main = threading.main_thread()
-    others = [thread for thread in threading.enumerate() if thread is not main]
-    return any(not (main.is_alive() and thread.daemon) for thread in others)
+    return [
+        thread
+        for thread in threading.enumerate()
+        if not (thread is main or thread.daemon or isinstance(thread, _LeavesLast))
+    ]
 
 
 def _uncaught() -> BaseException | None:

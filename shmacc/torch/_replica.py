@@ -9,10 +9,10 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import nn
 
+from shmacc import _core
 from shmacc._accumulators.accumulator import NEVER_STALE
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import IndexedSlicesSpec
-from shmacc._opening import exits
 from shmacc._opening.options import Owners
 from shmacc.errors import FinishedError, InvalidArgumentError
 from shmacc.torch import _model as on_model
@@ -138,7 +138,7 @@ class Replica:
         with ExitStack() as last:
             last.callback(self.close)
             last.push(self._group)  # records the error if `leave` fails
-            if exits.is_in_order(error):
+            if _core.is_in_order(error):
                 self.leave()
             else:
                 self._group.__exit__(kind, error, traceback)  # records that this replica failed

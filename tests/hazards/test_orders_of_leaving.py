@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers import interpreter
+from helpers.departures import news
 from helpers.support import LONG, START_METHODS, until
 
 import shmacc
@@ -209,6 +210,33 @@ def test_a_child_of_several_threads(
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(applies + 1, timeout=0, on_death="raise")
         assert acc.num_accumulated() == applies
+
+
+def leave_a_thread_working(acc: ConditionalAccumulator, works: Any) -> None:
+    """Be a child whose thread applies after the child's function, and then for ever waits."""
+
+    def apply() -> None:
+        until(lambda: not threading.main_thread().is_alive())  # and it has called its finalizers
+        acc.apply_grad(1.0)
+        works.set()
+        threading.Event().wait()
+
+    threading.Thread(target=apply).start()
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_kill_of_a_child_whose_thread_works_on_is_told(method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    works = context.Event()
+    with ConditionalAccumulator("f8", (), "threads", unlink_on_close=True) as acc:
+        process = context.Process(target=leave_a_thread_working, args=(acc, works))
+        process.start()
+        assert works.wait(LONG)
+        assert news(acc) is None
+        process.kill()
+        process.join()
+        assert news(acc) == ((process.pid,), ("killed",), ())
 
 
 def fail_while_a_thread_closes(acc: ConditionalAccumulator) -> None:

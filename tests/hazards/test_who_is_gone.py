@@ -124,21 +124,28 @@ def test_a_child_that_is_ended_by_an_exception_has_failed(
     assert news(acc) is None
 
 
-@pytest.mark.parametrize(("target", "fails"), [(apply_by_name, False), (fail_by_name, True)])
+def leave(status: Any) -> None:
+    apply_by_name("keep")
+    sys.exit(status)
+
+
+@pytest.mark.parametrize(
+    ("target", "end", "reason"),
+    [
+        (apply_by_name, "keep", None),
+        (fail_by_name, "keep", "ValueError: keep"),
+        (leave, 3, "SystemExit: 3"),
+    ],
+)
 def test_what_the_parent_handles_is_no_failure_of_its_child(
-    acc: ConditionalAccumulator, target: Any, *, fails: bool
+    acc: ConditionalAccumulator, target: Any, end: Any, reason: str | None
 ) -> None:
     """A worker that is started again where the loss of the first one is handled."""
     try:
         int("the parent's")
     except ValueError:
-        pid = ended("fork", target, "keep")
-    assert news(acc) == (((pid,), ("ValueError: keep",), ()) if fails else None)
-
-
-def leave(status: Any) -> None:
-    apply_by_name("keep")
-    sys.exit(status)
+        pid = ended("fork", target, end)
+    assert news(acc) == (((pid,), (reason,), ()) if reason else None)
 
 
 def fail_as(end: Any) -> None:
@@ -238,6 +245,7 @@ def test_ends_of_programs(acc: ConditionalAccumulator) -> None:
         (ValueError("bad batch"), "ValueError: bad batch"),
         (KeyError("w"), "KeyError: 'w'"),
         (RuntimeError(), "RuntimeError"),
+        (GeneratorExit(), "GeneratorExit"),  # an error in a loop may have closed the generator
         (SystemExit("no data"), "SystemExit: no data"),
         (ValueError("\U0001f600" * 1000), "ValueError: " + "\U0001f600" * 200),
         (ValueError("a\nb\x00c\ud800"), "ValueError: a\nb\x00c?"),
@@ -256,9 +264,9 @@ def test_an_exception_that_leaves_the_block_is_a_failure(
     assert news(acc) is None
 
 
-@pytest.mark.parametrize("end", [*map(SystemExit, (None, False)), GeneratorExit()], ids=repr)
-def test_an_exit_in_order_is_none(acc: ConditionalAccumulator, end: BaseException) -> None:
-    with Apart(fail_in_a_block, end, 7) as process:
+@pytest.mark.parametrize("status", [None, False])
+def test_an_exit_in_order_is_none(acc: ConditionalAccumulator, status: Any) -> None:
+    with Apart(fail_in_a_block, SystemExit(status), 7) as process:
         process.hear()
         assert news(acc) is None
 

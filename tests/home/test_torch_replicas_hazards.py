@@ -190,12 +190,12 @@ def test_a_replica_that_cannot_leave_in_time_is_closed_all_the_same() -> None:
 
 @pytest.mark.parametrize("end", [None, SystemExit(0), GeneratorExit(), ValueError()], ids=repr)
 def test_a_replica_whose_block_ends_in_order_has_left(end: BaseException | None) -> None:
-    """The chief waits for it no longer; nor by a generator that is closed, or by sys.exit()."""
+    """The chief waits for it no longer; nor after sys.exit()."""
     with chief_of(one_layer(), 2) as replicas:
         with suppress(BaseException), Replica(one_layer(), NAME, 0, timeout=LONG):
             if end is not None:
                 raise end
-        left = [] if isinstance(end, ValueError) else [_run.LEAVING]
+        left = [] if isinstance(end, Exception | GeneratorExit) else [_run.LEAVING]
         assert replicas._group.contributors().tolist() == left
 
 

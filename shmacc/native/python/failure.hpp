@@ -13,6 +13,9 @@ inline bool is_in_order(nb::handle error) {
     return code.is_none() || (PyLong_Check(code.ptr()) && PyObject_IsTrue(code.ptr()) == 0);
 }
 
+// What the parent handled when it forked this process, which never leaves that.
+inline PyObject* parents_exception = nullptr;
+
 // A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn does in its workers, has failed by
 // that exception, and not by the SystemExit, whose number says nothing.
 inline nb::object failed_by(nb::handle error) {
@@ -20,7 +23,7 @@ inline nb::object failed_by(nb::handle error) {
     while (PyErr_GivenExceptionMatches(cause.ptr(), PyExc_SystemExit)) {
         if (!PyLong_Check(nb::object(nb::getattr(cause, "code", nb::none())).ptr())) break;
         nb::object handled = nb::steal(PyException_GetContext(cause.ptr()));
-        if (!handled) break;
+        if (!handled || handled.ptr() == parents_exception) break;
         cause = std::move(handled);
     }
     return cause;

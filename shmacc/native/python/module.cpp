@@ -337,6 +337,10 @@ NB_MODULE(_core, m) {
           nb::arg("members"), nb::arg("reduction"), nb::arg("lanes"), nb::arg("capacity").none(),
           nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"), nb::arg("hash_key"),
           nb::arg("mode"), nb::arg("arrays"));
+    m.def("is_in_order", &is_in_order, nb::arg("error").none());
+    m.def(
+        "note_parents_exception", [](nb::handle error) { parents_exception = error.ptr(); },
+        nb::arg("error").none());
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();
