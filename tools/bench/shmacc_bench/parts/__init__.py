@@ -4,14 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-PARTS: Final = (
-    "calls",
-    "several_processes",
-    "waiting",
-    "many_tensors",
-    "arrays_in",
-    "rounds",
-    "ids",
-    "ddp",
-)
+PARTS: Final = ("calls", "several_processes", "small_gradients", "rounds", "ids", "ddp")
 """Parts that need torch in this process come last: until then the process is small."""
