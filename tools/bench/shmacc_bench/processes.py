@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import operator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -11,8 +12,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
-_START: Final = 120.0  # seconds: importing TensorFlow on a busy machine
-_ANSWER: Final = 120.0
+_ANSWER: Final = 120.0  # seconds: TensorFlow may be imported, on a busy machine
 _END: Final = 10.0
 
 
@@ -29,7 +29,7 @@ class Apart:
         self._process = CONTEXT.Process(target=_serve, args=(theirs, make, arguments))
         self._process.start()
         theirs.close()
-        self.answer(_START)
+        self.answer()
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method and return what it returns."""
@@ -41,11 +41,11 @@ class Apart:
         with contextlib.suppress(BrokenPipeError):  # the answer says so
             self._pipe.send((method, arguments))
 
-    def answer(self, seconds: float = _ANSWER) -> Any:
+    def answer(self) -> Any:
         """Return the result of the ordered call; `FailedError` if it failed."""
         try:
-            if not self._pipe.poll(seconds):
-                raise FailedError(f"no answer in {seconds:.0f} s")
+            if not self._pipe.poll(_ANSWER):
+                raise FailedError(f"no answer in {_ANSWER:.0f} s")
             failed, answer = self._pipe.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
@@ -64,19 +64,20 @@ class Apart:
 
 def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Follow orders until the pipe is closed."""
-    try:
-        made = make(*arguments)
-        pipe.send((False, None))
-    except Exception as error:  # noqa: BLE001  the other side reports it
-        pipe.send((True, f"{type(error).__name__}: {error}"))
+    failed, made = _tried(make, *arguments)
+    pipe.send((failed, made if failed else None))
+    if failed:
         return
-    while True:
-        try:
+    with contextlib.suppress(EOFError):
+        while True:
             method, given = pipe.recv()
-        except EOFError:
-            break
-        try:
-            pipe.send((False, getattr(made, method)(*given)))
-        except Exception as error:  # noqa: BLE001  likewise
-            pipe.send((True, f"{type(error).__name__}: {error}"))
+            pipe.send(_tried(operator.methodcaller(method, *given), made))
     made.close()
+
+
+def _tried(call: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
+    """Return whether the call failed, and its result, or the error."""
+    try:
+        return False, call(*arguments)
+    except Exception as error:  # noqa: BLE001  the other side reports it
+        return True, f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -77,21 +78,14 @@ class Crew:
             process.kill()
             process.join()
         for child in psutil.Process().children(recursive=True):
-            if not _is_tracker(child):
-                child.kill()
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    """Whether the process is multiprocessing's resource tracker, which outlives a run."""
-    try:
-        return "resource_tracker" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False
+            with contextlib.suppress(psutil.Error):  # it may have ended
+                # Only multiprocessing's resource tracker outlives a run.
+                if "resource_tracker" not in " ".join(child.cmdline()):
+                    child.kill()
 
 
 def _seconds(process: psutil.Process) -> float:
     try:
-        times = process.cpu_times()
+        return float(sum(process.cpu_times()[:2]))  # user and system
     except psutil.Error:
         return 0.0
-    return float(times.user + times.system)

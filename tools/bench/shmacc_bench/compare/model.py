@@ -1,7 +1,8 @@
-"""The model: a factorisation of users' ratings of items, both drawn by Zipf's law."""
+"""The model: a factorisation of users' ratings of items, both drawn by Zipf's law. Its judge."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.connection import Connection
 
 SIZES: Final = 50_000, 10_000  # users and items
 WIDTH: Final = 32
@@ -17,6 +19,7 @@ BATCH: Final = 2048
 RATE: Final = 0.1
 SQUARES: Final = 0.1  # what Adagrad's sums of squares begin with
 TARGET: Final = 0.1  # the loss at which training ends
+EVERY: Final = 20  # steps from one judgement to the next
 _JUDGED: Final = 4096  # samples that no worker trains on
 
 
@@ -69,3 +72,18 @@ class Task:
         )
         # The hidden products are about 1 / sqrt(8), so the ratings are about 1.
         return nn.functional.mse_loss(model(user, item), 8**0.5 * self._hidden(user, item))
+
+
+class Judge:
+    """Measures and reports the loss, in the process that has the model."""
+
+    def __init__(self, task: Task, target: float, pipe: Connection) -> None:
+        self._task, self._target, self._pipe = task, target, pipe
+
+    def satisfied(self, model: torch.nn.Module, step: int) -> bool:
+        """Return whether the model has learnt enough; judge it only once in EVERY steps."""
+        if step == 0 or step % EVERY:
+            return False
+        loss = self._task.judge(model)
+        self._pipe.send((time.monotonic(), step, loss))
+        return loss <= self._target

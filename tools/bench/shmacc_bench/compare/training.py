@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shmacc_bench.compare.crew import CHIEF, Crew
-from shmacc_bench.compare.model import TARGET, Task
+from shmacc_bench.compare.model import TARGET, Judge, Task
 from shmacc_bench.processes import CONTEXT
 from shmacc_bench.tables import Table
 
@@ -23,26 +23,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 WAYS: Final = ("shmacc_synchronous", "shmacc_asynchronous", "hogwild", "ddp", "queues", "ray_actor")
-EVERY: Final = 20  # steps from one judgement to the next
 VICTIM: Final = 1
 _WORKERS: Final = 2
 _POLL: Final = 0.05  # seconds
 _PATIENCE: Final = 60.0  # seconds without a judgement
-
-
-class Judge:
-    """Measures and reports the loss, in the process that has the model."""
-
-    def __init__(self, task: Task, target: float, pipe: Connection) -> None:
-        self._task, self._target, self._pipe = task, target, pipe
-
-    def satisfied(self, model: torch.nn.Module, step: int) -> bool:
-        """Return whether the model has learnt enough; judge it only once in EVERY steps."""
-        if step == 0 or step % EVERY:
-            return False
-        loss = self._task.judge(model)
-        self._pipe.send((time.monotonic(), step, loss))
-        return loss <= self._target
 
 
 @dataclasses.dataclass

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Final
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shmacc_bench.peers.base import Peer
+    from shmacc_bench.workload import Gradient, Workload
 
 PEERS: Final[Mapping[str, tuple[str, str]]] = {
     "shmacc": ("shmacc_peer", "ShmaccPeer"),
@@ -21,9 +25,48 @@ PEERS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Name: module and class. `np.add` is no accumulator but a limit."""
 
+Taken = tuple[NDArray[np.int64] | None, NDArray[Any]]
+"""The rows (None: it is dense) and their means, in the caller's own memory."""
+
 
 def peer_class(name: str) -> type[Peer]:
     """Import and return the class; ImportError if its library is not installed."""
     module, kind = PEERS[name]
     found: type[Peer] = getattr(importlib.import_module(f"shmacc_bench.peers.{module}"), kind)
     return found
+
+
+class Peer(ABC):
+    """One way to accumulate gradients. One workload is open at a time.
+
+    `prepare` does the work that a user's program does before its gradient reaches the accumulator:
+    a torch user's gradient is a tensor already. It is never timed; everything else is.
+    """
+
+    counts_repeats: ClassVar[bool] = False
+    """Whether a mean counts a row as often as a gradient repeats it."""
+
+    has_take: ClassVar[bool] = True
+
+    @abstractmethod
+    def open(self, workload: Workload) -> None:
+        """Make an empty accumulator."""
+
+    @abstractmethod
+    def apply(self, prepared: Any) -> None:
+        """Add one gradient."""
+
+    def take(self, num_required: int) -> Taken:
+        """Return the mean of what is there, and empty the accumulator."""
+        raise NotImplementedError(f"nothing to take ({num_required} asked)")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the accumulator, and remove what it left in the system."""
+
+    def prepare(self, gradient: Gradient) -> Any:
+        """Return the gradient in the form in which a user of this peer has it."""
+        return gradient
+
+    def shutdown(self) -> None:  # noqa: B027  most have nothing to end
+        """End what outlives an accumulator: a server."""

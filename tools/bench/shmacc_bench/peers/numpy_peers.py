@@ -6,16 +6,13 @@ Not crash-safe: a process that is killed in `apply` leaves the lock held and the
 from __future__ import annotations
 
 from multiprocessing.shared_memory import SharedMemory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from shmacc_bench.peers.base import Peer
+from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.processes import CONTEXT
 from shmacc_bench.workload import DTYPE, Gradient, Workload
-
-if TYPE_CHECKING:
-    from shmacc_bench.peers.base import Taken
 
 
 class NumpyPeer(Peer):

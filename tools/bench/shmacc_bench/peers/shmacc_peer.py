@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import shmacc
-from shmacc_bench.peers.base import Peer
+from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.workload import DTYPE, Gradient, Workload
-
-if TYPE_CHECKING:
-    from shmacc_bench.peers.base import Taken
-
-_NUMBERS = itertools.count(1)
 
 
 class ShmaccPeer(Peer):
     """An accumulator under a shared name, applied to with a step that is never stale."""
 
-    accumulator: Any = None
-
-    def open(self, workload: Workload, *, lanes: int = 1) -> None:
-        """Create the accumulator under a name of its own."""
+    def open(self, workload: Workload) -> None:
+        """Create the accumulator under a name of this process."""
         dense = workload.kind == "dense"
         kind = shmacc.ConditionalAccumulator if dense else shmacc.SparseConditionalAccumulator
-        name = f"bench.{os.getpid()}.{next(_NUMBERS)}"
-        self.accumulator = kind(DTYPE, workload.shape, shared_name=name, lanes=lanes)
+        self.accumulator: Any = kind(
+            DTYPE, workload.shape, shared_name=f"bench.{os.getpid()}", unlink_on_close=True
+        )
 
     def apply(self, prepared: Gradient) -> None:
         """Add one gradient."""
@@ -43,8 +36,5 @@ class ShmaccPeer(Peer):
         return (taken[0], taken[1]) if isinstance(taken, tuple) else (None, taken)
 
     def close(self) -> None:
-        """Remove the segment, then detach."""
-        if self.accumulator is not None:
-            self.accumulator.unlink()
-            self.accumulator.close()
-            self.accumulator = None
+        """Detach, and remove the segment."""
+        self.accumulator.close()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
-from shmacc_bench.peers.base import Peer
+from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.processes import CONTEXT
 
 # Before the import, which would print otherwise.
@@ -19,7 +18,6 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from shmacc_bench.peers.base import Taken
     from shmacc_bench.workload import Gradient, Workload
 
 NEVER_STALE = 2**63 - 1
@@ -96,9 +94,6 @@ class ServerPeer(LocalPeer):
 
 
 def _serve(started: Connection) -> None:
-    with socket.create_server(("localhost", 0)) as probe:
-        port = probe.getsockname()[1]
-    cluster = tf.train.ClusterSpec({"ps": [f"localhost:{port}"]})
-    server = tf.distribute.Server(cluster, job_name="ps", task_index=0)
+    server = tf.distribute.Server.create_local_server()
     started.send(server.target)
     server.join()

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmacc_bench.peers.base import Peer
+from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.processes import CONTEXT
 
 if TYPE_CHECKING:
-    from shmacc_bench.peers.base import Taken
     from shmacc_bench.workload import Gradient, Workload
 
 

@@ -9,15 +9,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from shmacc_bench.compare.training import EVERY
+from shmacc_bench.compare.model import EVERY, Judge, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
-
-    from shmacc_bench.compare.model import Task
-    from shmacc_bench.compare.training import Judge
 
 TITLE = "DistributedDataParallel over gloo"
 TOGETHER = True

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from shmacc_bench.compare.model import Task
-    from shmacc_bench.compare.training import Judge
+    from shmacc_bench.compare.model import Judge, Task
 
 TITLE = "Hogwild"
 TOGETHER = False

@@ -8,8 +8,7 @@ import torch
 import torch.multiprocessing as mp
 
 if TYPE_CHECKING:
-    from shmacc_bench.compare.model import Task
-    from shmacc_bench.compare.training import Judge
+    from shmacc_bench.compare.model import Judge, Task
 
 TITLE = "queues of torch.multiprocessing"
 TOGETHER = False

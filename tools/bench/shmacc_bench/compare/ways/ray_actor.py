@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import torch
 
-from shmacc_bench.compare.training import EVERY
-
-if TYPE_CHECKING:
-    from shmacc_bench.compare.model import Task
-    from shmacc_bench.compare.training import Judge
-
+from shmacc_bench.compare.model import EVERY, Judge, Task
 
 TITLE = "a Ray actor"
 TOGETHER = False

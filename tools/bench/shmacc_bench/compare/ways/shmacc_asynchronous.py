@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shmacc import optim
 from shmacc.torch import AsyncReplicas
-from shmacc_bench.compare.model import RATE, SQUARES
+from shmacc_bench.compare.model import RATE, SQUARES, Judge, Task
 
 # Only the chief differs from the synchronous way.
 from shmacc_bench.compare.ways.shmacc_synchronous import TOGETHER, ranks, share, work
-
-if TYPE_CHECKING:
-    from shmacc_bench.compare.model import Task
-    from shmacc_bench.compare.training import Judge
 
 TITLE = "shmacc, asynchronous"
 __all__ = ["TITLE", "TOGETHER", "lead", "ranks", "share", "work"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from shmacc import optim
 from shmacc.torch import Replica, SyncReplicas
-from shmacc_bench.compare.model import RATE, SQUARES
-
-if TYPE_CHECKING:
-    from shmacc_bench.compare.model import Task
-    from shmacc_bench.compare.training import Judge
+from shmacc_bench.compare.model import RATE, SQUARES, Judge, Task
 
 TITLE = "shmacc, synchronous"
 TOGETHER = False
