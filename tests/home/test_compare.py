@@ -65,7 +65,7 @@ def test_rounds_by_shmacc_and_by_torch_train_the_same_table(
 ) -> None:
     start_server()
     monkeypatch.setattr(processes, "CONTEXT", CONTEXT)
-    job = Job(torch, Workload("sparse", 60, 3, table_rows=40, order="zipf"), 2)
+    job = Job(Workload("sparse", 60, 3, table_rows=40, order="zipf"), 2)
     try:
         for _ in range(3):
             assert min(job.turn()) > 0

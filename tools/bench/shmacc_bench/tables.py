@@ -11,8 +11,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_WHOLE = 1000  # larger numbers have no decimals
-
 
 @dataclass
 class Table:
@@ -47,14 +45,13 @@ class Table:
 
 def figure(value: float) -> str:
     """Return three digits, without an exponent."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= _WHOLE else f"{rounded:g}"
+    return f"{float(f'{value:.3g}'):,.12g}"
 
 
 def spread(samples: Sequence[float]) -> str:
     """Return the median and, in brackets, the 10th and the 90th percentile."""
-    low, high = np.percentile(np.asarray(samples), (10, 90))
-    return f"{figure(statistics.median(samples))} [{figure(float(low))}-{figure(float(high))}]"
+    low, median, high = map(figure, np.percentile(samples, (10, 50, 90)))
+    return f"{median} [{low}-{high}]"
 
 
 def paired(turns: Sequence[tuple[float, float]]) -> float:

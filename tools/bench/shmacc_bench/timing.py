@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,20 +15,12 @@ from shmacc_bench.workload import Workload, make_filling, make_gradient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-APPLY: Final = "apply"
-"""An apply to rows that are all there already; the table has no others."""
-
-APPLY_FULL: Final = "apply, full table"
-"""The same, with every row of the table there."""
-
-APPLY_OTHERS: Final = "apply, full table, others each time"
-"""Eight gradients of different rows in turn, so that no cache has them."""
-
-APPLY_NEW: Final = "apply, new segment"
-"""The first gradient ever: the kernel has yet to provide the memory."""
-
-ROUND: Final = "round"
-"""Two gradients of the same rows, and the take of their mean."""
+# Operations.
+APPLY: Final = "apply"  # to rows that are all there already; the table has no others
+APPLY_FULL: Final = "apply, full table"  # every row of the table is there
+APPLY_OTHERS: Final = "apply, full table, others each time"  # rows that no cache has
+APPLY_NEW: Final = "apply, new segment"  # the first one: the kernel has yet to provide the memory
+ROUND: Final = "round"  # two gradients of the same rows, and the take of their mean
 
 _SHORTEST: Final = 20_000  # ns: shorter calls are timed in batches, or the clock would be measured
 _BATCH: Final = 100
@@ -48,14 +41,14 @@ class Timed:
 
     def __init__(self, name: str) -> None:
         self.peer = peer_class(name)()
-        self._is_open = False
+        self._stack = ExitStack()
 
     def open(self, workload: Workload) -> str:
         """Make an accumulator; return what is wrong with the peer's answer, "" if nothing is."""
-        self._leave()
+        self._stack.close()
         self.workload = workload
         self.peer.open(workload)
-        self._is_open = True
+        self._stack.callback(self.peer.close)
         self.gradient = make_gradient(workload)
         self.prepared = self.peer.prepare(self.gradient)
         return self._check() if self.peer.has_take else ""
@@ -64,23 +57,15 @@ class Timed:
         """Bring the accumulator into the state that the operation starts from."""
         self.batch = 1
         self.others: Iterator[Any] = itertools.repeat(self.prepared)
-        self.call: Callable[[], int] = self._apply
-        if operation == APPLY_NEW:
-            self.call = self._apply_new
-            return
-        if self.peer.has_take:
-            self.peer.apply(self.prepared)
-            self.peer.take(1)
-        if operation == ROUND:
-            self.call = self._round
-            return
-        if operation in {APPLY_FULL, APPLY_OTHERS} and self.peer.has_take:
+        calls = {APPLY_NEW: self._apply_new, ROUND: self._round}
+        self.call: Callable[[], int] = calls.get(operation, self._apply)
+        if operation in {APPLY_FULL, APPLY_OTHERS}:
             for gradient in make_filling(self.workload):
                 self.peer.apply(self.peer.prepare(gradient))
         if operation == APPLY_OTHERS:
             gradients = [make_gradient(self.workload, seed) for seed in range(1, _GRADIENTS + 1)]
             self.others = itertools.cycle([self.peer.prepare(one) for one in gradients])
-        else:
+        elif operation not in calls:
             self.peer.apply(self.prepared)
             duration = min(self._apply() for _ in range(3))
             self.batch = min(_BATCH, max(1, _SHORTEST // max(1, duration)))
@@ -102,13 +87,8 @@ class Timed:
 
     def close(self) -> None:
         """Remove everything."""
-        self._leave()
+        self._stack.close()
         self.peer.shutdown()
-
-    def _leave(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.peer.close()
 
     def _check(self) -> str:
         """Compare the mean of a round with NumPy's in float64."""

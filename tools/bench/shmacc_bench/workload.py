@@ -32,13 +32,10 @@ class Workload:
     def label(self) -> str:
         """The workload in a few words, as tables and file names show it."""
         if self.kind == "dense":
-            size = f"dense {self.rows * DTYPE.itemsize / 1e6:g} MB"
-        else:
-            size = f"{self.rows:,} x {self.width}"
+            return f"dense {self.rows * DTYPE.itemsize / 1e6:g} MB"
         order = "" if self.order == "sorted" else f" {self.order}"
-        usual = self.kind == "dense" or self.table_rows == USUAL_TABLE_ROWS
-        table = "" if usual else f" into {self.table_rows:,}"
-        return size + order + table
+        table = "" if self.table_rows == USUAL_TABLE_ROWS else f" into {self.table_rows:,}"
+        return f"{self.rows:,} x {self.width}{order}{table}"
 
     @property
     def repeats(self) -> bool:
@@ -98,17 +95,12 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
     return Gradient(indices, values, unique=not workload.repeats)
 
 
-def make_filling(workload: Workload, chunk: int = 0) -> list[Gradient]:
-    """Return gradients that together touch every row of the table once, in a mixed order.
-
-    There are ten, unless `chunk` sets the rows of each: TensorFlow rebuilds its table with each.
-    """
-    chunk = chunk or max(1, workload.table_rows // 10)
+def make_filling(workload: Workload) -> list[Gradient]:
+    """Return ten gradients that together touch every row of the table once, in a mixed order."""
     rng = np.random.default_rng(1)
     rows = rng.permutation(workload.table_rows).astype(np.int64)
     filling = []
-    for start in range(0, rows.size, chunk):
-        indices = np.sort(rows[start : start + chunk])
+    for indices in map(np.sort, np.array_split(rows, 10)):
         values = make_values((indices.size, workload.width), rng)
         filling.append(Gradient(indices, values, unique=True))
     return filling

@@ -14,7 +14,7 @@ from shmacc_bench.tables import Table, figure, paired
 from shmacc_bench.workload import IDS, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 MINE: Final = "shmacc"
 COLUMNS: Final[Mapping[str, Sequence[str]]] = {
@@ -41,21 +41,17 @@ class Family:
     columns: Sequence[str]
 
 
-def _rows(*of: tuple[int, int, Goals]) -> dict[Workload, Goals]:
-    return {Workload("sparse", rows, width): goals for rows, width, goals in of}
-
-
-_APPLY: Final = _rows(
-    (10, 64, {TORCH: 0.25}),
-    (1_000, 64, {TORCH: 1.0}),
-    (10_000, 64, {ADD: 2.2}),
-    (50_000, 64, {ADD: 1.5, LOCAL: 1 / 3.2}),
-    (50_000, 8, {TORCH: 0.4}),
-    (100_000, 1, {TORCH: 1.3}),
-)
-_ROUND: Final[Goals] = {LOCAL: 1 / 3, SERVER: 1 / 10, TORCH: 1.0}
 _WIDE: Final = Workload("sparse", 50_000, 64)
 _NARROW: Final = Workload("sparse", 100_000, 1)
+_APPLY: Final[Mapping[Workload, Goals]] = {
+    Workload("sparse", 10, 64): {TORCH: 0.25},
+    Workload("sparse", 1_000, 64): {TORCH: 1.0},
+    Workload("sparse", 10_000, 64): {ADD: 2.2},
+    _WIDE: {ADD: 1.5, LOCAL: 1 / 3.2},
+    Workload("sparse", 50_000, 8): {TORCH: 0.4},
+    _NARROW: {TORCH: 1.3},
+}
+_ROUND: Final[Goals] = {LOCAL: 1 / 3, SERVER: 1 / 10, TORCH: 1.0}
 FAMILIES: Final = (
     Family("Apply", timing.APPLY, _APPLY, tuple(COLUMNS)),
     Family(
@@ -96,20 +92,10 @@ FAMILIES: Final = (
     Family("Round, dense", timing.ROUND, {Workload("dense", 250_000): {TORCH: 0.8}}, (TORCH,)),
 )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Effort:
-    """How long is measured."""
-
-    rounds: int  # turns of each peer
-    turn: int  # nanoseconds of a turn
-    most: int  # samples in a turn
-    enough: float  # nanoseconds after which a slow peer has no more turns
-    fewest: int  # turns that every peer has, however slow
-
-
-FULL: Final = Effort(rounds=15, turn=12_000_000, most=200, enough=5e8, fewest=5)
-QUICK: Final = Effort(rounds=5, turn=6_000_000, most=100, enough=3e8, fewest=3)
+_TURN: Final = 12_000_000  # nanoseconds of a peer's turn ...
+_MOST: Final = 200  # ... and samples in it
+_ENOUGH: Final = 5e8  # nanoseconds after which a slow peer has no more turns than ...
+_FEWEST: Final = 5
 
 
 def measure(quick: bool) -> Iterator[Table]:
@@ -119,15 +105,14 @@ def measure(quick: bool) -> Iterator[Table]:
         for family in FAMILIES:
             chosen = _quick(family) if quick else family
             if chosen.workloads:
-                yield table(chosen, crew, QUICK if quick else FULL)
+                yield table(chosen, crew, 5 if quick else 15)
 
 
 def _quick(family: Family) -> Family:
     """Return the workloads that have goals, without a server, which is slow to start."""
-    goals = [{name: of for name, of in each.items() if name != SERVER}
-             for each in family.workloads.values()]  # fmt: skip
-    workloads = {w: of for w, of in zip(family.workloads, goals, strict=True) if of}
-    columns = [name for name in family.columns if any(name in of for of in workloads.values())]
+    workloads = {workload: goals for workload, goals in family.workloads.items() if goals}
+    judged = {name for goals in workloads.values() for name in goals} - {SERVER}
+    columns = [name for name in family.columns if name in judged]
     return replace(family, workloads=workloads, columns=columns)
 
 
@@ -141,37 +126,29 @@ class Crew:
 
     def open(self, name: str, workload: Workload) -> Apart | None:
         """Return the peer with this workload open; None if it cannot, and say why."""
-        if name not in self._peers:
-            self._peers[name] = self._tried(name, lambda: Apart(timing.Timed, name))
-            if peer := self._peers[name]:
-                self._stack.callback(peer.end)
-        peer = self._peers[name]
-        if peer is None or self._tried(name, lambda: self._checked(peer, name, workload)) is None:
-            return None
-        return peer
-
-    def _checked(self, peer: Apart, name: str, workload: Workload) -> Apart:
-        if wrong := peer.ask("open", workload):
-            print(f"({name}, {workload.label}: {wrong})", file=sys.stderr)
-        return peer
-
-    def _tried(self, name: str, act: Callable[[], Apart]) -> Apart | None:
         try:
-            return act()
+            if name not in self._peers:
+                self._peers[name] = None  # it stays so if it cannot start
+                self._peers[name] = started = Apart(timing.Timed, name)
+                self._stack.callback(started.end)
+            peer = self._peers[name]
+            if peer and (wrong := peer.ask("open", workload)):
+                print(f"({name}, {workload.label}: {wrong})", file=sys.stderr)
         except FailedError as why:
             if name == MINE:
                 raise
             print(f"({name} is left out: {why})", file=sys.stderr)
             return None
+        return peer
 
 
-def table(family: Family, crew: Crew, effort: Effort) -> Table:
+def table(family: Family, crew: Crew, rounds: int) -> Table:
     """Measure a family."""
     made = Table(family.title, (family.operation, "time", *family.columns))
     for workload, goals in family.workloads.items():
         names = [MINE, *(name for column in family.columns for name in COLUMNS[column])]
         peers = {name: peer for name in names if (peer := crew.open(name, workload))}
-        turns = _in_turns(peers, family.operation, effort)
+        turns = _in_turns(peers, family.operation, rounds)
         mine = turns[MINE]
         cells = [workload.label, f"{figure(_median(mine) / 1000)} us"]
         for column in family.columns:
@@ -189,19 +166,19 @@ def table(family: Family, crew: Crew, effort: Effort) -> Table:
 
 
 def _in_turns(
-    peers: Mapping[str, Apart], operation: str, effort: Effort
+    peers: Mapping[str, Apart], operation: str, rounds: int
 ) -> dict[str, list[list[float]]]:
     """Return the samples of each peer's turns; each round begins with another peer."""
     for peer in peers.values():
         peer.ask("begin", operation)
     turns: dict[str, list[list[float]]] = {name: [] for name in peers}
     names = list(peers)
-    for number in range(effort.rounds):
+    for number in range(rounds):
         start = number % len(names)
         for name in names[start:] + names[:start]:
             done = turns[name]
-            if len(done) < effort.fewest or sum(map(sum, done)) < effort.enough:
-                done.append(peers[name].ask("block", effort.turn, effort.most))
+            if len(done) < _FEWEST or sum(map(sum, done)) < _ENOUGH:
+                done.append(peers[name].ask("block", _TURN, _MOST))
     return turns
 
 

@@ -68,8 +68,7 @@ def _train(
         meeting = f"file://{Path(place) / 'ranks'}"
         ranks = [Apart(Rank, kind, rank) for rank in range(world)]
         for rank in ranks:
-            slow = nap if rank is ranks[-1] else 0.0
-            rank.order("train", name, meeting, world, blocks, slow)
+            rank.order("train", name, meeting, world, blocks, nap if rank is ranks[-1] else 0.0)
         began = time.process_time()
         while replicas.active:
             with replicas.round(timeout=_LONG):
@@ -140,12 +139,12 @@ class Rank:
                 busy.append(((end_its - then_its) / BLOCK, (then_its - its) / BLOCK))
             dist.barrier()
             losses = [self._whole_loss(model), self._whole_loss(ddp)]
-        dist.destroy_process_group()
         medians = [statistics.median(each[side] for each in busy) for side in (0, 1)]
         return walls, medians, losses
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Leave the other ranks."""
+        dist.destroy_process_group()
 
     def _moments(self) -> tuple[float, float]:
         """Wait for all ranks; return milliseconds of the clock and of this process's CPU time."""

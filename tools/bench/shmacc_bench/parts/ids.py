@@ -108,9 +108,8 @@ def _growing(turns: int) -> Table:
         with ExitStack() as stack:
             mine = _Trained(stack, TableSpec((_WIDTH,)))
             pairs.append((mine.fill(ids) / 1e6, mine.fill(ids) / 1e6))
-    what = f"4 million rows by {_UPDATED:,} a round"
     table = Table("A table that grows (s)", ("", "time", "once all are there", "ratio"))
-    table.compare(what, pairs, _GOALS["grow"])
+    table.compare(f"4 million rows by {_UPDATED:,} a round", pairs, _GOALS["grow"])
     return table
 
 

@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 
 from shmacc import AccumulatorGroup, IndexedSlicesSpec, Parameters, optim
 from shmacc_bench.processes import Apart
@@ -34,12 +35,10 @@ ROUNDS: Final = (
 
 def measure(quick: bool) -> Iterator[Table]:
     """Yield the milliseconds of rounds."""
-    import torch  # slow to import, and not everywhere
-
     torch.set_num_threads(1)
     table = Table("Rounds: applies, take, Adagrad (ms)", ("", "shmacc", "torch by hand", "ratio"))
     for workload, workers, goal in ROUNDS:
-        job = Job(torch, workload, workers)
+        job = Job(workload, workers)
         turns = [job.turn() for _ in range(2 + (6 if quick else 20))][2:]
         job.close()
         table.compare(f"{workload.label}, {workers} workers", turns, goal)
@@ -49,8 +48,8 @@ def measure(quick: bool) -> Iterator[Table]:
 class Job:
     """The chief, in this process, and its workers."""
 
-    def __init__(self, torch: Any, workload: Workload, workers: int) -> None:
-        self.torch, self.shape = torch, workload.shape
+    def __init__(self, workload: Workload, workers: int) -> None:
+        self.shape = workload.shape
         spec = IndexedSlicesSpec(self.shape, "float32")
         self.group = AccumulatorGroup({"table": spec}, reduction_type="SUM")
         table = np.ones(self.shape, np.float32)
@@ -89,7 +88,6 @@ class Job:
             worker.order("copy")
         for worker in self.workers:
             worker.answer()
-        torch = self.torch
         ids = torch.cat([ids for ids, _ in self.shared])
         values = torch.cat([values for _, values in self.shared])
         with torch.sparse.check_sparse_tensor_invariants(enable=False):
@@ -110,8 +108,6 @@ class Worker:
     def __init__(
         self, number: int, workload: Workload, group: AccumulatorGroup, shared: Any
     ) -> None:
-        import torch  # slow to import, and not everywhere
-
         torch.set_num_threads(1)
         given = make_gradient(workload, number)
         self.number, self.group, self.shared = number, group, shared
