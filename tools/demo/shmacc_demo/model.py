@@ -122,10 +122,3 @@ class Batches:
 def _exact(values: NDArray[np.float32]) -> NDArray[np.float64]:
     # Sums of multiples of 2**-30 are exact in float64, so the order of arrival changes no bit.
     return np.rint(values.astype(np.float64) * 2.0**30) / 2.0**30
-
-
-def update(tables: Arrays, squares: Arrays, means: Mapping[str, Any], rate: float) -> None:
-    """Do in NumPy what `shmacc.optim.Adagrad` does, to check its results."""
-    for table, (rows, slope) in means.items():
-        squares[table][rows] += slope**2
-        tables[table][rows] -= rate * slope / np.sqrt(squares[table][rows])

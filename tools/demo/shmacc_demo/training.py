@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shmacc import AccumulatorGroup, Parameters, SharedArrays, TensorSpec, inspection, optim
-from shmacc_demo.model import SQUARES, TABLES, Arrays, Batches, Plan, start, update
+from shmacc_demo.model import SQUARES, TABLES, Arrays, Batches, Plan, start
 
 CHIEF = -1
 Show = Callable[[Plan, int, Arrays, str], None]
@@ -157,7 +157,9 @@ def train_alone(plan: Plan, text: Arrays, show: Show) -> Arrays:
             figures[step] += gradient["figures"]
             for table, total in sums.items():
                 np.add.at(total, *gradient[table])
-        means = {table: (slice(None), total / plan.workers) for table, total in sums.items()}
-        update(tables, squares, means, plan.rate_at(step))
+        for table, total in sums.items():
+            slope = total / plan.workers
+            squares[table] += slope**2
+            tables[table] -= plan.rate_at(step) * slope / np.sqrt(squares[table])
         show(plan, step + 1, {"figures": figures}, "in one process")
     return {**tables, "figures": figures}
