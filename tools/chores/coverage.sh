@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which lines of the Python code and of the extension the tests reach; writes the table in docs/testing.md.
+# Which lines of the Python code and of the extension the tests reach; writes them into docs/testing.md.
 # `make coverage` sets up the environment that this runs in. The tests that kill processes are left out: the
 # counts of a killed process are lost.
 #
@@ -46,21 +46,14 @@ import sys
 out, page = map(pathlib.Path, sys.argv[1:])
 files = json.loads((out / "python.json").read_text())["files"]
 cpp = json.loads((out / "cpp.json").read_text())
-
-
-def row(what, package):
-    found = [file["summary"] for name, file in files.items() if package in name.split("/")]
-    number = sum(summary["num_statements"] for summary in found)
-    reached = sum(summary["covered_lines"] for summary in found)
-    return f"| {what} | {number:,} | {100 * reached / max(1, number):.0f} % |\n"
-
-
-rows = row("the library's Python (`shmacc`)", "shmacc")
-rows += row("the command (`shmacc-inspect`)", "shmacc_inspect")
-rows += f"| the extension (`shmacc/native`) | {cpp['line_total']:,} | {cpp['line_percent']:.0f} % |\n"
-table = f"\n| part | lines | reached |\n| --- | ---: | ---: |\n{rows}"
-text = re.sub(r"\n\| part \| lines \| reached \|\n(\|.*\n)*", "", page.read_text())
-page.write_text(text.replace("appears uncovered.\n", f"appears uncovered.\n{table}"))
-print(rows, end="")
+reached = {"shmacc/native": (cpp["line_total"], cpp["line_covered"])}
+for package in "shmacc", "shmacc-inspect":
+    found = [file["summary"] for name, file in files.items() if package.replace("-", "_") in name.split("/")]
+    reached[package] = [sum(each[key] for each in found) for key in ("num_statements", "covered_lines")]
+text = page.read_text()
+for part, (lines, covered) in reached.items():
+    row = rf"\1 {lines:,} | {100 * covered / max(1, lines):.0f} % |"
+    text = re.sub(rf"(\| .* \(`{part}`\) \|).*", row, text)
+page.write_text(text)
 EOF
 exit "$status"

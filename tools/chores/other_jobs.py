@@ -17,7 +17,9 @@ import os
 import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +27,13 @@ import shmacc
 from shmacc import errors, testing
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where Linux has it, no temporary file
-_NAMES = ("embeddings", "model", "params")
+_MAKE: dict[str, Any] = {
+    "embeddings": partial(shmacc.SparseConditionalAccumulator, "f4", (1000, 8)),
+    "model": partial(shmacc.AccumulatorGroup, {"w": shmacc.TensorSpec((3,), "f4")}),
+    "params": partial(shmacc.SharedArrays, {"w": np.ones(3)}),
+}
 _ALIVE, _KILLED = "elsewhere", "another"
-_FILE = re.compile(rf"(sem\.)?shmacc\.(({_ALIVE}|{_KILLED}):)?({'|'.join(_NAMES)})(\.\w{{16}})?")
+_FILE = re.compile(rf"(sem\.)?shmacc\.(({_ALIVE}|{_KILLED}):)?({'|'.join(_MAKE)})(\.\w{{16}})?")
 _SIGNAL_AT_THE_PARENTS_END = 1  # PR_SET_PDEATHSIG of prctl
 
 
@@ -36,42 +42,23 @@ def _open(namespace: str, *wanted: str) -> list[object]:
     opened = []
     for name in wanted:
         with contextlib.suppress(errors.AlreadyExistsError):  # a real job has this name
-            opened.append(_open_one(name))
+            opened.append(_MAKE[name](name, if_exists="error"))
     return opened
-
-
-def _open_one(name: str) -> object:
-    if name == "embeddings":
-        sparse = shmacc.SparseConditionalAccumulator("f4", (1000, 8), name, if_exists="error")
-        sparse.apply_grad([1, 2], np.ones((2, 8), np.float32))
-        return sparse
-    if name == "model":
-        members = {"w": shmacc.TensorSpec((3,), "f4")}
-        return shmacc.AccumulatorGroup(members, name, if_exists="error")
-    return shmacc.SharedArrays({"w": np.ones(3)}, name, if_exists="error")
 
 
 def _open_and_be_killed() -> None:
     child = os.fork()
     if child == 0:
-        _opened = _open(_KILLED, *_NAMES), _open("", "embeddings", "model")
+        _opened = _open(_KILLED, *_MAKE), _open("", "embeddings", "model")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
 
 
-def _open_without_a_name() -> object:
-    removed = shmacc.ConditionalAccumulator("f4", (1000,), "removed")
-    removed.unlink()
-    return removed
-
-
 def _found() -> dict[str, tuple[int, int]]:
     """Return each file's inode and time: these change when it is replaced or written to."""
-    found = {}
-    for name in filter(_FILE.fullmatch, testing.leaked_names()):
-        status = (_SHARED_MEMORY / name).stat()
-        found[name] = (status.st_ino, status.st_mtime_ns)
-    return found
+    names = filter(_FILE.fullmatch, testing.leaked_names())
+    files = {name: (_SHARED_MEMORY / name).stat() for name in names}
+    return {name: (file.st_ino, file.st_mtime_ns) for name, file in files.items()}
 
 
 def main() -> int:
@@ -80,7 +67,9 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_SIGNAL_AT_THE_PARENTS_END, signal.SIGTERM)
     before = _found()
     _open_and_be_killed()
-    _opened = _open("", "params"), _open(_ALIVE, *_NAMES), _open_without_a_name()
+    _opened = _open("", "params"), _open(_ALIVE, *_MAKE)
+    without_a_name = shmacc.ConditionalAccumulator("f4", (1000,), "removed")
+    without_a_name.unlink()
     made = {name: was for name, was in _found().items() if name not in before}
     print(f"other jobs have {len(made)} names in /dev/shm", flush=True)
     signal.sigwait([signal.SIGTERM])

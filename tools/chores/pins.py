@@ -33,12 +33,6 @@ def _name(requirement: str) -> str:
     return re.split("[^a-z0-9-]", requirement.lower().replace("_", "-"))[0]
 
 
-def _pinned(names: set[str]) -> list[str]:
-    """Return the lines of newest.txt for these packages."""
-    lines = (_PINS / "newest.txt").read_text().splitlines()
-    return [line for line in lines if _name(line) in names]
-
-
 def main() -> None:
     """Write all four."""
     settings = tomllib.loads((_ROOT / "pyproject.toml").read_text())
@@ -49,11 +43,12 @@ def main() -> None:
     own = ("pyproject.toml", "--extra", "metrics")
     lowest = ("--resolution", "lowest-direct")
     _write("newest.txt", build + [part for group in groups.values() for part in group], *own)
-    _write("lowest.txt", _pinned(tools), *own, *lowest)
+    newest = (_PINS / "newest.txt").read_text().splitlines()
+    _write("lowest.txt", [line for line in newest if _name(line) in tools], *own, *lowest)
     _write("lowest-build.txt", build, *lowest)
     _write("home.txt", home, "pyproject.toml", "--constraints", str(_PINS / "newest.txt"))
     # Nothing twice; and torch says itself which versions of packages for GPUs it needs.
-    named = {_name(line) for line in (_PINS / "newest.txt").read_text().splitlines()} - {""}
+    named = {_name(line) for line in newest} - {""}
     lines = (_PINS / "home.txt").read_text().splitlines(keepends=True)
     lines = [line for line in lines if not re.match("cuda|nvidia|triton", line)]
     (_PINS / "home.txt").write_text("".join(line for line in lines if _name(line) not in named))
