@@ -196,7 +196,7 @@ def test_what_a_living_process_is_making_is_left_alone(what: str, byte: int) -> 
 
 
 def _of_version_1(path: Path) -> None:
-    path.write_bytes(layout.header_of_version_1(b"odd"))
+    path.write_bytes(layout.header_of_version(1))
     os.truncate(path, layout.FILE_SIZE)
 
 

@@ -63,7 +63,7 @@ class SegmentFile:
 
     def record(self, kind: str, number: int = 0) -> Any:
         """A copy of a record."""
-        structure, _ = layout.RECORDS[kind]
+        structure = layout.RECORDS[kind][0]
         return self.record_at(structure, self.table.first(kind) + number * ctypes.sizeof(structure))
 
     def record_at(self, structure: type[_Record], offset: int) -> _Record:
@@ -73,7 +73,7 @@ class SegmentFile:
 
     def put(self, kind: str, record: Any, number: int = 0, *, checksum: bool = True) -> None:
         """Write a record back, with a right checksum if it has one."""
-        structure, _ = layout.RECORDS[kind]
+        structure = layout.RECORDS[kind][0]
         if checksum and hasattr(record, "checksum"):
             record.checksum = layout.checksum_of(record)
         self.write(self.table.first(kind) + number * ctypes.sizeof(structure), bytes(record))

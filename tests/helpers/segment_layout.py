@@ -10,7 +10,10 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VERSION: Final = 2
 MAX_RANK: Final = 64
@@ -23,12 +26,16 @@ FIXED_REGIONS: Final = (
 LANE_REGIONS: Final = ("undo log", "undo rows", "shapes")
 MEMBER_REGIONS: Final = ("index 0", "index 1", "slots", "rows 0", "rows 1")
 REGIONS: Final = FIXED_REGIONS + LANE_REGIONS + MEMBER_REGIONS
-HEADER_BYTES: Final = 8192
 NAME_BYTE: Final = 1 << 60
 MAX_ROWS: Final = 0xFFFFFFF0
-DECLARED_SHAPE: Final = 2
 
-_U64: Final = (1 << 64) - 1
+_CHAR, _U8, _U16, _U32 = ctypes.c_char, ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
+_U64, _I64 = ctypes.c_uint64, ctypes.c_int64
+
+
+def _fields(*rows: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
+    """Return a structure's fields: each row has a type, and the names of those that are of it."""
+    return tuple((name, of_type) for of_type, names in rows for name in names.split())
 
 
 def lane_byte(lane: int = 0) -> int:
@@ -40,245 +47,146 @@ PRESENCE_BYTE: Final = lane_byte(MAX_LANES)
 
 
 class Config(ctypes.Structure):
-    _fields_ = (
-        ("magic", ctypes.c_char * 8),
-        ("version", ctypes.c_uint32),
-        ("kind", ctypes.c_uint32),
-        ("members", ctypes.c_uint32),
-        ("lanes", ctypes.c_uint32),
-        ("reduction", ctypes.c_uint32),
-        ("is_private", ctypes.c_uint32),
-        ("mode", ctypes.c_uint32),
-        ("name_length", ctypes.c_uint32),
-        ("capacity", ctypes.c_int64),
-        ("token", ctypes.c_uint64),
-        ("hash_key", ctypes.c_uint64 * 4),
-        ("created_ns", ctypes.c_int64),
-        ("directory_bytes", ctypes.c_uint64),
-        ("directory_checksum", ctypes.c_uint64),
-        ("name", ctypes.c_char * 200),
-        ("checksum", ctypes.c_uint64),
+    _fields_ = _fields(
+        (_CHAR * 8, "magic"),
+        (_U32, "version kind members lanes reduction is_private mode name_length"),
+        (_I64, "capacity"),
+        (_U64, "token"),
+        (_U64 * 4, "hash_key"),
+        (_I64, "created_ns"),
+        (_U64, "directory_bytes directory_checksum"),
+        (_CHAR * 200, "name"),
+        (_U64, "checksum"),
     )
 
 
 class RoundState(ctypes.Structure):
-    _fields_ = (
-        ("generation", ctypes.c_uint64),
-        ("round", ctypes.c_uint64),
-        ("step", ctypes.c_int64),
-        ("sealed", ctypes.c_uint64),
-        ("discarded", ctypes.c_uint64),
-        ("taken", ctypes.c_uint64),
-        ("takes", ctypes.c_uint64),
-        ("opened", ctypes.c_uint64),
-        ("spread", ctypes.c_uint64),
-        ("needs", ctypes.c_uint64),
-        ("dropped", ctypes.c_uint64),
-        ("restores", ctypes.c_uint64),
-        ("holder_serial", ctypes.c_uint64),
-        ("holder_participant", ctypes.c_uint64),
-        ("holder_token", ctypes.c_uint64),
-        ("holder_since_ns", ctypes.c_int64),
-        ("final_phase", ctypes.c_uint64),
-        ("final_serial", ctypes.c_uint64),
-        ("final_pid", ctypes.c_uint64),
-        ("final_since_ns", ctypes.c_int64),
-        ("final_parameters", ctypes.c_uint64),
-        ("checksum", ctypes.c_uint64),
+    _fields_ = _fields(
+        (_U64, "generation round"),
+        (_I64, "step"),
+        (_U64, "sealed discarded taken takes opened spread needs dropped restores"),
+        (_U64, "holder_serial holder_participant holder_token"),
+        (_I64, "holder_since_ns"),
+        (_U64, "final_phase final_serial final_pid"),
+        (_I64, "final_since_ns"),
+        (_U64, "final_parameters checksum"),
     )
 
 
 class LaneState(ctypes.Structure):
-    _fields_ = (
-        ("generation", ctypes.c_uint64),
-        ("round", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("weight", ctypes.c_int64),
-        ("applied", ctypes.c_uint64),
-        ("dropped", ctypes.c_uint64),
-        ("applied_bytes", ctypes.c_uint64),
-        ("recoveries", ctypes.c_uint64),
-        ("leftovers", ctypes.c_uint64),
-        ("small_rounds", ctypes.c_uint64),
-        ("needed", ctypes.c_uint64 * len(LANE_REGIONS)),
-        ("reserved", ctypes.c_uint64 * len(LANE_REGIONS)),
-        ("checksum", ctypes.c_uint64),
+    _fields_ = _fields(
+        (_U64, "generation round"),
+        (_I64, "count weight"),
+        (_U64, "applied dropped applied_bytes recoveries leftovers small_rounds"),
+        (_U64 * len(LANE_REGIONS), "needed reserved"),
+        (_U64, "checksum"),
     )
 
 
 class MemberState(ctypes.Structure):
-    _fields_ = (
-        ("generation", ctypes.c_uint64),
-        ("round", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("weight", ctypes.c_int64),
-        ("rows", ctypes.c_uint64),
-        ("row_elements", ctypes.c_uint64),
-        ("shape", ctypes.c_uint64),
-        ("buffer", ctypes.c_uint64),
-        ("index", ctypes.c_uint64),
-        ("index_buckets", ctypes.c_uint64),
-        ("index_stamp", ctypes.c_uint64),
-        ("index_filled", ctypes.c_uint64),
-        ("leftovers_before", ctypes.c_uint64),
-        ("small_rounds", ctypes.c_uint64),
-        ("reserved", ctypes.c_uint64 * len(MEMBER_REGIONS)),
-        ("checksum", ctypes.c_uint64),
+    _fields_ = _fields(
+        (_U64, "generation round"),
+        (_I64, "count weight"),
+        (_U64, "rows row_elements shape buffer index index_buckets index_stamp"),
+        (_U64, "index_filled leftovers_before small_rounds"),
+        (_U64 * len(MEMBER_REGIONS), "reserved"),
+        (_U64, "checksum"),
     )
 
 
 class Shape(ctypes.Structure):
-    _fields_ = (("rank", ctypes.c_uint64), ("dims", ctypes.c_int64 * MAX_RANK))
+    _fields_ = _fields((_U64, "rank"), (_I64 * MAX_RANK, "dims"))
 
 
 class Journal(ctypes.Structure):
-    _fields_ = (
-        ("generation", ctypes.c_uint64),
-        ("records", ctypes.c_uint64),
-        ("new_rows", ctypes.c_uint64),
-    )
+    _fields_ = _fields((_U64, "generation records new_rows"))
 
 
 class QueueHead(ctypes.Structure):
-    _fields_ = (
-        ("next_ticket", ctypes.c_uint64),
-        ("cancelled_through", ctypes.c_uint64),
-        ("cancels", ctypes.c_uint64),
-        ("top", ctypes.c_uint32),
-        ("progress", ctypes.c_uint32),
-    )
+    _fields_ = _fields((_U64, "next_ticket cancelled_through cancels"), (_U32, "top progress"))
 
 
 class Fairness(ctypes.Structure):
-    _fields_ = (("asked", ctypes.c_uint64), ("keep_off_ns", ctypes.c_int64))
+    _fields_ = _fields((_U64, "asked"), (_I64, "keep_off_ns"))
 
 
 class Event(ctypes.Structure):
-    _fields_ = (
-        ("serial", ctypes.c_uint64),
-        ("token", ctypes.c_uint64),
-        ("at_ns", ctypes.c_int64),
-        ("step", ctypes.c_int64),
-        ("contributor", ctypes.c_int64),
-        ("kind", ctypes.c_uint32),
-        ("pid", ctypes.c_uint32),
-        ("pid_namespace", ctypes.c_uint32),
-        ("_to_a_cache_line", ctypes.c_uint32 * 3),
+    _fields_ = _fields(
+        (_U64, "serial token"),
+        (_I64, "at_ns step contributor"),
+        (_U32, "kind pid pid_namespace"),
+        (_U32 * 3, "_to_a_cache_line"),
     )
 
 
 class DirectoryEntry(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_uint32),
-        ("dtype", ctypes.c_uint32),
-        ("sum", ctypes.c_uint32),
-        ("components", ctypes.c_uint32),
-        ("reduction", ctypes.c_uint32),
-        ("declared_rank", ctypes.c_uint32),
-        ("lowest", ctypes.c_int64),
-        ("highest", ctypes.c_uint64),
-        ("name_length", ctypes.c_uint32),
-        ("optimizer", ctypes.c_uint32),
+    _fields_ = _fields(
+        (_U32, "kind dtype sum components reduction declared_rank"),
+        (_I64, "lowest"),
+        (_U64, "highest"),
+        (_U32, "name_length optimizer"),
     )
 
 
 class Participant(ctypes.Structure):
-    _fields_ = (
-        ("token", ctypes.c_uint64),
-        ("pid_namespace", ctypes.c_uint64),
-        ("start_ticks", ctypes.c_uint64),
-        ("attached_ns", ctypes.c_int64),
-        ("seen_ns", ctypes.c_int64),
-        ("applied_ns", ctypes.c_int64),
-        ("applied_step", ctypes.c_int64),
-        ("contributor", ctypes.c_int64),
-        ("pid", ctypes.c_uint32),
-        ("activity", ctypes.c_uint32),
-        ("applied", ctypes.c_uint64),
-        ("dropped", ctypes.c_uint64),
-        ("taken", ctypes.c_uint64),
-        ("told", ctypes.c_uint64),
-        ("given_up", ctypes.c_uint64),
-        ("failures", ctypes.c_uint32),
-        ("took", ctypes.c_uint32),
-        ("ending", ctypes.c_uint32),
-        ("_to_two_cache_lines", ctypes.c_uint32),
+    _fields_ = _fields(
+        (_U64, "token pid_namespace start_ticks"),
+        (_I64, "attached_ns seen_ns applied_ns applied_step contributor"),
+        (_U32, "pid activity"),
+        (_U64, "applied dropped taken told given_up"),
+        (_U32, "failures took ending _to_two_cache_lines"),
     )
 
 
 class Waiter(ctypes.Structure):
-    _fields_ = (
-        ("ticket", ctypes.c_uint64),
-        ("participant_token", ctypes.c_uint64),
-        ("num_required", ctypes.c_int64),
-        ("since_ns", ctypes.c_int64),
-        ("participant", ctypes.c_uint32),
-        ("wake", ctypes.c_uint32),
-        ("overdue", ctypes.c_uint32),
-        ("_to_a_cache_line", ctypes.c_uint32 * 5),
+    _fields_ = _fields(
+        (_U64, "ticket participant_token"),
+        (_I64, "num_required since_ns"),
+        (_U32, "participant wake overdue"),
+        (_U32 * 5, "_to_a_cache_line"),
     )
 
 
 class Departed(ctypes.Structure):
-    _fields_ = (
-        ("token", ctypes.c_uint64),
-        ("pid_namespace", ctypes.c_uint64),
-        ("at_ns", ctypes.c_int64),
-        ("applied_step", ctypes.c_int64),
-        ("applied", ctypes.c_uint64),
-        ("pid", ctypes.c_uint32),
-        ("took", ctypes.c_uint32),
-        ("_to_a_cache_line", ctypes.c_uint64 * 2),
+    _fields_ = _fields(
+        (_U64, "token pid_namespace"),
+        (_I64, "at_ns applied_step"),
+        (_U64, "applied"),
+        (_U32, "pid took"),
+        (_U64 * 2, "_to_a_cache_line"),
     )
 
 
 class Reason(ctypes.Structure):
-    _fields_ = (
-        ("of", ctypes.c_uint64),
-        ("length", ctypes.c_uint64),
-        ("text", ctypes.c_uint8 * 1008),
-    )
+    _fields_ = _fields((_U64, "of length"), (_U8 * 1008, "text"))
 
 
 class Slot(ctypes.Structure):
-    _fields_ = (("row", ctypes.c_int64), ("contributions", ctypes.c_int64))
+    _fields_ = _fields((_I64, "row contributions"))
 
 
 class Bucket(ctypes.Structure):
-    _fields_ = (
-        ("tags", ctypes.c_uint16 * 10),
-        ("stamp", ctypes.c_uint32),
-        ("slots", ctypes.c_uint32 * 10),
-    )
+    _fields_ = _fields((_U16 * 10, "tags"), (_U32, "stamp"), (_U32 * 10, "slots"))
 
 
 class UndoRecord(ctypes.Structure):
-    _fields_ = (
-        ("first_slot", ctypes.c_uint32),
-        ("slots", ctypes.c_uint16),
-        ("member", ctypes.c_uint16),
-    )
+    _fields_ = _fields((_U32, "first_slot"), (_U16, "slots member"))
 
 
 class SavedRegion(ctypes.Structure):
-    _fields_ = (("entry_bytes", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+    _fields_ = _fields((_U64, "entry_bytes bytes"))
 
 
 class SavedArray(ctypes.Structure):
-    _fields_ = (
-        ("member", ctypes.c_uint64),
-        ("entries", ctypes.c_uint64),
-        ("listed", ctypes.c_uint64),
-        ("regions", SavedRegion * 3),
-    )
+    _fields_ = _fields((_U64, "member entries listed"), (SavedRegion * 3, "regions"))
 
 
 class Word(ctypes.Structure):
-    _fields_ = (("word", ctypes.c_uint64),)
+    _fields_ = _fields((_U64, "word"))
 
 
 class ShortWord(ctypes.Structure):
-    _fields_ = (("word", ctypes.c_uint32),)
+    _fields_ = _fields((_U32, "word"))
 
 
 def _cache_line(offset: int) -> int:
@@ -347,64 +255,45 @@ class Table:
 
     def first(self, kind: str) -> int:
         """Return the offset of the first record of a kind."""
-        return {
-            "config": 0,
-            "unlinked": UNLINKED,
-            "generation": GENERATION,
-            "finished": FINISHED,
-            "kept_free": KEPT_FREE,
-            "round": ROUNDS,
-            "queue": QUEUE,
-            "participants_top": PARTICIPANTS_TOP,
-            "departed_top": PARTICIPANTS_TOP + 4,
-            "next_event": NEXT_EVENT,
-            "event": EVENTS,
-            "directory": self.region("directory"),
-            "participant": self.region("participants"),
-            "waiter": self.region("waiters"),
-            "departed": self.region("departed"),
-            "reason": self.region("reasons"),
-            "lane_generation": self.states,
-            "lane": self.states + _LANES,
-            "journal": self.states + _JOURNAL,
-            "fairness": self.states + _FAIRNESS,
-            "member": self.states + _MEMBERS + self.member * _MEMBER_BYTES,
-            "undo": self.region("undo log"),
-            "shape": self.region("shapes") + self.member * 2 * ctypes.sizeof(Shape),
-            "bucket0": self.region("index 0"),
-            "bucket1": self.region("index 1"),
-            "slot": self.region("slots"),
-        }[kind]
+        return RECORDS[kind][2](self)
 
 
-# Each kind of record: its structure, and how many are of interest.
-RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int]]] = {
-    "config": (Config, 1),
-    "unlinked": (Word, 1),
-    "generation": (Word, 1),
-    "finished": (Word, 1),
-    "kept_free": (Word, 1),
-    "round": (RoundState, 2),
-    "queue": (QueueHead, 1),
-    "participants_top": (ShortWord, 1),
-    "departed_top": (ShortWord, 1),
-    "next_event": (Word, 1),
-    "event": (Event, 32),
-    "directory": (DirectoryEntry, 1),
-    "participant": (Participant, 4),
-    "waiter": (Waiter, 4),
-    "departed": (Departed, 4),
-    "reason": (Reason, 4),
-    "lane_generation": (Word, 1),
-    "lane": (LaneState, 2),
-    "journal": (Journal, 1),
-    "fairness": (Fairness, 1),
-    "member": (MemberState, 2),
-    "undo": (UndoRecord, 1),
-    "shape": (Shape, 2),
-    "bucket0": (Bucket, 8),
-    "bucket1": (Bucket, 8),
-    "slot": (Slot, 16),
+# Each kind of record: its structure, how many are of interest, and where the first one is.
+RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], int]]]] = {
+    "config": (Config, 1, lambda _: 0),
+    "unlinked": (Word, 1, lambda _: UNLINKED),
+    "generation": (Word, 1, lambda _: GENERATION),
+    "finished": (Word, 1, lambda _: FINISHED),
+    "kept_free": (Word, 1, lambda _: KEPT_FREE),
+    "round": (RoundState, 2, lambda _: ROUNDS),
+    "queue": (QueueHead, 1, lambda _: QUEUE),
+    "participants_top": (ShortWord, 1, lambda _: PARTICIPANTS_TOP),
+    "departed_top": (ShortWord, 1, lambda _: PARTICIPANTS_TOP + 4),
+    "next_event": (Word, 1, lambda _: NEXT_EVENT),
+    "event": (Event, 32, lambda _: EVENTS),
+    "directory": (DirectoryEntry, 1, lambda table: table.region("directory")),
+    "participant": (Participant, 4, lambda table: table.region("participants")),
+    "waiter": (Waiter, 4, lambda table: table.region("waiters")),
+    "departed": (Departed, 4, lambda table: table.region("departed")),
+    "reason": (Reason, 4, lambda table: table.region("reasons")),
+    "lane_generation": (Word, 1, lambda table: table.states),
+    "lane": (LaneState, 2, lambda table: table.states + _LANES),
+    "journal": (Journal, 1, lambda table: table.states + _JOURNAL),
+    "fairness": (Fairness, 1, lambda table: table.states + _FAIRNESS),
+    "member": (
+        MemberState,
+        2,
+        lambda table: table.states + _MEMBERS + table.member * _MEMBER_BYTES,
+    ),
+    "undo": (UndoRecord, 1, lambda table: table.region("undo log")),
+    "shape": (
+        Shape,
+        2,
+        lambda table: table.region("shapes") + table.member * 2 * ctypes.sizeof(Shape),
+    ),
+    "bucket0": (Bucket, 8, lambda table: table.region("index 0")),
+    "bucket1": (Bucket, 8, lambda table: table.region("index 1")),
+    "slot": (Slot, 16, lambda table: table.region("slots")),
 }
 
 # The layout of an accumulator of one tensor, with one lane.
@@ -431,55 +320,13 @@ def mix_words(data: bytes) -> int:
 
 
 def _mixed(value: int, word: int) -> int:
-    value = ((value ^ word) * 0xFF51AFD7ED558CCD) & _U64
+    value = ((value ^ word) * 0xFF51AFD7ED558CCD) % 2**64
     return value ^ value >> 32
 
 
-def header_of_version_1(name: bytes) -> bytes:
-    """Return the header that shmacc 1.0.0 wrote for an empty sparse segment of that name.
-
-    It ends with the configuration; this version reads no further.
-    """
-
-    class OldConfig(ctypes.Structure):
-        _fields_ = (
-            ("magic", ctypes.c_char * 8),
-            ("version", ctypes.c_uint32),
-            ("kind", ctypes.c_uint32),
-            ("dtype", ctypes.c_uint32),
-            ("sum", ctypes.c_uint32),
-            ("reduction", ctypes.c_uint32),
-            ("components", ctypes.c_uint32),
-            ("declared_rank", ctypes.c_uint32),
-            ("is_private", ctypes.c_uint32),
-            ("declared_dims", ctypes.c_int64 * MAX_RANK),
-            ("token", ctypes.c_uint64),
-            ("created_ns", ctypes.c_int64),
-            ("mode", ctypes.c_uint32),
-            ("name_length", ctypes.c_uint32),
-            ("name", ctypes.c_char * 200),
-            ("checksum", ctypes.c_uint64),
-        )
-
-    config = OldConfig(
-        magic=b"shmacc\r\n",
-        version=1,
-        kind=1,
-        dtype=1,
-        sum=1,
-        reduction=1,
-        components=1,
-        declared_rank=(1 << 32) - 1,
-        token=1,
-        mode=0o600,
-        name_length=len(name),
-        name=name,
-    )
-    checksum = 0x9E3779B97F4A7C15
-    for (word,) in struct.iter_unpack("<Q", bytes(config)[: OldConfig.checksum.offset]):
-        checksum = _mixed(checksum, word)
-    config.checksum = checksum
-    return bytes(config).ljust(8192, b"\0")
+def header_of_version(version: int) -> bytes:
+    """Return a header from which only its layout version can be read."""
+    return struct.pack("<8sI", b"shmacc\r\n", version).ljust(8192, b"\0")
 
 
 def checksum_of(record: Any) -> int:

@@ -236,7 +236,7 @@ def test_an_operation_that_was_interrupted_in_a_later_lane() -> None:
 @pytest.fixture
 def old() -> Iterator[Path]:
     path = path_of("old")
-    path.write_bytes(layout.header_of_version_1(b"old"))
+    path.write_bytes(layout.header_of_version(1))
     os.truncate(path, layout.FILE_SIZE)
     yield path
     path.unlink(missing_ok=True)

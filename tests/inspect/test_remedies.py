@@ -56,7 +56,7 @@ def damaged() -> None:
 
 
 def other_version() -> None:
-    path_of(NAMES[0]).write_bytes(layout.header_of_version_1(NAMES[0].encode()))
+    path_of(NAMES[0]).write_bytes(layout.header_of_version(1))
     os.truncate(path_of(NAMES[0]), layout.FILE_SIZE)
 
 
