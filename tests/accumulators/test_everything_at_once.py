@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers import process_work
 from helpers.apart import Apart
 from helpers.support import LONG
 
@@ -68,7 +67,7 @@ def pass_on(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
 
 def take_and_close(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
     """Take through a handle that another thread closes at about that time."""
-    handle = process_work.attached(acc.shared_name)
+    handle: Any = shmacc.attach(acc.shared_name)
     closing = threading.Timer(rng.random() * 0.004, handle.close)
     closing.start()
     try:
@@ -100,7 +99,8 @@ def work(name: str, number: int) -> Books:
 
     def play(place: int, role: Callable[..., None], times: int) -> None:
         rng = random.Random(10 * number + place)
-        with process_work.attached(name) as acc:
+        acc: Any = shmacc.attach(name)
+        with acc:
             for i in range(times):
                 with contextlib.suppress(*REFUSALS):
                     role(acc, books, rng, (10 * number + place) * 10_000 + i)
@@ -154,7 +154,7 @@ def test_nobody_is_passed_over_for_long() -> None:
     begin, end, done = fork.Barrier(processes), fork.Event(), fork.RawArray("q", processes)
 
     def apply_often(number: int) -> None:
-        acc = process_work.attached("fair")
+        acc: Any = shmacc.attach("fair")
         indices, values = np.arange(ROWS), np.ones((ROWS, 64), np.float32)
         begin.wait(LONG)
         while not end.is_set():
@@ -242,7 +242,7 @@ def wait_a_little(acc: Any, number: int) -> None:
 
 def open_and_close(acc: Any, _number: int) -> None:
     """Use a handle of one's own, closed by somebody else."""
-    handle = process_work.attached(acc.shared_name)
+    handle: Any = shmacc.attach(acc.shared_name)
     closing = threading.Thread(target=handle.close)
     closing.start()
     with contextlib.suppress(errors.FailedPreconditionError):

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers import process_work
 from helpers.apart import every_start_method
 from helpers.lock_holder import sleeps_in
-from helpers.process_work import SHARED, WIDTH, gradient
 from helpers.support import LONG, stop, until
 
 import shmacc
@@ -31,24 +29,43 @@ pytestmark = pytest.mark.threads
 @pytest.fixture
 def sparse() -> Iterator[SparseConditionalAccumulator]:
     """A named sparse accumulator of sums, removed at the end."""
-    with SparseConditionalAccumulator(
-        np.float32, (None, WIDTH), "sparse", reduction_type="SUM"
-    ) as acc:
+    with SparseConditionalAccumulator(np.float32, (None, 3), "sparse", reduction_type="SUM") as acc:
         yield acc
         acc.unlink()
 
 
+def apply_one(acc: ConditionalAccumulator, value: float, step: int = 0) -> bool:
+    with acc:
+        return acc.apply_grad(value, step)
+
+
+def open_and_apply(value: float) -> bool:
+    """Create or attach, whoever comes first, and apply."""
+    with ConditionalAccumulator(np.float64, (), "acc", reduction_type="SUM") as acc:
+        return acc.apply_grad(value)
+
+
+def open_otherwise() -> None:
+    SparseConditionalAccumulator(np.float64, (), "acc").close()
+
+
+def take_one(num_required: int, timeout: float = LONG) -> tuple[float, int, int]:
+    with ConditionalAccumulator.attach("acc") as acc:
+        taken = acc.take(num_required, timeout=timeout)
+        return taken.value.item(), taken.count, taken.step
+
+
 @every_start_method
 def test_pickled_handles_and_names(crew: Crew, acc: ConditionalAccumulator) -> None:
-    children = [crew.start(process_work.apply_one, acc, 1.0)]
-    children.append(crew.start(process_work.open_and_apply, "acc", 2.0))
+    children = [crew.start(apply_one, acc, 1.0)]
+    children.append(crew.start(open_and_apply, 2.0))
     assert [child.result() for child in children] == [True, True]
     # Here the parent makes, the child takes.
     acc.apply_grad(4.0)
-    taker = crew.start(process_work.take_one, "acc", 3, LONG)
+    taker = crew.start(take_one, 3)
     assert taker.result() == (7.0, 3, 0)
     assert acc.global_step == 1
-    assert crew.start(process_work.apply_one, acc, 1.0, 0).result() is False
+    assert crew.start(apply_one, acc, 1.0, 0).result() is False
     assert acc.stats().dropped == 1
 
 
@@ -57,8 +74,8 @@ def test_private_handles_pickle_too_and_errors_come_back(
     crew: Crew, acc: ConditionalAccumulator
 ) -> None:
     with ConditionalAccumulator(np.float32) as private:
-        child = crew.start(process_work.apply_one, private, 1.0)
-        otherwise = crew.start(process_work.open_otherwise, acc.shared_name)
+        child = crew.start(apply_one, private, 1.0)
+        otherwise = crew.start(open_otherwise)
         assert private.take_grad(1, timeout=LONG).item() == 1.0
         assert child.result()
         # The child is gone, and closed it; it is its creator's.
@@ -89,49 +106,6 @@ def test_any_other_process_with_the_name_alone(
         shmacc.attach(done.stdout.strip())
 
 
-@pytest.mark.parametrize("crew", ["fork"], indirect=True)
-def test_eight_processes_at_once(crew: Crew, sparse: SparseConditionalAccumulator) -> None:
-    """While they apply, takes go on; all takes together are all gradients, each once."""
-    workers, each = 8, 25
-    apply = process_work.apply_all
-    children = [crew.start(apply, "sparse", worker, each) for worker in range(workers)]
-    total = np.zeros((SHARED + workers * each, WIDTH), np.float64)
-    seen = np.zeros(len(total), dtype=np.int64)
-    count = 0
-    numbers = np.random.default_rng(0)
-    while count < workers * each:
-        wanted = int(numbers.integers(1, min(9, workers * each - count + 1)))
-        taken = sparse.take(wanted, timeout=LONG)
-        assert taken.count >= wanted
-        assert (np.diff(taken.indices) > 0).all()
-        total[taken.indices] += taken.values
-        own = taken.indices[taken.indices >= SHARED]
-        assert len(own) == taken.count
-        seen[own] += 1
-        count += taken.count
-    assert [child.result() for child in children] == [[True] * each] * workers
-    # Once by identity: each gradient was in exactly one take. And once by the sums.
-    assert (seen[SHARED:] == 1).all()
-    expected = np.zeros_like(total)
-    for worker in range(workers):
-        for number in range(each):
-            np.add.at(expected, *gradient(worker, number, each))
-    np.testing.assert_array_equal(total, expected)
-    stats = sparse.stats()
-    assert (stats.applied, stats.dropped) == (workers * each, 0)
-    assert sparse.num_accumulated() == 0
-
-
-def test_workers_follow_the_step(crew: Crew, acc: ConditionalAccumulator) -> None:
-    steps = 10
-    workers = [crew.start(process_work.follow_steps, "acc", steps, LONG) for _ in range(3)]
-    for step in range(steps):
-        taken = acc.take(3, timeout=LONG)
-        assert (taken.value.item(), taken.count, taken.step) == (3.0, 3, step)
-    assert [worker.result() for worker in workers] == [list(range(steps))] * 3
-    assert acc.stats().dropped == 0
-
-
 # Takes of several processes stand in one line: its order, its head, and every way to leave it.
 
 
@@ -139,7 +113,7 @@ def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apar
     """Start one taking process for each number, in this order."""
     takers = []
     for place, number in enumerate(numbers, start=1):
-        takers.append(crew.start(process_work.take_one, "acc", number, LONG))
+        takers.append(crew.start(take_one, number))
         until(lambda place=place: acc.stats().waiting == place)  # type: ignore[misc]
     return takers
 
@@ -174,9 +148,9 @@ def test_head_of_line_blocks(crew: Crew, acc: ConditionalAccumulator) -> None:
 
 def test_when_the_head_gives_up_the_next_is_served(crew: Crew, acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
-    first = crew.start(process_work.take_one, "acc", 3, 0.4)
+    first = crew.start(take_one, 3, 0.4)
     until(lambda: acc.stats().waiting == 1 or first.pipe.poll())
-    second = crew.start(process_work.take_one, "acc", 1, LONG)
+    second = crew.start(take_one, 1)
     with pytest.raises(errors.DeadlineExceededError):
         first.result()
     # Nothing was consumed by the one, and no apply had to come for the other.
@@ -233,13 +207,13 @@ def test_cancel_reaches_every_process(crew: Crew, acc: ConditionalAccumulator) -
 
 
 def test_close_wakes_this_handles_takes_only(crew: Crew, acc: ConditionalAccumulator) -> None:
-    mine = process_work.attached("acc")
+    mine = shmacc.attach("acc")
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(mine.take, 1, timeout=LONG)]
         waits.append(pool.submit(mine.wait_step, 0, timeout=LONG))
         until(lambda: acc.stats().waiting >= 1)
         behind = acc.stats().waiting + 1
-        theirs = crew.start(process_work.take_one, "acc", 1, LONG)
+        theirs = crew.start(take_one, 1)
         until(lambda: acc.stats().waiting == behind)
         mine.close()
         for wait in waits:

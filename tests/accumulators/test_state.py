@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart
-from helpers.process_work import say_and_take
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, same_bits, same_taken, until
 
 from shmacc import (
@@ -168,12 +167,19 @@ def test_it_ends_a_round_that_is_open() -> None:
         assert (acc.num_accumulated(), acc.global_step) == (4, 5)
 
 
+def say_and_take(number: int, *, pipe: Pipe) -> int:
+    """Say that it is about to take, and take; return how many gradients there were."""
+    with ConditionalAccumulator.attach("acc") as own:
+        pipe.say()
+        return own.take(number, timeout=LONG).count
+
+
 def test_a_take_that_waits_gets_it(acc: ConditionalAccumulator) -> None:
     for _ in range(3):
         acc.apply_grad(1.0)
     state = acc.state()
     acc.advance_step(1)
-    with Apart(say_and_take, "acc", 3) as head:
+    with Apart(say_and_take, 3) as head:
         head.hear()
         until(lambda: acc.stats().waiting == 1)
         acc.restore(state)
@@ -344,7 +350,7 @@ def test_a_snapshot_in_an_open_round_shows_the_round(acc: ConditionalAccumulator
 
 def test_a_snapshot_does_not_wait_in_line(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
-    with Apart(say_and_take, "acc", 2) as head:
+    with Apart(say_and_take, 2) as head:
         head.hear()
         until(lambda: acc.stats().waiting == 1)
         assert acc.snapshot().value == 1.0
