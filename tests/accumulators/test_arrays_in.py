@@ -222,32 +222,6 @@ def test_indices_of_any_integer_type() -> None:
         assert acc.take_grad(3).indices.tolist() == [1, 2]
 
 
-def test_repeats_and_any_order() -> None:
-    """The gradient of an embedding lookup as it comes; TensorFlow answers 12 and 13.5 here."""
-    for reduction, rows in (("MEAN", [6, 12]), ("SUM", [12, 24]), ("CMEAN", [6, 12])):
-        with SparseConditionalAccumulator(np.float64, reduction_type=reduction) as acc:
-            acc.apply_grad([4, 1, 4], [[1.0], [2.0], [3.0]])
-            acc.apply_grad([1, 4], [[10.0], [20.0]])
-            taken = acc.take(2)
-            assert taken.indices.tolist() == [1, 4]
-            assert taken.values.tolist() == [[r] for r in rows]
-            assert taken.row_counts.tolist() == [2, 2]
-
-
-def test_empty_gradients_and_zero_width_rows() -> None:
-    for shape in (0,), (0, 3), (0, 0), (3, 0), (3, 2, 0):
-        with SparseConditionalAccumulator(np.float32) as acc:
-            indices = np.arange(shape[0])
-            for _ in range(2):
-                acc.apply_grad(indices, np.zeros(shape, np.float32))
-            taken = acc.take(2)
-            assert taken.count == 2
-            same_bits(taken.indices, indices)
-            same_bits(taken.values, np.zeros(shape, np.float32))
-            same_bits(taken.shape, np.array([-1, *shape[1:]]))
-            assert taken.row_counts.tolist() == [2] * shape[0]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_accumulates_in_single_and_rounds_once(dtype: str) -> None:
     half = ELEMENTS[dtype].dtype
@@ -379,7 +353,7 @@ def test_a_take_is_a_gradient_and_a_partial_is_none() -> None:
         assert far.apply_partial(sums)
         assert far.take(3).value.tolist() == [float(np.float32(4) / np.float32(3))] * 3
     with AccumulatorGroup(GROUP) as group, SparseConditionalAccumulator("f4", (5, 2)) as acc:
-        for wrong in ({"w": sums}, {"w": acc.snapshot()}):
+        for wrong in ({"w": sums}, {"w": acc.snapshot()}, {"rows": acc.take_partial(0)}):
             with refused():
                 group.apply(wrong, 0)
         assert group.num_accumulated() == 0

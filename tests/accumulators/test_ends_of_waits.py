@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -90,18 +89,6 @@ def test_without_it_deaths_are_nothing(acc: ConditionalAccumulator) -> None:
     assert acc.take(1, timeout=0).count == 1
 
 
-def test_deaths_are_told_together_or_one_after_the_other(acc: ConditionalAccumulator) -> None:
-    with ExitStack() as stack:
-        workers = [stack.enter_context(worker(i or None)) for i in range(4)]
-        for dead, contributors in (workers[:3], (1, 2)), (workers[3:], (3,)):
-            for process in dead:
-                process.kill()
-            with pytest.raises(errors.WorkerDiedError) as caught:
-                acc.take(5, timeout=LONG, on_death="raise")
-            assert sorted(caught.value.pids or ()) == sorted(process.pid for process in dead)
-            assert tuple(sorted(caught.value.contributors or ())) == contributors
-
-
 def test_a_quorum_that_is_there_is_served(acc: ConditionalAccumulator) -> None:
     with worker(1) as dead:
         dead.kill()
@@ -125,14 +112,6 @@ def _attach_only(*, pipe: Pipe) -> None:
     pipe.say()
     pipe.hear()
     own.close()
-
-
-def test_who_closes_is_not_dead(acc: ConditionalAccumulator) -> None:
-    with worker() as process:
-        process.say()
-        process.result()
-    with pytest.raises(errors.DeadlineExceededError):
-        acc.take(2, timeout=SHORT, on_death="raise")
 
 
 def test_of_two_waits_one_is_told(acc: ConditionalAccumulator) -> None:

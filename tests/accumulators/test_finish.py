@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, run_apart
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG, until
 
 import shmacc
@@ -287,13 +287,6 @@ def test_unlinking_alone_finishes_nothing() -> None:
             creator.say()
             creator.result()
             assert not acc.running
-
-
-def test_a_childs_close_of_its_parents_finishes_nothing() -> None:
-    with ConditionalAccumulator("f8", (), NAME, unlink_on_close=True) as acc:
-        run_apart(acc.close)
-        assert acc.running
-        assert acc.apply_grad(1.0)
 
 
 @pytest.mark.parametrize("how", ["attach", "create"])

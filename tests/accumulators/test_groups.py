@@ -188,20 +188,6 @@ def test_an_overflow_in_one_member_leaves_all_as_they_were(*, last: bool) -> Non
         assert taken["dense"].value == 5
 
 
-def test_cmean_divides_by_all_gradients_of_the_round() -> None:
-    specs = {
-        "all": TensorSpec((), "float32", reduction_type="CMEAN"),
-        "rows": IndexedSlicesSpec((None,), "float32", reduction_type="CMEAN"),
-        "own": TensorSpec((), "float32"),
-    }
-    with make_group(specs) as group:
-        assert group.apply({"all": 6, "rows": ([4], [9]), "own": 6}, 0)
-        assert group.apply({}, 0, weight=2)
-        taken = group.take(2)
-        assert (taken["all"].value, taken["own"].value) == (2, 6)
-        assert taken["rows"].values.tolist() == [3]
-
-
 def test_a_result_that_does_not_fit_names_its_member_and_leaves_the_round() -> None:
     specs = {
         "fine": TensorSpec((), "float32"),

@@ -226,17 +226,13 @@ def zipf_ids(count: int, seed: int, apart: int = 1) -> Any:
     return ids.astype(np.int64) * apart + FIRST * (apart > 1)
 
 
-def table_rows(apart: int) -> int:
-    return TABLE_ROWS * apart + FIRST * (apart > 1)
-
-
 @pytest.mark.parametrize(
     ("name", "apart"), list(zip(ELEMENTS, itertools.cycle(APART), strict=False))
 )
 def test_repeats_are_summed_in_their_order(name: str, apart: int) -> None:
     element = ELEMENTS[name]
     for seed, inner in enumerate(INNER):
-        shape = (table_rows(apart), *inner)
+        shape = (TABLE_ROWS * apart + FIRST, *inner)
         model = SparseModel(element, shape, "SUM")
         with SparseConditionalAccumulator(name, shape) as acc:
             for count, kind in ((MANY, "mixed"), (FEW, "special"), (MANY, "mixed")):
@@ -257,22 +253,6 @@ def test_repeats_that_overflow_change_nothing(name: str) -> None:
         values[frequent, 1] = np.iinfo(name).max
         with nothing_changes(acc), pytest.raises(errors.OutOfRangeError, match="64-bit sum"):
             acc.apply_grad(ids, values, local_step=NEVER_STALE)
-
-
-@pytest.mark.parametrize(
-    ("count", "apart"), [(1, 1001), (2, 2**33 + 5), (FEW, 1), (MANY, 1001), (MANY, 2**33 + 5)]
-)
-def test_different_ids_come_in_any_order(count: int, apart: int) -> None:
-    rng = np.random.default_rng(count)
-    shape = (table_rows(apart), 3)
-    model = SparseModel(ELEMENTS["float32"], shape, "MEAN")
-    with SparseConditionalAccumulator("float32", shape) as acc:
-        for seed in range(3):
-            ids = rng.permutation(TABLE_ROWS)[:count] * apart + FIRST * (apart > 1)
-            values = numbers(ELEMENTS["float32"], (count, 3), "mixed", seed)
-            model.apply_grad(ids, values, None, 0)
-            assert acc.apply_grad(ids, values)
-        same_outcome(acc.take_partial(3), model.take_partial(3))
 
 
 def test_rows_beyond_the_last_bucket_stand_in_the_first() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -19,19 +17,9 @@ import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from helpers.apart import Apart, Crew
 
 pytestmark = pytest.mark.threads
-
-
-@pytest.fixture
-def sparse() -> Iterator[SparseConditionalAccumulator]:
-    """A named sparse accumulator of sums, removed at the end."""
-    with SparseConditionalAccumulator(np.float32, (None, 3), "sparse", reduction_type="SUM") as acc:
-        yield acc
-        acc.unlink()
 
 
 def apply_one(acc: ConditionalAccumulator, value: float, step: int = 0) -> bool:
@@ -83,27 +71,6 @@ def test_private_handles_pickle_too_and_errors_come_back(
     with pytest.raises(errors.InvalidArgumentError):
         otherwise.result()
     assert acc.num_accumulated() == 0
-
-
-def test_any_other_process_with_the_name_alone(
-    sparse: SparseConditionalAccumulator, namespace: str
-) -> None:
-    """It ends without a close: what it applied stays; its private one goes with it."""
-    script = """if True:
-        import shmacc, sys
-        shmacc.attach("sparse").apply_grad([4], [[1, 2, 3]])
-        private = shmacc.ConditionalAccumulator("f4")
-        private.apply_grad(1.0)
-        print(private.shared_name)
-        assert len(shmacc.testing.leaked_names(sys.argv[1])) > 1
-    """
-    command = [sys.executable, "-P", "-W", "ignore", "-c", script, namespace]
-    done = subprocess.run(command, check=True, timeout=LONG, capture_output=True, text=True)
-    taken = sparse.take(1, timeout=0)
-    assert (taken.indices.tolist(), taken.values.tolist()) == ([4], [[1, 2, 3]])
-    until(lambda: sparse.stats().attached == 1)
-    with pytest.raises(errors.NotFoundError):
-        shmacc.attach(done.stdout.strip())
 
 
 # Takes of several processes stand in one line: its order, its head, and every way to leave it.

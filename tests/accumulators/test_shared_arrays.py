@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Mapping
 from functools import partial
@@ -290,15 +289,6 @@ def test_attaching_what_is_another_kind_advises_what_attach_takes() -> None:
             one.unlink()
 
 
-def test_not_found_names_the_namespace(namespace: str) -> None:
-    said = f"{NAME!r} in the namespace {namespace!r}"
-    with pytest.raises(errors.NotFoundError, match=said) as caught:
-        SharedArrays.attach(NAME)
-    assert (caught.value.shared_name, caught.value.namespace) == (NAME, namespace)
-    with pytest.raises(errors.DeadlineExceededError, match=f"in the namespace {namespace!r}"):
-        SharedArrays.attach(NAME, timeout=0.01)
-
-
 @pytest.mark.parametrize("writable", [True, False])
 def test_pickles_with_the_right_to_write(*, writable: bool) -> None:
     with make() as params, SharedArrays.attach(NAME, writable=writable) as sent:
@@ -321,10 +311,3 @@ def test_closed_is_closed() -> None:
         with pytest.raises(errors.FailedPreconditionError, match="closed"):
             call()
     assert list(params) == ["emb", "bias"]
-
-
-def test_signatures() -> None:
-    calls = SharedArrays, SharedArrays.attach
-    made, attached = (list(inspect.signature(call).parameters) for call in calls)
-    assert made == ["contents", "shared_name", "mode", "owners", "if_exists", "unlink_on_close"]
-    assert attached == ["shared_name", "writable", "timeout", "owners"]

@@ -291,21 +291,6 @@ def test_of_another_spec_it_names_the_member_and_both() -> None:
             another.restore(one.state())
 
 
-def test_of_a_closed_one() -> None:
-    acc = dense()
-    state = acc.state()
-    acc.close()
-    calls: tuple[Callable[[], Any], ...] = (
-        acc.state,
-        lambda: acc.restore(state),
-        acc.snapshot,
-        acc.contributors,
-    )
-    for call in calls:
-        with pytest.raises(errors.FailedPreconditionError):
-            call()
-
-
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("make", MAKE)
 def test_a_snapshot_is_what_the_next_take_gives(make: Callable[[int], Any], lanes: int) -> None:
@@ -356,15 +341,6 @@ def test_a_snapshot_does_not_wait_in_line(acc: ConditionalAccumulator) -> None:
         assert acc.snapshot().value == 1.0
         acc.apply_grad(2.0)
         assert head.result() == 2
-
-
-def test_a_snapshot_of_a_result_that_does_not_fit() -> None:
-    with ConditionalAccumulator("int8", (), reduction_type="SUM") as acc:
-        for _ in range(2):
-            acc.apply_grad(100)
-        with pytest.raises(errors.OutOfRangeError):
-            acc.snapshot()
-        assert acc.take_partial(2).value == 200
 
 
 def test_of_what_is_no_state_of_a_single_one_nothing_is_restored() -> None:

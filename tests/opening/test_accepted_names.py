@@ -70,9 +70,10 @@ def test_long_names_that_differ_at_their_end(monkeypatch: pytest.MonkeyPatch) ->
             assert again.num_accumulated() == 1
 
 
-def test_attach_of_nothing_names_the_namespace(namespace: str) -> None:
+@pytest.mark.parametrize("attach", [shmacc.attach, shmacc.SharedArrays.attach])
+def test_attach_of_nothing_names_the_namespace(attach: Any, namespace: str) -> None:
     with pytest.raises(FileNotFoundError, match=f"in the namespace '{namespace}'") as caught:
-        shmacc.attach("nobody")
+        attach("nobody")
     error = pickle.loads(pickle.dumps(caught.value))
     assert type(error) is errors.NotFoundError
     assert (error.shared_name, error.namespace) == ("nobody", namespace)

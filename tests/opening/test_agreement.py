@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import stat
 from typing import Any
 
 import numpy as np
@@ -15,18 +13,6 @@ from helpers.support import refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("umask", "mode"), [(0o000, 0o600), (0o077, 0o660), (0o177, 0o666)])
-def test_mode_is_exact_whatever_the_umask(kind: Any, umask: int, mode: int, namespace: str) -> None:
-    before = os.umask(umask)
-    try:
-        with kind(np.float32, mode=mode):
-            modes = {stat.S_IMODE(p.stat().st_mode) for p in in_shared_memory(namespace)}
-    finally:
-        os.umask(before)
-    assert modes == {mode}
 
 
 def test_mode_refused(namespace: str) -> None:

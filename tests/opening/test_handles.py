@@ -84,22 +84,6 @@ def test_what_an_earlier_run_left_is_one_line_in_the_log(
         last.unlink()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_handles_in_one_process_are_independent(kind: Any) -> None:
-    first = kind(np.float32, shared_name="one")
-    second = kind(np.float32, shared_name="one")
-    apply(first)
-    for _ in range(2):
-        first.close()
-    with pytest.raises(errors.FailedPreconditionError):
-        apply(first)
-    assert second.num_accumulated() == 1
-    assert apply(second)
-    assert second.take(2).count == 2
-    second.unlink()
-    second.close()
-
-
 CLOSED: Final[list[Callable[[Any], Any]]] = [
     apply,
     lambda acc: acc.take(1, timeout=0),
@@ -113,6 +97,9 @@ CLOSED: Final[list[Callable[[Any], Any]]] = [
     lambda acc: acc.global_step,
     lambda acc: acc.stats(),
     lambda acc: acc.cancel(),
+    lambda acc: acc.state(),
+    lambda acc: acc.snapshot(),
+    lambda acc: acc.contributors(),
 ]
 
 
@@ -120,8 +107,9 @@ CLOSED: Final[list[Callable[[Any], Any]]] = [
 def test_a_closed_handle(kind: Any) -> None:
     acc = kind(np.float32, (3, 2), "one")
     with acc:
+        state = acc.state()
         acc.unlink()
-    for call in CLOSED:
+    for call in (*CLOSED, lambda acc: acc.restore(state)):
         with pytest.raises(errors.FailedPreconditionError):
             call(acc)
     # What it was can still be said, as for a closed file's name.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from helpers import interpreter
-from helpers.apart import Apart, Pipe, run_apart
+from helpers.apart import run_apart
 from helpers.opening import KINDS, NAME, apply, exists, in_shared_memory, make
 
 import shmacc
@@ -94,6 +93,7 @@ def test_only_the_creators_close_does() -> None:
         assert exists()
         run_apart(close_it, acc)
         assert exists()
+        assert acc.running
     assert not exists()
 
 
@@ -113,25 +113,3 @@ def test_the_creators_end_removes_the_name(end: str, namespace: str) -> None:
     status, _, complaints = interpreter.run(script)
     assert (status, complaints) == (0, "")
     assert in_shared_memory(namespace) == []
-
-
-def test_a_killed_creator_leaves_the_name() -> None:
-    def create(*, pipe: Pipe) -> None:
-        acc = make(unlink_on_close=True)
-        acc.apply_grad(1.0)
-        pipe.say()
-        pipe.hear()
-
-    with Apart(create) as creator:
-        creator.hear()
-        creator.kill()
-    with shmacc.attach(NAME) as left:
-        assert left.num_accumulated() == 1
-        left.unlink()
-
-
-def test_inspection_removes_nothing_that_is_in_use() -> None:
-    with make(unlink_on_close=True):
-        with pytest.raises(errors.FailedPreconditionError, match=f"pid {os.getpid()}"):
-            inspection.remove(NAME)
-        assert exists()
