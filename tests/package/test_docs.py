@@ -5,9 +5,7 @@ And the files, links and commands that pages name exist.
 
 from __future__ import annotations
 
-import inspect
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -30,7 +28,6 @@ from shmacc import errors
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-NAVIGATION: Final = runpy.run_path(str(ROOT / "docs" / "site" / "navigation.py"))
 
 SURVIVE: Final = next(block for _, block in pages.tutorial() if block.startswith("# survive.py"))
 SHOWN: Final = next(block for _, block in pages.tutorial() if "$ python survive.py" in block)
@@ -180,27 +177,6 @@ def test_a_link_that_leads_nowhere_is_found(
         found = [(page, link)] * (link in dead)
         assert list(links.dead(site.iterdir(), site)) == found
         assert links.main() == (kind == "html" and link in dead)
-
-
-def test_where_pages_stand_in_the_navigation() -> None:
-    named = ["docs/tutorial", "docs/guide", "docs/brand-new", "docs/concepts/new", "LICENSE"]
-    sections = NAVIGATION["toctrees"](named).split(":caption: ")
-    holds = {part.split("\n")[0]: part for part in sections[1:]}
-    assert "/docs/brand-new\n" in holds["How to"], "in no section, so among those that say how"
-    assert "/docs/concepts/new\n" in holds["Concepts"]
-    assert not any("LICENSE" in part or "/docs/jax" in part for part in sections)
-    behind = ["docs/testing", "docs/performance", "docs/simulation", "docs/guide"]
-    assert "docs/performance" not in NAVIGATION["toctrees"](behind)
-    listed = re.findall("^/(.*)$", NAVIGATION["behind"]("docs/testing", behind), re.MULTILINE)
-    assert listed == ["docs/performance", "docs/simulation"]
-    assert NAVIGATION["behind"]("docs/guide", behind) == ""
-
-
-def test_every_error_says_what_to_do() -> None:
-    """The table of errors has it from there."""
-    for name in set(errors.__all__) - {"ShmaccError"}:
-        said = inspect.cleandoc(vars(errors)[name].__doc__)
-        assert len(re.findall(r"^What to do: \w", said, re.MULTILINE)) == 1, name
 
 
 def test_the_reference_has_every_public_name() -> None:
