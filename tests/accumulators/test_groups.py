@@ -31,8 +31,8 @@ GRADIENT: Final = {"emb": ([7, 3], [[1, 2], [3, 4]]), "fc": [1, 2, 3]}
 
 
 def make_group(*args: Any, **keywords: Any) -> Any:
-    """Any, since each test knows which members are sparse."""
-    return AccumulatorGroup(*args, **keywords)
+    """Any, since each test knows which members are sparse; a name goes with it."""
+    return AccumulatorGroup(*args, unlink_on_close=True, **keywords)
 
 
 _apply: Final = st.tuples(
@@ -119,13 +119,10 @@ def test_an_unknown_member_is_refused(group: Any) -> None:
 def test_a_member_that_was_never_touched_costs_what_the_page_on_sizes_says(lanes: int) -> None:
     """With up to three lanes that is 1 KiB."""
     members, page = 1000, 4096
-    with make_group(
-        {f"m{i}": TensorSpec((2,)) for i in range(members)}, "sized", lanes=lanes
-    ) as acc:
+    with make_group({f"m{i}": TensorSpec((2,)) for i in range(members)}, "sized", lanes=lanes):
         (summary,) = inspection.list_segments("sized")
         directory = members * 64
         assert summary.bytes_reserved <= 320 * lanes * members + directory + (lanes + 8) * page
-        acc.unlink()
 
 
 class Repeating(dict[str, Any]):
@@ -214,7 +211,6 @@ def test_as_many_members_as_there_may_be() -> None:
         assert len(taken) == 4096
         np.testing.assert_array_equal(taken["layer.77.weight"].value, [77, 1])
         np.testing.assert_array_equal(taken["layer.4095.weight"].value, [2048, 1])
-        group.unlink()
     with pytest.raises(errors.InvalidArgumentError, match="1 to 4096 members"):
         make_group(specs | {"one more": TensorSpec()})
 
@@ -225,7 +221,6 @@ def test_names_of_members() -> None:
         assert group.apply(dict.fromkeys(names, 2), 0)
         with AccumulatorGroup.attach("named") as other:
             assert list(other.take(1)) == names
-        group.unlink()
 
 
 def test_members_are_a_mapping_of_names_to_specs() -> None:
@@ -248,14 +243,13 @@ DIFFERENT: Final[dict[tuple[str, str, str], dict[str, Any]]] = {
 
 
 def test_a_disagreement_names_the_member_and_both_values() -> None:
-    with make_group(TWO, "agreed") as group:
+    with make_group(TWO, "agreed"):
         for said, specs in DIFFERENT.items():
             with pytest.raises(errors.InvalidArgumentError) as caught:
                 make_group(specs, "agreed")
             error = caught.value
             assert (error.what, error.existing, error.asked) == said
             assert all(word in str(error) for word in said)
-        group.unlink()
 
 
 def test_the_order_of_members_is_no_part_of_the_agreement() -> None:
@@ -264,35 +258,20 @@ def test_the_order_of_members_is_no_part_of_the_agreement() -> None:
         assert group.apply(GRADIENT, 0)
         assert other.apply(gradient, 0)
         assert group.take(2)["fc"].value.tolist() == [2, 4, 6]
-        group.unlink()
-
-
-def test_a_group_and_a_single_accumulator_disagree() -> None:
-    with make_group(TWO, "kinds") as group:
-        with pytest.raises(errors.InvalidArgumentError, match="kind group, but dense"):
-            shmacc.ConditionalAccumulator("f4", None, "kinds")
-        with pytest.raises(errors.InvalidArgumentError, match="AccumulatorGroup"):
-            shmacc.ConditionalAccumulator.attach("kinds")
-        group.unlink()
-    with shmacc.ConditionalAccumulator("f4", None, "kinds") as single:
-        with pytest.raises(errors.InvalidArgumentError, match="dense"):
-            make_group(TWO, "kinds")
-        with pytest.raises(errors.InvalidArgumentError, match=r"of an accumulator \(shmacc.Cond"):
-            AccumulatorGroup.attach("kinds")
-        single.unlink()
 
 
 def test_attach_gives_the_group() -> None:
-    with make_group(TWO, "attached", reduction_type="CMEAN", lanes=2, capacity=9) as group:
-        with shmacc.attach("attached") as found:
-            assert isinstance(found, AccumulatorGroup)
-            assert (found.lanes, found.capacity, found.reduction_type) == (2, 9, "CMEAN")
-            assert found.members["emb"].reduction_type == "CMEAN"
-            assert found.members["fc"].reduction_type == "SUM"
-            assert found.members["emb"].shape == (10, 2)
-            assert isinstance(found.members["emb"], IndexedSlicesSpec)
-            assert not isinstance(found.members["fc"], IndexedSlicesSpec)
-        group.unlink()
+    with (
+        make_group(TWO, "attached", reduction_type="CMEAN", lanes=2, capacity=9),
+        shmacc.attach("attached") as found,
+    ):
+        assert isinstance(found, AccumulatorGroup)
+        assert (found.lanes, found.capacity, found.reduction_type) == (2, 9, "CMEAN")
+        assert found.members["emb"].reduction_type == "CMEAN"
+        assert found.members["fc"].reduction_type == "SUM"
+        assert found.members["emb"].shape == (10, 2)
+        assert isinstance(found.members["emb"], IndexedSlicesSpec)
+        assert not isinstance(found.members["fc"], IndexedSlicesSpec)
 
 
 def test_partials_pickle_and_go_into_another_group(group: Any) -> None:

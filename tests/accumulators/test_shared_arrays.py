@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import ml_dtypes
@@ -15,20 +14,14 @@ from helpers.support import refused, same_bits
 
 import shmacc
 from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
     IndexedSlicesSpec,
-    Parameters,
     SharedArrays,
-    SparseConditionalAccumulator,
     TensorSpec,
     errors,
     testing,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from helpers.numpy_model import Array
 
 pytestmark = pytest.mark.threads
@@ -45,9 +38,9 @@ DTYPES: Final = [*PLAIN, ml_dtypes.bfloat16, *([field] for field in QUANTISED)]
 
 
 def make(**keywords: Any) -> SharedArrays:
-    """One table and one bias, under the name of these tests."""
+    """One table and one bias, under the name of these tests, which goes with it."""
     contents = {"emb": TABLE, "bias": TensorSpec((3,), "float64")}
-    return SharedArrays(contents, NAME, **keywords)
+    return SharedArrays(contents, NAME, unlink_on_close=True, **keywords)
 
 
 def some(dtype: np.dtype[Any]) -> Array:
@@ -131,7 +124,6 @@ def test_it_is_a_mapping() -> None:
         with SharedArrays.attach(NAME) as same:
             assert len({same, params}) == 2
             assert repr(same) == f"<SharedArrays {NAME!r} of 2 arrays read-only: {shown}>"
-        params.unlink()
     assert repr(params) == f"<SharedArrays {NAME!r} of 2 arrays closed: {shown}>"
     with SharedArrays({str(i): np.zeros(i) for i in range(20)}) as many:
         assert repr(many).endswith("6: float64 (6,), 7: float64 (7,), and 12 more>")
@@ -156,7 +148,6 @@ def test_assigning_writes_into_the_array() -> None:
         with pytest.raises(ValueError, match="read-only"):
             same["bias"] -= 1
         assert bias.tolist() == [1, 2, 3]
-        params.unlink()
 
 
 class MultiDict(dict[str, Any]):
@@ -212,7 +203,6 @@ def test_attached_arrays_are_read_only_unless_asked() -> None:
         with SharedArrays.attach(NAME, writable=True) as writer:
             writer["emb"][2] = 5
         assert params["emb"][2].tolist() == [5, 5, 5]
-        params.unlink()
 
 
 def test_a_second_constructor_attaches_and_leaves_the_contents() -> None:
@@ -223,7 +213,6 @@ def test_a_second_constructor_attaches_and_leaves_the_contents() -> None:
             assert same["bias"].tolist() == [7, 7, 7]
             same["bias"][0] = 8
         assert params["bias"][0] == 8
-        params.unlink()
 
 
 def test_disagreement_names_the_first_array_that_differs() -> None:
@@ -235,7 +224,7 @@ def test_disagreement_names_the_first_array_that_differs() -> None:
         ("array 'more'", "none", "float64 []"): {"emb": TABLE, "more": 1.0, "bias": bias},
         ("array 'bias'", "float64 [3]", "none"): {"emb": TABLE},
     }
-    with make() as params:
+    with make():
         for (what, existing, asked), contents in cases.items():
             with pytest.raises(errors.InvalidArgumentError) as caught:
                 SharedArrays(contents, NAME)
@@ -244,49 +233,6 @@ def test_disagreement_names_the_first_array_that_differs() -> None:
             assert "shmacc-inspect remove" in str(error)
         with pytest.raises(errors.InvalidArgumentError, match="mode 0600, but 0666"):
             make(mode=0o666)
-        params.unlink()
-
-
-def test_accumulators_and_arrays_are_told_apart() -> None:
-    opens_arrays: tuple[Callable[[], Any], ...] = (make, lambda: SharedArrays.attach(NAME))
-    opens_accumulators: dict[str, Callable[[], Any]] = {
-        "dense": lambda: ConditionalAccumulator("f4", None, NAME),
-        "sparse": lambda: SparseConditionalAccumulator("f4", None, NAME),
-        "group": lambda: AccumulatorGroup({"emb": TensorSpec((4, 3))}, NAME),
-        "group attached": lambda: AccumulatorGroup.attach(NAME),
-    }
-    with SharedArrays({"flag": np.zeros(2, bool)}, NAME) as params:
-        for kind, opener in opens_accumulators.items():
-            with pytest.raises(errors.InvalidArgumentError, match="is the name of shared") as e:
-                opener()
-            told = (e.value.what, e.value.existing, e.value.asked)
-            assert told == ("kind", "arrays", kind.split()[0])
-        params.unlink()
-    with ConditionalAccumulator("f4", None, NAME) as acc:
-        for opener in opens_arrays:
-            with pytest.raises(errors.InvalidArgumentError, match="an accumulator") as e:
-                opener()
-            assert (e.value.what, e.value.asked) == ("kind", "arrays")
-        acc.unlink()
-
-
-def test_attaching_what_is_another_kind_advises_what_attach_takes() -> None:
-    wrong: list[tuple[Any, list[Callable[[str], Any]]]] = [
-        (make, [ConditionalAccumulator.attach, Parameters.attach]),
-        (lambda: Parameters({"a": TABLE}, NAME), [partial(SharedArrays.attach, writable=True)]),
-        (lambda: ConditionalAccumulator("f4", None, NAME), [SparseConditionalAccumulator.attach]),
-    ]
-    for make_one, openers in wrong:
-        with make_one() as one:
-            for opener in openers:
-                said = "is the name of.*shmacc.attach returns whatever has a name"
-                with pytest.raises(errors.InvalidArgumentError, match=said) as caught:
-                    opener(NAME)
-                assert "if_exists" not in str(caught.value)
-                assert "remove" not in str(caught.value)
-            with shmacc.attach(NAME) as found:
-                assert type(found) is type(one)
-            one.unlink()
 
 
 @pytest.mark.parametrize("writable", [True, False])

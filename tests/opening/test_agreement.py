@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import re
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
@@ -12,7 +12,18 @@ from helpers.opening import KINDS, NAME, apply, in_shared_memory
 from helpers.support import refused
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    Parameters,
+    SharedArrays,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    errors,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_mode_refused(namespace: str) -> None:
@@ -53,16 +64,39 @@ def test_a_disagreement_names_both_values_and_how_to_get_rid_of_the_old_one(
         acc.unlink()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_disagreement_of_kind(kind: Any) -> None:
-    (other,) = set(KINDS) - {kind}
-    with kind(np.float32, shared_name="one") as acc:
-        with pytest.raises(errors.InvalidArgumentError, match=r"(?i)sparse") as caught:
-            other(np.float32, shared_name="one")
-        assert re.search("(?i)dense|(?<!Sparse)ConditionalAccumulator", str(caught.value))
-        with shmacc.attach("one") as attached:
-            assert type(attached) is kind
-        acc.unlink()
+# How one is made, and attached. Read-only, shared arrays may be parameters.
+OF_KIND: Final[dict[str, tuple[Callable[[], Any], Callable[[str], Any]]]] = {
+    "dense": (lambda: ConditionalAccumulator("f4", None, NAME), ConditionalAccumulator.attach),
+    "sparse": (
+        lambda: SparseConditionalAccumulator("f4", None, NAME),
+        SparseConditionalAccumulator.attach,
+    ),
+    "group": (lambda: AccumulatorGroup({"a": TensorSpec((4, 3))}, NAME), AccumulatorGroup.attach),
+    "arrays": (
+        lambda: SharedArrays({"a": np.zeros((4, 3), bool)}, NAME),
+        partial(SharedArrays.attach, writable=True),
+    ),
+    "parameters": (lambda: Parameters({"a": np.zeros((4, 3))}, NAME), Parameters.attach),
+}
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_another_kind_is_refused(kind: str) -> None:
+    with OF_KIND[kind][0]() as made:
+        for other in OF_KIND.keys() - {kind}:
+            construct, attach = OF_KIND[other]
+            with refused() as caught:
+                construct()
+            error = caught.value
+            assert (error.what, error.existing, error.asked) == ("kind", kind, other)
+            said = r"is the name of.*shmacc\.attach returns whatever has a name"
+            with pytest.raises(errors.InvalidArgumentError, match=said) as caught:
+                attach(NAME)
+            assert "if_exists" not in str(caught.value)
+            assert "remove" not in str(caught.value)
+        with shmacc.attach(NAME) as found:
+            assert type(found) is type(made)
+        made.unlink()
 
 
 @pytest.mark.parametrize("kind", KINDS)
