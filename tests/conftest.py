@@ -12,7 +12,6 @@ import pytest
 # Before they are imported, so that failures in helpers show values, too.
 pytest.register_assert_rewrite(
     "helpers.support",
-    "helpers.accumulator_machine",
     "helpers.pages",
     "helpers.thrice",
     "home.torch_training",

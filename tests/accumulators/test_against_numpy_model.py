@@ -2,23 +2,207 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.accumulator_machine import SEEDS, Accumulators
-from helpers.gradients import KINDS, filled, numbers
-from helpers.numpy_model import DenseModel, SparseModel
-from helpers.support import same_bits
+from helpers.elements import ELEMENTS
+from helpers.gradients import KINDS, filled, numbers, shapes
+from helpers.numpy_model import DenseModel, Refused, SparseModel
+from helpers.support import same_bits, same_outcome
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import shmacc
+from shmacc import errors, testing
+from shmacc._layout import layout
 
 if TYPE_CHECKING:
-    from helpers.numpy_model import Array
+    from collections.abc import Callable
+
+    from helpers.elements import Element
+    from helpers.numpy_model import Array, Outcome, Shape
+
+
+SEEDS: Final = st.integers(0, 2**32 - 1)
+REDUCTIONS: Final = tuple(layout.REDUCTIONS)
+
+
+class Accumulators(RuleBasedStateMachine):
+    """One accumulator, several handles on it, and the model beside it."""
+
+    acc: Any
+    handles: list[Any]
+    model: Any
+    kinds: tuple[Any, Any]
+    element: Element
+
+    def __init__(self) -> None:
+        """Take a namespace of its own: one test runs many of these."""
+        super().__init__()
+        self.stack = contextlib.ExitStack()
+        self.namespace = self.stack.enter_context(testing.isolated_namespace())
+        self.handles = []
+        self.partials: list[tuple[Any, Outcome]] = []
+        self.agreed = True
+
+    @initialize(
+        element=st.sampled_from(list(ELEMENTS.values())),
+        declared=shapes(),
+        reduction=st.sampled_from(REDUCTIONS),
+        name=st.sampled_from(["", "shared"]),
+    )
+    def create(self, element: Element, declared: Shape, reduction: str, name: str) -> None:
+        """Create the accumulator; an empty name makes a private one."""
+        kind, model = self.kinds
+        self.element, self.model = element, model(element, declared, reduction)
+        self.acc = kind(element.dtype, declared, name, reduction_type=reduction)
+        self.handles = [self.acc]
+
+    def teardown(self) -> None:
+        """Take what is left, and leave no name."""
+        with self.stack:
+            if self.handles:
+                if self.agreed:  # or the first disagreement would hide behind its consequences
+                    self.compare_take(max(self.model.count, 1))
+                for handle in self.handles[1:]:
+                    handle.close()
+                self.acc.unlink()
+                self.acc.close()
+            assert testing.leaked_names(self.namespace) == ()
+
+    def handle(self, data: st.DataObject) -> Any:
+        """Pick one of the handles."""
+        return self.handles[data.draw(st.integers(0, len(self.handles) - 1), label="handle")]
+
+    def agree(self, ours: Callable[[], Any], models: Callable[[], Any]) -> tuple[Any, Any]:
+        """Make both calls; they must return the same or raise the same."""
+        self.agreed = False
+        refusal = want = None
+        try:
+            want = models()
+        except Refused as refused:
+            refusal = refused
+        if refusal is not None:
+            with pytest.raises(errors.ShmaccError) as caught:
+                ours()
+            assert type(caught.value).__name__ == refusal.kind
+            assert refusal.message in (None, str(caught.value))
+            self.same_state()
+            self.agreed = True
+            return None, None
+        got = ours()
+        self.same_state()
+        self.agreed = True
+        return got, want
+
+    def same_state(self) -> None:
+        """Compare what can be seen without taking."""
+        assert self.acc.num_accumulated() == self.model.count
+        assert self.acc.global_step == self.model.step
+        stats = self.acc.stats()
+        assert stats.applied == self.model.applied
+        assert stats.dropped == self.model.dropped
+
+    def compare_take(self, num_required: int) -> None:
+        """Take by ``take``, with all that it reports."""
+        got, want = self.agree(
+            lambda: self.acc.take(num_required, timeout=0), lambda: self.model.take(num_required)
+        )
+        if want is not None:
+            same_outcome(got, want)
+
+    def local_step(self, data: st.DataObject) -> int:
+        """Draw a step, mostly a fresh one."""
+        near = st.sampled_from([0, 0, 0, 0, 1, -1]).map(lambda d: self.model.step + d)
+        step = data.draw(st.one_of(near, near, near, st.just(shmacc.NEVER_STALE)), label="step")
+        return int(min(step, shmacc.NEVER_STALE))
+
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        wanted = data.draw(st.integers(-1, self.model.count + 1), label="num_required")
+        self.compare_take(wanted)
+
+    @rule(data=st.data(), seal=st.booleans())
+    def take_partial(self, data: st.DataObject, *, seal: bool) -> None:
+        wanted = data.draw(st.integers(-1, self.model.count + 1), label="num_required")
+        got, want = self.agree(
+            lambda: self.handle(data).take_partial(wanted, timeout=0, seal=seal),
+            lambda: self.model.take_partial(wanted, seal=seal),
+        )
+        if want is not None:
+            same_outcome(got, want)
+            if want.count:
+                self.partials.append((got, want))
+
+    @precondition(lambda self: self.partials)
+    @rule(data=st.data(), again=st.booleans())
+    def apply_partial(self, data: st.DataObject, *, again: bool) -> None:
+        at = data.draw(st.integers(0, len(self.partials) - 1), label="partial")
+        partial, known = self.partials[at] if again else self.partials.pop(at)
+        step = self.local_step(data)
+        got, want = self.agree(
+            lambda: self.handle(data).apply_partial(pickle.loads(pickle.dumps(partial)), step),
+            lambda: self.model.apply_partial(known, step),
+        )
+        assert got is want
+
+    @rule(data=st.data())
+    def unseal(self, data: st.DataObject) -> None:
+        self.handle(data).unseal()
+        self.model.unseal()
+
+    @rule(data=st.data(), by=st.integers(-2, 3))
+    def set_global_step(self, data: st.DataObject, by: int) -> None:
+        step = self.model.step + by
+        self.handle(data).set_global_step(step)
+        self.model.set_global_step(step)
+        self.same_state()
+
+    @rule(data=st.data(), by=st.integers(-1, 2))
+    def advance_step(self, data: st.DataObject, by: int) -> None:
+        step = self.model.step + by
+        got, want = self.agree(
+            lambda: self.handle(data).advance_step(step), lambda: self.model.advance_step(step)
+        )
+        assert got == want
+
+    @rule(data=st.data())
+    def wait_step(self, data: st.DataObject) -> None:
+        assert self.handle(data).wait_step(self.model.step - 1, timeout=0) == self.model.step
+        with pytest.raises(errors.DeadlineExceededError):
+            self.handle(data).wait_step(self.model.step, timeout=0)
+
+    @precondition(lambda self: len(self.handles) < 3)
+    @rule(data=st.data(), how=st.sampled_from(["attach", "pickle", "open"]))
+    def another_handle(self, data: st.DataObject, how: str) -> None:
+        old = self.handle(data)
+        if how == "attach":
+            new = shmacc.attach(old.shared_name)
+        elif how == "pickle":
+            new = pickle.loads(pickle.dumps(old))
+        else:
+            new = type(old)(old.dtype, None, old.shared_name, reduction_type=old.reduction_type)
+        assert type(new) is type(old)
+        assert not isinstance(new, shmacc.AccumulatorGroup)
+        assert new.dtype == self.element.dtype
+        assert new.shape == self.model.declared
+        assert new.reduction_type == self.model.reduction
+        self.handles.append(new)
+
+    @precondition(lambda self: len(self.handles) > 1)
+    @rule(data=st.data())
+    def close_a_handle(self, data: st.DataObject) -> None:
+        # The creator's own handle stays: a private accumulator would go with it.
+        handle = self.handles.pop(data.draw(st.integers(1, len(self.handles) - 1), label="closed"))
+        handle.close()
+        handle.close()
+        with pytest.raises(errors.FailedPreconditionError):
+            handle.num_accumulated()
 
 
 class DenseAccumulators(Accumulators):

@@ -14,21 +14,28 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pytest
 from helpers.apart import Apart, run_apart
 from helpers.busy import busy
-from helpers.stepping_threads import TracedThread
-from helpers.stepping_tracer import needs_ptrace, on_one_core
+from helpers.stepping_tracer import (
+    CONT,
+    DETACH,
+    SINGLESTEP,
+    SYSCALL,
+    needs_ptrace,
+    on_one_core,
+    ptrace,
+)
 from helpers.support import EVERY_INSTANT, LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, testing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from helpers.apart import Pipe
 
@@ -36,6 +43,11 @@ pytestmark = pytest.mark.threads
 
 FORKS: Final = 6
 ROWS: Final = 400
+
+# Of ptrace.
+_SEIZE: Final = 0x4206
+_INTERRUPT: Final = 0x4207
+_WALL: Final = 0x40000000  # also wait for threads other than a process's first
 
 
 @pytest.fixture
@@ -241,6 +253,54 @@ def wide() -> Iterator[SparseConditionalAccumulator]:
     with SparseConditionalAccumulator("f8", (None, WIDTH), "forked", reduction_type="SUM") as made:
         yield made
         made.unlink()
+
+
+class TracedThread:
+    """A thread of a descendant process that is held, and runs only when told to."""
+
+    def __init__(self, thread: int) -> None:
+        """Hold the thread, wherever it is; this interrupts a system call in which it waits."""
+        self.thread = thread
+        self.held = False
+        ptrace(_SEIZE, thread)
+        ptrace(_INTERRUPT, thread)
+        self._wait()
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Go on, looking whenever a system call begins or ends, until the condition holds."""
+        while not condition():
+            self._go(SYSCALL)
+
+    def step(self) -> None:
+        self._go(SINGLESTEP)
+
+    def let_go(self) -> None:
+        if self.held:
+            self.held = False
+            ptrace(DETACH, self.thread)
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing held."""
+        self.let_go()
+
+    def _go(self, request: int) -> None:
+        ptrace(request, self.thread)
+        self.held = False
+        self._wait()
+
+    def _wait(self) -> None:
+        while True:
+            _, status = os.waitpid(self.thread, _WALL)
+            assert os.WIFSTOPPED(status), f"the traced thread has ended with status {status}"
+            number = os.WSTOPSIG(status)
+            if number == signal.SIGTRAP:
+                self.held = True
+                return
+            ptrace(CONT, self.thread, number)  # passes on a signal sent to the thread
 
 
 @needs_ptrace
