@@ -63,22 +63,6 @@ def test_errors_that_were_raised_pickle() -> None:
             assert again.__dict__ == caught.value.__dict__
 
 
-def test_what_is_no_array_of_numbers_is_named() -> None:
-    values: dict[str, Any] = {
-        "None was": None,
-        "a dict was": {1: 2.0},
-        "a set was": {1.0},
-        "an array of Python objects was": np.array([object()]),
-        "a list that holds more than numbers was": [1.0, None],
-    }
-    with SparseConditionalAccumulator("f4") as acc:
-        for words, value in values.items():
-            for what, given in ("values", ([1], value)), ("indices", (value, [1.0])):
-                said = f"^grad_{what} must be an array of numbers.*{words} given"
-                with pytest.raises(errors.InvalidArgumentError, match=said):
-                    acc.apply_grad(*given)
-
-
 def test_a_masked_array_is_refused() -> None:
     """NumPy's own conversion would add what is masked, without a word."""
     masked: Any = np.ma.array([1.0, 2.0], mask=[False, True])
@@ -171,35 +155,7 @@ def test_a_take_that_waits_for_the_end_of_a_round_says_the_same(
     assert f"had arrived, but pid {os.getpid()} has a round open;" in str(error)
 
 
-def test_a_take_that_was_not_first_in_line_says_so(acc: ConditionalAccumulator) -> None:
-    """It would read as nonsense without: 1 of 1 had arrived, and yet nothing was taken."""
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(acc.take, 2)
-        until(lambda: acc.stats().waiting == 1)
-        acc.apply_grad(1.0)
-        said = "1 of the 1 required gradients had arrived, but other takes"
-        with pytest.raises(errors.DeadlineExceededError, match=said):
-            acc.take(1, timeout=0)
-        acc.apply_grad(1.0)
-        assert first.result(LONG).count == 2
-
-
 def test_in_use_names_who_uses_it(acc: ConditionalAccumulator) -> None:
     with pytest.raises(errors.FailedPreconditionError, match=f"pid {os.getpid()}") as caught:
         inspection.remove(acc.shared_name)
     assert pickle.loads(pickle.dumps(caught.value)).pids == (os.getpid(),)
-
-
-def test_a_timeout_says_what_was_dropped_since_the_last_take(acc: ConditionalAccumulator) -> None:
-    acc.apply_grad(1.0)
-    acc.take(1)
-    assert not acc.apply_grad(1.0)
-    waits: tuple[Callable[[], Any], ...] = (
-        lambda: acc.take(1, timeout=0),
-        lambda: acc.round(1, timeout=0).__enter__(),
-        lambda: acc.wait_step(1, timeout=0),
-        lambda: [None for _ in acc.steps(timeout=0)],
-    )
-    for wait in waits:
-        with pytest.raises(errors.DeadlineExceededError, match="and 1 since the last take"):
-            wait()

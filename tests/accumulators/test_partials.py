@@ -60,16 +60,6 @@ def test_seal(kind: Any, gradient: tuple[Any, ...]) -> None:
         assert acc.apply_grad(*gradient, local_step=1) is True
 
 
-def test_advance_step_frees_the_shape() -> None:
-    with ConditionalAccumulator(np.float32) as acc, SparseConditionalAccumulator("f4") as rows:
-        acc.apply_grad([1.0])
-        rows.apply_grad([0], [1.0])
-        assert acc.advance_step(1) == rows.advance_step(1) == 1
-        assert acc.apply_grad([[1.0]], 1)
-        assert rows.apply_grad([0], [[1.0, 2.0]], local_step=1)
-        assert rows.take_grad(1).shape.tolist() == [-1, 2]
-
-
 def test_partials_that_do_not_fit() -> None:
     with ConditionalAccumulator("f4", (2,)) as acc, SparseConditionalAccumulator("f4") as rows:
         acc.apply_grad([1.0, 2.0])

@@ -8,7 +8,7 @@ import os
 import signal
 import warnings
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -63,34 +63,6 @@ def test_handles_are_arguments_of_tasks(model: Model, method: str) -> None:
         assert _all_tasks_are_in(model[0])
         # What a task was given is closed when it is over; a forked worker has the parent's, too.
         until(lambda: model[0].stats().attached == 1 or method == "fork")
-
-
-_ATTACHED: dict[str, Any] = {}
-
-
-def _attach() -> None:
-    _ATTACHED["group"] = AccumulatorGroup.attach("group")
-    _ATTACHED["params"] = SharedArrays.attach("params")
-
-
-def _apply_to_attached(task: int) -> bool:
-    return _apply(_ATTACHED["group"], _ATTACHED["params"], task)
-
-
-def test_workers_attach_once_in_their_initializer(model: Model) -> None:
-    context = multiprocessing.get_context("forkserver")
-    with concurrent.futures.ProcessPoolExecutor(2, context, initializer=_attach) as pool:
-        assert all(pool.map(_apply_to_attached, range(TASKS), timeout=LONG))
-    assert _all_tasks_are_in(model[0])
-    assert model[0].stats().attached == 1  # the workers left when they ended
-
-
-def test_multiprocessing_pools_whose_workers_are_replaced(model: Model) -> None:
-    with multiprocessing.get_context("fork").Pool(2, _attach, maxtasksperchild=3) as pool:
-        assert all(pool.map(_apply_to_attached, range(TASKS), chunksize=1))
-        pool.close()
-        pool.join()
-    assert _all_tasks_are_in(model[0])
 
 
 def _apply_and_die(group: AccumulatorGroup, params: SharedArrays, task: int) -> None:
