@@ -165,9 +165,25 @@ IN_ORDER: Final[list[tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("declared", "indices", "values", "given", "message"), CALLERS + IN_ORDER)
+# TensorFlow takes these; the message is not its own.
+NEW: Final[list[tuple[Any, ...]]] = [
+    (None, [0, -1], ones(2, 2), None, None),
+    (None, [-(2**63)], ones(1, 2), None, None),
+    ([4, 2], [-1], ones(1, 2), None, None),
+    # A given shape against the gradient's own.
+    (None, [0], ones(1, 2), [5, 3], None),
+    (None, [5], ones(1, 2), [5, 2], None),
+    (None, [0, 50], ones(2, 1), [3, 1], None),
+    ([None, None], [2], ones(1, 2), [2, 2], None),
+    ([None, None], [0], ones(1, 2), [2, 4], None),
+]
+
+
+@pytest.mark.parametrize(
+    ("declared", "indices", "values", "given", "message"), CALLERS + IN_ORDER + NEW
+)
 def test_sparse_what_the_caller_decides(
-    declared: Any, indices: Any, values: Any, given: Any, message: str
+    declared: Any, indices: Any, values: Any, given: Any, message: str | None
 ) -> None:
     with SparseConditionalAccumulator(np.float32, declared) as acc:
         for step in (0, 7):  # fresh, then stale
@@ -220,25 +236,6 @@ def test_sparse_what_the_round_decides(
         if first is not None:
             assert acc.apply_grad([0], values) is False
             assert acc.stats().dropped == 1
-
-
-@pytest.mark.parametrize(
-    ("declared", "indices", "values", "given"),
-    [
-        *((None, [0, -1], ones(2, 2), None), (None, [-(2**63)], ones(1, 2), None)),
-        ([4, 2], [-1], ones(1, 2), None),
-        # A given shape against the gradient's own.
-        *((None, [0], ones(1, 2), [5, 3]), (None, [5], ones(1, 2), [5, 2])),
-        (None, [0, 50], ones(2, 1), [3, 1]),
-        *(([None, None], [2], ones(1, 2), [2, 2]), ([None, None], [0], ones(1, 2), [2, 4])),
-    ],
-)
-def test_sparse_new_refusals(declared: Any, indices: Any, values: Any, given: Any) -> None:
-    with SparseConditionalAccumulator(np.float32, declared) as acc:
-        for step in (0, 1):  # fresh, then stale
-            acc.set_global_step(step)
-            with nothing_changes(acc), refused():
-                acc.apply_grad(indices, values, given)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,6 @@ class OnlyArray:
         self.array = np.asarray(array)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Give the array."""
         return self.array if dtype is None else self.array.astype(dtype)
 
 
@@ -49,11 +48,9 @@ class OnlyDLPack:
         self.array = np.asarray(array)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Give a capsule."""
         return self.array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
-        """Say that it is on the CPU."""
         return self.array.__dlpack_device__()
 
 

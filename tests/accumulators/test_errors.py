@@ -159,3 +159,18 @@ def test_in_use_names_who_uses_it(acc: ConditionalAccumulator) -> None:
     with pytest.raises(errors.FailedPreconditionError, match=f"pid {os.getpid()}") as caught:
         inspection.remove(acc.shared_name)
     assert pickle.loads(pickle.dumps(caught.value)).pids == (os.getpid(),)
+
+
+def test_a_timeout_says_what_was_dropped_since_the_last_take(acc: ConditionalAccumulator) -> None:
+    acc.apply_grad(1.0)
+    acc.take(1)
+    assert not acc.apply_grad(1.0)
+    waits: tuple[Callable[[], Any], ...] = (
+        lambda: acc.take(1, timeout=0),
+        lambda: acc.round(1, timeout=0).__enter__(),
+        lambda: acc.wait_step(1, timeout=0),
+        lambda: [None for _ in acc.steps(timeout=0)],
+    )
+    for wait in waits:
+        with pytest.raises(errors.DeadlineExceededError, match="and 1 since the last take"):
+            wait()

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.group_model import ModelledGroup, gradients
-from helpers.support import refused
+from helpers.support import Repeating, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,13 +123,6 @@ def test_a_member_that_was_never_touched_costs_what_the_page_on_sizes_says(lanes
         (summary,) = inspection.list_segments("sized")
         directory = members * 64
         assert summary.bytes_reserved <= 320 * lanes * members + directory + (lanes + 8) * page
-
-
-class Repeating(dict[str, Any]):
-    """A mapping whose items repeat each name, as those of a careless multi-dict do."""
-
-    def items(self) -> Any:
-        return [*super().items(), *super().items()]
 
 
 def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:

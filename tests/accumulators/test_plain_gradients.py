@@ -178,14 +178,12 @@ class Tensor:
     __module__ = "other"  # not for whoever knows it by its class's
 
     def __init__(self, array: Any, *, requires_grad: bool = False) -> None:
-        """Wrap the array."""
         self._array = array
         self.dtype = TORCH[array.dtype.name]
         self.requires_grad = requires_grad
         self.asked = 0
 
     def numpy(self) -> Any:
-        """Give the array."""
         self.asked += 1
         return self._array
 

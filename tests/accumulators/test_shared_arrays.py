@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from helpers.apart import run_apart
-from helpers.support import refused, same_bits
+from helpers.support import Repeating, refused, same_bits
 
 import shmacc
 from shmacc import (
@@ -145,13 +145,6 @@ def test_assigning_writes_into_the_array() -> None:
         assert bias.tolist() == [1, 2, 3]
 
 
-class MultiDict(dict[str, Any]):
-    """A mapping whose items repeat each name."""
-
-    def items(self) -> Any:
-        return [*super().items(), *super().items()]
-
-
 def test_what_it_refuses(namespace: str) -> None:
     unknown = TensorSpec((None, 3))
     too_large = np.broadcast_to(np.zeros(1, np.float64), (1 << 20, 1 << 20))
@@ -181,7 +174,7 @@ def test_what_it_refuses(namespace: str) -> None:
     with refused():
         SharedArrays({"a": TABLE}, "no/name")
     with pytest.raises(errors.InvalidArgumentError, match="Array 'a' occurs more than once"):
-        SharedArrays(MultiDict({"a": TABLE}), NAME)
+        SharedArrays(Repeating({"a": TABLE}), NAME)
     assert testing.leaked_names(namespace) == ()
 
 

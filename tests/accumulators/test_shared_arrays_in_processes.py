@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import gc
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -15,7 +11,7 @@ import pytest
 from helpers import interpreter
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.inspect_tool import run
-from helpers.support import LONG, same_bits
+from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, SharedArrays, TensorSpec, errors, inspection, testing
@@ -156,27 +152,6 @@ def test_arrays_outlive_the_descriptor() -> None:
         print(kept.sum())
     """
     assert interpreter.run(script) == (0, "6.0", "")
-
-
-def write_to(address: int) -> None:
-    """Write one byte, whatever NumPy says."""
-    faulthandler.disable()  # its death is what is asked for
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # a sanitizer would end it otherwise
-    ctypes.memset(address, 1, 1)
-
-
-def test_not_even_the_memory_is_writable() -> None:
-    with make() as params:
-        with SharedArrays.attach(NAME) as same:
-            address = same["emb"].ctypes.data
-            emb = same["emb"]
-            with Apart(write_to, address) as process:
-                assert os.WTERMSIG(process.wait()) == signal.SIGSEGV
-            same_bits(emb, TABLE)
-        writable = params["emb"]
-        run_apart(write_to, writable.ctypes.data)
-        assert writable.tobytes()[0] == 1
-        params.unlink()
 
 
 def test_inspection_sees_them(namespace: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -153,28 +152,6 @@ async def test_a_cancelled_wait_loses_no_step(acc: ConditionalAccumulator) -> No
             await waiting
         acc.advance_step(step)
         assert await anext(steps) == step
-
-
-def test_a_signal_handler_that_raises_loses_no_step(acc: ConditionalAccumulator) -> None:
-    class AlarmError(Exception):
-        pass
-
-    def alarm(*_: object) -> None:
-        raise AlarmError
-
-    before = signal.signal(signal.SIGALRM, alarm)
-    try:
-        steps = acc.steps()
-        assert next(steps) == 0
-        for step in range(1, 5):
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
-            with pytest.raises(AlarmError):
-                next(steps)
-            acc.advance_step(step)
-            assert next(steps) == step
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_bad_arguments_are_refused_at_once(acc: ConditionalAccumulator) -> None:

@@ -280,11 +280,9 @@ class TracedThread:
             ptrace(DETACH, self.thread)
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing held."""
         self.let_go()
 
     def _go(self, request: int) -> None:

@@ -51,7 +51,6 @@ class Apart:
         uid: int | None = None,
         method: str | None = None,
     ) -> None:
-        """Start it."""
         self.pipe, theirs = multiprocessing.Pipe()
         self.status: int | None = None
         self._process: multiprocessing.Process | None = None
@@ -124,7 +123,6 @@ class Apart:
             self.wait()
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,17 +156,14 @@ class Crew:
     """Starts processes by one method and ends them with the test."""
 
     def __init__(self, method: str) -> None:
-        """Begin without processes."""
         self._method = method
         self._members: list[Apart] = []
 
     def start(self, function: Callable[..., Any], *args: Any) -> Apart:
-        """Start one more."""
         self._members.append(Apart(function, *args, method=self._method))
         return self._members[-1]
 
     def end(self) -> None:
-        """End all."""
         for member in self._members:
             member.__exit__()
 
@@ -249,11 +244,9 @@ class Pipe:
     """The process's end of the pipe."""
 
     def __init__(self, connection: Connection) -> None:
-        """Wrap it."""
         self._connection = connection
 
     def fileno(self) -> int:
-        """The descriptor."""
         return self._connection.fileno()
 
     def say_descriptor(self, fd: int) -> None:
@@ -261,11 +254,9 @@ class Pipe:
         reduction.send_handle(self._connection, fd, os.getppid())
 
     def say(self, what: Any = None) -> None:
-        """Say something to the test."""
         self._connection.send(("said", what))
 
     def hear(self) -> Any:
-        """Wait for what the test says."""
         return self._connection.recv()
 
     def poll(self) -> bool:

@@ -69,7 +69,6 @@ class Part:
     array: Any = 0
 
     def add(self, other: Part) -> None:
-        """Add another part."""
         self.count += other.count
         self.weight += other.weight
         self.array = self.array + other.array
@@ -102,7 +101,6 @@ class Sums:
         return sums
 
     def add(self, other: Sums) -> None:
-        """Add more gradients."""
         self.count += other.count
         self.weight += other.weight
         self.contributors |= other.contributors
@@ -138,7 +136,6 @@ class ModelledGroup:
     """A group and its model, compared after every call."""
 
     def __init__(self, lanes: int, shared_name: str | None = None) -> None:
-        """Make group and model."""
         self.group = shmacc.AccumulatorGroup(MEMBERS, shared_name, lanes=lanes)
         self.sums = Sums()
         self.step = 0
@@ -146,7 +143,6 @@ class ModelledGroup:
     def apply(
         self, gradient: dict[str, Any], offset: int, contributor: int | None, weight: int
     ) -> None:
-        """Apply a gradient to both."""
         fresh = offset >= 0
         got = self.group.apply(
             gradient, self.step + offset, contributor=contributor, weight=weight, timeout=0
@@ -170,7 +166,6 @@ class ModelledGroup:
         self.agree()
 
     def take(self) -> None:
-        """Take all there is."""
         if self.sums.count:
             taken = self.group.take(self.sums.count, timeout=0)
             self.sums.check(taken, self.step, divided=True)
@@ -201,7 +196,6 @@ class ModelledGroup:
             self.agree()
 
     def advance(self, steps: int) -> None:
-        """Move the step on."""
         assert self.group.advance_step(self.step + steps) == (self.sums.count if steps else 0)
         if steps:
             self.sums, self.step = Sums(), self.step + steps

@@ -162,7 +162,6 @@ class Terminal:
         self.screen.resize(rows, columns)
 
     def press(self, keys: str) -> None:
-        """Type."""
         os.write(self._fd, keys.encode())
 
     def read(self, seconds: float = 0.05) -> bool:
@@ -178,7 +177,6 @@ class Terminal:
         return bool(written)
 
     def text(self) -> str:
-        """The text on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait_for(self, *wanted: str) -> str:
@@ -201,11 +199,9 @@ class Terminal:
         return self.status
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
         if self.status is None:
             self._process.kill()
             self._process.wait()
@@ -221,7 +217,6 @@ def path_of(name: str) -> Path:
 
 
 def semaphore_of(name: str) -> Path:
-    """Where its semaphore is."""
     path, token = path_of(name), inspection.describe(name).token
     return path.with_name(f"sem.{path.name}.{token:016x}")
 
@@ -234,7 +229,6 @@ def scribble(path: Path, offset: int, data: bytes) -> None:
 
 
 def header_of(path: Path) -> bytes:
-    """The first bytes of a segment."""
     done = subprocess.run(["head", "-c", "8192", path], capture_output=True, check=True)
     return done.stdout
 
@@ -245,7 +239,6 @@ def other_version(path: Path) -> None:
 
 
 def idle(name: str) -> None:
-    """Stay attached."""
     with shmacc.attach(name):
         signal.pause()
 

@@ -160,7 +160,6 @@ class Deed:
     act: Callable[[Any], Any]
 
     def __str__(self) -> str:
-        """Its name, for the test's name."""
         return self.name
 
 

@@ -76,7 +76,6 @@ class Scene:
     begin: Callable[[Any], Any] = lambda acc: acc
 
     def __str__(self) -> str:
-        """Its name, for the test's name."""
         return self.name
 
     def prepare(self) -> Image:

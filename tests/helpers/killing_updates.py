@@ -58,7 +58,6 @@ class UpdateScene:
     values: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        """Its name, for the test's name."""
         return self.name
 
     def make(self) -> tuple[Parameters, AccumulatorGroup]:

@@ -25,7 +25,6 @@ class Refused(Exception):  # noqa: N818 - not an error of ours: what the library
     """Names the error class that must be raised, and its message where the contract fixes it."""
 
     def __init__(self, kind: str, message: str | None = None) -> None:
-        """Keep the class's name and the message."""
         super().__init__(kind, message)
         self.kind = kind
         self.message = message
@@ -173,7 +172,6 @@ class DenseModel(Model):
     total: Array | None = None
 
     def apply_grad(self, grad: Array, local_step: int) -> bool:
-        """Add one gradient."""
         return self._apply(self.widened(grad), 1, local_step)
 
     def apply_partial(self, partial: Outcome, local_step: int) -> bool:

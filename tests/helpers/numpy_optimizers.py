@@ -24,7 +24,6 @@ class Reference:
     """
 
     def __init__(self, optimizer: optim.Optimizer, contents: Array) -> None:
-        """Start the slots."""
         self.optimizer = optimizer
         self.array = contents.copy()
         self.updates = 0

@@ -21,7 +21,6 @@ def make(**keywords: Any) -> ConditionalAccumulator:
 
 
 def apply(acc: Any) -> bool:
-    """Apply a gradient."""
     if type(acc) is ConditionalAccumulator:
         return acc.apply_grad(np.ones((3, 2)))
     accepted: bool = acc.apply_grad([0], np.ones((1, 2)))
@@ -39,5 +38,4 @@ def exists() -> bool:
 
 
 def path() -> Path:
-    """The segment's file."""
     return Path(inspection.resolve(NAME).path)

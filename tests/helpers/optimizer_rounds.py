@@ -20,7 +20,6 @@ class Ours:
     """Parameters and a group of one member, updated by one gradient a round."""
 
     def __init__(self, table: Array, optimizer: optim.Optimizer, *, sparse: bool) -> None:
-        """Begin with a table."""
         self.params = Parameters({"table": table}, optimizer=optimizer)
         specs = self.params.member_specs(sparse=["table"] if sparse else ())
         self.group = AccumulatorGroup(specs)
@@ -32,7 +31,6 @@ class Ours:
             assert self.params.update(taken)
 
     def close(self) -> None:
-        """Close both."""
         self.group.close()
         self.params.close()
 

@@ -26,7 +26,6 @@ class SegmentFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open it."""
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         config = self.record_at(layout.Config, 0)
         damaged = not (
@@ -36,11 +35,9 @@ class SegmentFile:
         self.table = layout.Table(members=members, lanes=lanes)
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         os.close(self._fd)
 
     def look_at(self, lane: int, member: int) -> None:
@@ -54,15 +51,12 @@ class SegmentFile:
         return os.pread(self._fd, count, offset)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Overwrite bytes."""
         os.pwrite(self._fd, data, offset)
 
     def resize(self, size: int) -> None:
-        """Truncate or extend it."""
         os.ftruncate(self._fd, size)
 
     def record(self, kind: str, number: int = 0) -> Any:
-        """A copy of a record."""
         structure = layout.RECORDS[kind][0]
         return self.record_at(structure, self.table.first(kind) + number * ctypes.sizeof(structure))
 

@@ -43,7 +43,6 @@ def do(name: str, *deeds: Callable[[Any], Any]) -> None:
 
 
 def pause(_: Any) -> None:
-    """Stay attached."""
     signal.pause()
 
 

@@ -118,11 +118,9 @@ class Traced:
         return self.status
 
     def __enter__(self) -> Self:
-        """Itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind."""
         self.kill()
 
     def _go(self, request: int, number: int = 0) -> None:

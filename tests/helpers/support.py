@@ -38,6 +38,13 @@ EVERY_INSTANT: Final = bool(os.environ.get("SHMACC_EVERY_INSTANT"))
 START_METHODS: Final = ("fork", "spawn", "forkserver")
 
 
+class Repeating(dict[str, Any]):
+    """A mapping whose items repeat each name, as those of a careless multi-dict do."""
+
+    def items(self) -> Any:
+        return [*super().items(), *super().items()]
+
+
 def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
     """Return as soon as the condition holds; fail when it never does."""
     deadline = time.monotonic() + seconds
