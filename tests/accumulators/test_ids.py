@@ -10,7 +10,7 @@ import pytest
 from helpers.elements import ELEMENTS
 from helpers.gradients import numbers
 from helpers.numpy_model import SparseModel
-from helpers.support import nothing_changes, refused, same_outcome
+from helpers.support import nothing_changes, same_outcome
 
 from shmacc import (
     NEVER_STALE,
@@ -185,15 +185,6 @@ def test_a_declared_shape_is_what_a_gradient_must_have(way: str) -> None:
         said = "Member 't': .*expected values rank 2, got 3"
         with pytest.raises(errors.InvalidArgumentError, match=said):
             group.apply({"t": ([1], np.ones((1, 2, 1)))}, 0)
-
-
-def test_what_leaves_a_dimension_open_is_tensorflows() -> None:
-    """Its own tests apply rows of more dimensions to these; the first settles the round."""
-    for declared in (None, 2), (10, None):
-        with SparseConditionalAccumulator("f4", declared) as acc:
-            assert acc.apply_grad([0], np.ones((1, 2, 3)))
-            with refused("Shape mismatch: expected values rank 3, got 2"):
-                acc.apply_grad([0], np.ones((1, 2)))
 
 
 # Widths that the loops have as constants, others, and one that is not fetched ahead to its end.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart
+from helpers.lock_holder import hold_byte
 from helpers.segment_file import SegmentFile
 
 import shmacc
@@ -156,13 +157,6 @@ def test_what_another_process_removes_at_this_moment_is_nothing(how: str) -> Non
         remover.result()
 
 
-def _hold(path: Path, byte: int, *, pipe: Pipe) -> None:
-    fd = os.open(path, os.O_RDWR)
-    fcntl.lockf(fd, fcntl.LOCK_EX, 1, byte)
-    pipe.say("held")
-    pipe.hear()
-
-
 @pytest.mark.parametrize(
     ("what", "byte"),
     [
@@ -176,7 +170,7 @@ def test_what_a_living_process_is_making_is_left_alone(what: str, byte: int) -> 
     path = _path("making")
     UNFINISHED[what](path)
     inode = path.stat().st_ino
-    with Apart(_hold, path, byte) as maker:
+    with Apart(hold_byte, str(path), byte) as maker:
         maker.hear()
         for opener in (shmacc.attach, lambda name: ConditionalAccumulator("f4", (), name)):
             with pytest.raises(errors.DataLossError, match="unfinished file that a process holds"):

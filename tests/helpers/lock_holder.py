@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 
-def _hold(path: str, byte: int, *, pipe: Pipe) -> None:
+def hold_byte(path: str, byte: int, *, pipe: Pipe) -> None:
     fd = os.open(path, os.O_RDWR)
     fcntl.lockf(fd, fcntl.LOCK_EX, 1, byte)
     pipe.say("held")
@@ -36,7 +36,7 @@ def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
 
     The record lock alone is the lock. Other tests stop a process within an operation.
     """
-    with Apart(_hold, names.segment_name(name).path, byte) as holder:
+    with Apart(hold_byte, names.segment_name(name).path, byte) as holder:
         holder.hear()
         holder.signal(signal.SIGSTOP)
         yield holder

@@ -7,7 +7,10 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [
@@ -62,6 +65,14 @@ def name_of(program: str) -> str:
     named = re.match(r"# (\w+\.py)\n", program)
     assert named, program
     return named[1]
+
+
+def run(
+    command: Sequence[str | Path], folder: Path, *, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    return ran
 
 
 def run_tutorial(folder: Path, environment: Path, but: str = "") -> None:

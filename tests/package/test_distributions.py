@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
-from helpers.pages import ROOT, run_tutorial
+from helpers.pages import ROOT, run, run_tutorial
 
 import interpreters
 
@@ -24,12 +23,6 @@ pytestmark = [pytest.mark.installs, pytest.mark.timeout(1800)]
 DIST: Final = ROOT / "dist"
 # The test of all of them says which are missing.
 WHEELS: Final = sorted(DIST.glob("shmacc-*.whl"))
-
-
-def _run(command: list[str | Path], cwd: Path) -> str:
-    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
 
 
 def _python_of(wheel: Path) -> tuple[int, ...]:
@@ -47,10 +40,10 @@ def _install_and_learn(python: str, published: Path, folder: Path) -> None:
     """Install into a new environment of this Python, and do what the tutorial says."""
     environment, tutorial = folder / "environment", folder / "tutorial"
     tutorial.mkdir()
-    _run([python, "-m", "venv", environment], folder)
-    _run([environment / "bin" / "pip", "install", "--quiet", published], folder)
+    run([python, "-m", "venv", environment], folder)
+    run([environment / "bin" / "pip", "install", "--quiet", published], folder)
     where = "import shmacc; print(shmacc.__file__)"
-    used = Path(_run([environment / "bin" / "python", "-c", where], tutorial).strip())
+    used = Path(run([environment / "bin" / "python", "-c", where], tutorial).stdout.strip())
     assert used.is_relative_to(environment)
     run_tutorial(tutorial, environment)
 
@@ -77,7 +70,7 @@ def test_the_source_distribution_has_all_that_its_tests_need(tmp_path: Path) -> 
         "-p",
         "no:cacheprovider",
     ]
-    _run([*pytest_there, "--collect-only"], unpacked)
+    run([*pytest_there, "--collect-only"], unpacked)
     # Of those that read files of the project, as many as a check of the archive is worth.
     readers = ["test_docs.py", "documented_hazards", "pins", "test_an_import_in_the_checkout"]
-    assert " skipped" not in _run([*pytest_there, "-k", " or ".join(readers)], unpacked)
+    assert " skipped" not in run([*pytest_there, "-k", " or ".join(readers)], unpacked).stdout

@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from helpers import interpreter
+from helpers.pages import ROOT, run
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_ROOT = Path(__file__).parents[2]
 _WHERE = "import shmacc; print(shmacc.__file__)"
-
-
-def _run(
-    command: Sequence[str | Path], cwd: Path, *, status: int = 0
-) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert ran.returncode == status, ran.stdout + ran.stderr
-    return ran
 
 
 def _says_what_to_do(words: str, folder: Path) -> bool:
@@ -42,14 +29,14 @@ def _says_what_to_do(words: str, folder: Path) -> bool:
 
 
 def test_an_import_in_the_checkout_says_that_the_tree_has_no_extension(tmp_path: Path) -> None:
-    ran = _run([sys.executable, "-c", _WHERE], _ROOT, status=1)
-    assert _says_what_to_do(ran.stderr, _ROOT)
+    ran = run([sys.executable, "-c", _WHERE], ROOT, status=1)
+    assert _says_what_to_do(ran.stderr, ROOT)
     # Also in a script there, whatever it imports first.
-    (tmp_path / "shmacc").symlink_to(_ROOT / "shmacc")
+    (tmp_path / "shmacc").symlink_to(ROOT / "shmacc")
     script = tmp_path / "script.py"
     for first in ("import shmacc.inspection", "from shmacc import attach"):
         script.write_text(first)
-        ran = _run([sys.executable, script], Path("/"), status=1)
+        ran = run([sys.executable, script], Path("/"), status=1)
         assert _says_what_to_do(ran.stderr, tmp_path)
 
 
@@ -73,16 +60,16 @@ def test_only_an_orphaned_semaphore_needs_posix_ipc() -> None:
 
 
 def test_the_ways_out_that_it_names_lead_to_the_installed_package(tmp_path: Path) -> None:
-    for command, folder in ("-Pc", _ROOT), ("-c", tmp_path):
-        ran = _run([sys.executable, command, _WHERE], folder)
-        assert not Path(ran.stdout).is_relative_to(_ROOT / "shmacc")
+    for command, folder in ("-Pc", ROOT), ("-c", tmp_path):
+        ran = run([sys.executable, command, _WHERE], folder)
+        assert not Path(ran.stdout).is_relative_to(ROOT / "shmacc")
 
 
 def test_a_package_that_lacks_its_extension_is_not_taken_for_the_tree(tmp_path: Path) -> None:
     shutil.copytree(
-        _ROOT / "shmacc", tmp_path / "shmacc", ignore=shutil.ignore_patterns("native", "*.so")
+        ROOT / "shmacc", tmp_path / "shmacc", ignore=shutil.ignore_patterns("native", "*.so")
     )
-    ran = _run([sys.executable, "-c", _WHERE], tmp_path, status=1)
+    ran = run([sys.executable, "-c", _WHERE], tmp_path, status=1)
     assert "ModuleNotFoundError: No module named 'shmacc._core'" in ran.stderr
 
 
@@ -91,7 +78,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy, to build and change things in."""
     copy = tmp_path_factory.mktemp("first") / "checkout"
     mine = shutil.ignore_patterns(".venv*", "build", "dist", ".git", ".*_cache", "__pycache__")
-    return Path(shutil.copytree(_ROOT, copy, ignore=mine))
+    return Path(shutil.copytree(ROOT, copy, ignore=mine))
 
 
 @pytest.fixture(scope="module")
@@ -108,22 +95,22 @@ def test_an_editable_install_works_inside_and_outside_of_the_checkout(
     checkout: Path, fresh: Path, tmp_path: Path
 ) -> None:
     install: list[str | Path] = [fresh / "pip", "install", "--quiet", "--editable", "."]
-    _run(install, checkout)
+    run(install, checkout)
     script = checkout / "script.py"
-    program = re.search(r"```python\n(.*?)```", (_ROOT / "README.md").read_text(), re.DOTALL)
+    program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None
     script.write_text(program[1])
     for folder in checkout, tmp_path:
-        ran = _run([fresh / "python", "-c", _WHERE], folder)
+        ran = run([fresh / "python", "-c", _WHERE], folder)
         assert Path(ran.stdout.strip()) == checkout / "shmacc" / "__init__.py"
-        assert "100% of the table is learnt" in _run([fresh / "python", script], folder).stdout
-        _run([fresh / "shmacc-inspect", "list"], folder)
+        assert "100% of the table is learnt" in run([fresh / "python", script], folder).stdout
+        run([fresh / "shmacc-inspect", "list"], folder)
 
     # A change of the Python code holds at once, one of the extension after the same command.
     layout = checkout / "shmacc" / "native" / "segment" / "layout.hpp"
     changed, times = re.subn(r"kVersion = \d+;", "kVersion = 4711;", layout.read_text())
     assert times == 1
     layout.write_text(changed)
-    _run(install, checkout)
-    ran = _run([fresh / "python", "-c", "from shmacc import _core; print(_core.VERSION)"], checkout)
+    run(install, checkout)
+    ran = run([fresh / "python", "-c", "from shmacc import _core; print(_core.VERSION)"], checkout)
     assert ran.stdout == "4711\n"
