@@ -54,7 +54,6 @@ async def until_async(condition: Callable[[], bool]) -> None:
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel, and see it end so."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

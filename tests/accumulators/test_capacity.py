@@ -30,7 +30,6 @@ NAME: Final = "bounded"
 
 
 def make(capacity: int | None, lanes: int = 1) -> ConditionalAccumulator:
-    """A named one of sums."""
     return ConditionalAccumulator(
         "f8", (), NAME, reduction_type="SUM", capacity=capacity, lanes=lanes, unlink_on_close=True
     )
@@ -46,7 +45,6 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 def apply(value: float, step: int = NEVER_STALE, who: int | None = None, *, pipe: Pipe) -> bool:
-    """Say that it begins, then apply."""
     with ConditionalAccumulator.attach(NAME) as own:
         pipe.say()
         return own.apply_grad(value, step, contributor=who)

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import pytest
 from helpers import departures
-from helpers.apart import Apart, Pipe
 from helpers.support import LONG, refused, until
 
 from shmacc import ConditionalAccumulator, errors
@@ -99,19 +98,10 @@ def test_a_quorum_that_is_there_is_served(acc: ConditionalAccumulator) -> None:
 
 
 def test_a_process_that_never_applied_is_not_missed(acc: ConditionalAccumulator) -> None:
-    with Apart(_attach_only) as dead:
-        dead.hear()
+    with departures.bystander(NAME) as dead:
         dead.kill()
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(1, timeout=SHORT, on_death="raise")
-
-
-def _attach_only(*, pipe: Pipe) -> None:
-    own = ConditionalAccumulator.attach(NAME)
-    own.num_accumulated()
-    pipe.say()
-    pipe.hear()
-    own.close()
 
 
 def test_of_two_waits_one_is_told(acc: ConditionalAccumulator) -> None:

@@ -115,7 +115,6 @@ def test_all_that_wait_in_the_queue_end(acc: ConditionalAccumulator) -> None:
 
 
 def apply(step: int, *, pipe: Pipe) -> bool:
-    """Apply, when told."""
     with ConditionalAccumulator.attach(NAME) as own:
         pipe.hear()
         return own.apply_grad(1.0, step)

@@ -72,7 +72,7 @@ def test_sparse(name: str) -> None:
 def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
     """Half as much again as the rows and 16 bytes for each, the largest gradient, and 1 MiB."""
     width, each = 16, 20_000
-    with SparseConditionalAccumulator(np.float64, shared_name="rows") as acc:
+    with SparseConditionalAccumulator("f8", None, "rows", unlink_on_close=True) as acc:
         (segment,) = Path(SHM_DIRECTORY).glob(f"shmacc.*{namespace}*rows*")
         most = 0
         for step in range(3):
@@ -84,7 +84,6 @@ def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
                 allowed = 1.5 * most * (width * 8 + 16) + each * width * 8 + 2**20
                 assert segment.stat().st_blocks * 512 <= allowed
             assert acc.take_grad(4).values.shape == (most, width)
-        acc.unlink()
 
 
 def _occupied(namespace: str) -> int:
@@ -100,7 +99,7 @@ def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) ->
     """To reserve it again with every other round would cost more than the rounds."""
     width, many = 16, 20_000
     of_kind: Any = SparseConditionalAccumulator if kind == "sparse" else ConditionalAccumulator
-    acc = of_kind(np.float64, shared_name="rounds")
+    acc = of_kind(np.float64, shared_name="rounds", unlink_on_close=True)
 
     def round_of(rows: int) -> None:
         for _ in range(2):
@@ -125,7 +124,6 @@ def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) ->
             round_of(10)
         # Half a MiB that a segment may have in any case, in its regions together.
         assert _occupied(namespace) <= little + 2**19
-        acc.unlink()
 
 
 ROWS: Final = 50_000

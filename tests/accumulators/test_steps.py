@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from helpers.apart import Apart
+from helpers.lock_holder import activity
 from helpers.support import LONG, refused, until
 
-import shmacc
 from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
 
 if TYPE_CHECKING:
@@ -42,18 +43,12 @@ def test_of_what_is_finished_there_are_none(acc: ConditionalAccumulator) -> None
 def test_they_end_with_the_run(acc: ConditionalAccumulator) -> None:
     with ThreadPoolExecutor() as pool:
         following = pool.submit(lambda: list(acc.steps(timeout=LONG)))
-        until(lambda: _waits_for_the_step(1))
+        until(lambda: activity(NAME, os.getpid()) == "waits for the step")
         acc.finish()
         assert following.result(LONG) == [0]
 
 
-def _waits_for_the_step(number: int) -> bool:
-    processes = shmacc.inspection.describe(NAME).processes
-    return [process.activity for process in processes].count("waits for the step") == number
-
-
 def work(rank: int) -> list[bool]:
-    """The loop of a worker."""
     with AccumulatorGroup.attach(NAME) as group:
         return [
             group.apply({"w": float(step)}, step, contributor=rank)
@@ -137,7 +132,6 @@ def test_what_has_ended_stays_so(acc: ConditionalAccumulator) -> None:
 
 
 async def rest(steps: AsyncIterator[int]) -> list[int]:
-    """All that are to come."""
     return [step async for step in steps]
 
 

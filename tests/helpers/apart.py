@@ -78,7 +78,6 @@ class Apart:
         return value
 
     def hear_descriptor(self) -> int:
-        """Wait for a descriptor that it passes on."""
         assert self.pipe.poll(LONG), f"process {self.pid} passed nothing on for {LONG} s"
         return reduction.recv_handle(self.pipe)
 
@@ -250,7 +249,6 @@ class Pipe:
         return self._connection.fileno()
 
     def say_descriptor(self, fd: int) -> None:
-        """Pass a descriptor on to the test."""
         reduction.send_handle(self._connection, fd, os.getppid())
 
     def say(self, what: Any = None) -> None:
@@ -260,7 +258,6 @@ class Pipe:
         return self._connection.recv()
 
     def poll(self) -> bool:
-        """Whether the test has said something."""
         return self._connection.poll()
 
 

@@ -31,6 +31,19 @@ def news(acc: Any) -> tuple[Any, ...] | None:
     raise AssertionError
 
 
+def _stay(name: str, *, pipe: Pipe) -> None:
+    with shmacc.attach(name):
+        pipe.say()
+        pipe.hear()
+
+
+def bystander(name: str) -> Apart:
+    """A process that is attached, and stays until told to end."""
+    process = Apart(_stay, name)
+    process.hear()
+    return process
+
+
 def _work(name: str, contributor: int | None, *, pipe: Pipe) -> None:
     own = ConditionalAccumulator.attach(name)
     own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)

@@ -35,7 +35,6 @@ def leave(count: int) -> None:
 
 
 def make_room() -> None:
-    """Remove the filler."""
     os.unlink(FILLER)  # noqa: PTH108
 
 

@@ -88,7 +88,6 @@ class Sums:
 
     @classmethod
     def of(cls, gradient: dict[str, Any], weight: int, contributor: int | None) -> Sums:
-        """Return the sums of one gradient."""
         sums = cls(1, weight, set() if contributor is None else {contributor})
         for name, value in gradient.items():
             part = sums.parts[name] = Part(1, weight)
@@ -108,7 +107,6 @@ class Sums:
             self.parts.setdefault(name, Part(0, 0)).add(part)
 
     def check(self, taken: Any, step: int, *, divided: bool) -> None:
-        """Compare what was taken with these sums."""
         assert (taken.count, taken.weight, taken.step) == (self.count, self.weight, step)
         assert taken.contributors.tolist() == sorted(self.contributors)
         assert taken.contributors.dtype == np.int64
@@ -153,7 +151,6 @@ class ModelledGroup:
         self.agree()
 
     def apply_partial(self, partial: Any, sums: Sums) -> None:
-        """Apply a partial of these sums to both."""
         if sums.contributors & self.sums.contributors:
             try:
                 self.group.apply_partial(partial, shmacc.NEVER_STALE, timeout=0)
@@ -173,7 +170,6 @@ class ModelledGroup:
         self.agree()
 
     def take_partial(self) -> tuple[Any, Sums]:
-        """Take the sums of all there is."""
         partial, sums = self.group.take_partial(0, timeout=0), self.sums
         sums.check(partial, self.step, divided=False)
         self.sums = Sums()

@@ -157,7 +157,6 @@ class Terminal:
         self.status: int | None = None
 
     def resize(self, columns: int, rows: int) -> None:
-        """Make the window another size."""
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.screen.resize(rows, columns)
 
@@ -212,7 +211,6 @@ class Terminal:
 
 
 def path_of(name: str) -> Path:
-    """Where a segment's file is."""
     return Path(inspection.resolve(name).path)
 
 
@@ -222,7 +220,6 @@ def semaphore_of(name: str) -> Path:
 
 
 def scribble(path: Path, offset: int, data: bytes) -> None:
-    """Write over some of a file."""
     # In another process: closing the file here would release all record locks of this one on it.
     place = [f"of={path}", "oflag=seek_bytes", f"seek={offset}", "conv=notrunc", "status=none"]
     subprocess.run(["dd", *place], input=data, check=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers.apart import Apart, run_apart
+from helpers.departures import bystander
 from helpers.killing_images import Image
 from helpers.killing_scenes import NAME, Scene, Testimony, path, rows
 from helpers.support import SOON, slept, until
@@ -173,12 +174,6 @@ def _of_another_time() -> None:
     semaphore.write_bytes(bytes(32))
 
 
-def _attach_and_say_so(pipe: Pipe) -> None:
-    with shmacc.attach(NAME):
-        pipe.say()
-        pipe.hear()
-
-
 def _fill() -> Image:
     with create() as acc:
         SCENE.before(acc)
@@ -202,8 +197,7 @@ def filled() -> None:
 def left_by_the_dead() -> None:
     """Leave a filled segment, with a dead process in its table."""
     filled()
-    with Apart(_attach_and_say_so) as process:
-        process.hear()
+    bystander(NAME).kill()
     for name in testing.leaked_names(names.current_namespace()):
         if name.startswith("sem."):
             os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108

@@ -86,12 +86,10 @@ class Table:
 
     @property
     def segments(self) -> list[Segment]:
-        """Those of all hosts."""
         return [segment for _, segment in self.hosts.values()]
 
     @property
     def steps(self) -> list[int]:
-        """Those that the hosts' segments have."""
         return [segment.step for segment in self.segments]
 
 

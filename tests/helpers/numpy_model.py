@@ -31,7 +31,6 @@ class Refused(Exception):  # noqa: N818 - not an error of ours: what the library
 
 
 def invalid(message: str | None = None) -> Refused:
-    """Return the refusal of an argument."""
     return Refused("InvalidArgumentError", message)
 
 
@@ -79,7 +78,6 @@ class Model:
         return dropped
 
     def unseal(self) -> None:
-        """Let applies in again."""
         self.sealed = False
 
     def take(self, num_required: int) -> Outcome:

@@ -33,7 +33,6 @@ def in_shared_memory(namespace: str) -> list[Path]:
 
 
 def exists() -> bool:
-    """Whether the name leads to anything."""
     return os.path.lexists(path())
 
 

@@ -36,7 +36,6 @@ class Ours:
 
 
 def gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array]]:
-    """Return rows and values of each round."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(_ROUNDS):

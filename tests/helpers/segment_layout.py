@@ -226,7 +226,6 @@ class Table:
 
     @property
     def file_size(self) -> int:
-        """The size of the whole segment."""
         return REGION_SPAN * (len(FIXED_REGIONS) + self.lanes * self._regions_of_lane)
 
     @property

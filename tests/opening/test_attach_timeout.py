@@ -27,7 +27,6 @@ every_attach = pytest.mark.parametrize(
 
 
 def make() -> ConditionalAccumulator:
-    """Make what is waited for."""
     return ConditionalAccumulator("f4", (), NAME)
 
 

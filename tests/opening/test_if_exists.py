@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from helpers.apart import Apart, Pipe, needs_root, run_apart
+from helpers.departures import bystander
 from helpers.opening import KINDS, NAME, exists, make, path
 from helpers.support import refused
 
-import shmacc
 from shmacc import SparseConditionalAccumulator, errors, inspection
 
 
@@ -126,13 +126,7 @@ def test_replace_is_refused_while_a_process_uses_it() -> None:
         assert error.pids == (pid,)
         assert acc.apply_grad(1.0)
 
-    def hold(*, pipe: Pipe) -> None:
-        with shmacc.attach(NAME):
-            pipe.say()
-            pipe.hear()
-
-    with Apart(hold) as holder:
-        holder.hear()
+    with bystander(NAME) as holder:
         with pytest.raises(errors.FailedPreconditionError) as others:
             make(if_exists="replace")
         assert others.value.pids == (holder.pid,)

@@ -83,15 +83,12 @@ def test_it_leaves_what_took_the_name_since() -> None:
 
 
 def test_only_the_creators_close_does() -> None:
-    def close_it(acc: Any) -> None:
-        acc.close()
-
     with make(unlink_on_close=True) as acc:
         with make(unlink_on_close=True), shmacc.attach(NAME):
             pass
         pickle.loads(pickle.dumps(acc)).close()
         assert exists()
-        run_apart(close_it, acc)
+        run_apart(acc.close)
         assert exists()
         assert acc.running
     assert not exists()
