@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-_VARIANT = re.compile(r"^// (BROKEN_\w+) \(([^)]+)\): (.*)$")
+_VARIANT = re.compile(r"^// (BROKEN_\w+) \(([^)]+)\): ")
 _MARK = re.compile(r"([-+])(BROKEN_\w+)")
 
 
@@ -26,7 +26,6 @@ class Variant:
 
     name: str  # empty for the test as it is
     models: tuple[str, ...]  # the memory models in which the outcome must be possible
-    says: str  # what is broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ class Litmus:
         """The test as it is, then each way in which it is broken."""
         broken = (_VARIANT.match(line) for line in self.source.splitlines())
         return (
-            Variant("", (), ""),
-            *(Variant(is_[1], tuple(is_[2].split(", ")), is_[3]) for is_ in broken if is_),
+            Variant("", ()),
+            *(Variant(is_[1], tuple(is_[2].split(", "))) for is_ in broken if is_),
         )
 
     @property
