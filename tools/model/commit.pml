@@ -4,33 +4,26 @@
  * one of LANES lanes and applies a gradient that touches any non-empty set of the MEMBERS members' ROWS rows, or gives
  * up half-way (roll_back: a sum that would overflow, or no space). Or it has the locks of all lanes and takes
  * everything. The round's record and each lane's are kept twice, with a generation that says which copy is current.
- * Members' copies have stamps, and are written between `begin` and the commit. Contents belong to a round's number, and
- * are void once the round has moved on. Each lane has an undo log, with as much room as its committed record says.
+ * Members' copies have stamps, and are written between `begin` and the commit. Contents belong to a round's number,
+ * and are void once the round has moved on. Each lane has an undo log, with as much room as its committed record says.
  * Slots are given out in order of first touch. The index leads from row to slot and has a stamp; undone applies leave
  * entries in it; the entries in use are counted, and the lane counts those left behind. Rows in consecutive slots are
  * saved and changed in runs of up to RUN. A row is two words (left, right), added to one after the other, and a
  * contribution count, so it can be torn. With -DDENSE each member has two buffers instead. Every store into shared
  * memory is a step, except where a comment says why not. If the owner dies between two steps, the next owner recovers,
- * and may die in that as well. At the end an observer who does not die looks at what is left. With -DREADER one process
- * reads a lane's records without its lock.
+ * and may die in that as well. With -DREADER one process reads a lane's records without its lock.
  *
- * Abstracted: a lock is one word with its owner, dropped at death (lock.pml); how a take gets the locks of all lanes is
- * in round.pml. A gradient is a digit in base 4: the n-th of a lane's round adds 4^n to each word that it touches, so
- * the sum shows what is lost, doubled, torn, or in some members only. A bucket of the index has one place, and all rows
- * of a member have the same home. The index does not grow: a grown index is built beside the old one and becomes
- * current together with the member's copy. Likewise left out: the round's shape (kept twice, like the
- * dense buffers), the pages given back after a commit, and operations that change a record alone (advance_step,
- * set_step, unseal, drop), each of which is one commit as in `reserve_undo` or a take. Arithmetic that overflows, and
- * stamps and generations that wrap, are not looked at. At each acquire, after recovery, `poison` overwrites all that
- * nobody may read any more (slots not in use, the undo log, copies that are not current) and renumbers generations and
- * stamps. That is worse than what the dead really leave. It also merges states that differ only there, or in how far
- * index_filled and leftovers exceed the entries that exist. With -DNO_POISON nothing is overwritten.
+ * Abstracted, besides what README.md says: the n-th gradient of a lane's round adds 4^n to each word that it touches.
+ * A bucket of the index has one place, and all rows of a member have the same home. A grown index is built beside the
+ * old one and becomes current together with the member's copy, so it is left out. Likewise the round's shape (kept
+ * twice, like the dense buffers), the pages given back after a commit, and operations that change a record alone
+ * (advance_step, set_step, unseal, drop), each of which is one commit as in `reserve_undo` or a take. At each acquire,
+ * after recovery, `poison` overwrites all that nobody may read any more and renumbers generations and stamps (they do
+ * not wrap). That also merges states that differ only there, or in how far index_filled and leftovers exceed the
+ * entries that exist. With -DNO_POISON nothing is overwritten.
  *
- * Checked at every acquire, after recovery: all members' rows, contributions and counts are those of exactly the
- * gradients that were committed in the lane and not taken, so nothing is torn, lost or doubled in any member. A take
- * hands out exactly these, of all lanes. An apply that returned True was committed, and one that raised was not. The
- * books (taken) balance. index_filled and leftovers count every occupied place. A reader without the lock sees one
- * commit's records, or knows that it did not.
+ * Checked, too: an apply that returned True was committed, and one that raised was not. The books (taken) balance.
+ * index_filled and leftovers count every occupied place. A reader sees one commit's records, or knows that it did not.
  */
 #ifndef WORKERS
 #define WORKERS 2
@@ -143,11 +136,7 @@ hidden byte i, j, k, seen;
 
 #define member_copy(m, c) L.member[(m) * 2 + (c)]
 #define stamp(m, c) member_copy(m, c).stamp
-#ifdef BROKEN_STAMP_BELOW
-#define is_ahead(s) ((s) >= L.generation && (s) > 0)
-#else
-#define is_ahead(s) ((s) > L.generation)
-#endif
+#define is_ahead(s) ((s) > L.generation || ((s) == L.generation && (s) > 0 && on(BROKEN_STAMP_BELOW)))
 #define current_copy(m) \
   (is_ahead(stamp(m, 1)) -> 0 : (is_ahead(stamp(m, 0)) || stamp(m, 1) > stamp(m, 0)))
 
@@ -178,8 +167,6 @@ inline kernel_drops_locks(p) {
 }
 
 #include "fate.pml"
-
-#define step(action) atomic { runs(me) -> action }
 
 /* Updates the books in the instant of a lane's commit. */
 #define NOTHING_NEW 0
@@ -376,16 +363,8 @@ inline store_generation(event) {
 }
 
 /* ---- lane.hpp: Member ---- */
-#ifdef BROKEN_COMMIT_FIRST
-#define NEW_STAMP L.generation      /* the generation has been stored already */
-#else
-#define NEW_STAMP (L.generation + 1)
-#endif
-#ifdef BROKEN_OVER_CURRENT
-#define written(m) member_copy(m, L.change[m].copy)
-#else
-#define written(m) member_copy(m, 1 - L.change[m].copy)
-#endif
+#define NEW_STAMP (L.generation + !on(BROKEN_COMMIT_FIRST))  /* there it has been stored already */
+#define written(m) member_copy(m, (on(BROKEN_OVER_CURRENT) -> L.change[m].copy : 1 - L.change[m].copy))
 inline write(m) {
   if
   :: atomic { runs(me) && changes(m) -> written(m).stamp = NEW_STAMP };
@@ -403,11 +382,7 @@ inline write(m) {
 }
 
 /* Copies the committed records; a record from an earlier round starts anew. Private memory: no step of its own. */
-#ifdef BROKEN_OLD_ROUND
-#define starts_anew(m) false
-#else
-#define starts_anew(m) (L.change[m].round != NOW.round_now)
-#endif
+#define starts_anew(m) (L.change[m].round != NOW.round_now && !on(BROKEN_OLD_ROUND))
 inline begin_round() {
   if
   :: NOW.round != NOW.round_now -> NOW.round = NOW.round_now; NOW.count = 0
@@ -460,11 +435,10 @@ inline commit(event) {
 inline begin(fresh) {
 #ifdef BROKEN_BEGIN_ORDER
   step(L.journal_generation = L.generation + 1);
-  step(L.journal_records = 0);
-  step(L.journal_new_rows = fresh)
-#else
+#endif
   step(L.journal_records = 0);
   step(L.journal_new_rows = fresh);
+#ifndef BROKEN_BEGIN_ORDER
   step(L.journal_generation = L.generation + 1)
 #endif
 }
@@ -553,12 +527,9 @@ inline recovered() {
 #define place_is_free(m, b) (!is_filled(m, b, L.change[m].index_stamp))
 /* An entry counts only if its slot is in use and has this row: undone applies leave entries behind, and
  * the slots of those are given out again. */
-#ifdef BROKEN_INDEX_TRUST
-#define leads_to_row(m, b, r) (bucket_of(m, b).tag == (r) + 1)
-#else
-#define leads_to_row(m, b, r) (bucket_of(m, b).tag == (r) + 1 && bucket_of(m, b).slot < L.change[m].rows \
-                               && slot_of(m, bucket_of(m, b).slot).row == (r))
-#endif
+#define has_row(m, s, r) ((s) < L.change[m].rows && slot_of(m, s).row == (r))
+#define leads_to_row(m, b, r) \
+  (bucket_of(m, b).tag == (r) + 1 && (on(BROKEN_INDEX_TRUST) || has_row(m, bucket_of(m, b).slot, r)))
 
 /* Finds all rows of the gradient, before anything is changed. The first free place ends a search. It only
  * reads, so it is one step. */
@@ -670,20 +641,14 @@ inline add_rows() {
 #endif
      save(NOW.item);
 #if RUN > 1
-     if
-     :: atomic { runs(me) && NOW.length == 2 -> skip }; save(NOW.item + 1)
-     :: atomic { runs(me) && NOW.length == 1 -> skip }
-     fi;
+     when(NOW.length == 2, save(NOW.item + 1));
 #endif
 #ifndef BROKEN_SAVE_ORDER
      publish(NOW.records);
 #endif
      add_piece(NOW.item);
 #if RUN > 1
-     if
-     :: atomic { runs(me) && NOW.length == 2 -> skip }; add_piece(NOW.item + 1)
-     :: atomic { runs(me) && NOW.length == 1 -> skip }
-     fi;
+     when(NOW.length == 2, add_piece(NOW.item + 1));
 #endif
      step(NOW.item = NOW.item + NOW.length; NOW.length = 0);
      if

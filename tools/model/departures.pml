@@ -1,19 +1,15 @@
-/* Processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them,
- * and the next wait for gradients is told of them.
+/* Processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them, and the
+ * next wait for gradients is told of them.
  *
- * Modelled: VICTIMS processes that have applied, and then leave in order, leave by a failure, or stay until they
- * die; SWEEPERS processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once,
- * take all locks, sweep, and are told the news. Each store to an entry or a record is a step, and so is each look
- * for a record. Any of these processes may die between any two steps.
+ * Modelled: VICTIMS processes that have applied, and then leave in order, leave by a failure, or stay until they die;
+ * SWEEPERS processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once, take all
+ * locks, sweep, and are told the news. Each store to an entry or a record is a step, and so is each look for a record.
  *
- * Abstracted: a lock is one word with its owner (lock.pml). That a freed entry may have a new owner is in
- * presence.pml. A process that failed and goes on, and former chiefs, are one word each, which only tellers (with
- * all locks) or the process itself change. The rest of a record is written before its fate. The table has room
- * for all: which record a full table drops does not depend on the order of steps.
+ * Abstracted, besides what README.md says: a process that failed and goes on, and former chiefs, are one word each,
+ * which only tellers (with all locks) or the process itself change. The rest of a record is written before its fate.
+ * The table has room for all: which record a full table drops does not depend on the order of steps.
  *
- * Checked: each death and each failure has at most one record, and one wait is told of it. Nothing is told of a
- * process that left in order, or lives. At the end of a run one more wait is told all that is left. Then each
- * was told once (perhaps to a process that has died since), and no record is left over.
+ * Checked: what README.md says. At the end of a run one more wait is told all that is left.
  */
 #ifndef VICTIMS
 #define VICTIMS 1
@@ -54,15 +50,12 @@ byte told[VICTIMS];
 bool due[VICTIMS];                   /* it was gone when the teller got the locks */
 
 #define finished(p) ended[p]
-#define dropped_by(p, x) if :: lock[x] == p -> lock[x] = NOBODY :: else fi
 inline kernel_drops_locks(p) {
-  dropped_by(p, 0);
-  dropped_by(p, LANES - 1)
+  dropped_by(p, lock[0]); dropped_by(p, lock[1])
 }
 
 #include "fate.pml"
 
-#define step(action) atomic { runs(me) -> action }
 #define is_gone(v) (token[v] == FAILED || (token[v] == HERE && dead[v]))
 
 /* ---- a process that had applied ---- */
@@ -78,14 +71,10 @@ proctype victim(byte me) {
 inline entry_for() {
   step(i = 0; at = RECORDS);
   do
-#ifndef BROKEN_NO_LOOK
-  :: atomic { runs(me) && i < RECORDS && whose[i] == v -> at = i; i = 0 }; break
-#endif
-#ifdef BROKEN_NO_LOOK
-  :: atomic { runs(me) && i < RECORDS -> at = (whose[i] == NOBODY && at == RECORDS -> i : at); i++ }
-#else
-  :: atomic { runs(me) && i < RECORDS && whose[i] != v -> at = (whose[i] == NOBODY && at == RECORDS -> i : at); i++ }
-#endif
+  :: atomic { runs(me) && i < RECORDS && whose[i] == v && !on(BROKEN_NO_LOOK) -> at = i; i = 0 }; break
+  :: atomic { runs(me) && i < RECORDS && (whose[i] != v || on(BROKEN_NO_LOOK)) ->
+       at = (whose[i] == NOBODY && at == RECORDS -> i : at); i++
+     }
   :: atomic { runs(me) && i == RECORDS && at == RECORDS -> i = 0 }; break
   :: atomic { runs(me) && i == RECORDS && at < RECORDS && whose[at] == NOBODY -> whose[at] = v; fate_of[at] = WRITING; i = 0 };
      break
@@ -95,10 +84,7 @@ inline entry_for() {
 
 inline record() {
   entry_for();
-  if
-  :: atomic { runs(me) && at < RECORDS -> fate_of[at] = NEWS; at = 0 }
-  :: atomic { runs(me) && at == RECORDS -> at = 0 }
-  fi
+  step(if :: at < RECORDS -> fate_of[at] = NEWS :: else fi; at = 0)
 }
 
 inline free_entry() {
@@ -130,11 +116,7 @@ proctype sweeper(byte me; byte lane) {
 }
 
 /* ---- departures.hpp: news, tell ---- */
-#ifdef BROKEN_HALF_READ
-#define is_news(x) (whose[x] != NOBODY)
-#else
-#define is_news(x) (whose[x] != NOBODY && fate_of[x] == NEWS)
-#endif
+#define is_news(x) (whose[x] != NOBODY && (fate_of[x] == NEWS || on(BROKEN_HALF_READ)))
 
 inline tell() {
   step(v = 0);
@@ -157,10 +139,8 @@ inline tell() {
 }
 
 inline acquire_all() {
-#ifdef BROKEN_ONE_LOCK
-  atomic { runs(me) && lock[0] == NOBODY -> lock[0] = me }
-#else
   atomic { runs(me) && lock[0] == NOBODY -> lock[0] = me };
+#ifndef BROKEN_ONE_LOCK
   atomic { runs(me) && lock[1] == NOBODY -> lock[1] = me }
 #endif
 }

@@ -5,13 +5,9 @@
 #if DEATHS || STOPS
 
 #define may_strike(p) (!dead[p] && !finished(p))
-#if PROCESSES == 2
-#define may_strike_someone (may_strike(0) || may_strike(1))
-#elif PROCESSES == 3
-#define may_strike_someone (may_strike(0) || may_strike(1) || may_strike(2))
-#elif PROCESSES == 4
-#define may_strike_someone (may_strike(0) || may_strike(1) || may_strike(2) || may_strike(3))
-#endif
+/* Of 2, 3 or 4 processes. */
+#define may_strike_someone \
+  (may_strike(0) || may_strike(1) || may_strike(PROCESSES - 2) || may_strike(PROCESSES - 1))
 
 inline choose_victim() {
   if

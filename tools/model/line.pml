@@ -8,19 +8,15 @@
  * of one process. Taker t has entry t of the queue, so its ticket is ticket[t]. As in the code, leave and cancel need
  * no lock. A join is two steps: `top` and next_ticket, then the ticket.
  *
- * Abstracted: the lock is one word with its owner, dropped at death (lock.pml). A take that waits for it notices a
- * cancel and the end of its time. A commit is one step (commit.pml). A futex word is a flag: whether it changed
- * since it was last read (changed, turned). A sleeper gets up when the word has changed: by FUTEX_WAKE, or by its
- * slice if the waker died between the word and the call. A slice that finds nothing to do is left out
- * (processes.pml). If processes may be stopped, an apply's patience with a head that does not come may end at any
- * moment. Otherwise it never ends: one second is long.
+ * Abstracted, besides what README.md says: a take that waits for the lock notices a cancel and the end of its time. A
+ * sleeper gets up when the word has changed: by FUTEX_WAKE, or by its slice if the waker died between the word and the
+ * call. If processes may be stopped, an apply's patience with a head that does not come may end at any moment.
+ * Otherwise it never ends: one second is long.
  *
- * Checked: only the first living take in the queue takes a round, or one that asks for 0, if the round is nobody's. No
- * living take is swept out of the queue. Each applied gradient was taken once, or dropped by advance_step, or is still
- * there, even if it was copied before a look. A take that timed out or was cancelled consumed nothing. Without stops no
- * gradient joins a round that belongs to a living head. Every run is finite. At its end no apply waits, nor does the
- * first living take if its number is reached, unless a stopped process has the lock. A cancelled take never goes on
- * waiting. With -DNO_SLICES (no deaths, no stops) wake-ups alone are enough for that.
+ * Checked, too: a take that asks for 0 takes the round only if it is nobody's. No living take is swept out of the
+ * queue. A gradient that was copied before a look is taken once, too, or dropped by advance_step. A take that timed
+ * out or was cancelled consumed nothing. A cancelled take never goes on waiting. Without stops no gradient joins a
+ * round that belongs to a living head.
  */
 #ifndef TAKERS
 #define TAKERS 2
@@ -57,6 +53,7 @@
 #define ENTRIES (TAKING + 1)        /* participants: one for each process that takes, one that is free */
 #define finished(p) (ended[p] && !holds_an_entry(p))
 #define FATE_MAY_HOLD_BACK
+#define ACTOR my
 
 #include "processes.pml"
 
@@ -85,13 +82,8 @@ byte arrival[TAKERS], arrivals;     /* order of arrival; 0: does not wait */
 byte applied, taken, dropped;
 bool taking[TAKERS], to_be_cancelled[TAKERS];  /* its take had begun when the cancel began */
 
-#ifdef NEWCOMER
-#define holds_an_entry(p) ((p) == ODD_ONE)
-#else
-#define holds_an_entry(p) false
-#endif
+#define holds_an_entry(p) (on(NEWCOMER) && (p) == TAKING + APPLIERS)
 
-#define dropped_by(p, holder) holder = (holder == p -> NOBODY : holder)
 inline kernel_drops_locks(p) {
   dropped_by(p, lock_owner);
   dropped_by(p, entry_lock[0]); dropped_by(p, life_lock[0]);
@@ -102,16 +94,10 @@ inline kernel_drops_locks(p) {
 
 #include "fate.pml"
 
-/* In this file every step belongs to the process `my`; a taker is its thread `me`. */
-#define step(action) atomic { runs(my) -> action }
-
 /* Acquiring and releasing the lock, and reading a futex word, are part of the step before or after: nobody
  * without the lock can tell the difference. */
-#if TAKERS == 2
-#define in_use (top > 1 && ticket[1] != 0 -> 2 : (top > 0 && ticket[0] != 0))
-#else
-#define in_use (top > 2 && ticket[2] != 0 -> 3 : (top > 1 && ticket[1] != 0 -> 2 : (top > 0 && ticket[0] != 0)))
-#endif
+#define is_last_used(t) (top > (t) && ticket[t] != 0)
+#define in_use (is_last_used(TAKERS - 1) -> TAKERS : (is_last_used(1) -> 2 : is_last_used(0)))
 inline Session() {
   runs(my) && lock_owner == NOBODY -> lock_owner = my; top = in_use  /* known_head */
 }
@@ -120,46 +106,33 @@ inline release() {
 }
 
 /* seen = word: the first read under the lock. */
-#ifdef BROKEN_SEEN_LATE
-#define see(word) skip
-#define see_late(word) word = false
-#else
-#define see(word) word = false
-#define see_late(word) skip
-#endif
+#define see(word) word = (word && on(BROKEN_SEEN_LATE))
+#define see_late(word) word = (word && !on(BROKEN_SEEN_LATE))
 
 /* ---- who lives: presence.hpp ---- */
 #define entry_of(t) process_of(t)   /* the takers' processes attached in order */
 #define token_of(p) ((p) + 1)
 
 #ifdef BROKEN_ONE_BYTE
-#define others_hold(e) (entry_lock[e] != NOBODY && entry_lock[e] != my)
+#define life_byte entry_lock
 #else
-#define others_hold(e) (life_lock[e] != NOBODY && life_lock[e] != my)
+#define life_byte life_lock
 #endif
-
-#if defined(BROKEN_NO_TOKEN)
-#define alive(t) (process_of(t) == my || others_hold(entry_of(t)))
-#elif defined(BROKEN_OWN_PRESENCE)
-#define alive(t) (token[entry_of(t)] == token_of(process_of(t)) && others_hold(entry_of(t)))
-#else
-#define alive(t) (process_of(t) == my \
-                  || (token[entry_of(t)] == token_of(process_of(t)) && others_hold(entry_of(t))))
-#endif
+#define others_hold(e) (life_byte[e] != NOBODY && life_byte[e] != my)
+#define has_token(t) (token[entry_of(t)] == token_of(process_of(t)))
+#define alive(t) ((process_of(t) == my && !on(BROKEN_OWN_PRESENCE)) \
+                  || ((has_token(t) || on(BROKEN_NO_TOKEN)) && others_hold(entry_of(t))))
 
 #ifdef NEWCOMER
+#define may_have_entry ((token[e] == 0 || on(BROKEN_NO_TOKEN)) && life_lock[e] == NOBODY)
 inline claim() {
   do
   :: atomic { runs(my) && e < ENTRIES && entry_lock[e] != NOBODY -> e++ }
   :: atomic { runs(my) && e < ENTRIES && entry_lock[e] == NOBODY -> entry_lock[e] = my };
      if
-#ifdef BROKEN_NO_TOKEN
-     :: atomic { runs(my) && life_lock[e] == NOBODY -> life_lock[e] = my };
-#else
-     :: atomic { runs(my) && (token[e] != 0 || life_lock[e] != NOBODY) -> skip };
+     :: atomic { runs(my) && !may_have_entry -> skip };
         step(entry_lock[e] = NOBODY; e++)                    /* a dead process has it, not swept yet */
-     :: atomic { runs(my) && token[e] == 0 && life_lock[e] == NOBODY -> life_lock[e] = my };
-#endif
+     :: atomic { runs(my) && may_have_entry -> life_lock[e] = my };
         step(token[e] = token_of(my));
         break
      fi
@@ -170,20 +143,12 @@ inline claim() {
 
 /* ---- the queue: wait_queue.hpp; was_cancelled: QueueEntry::check_cancelled ---- */
 #define is_cancelled(t) (ticket[t] <= cancelled_through)
-#ifdef BROKEN_CANCEL_GAP
-#define was_cancelled(t) (ticket[t] != 0 -> is_cancelled(t) : cancels != cancels_seen)
-#else
-#define was_cancelled(t) (cancels != cancels_seen || (ticket[t] != 0 && is_cancelled(t)))
-#endif
+#define sees_cancels(t) (ticket[t] == 0 || !on(BROKEN_CANCEL_GAP))
+#define was_cancelled(t) ((sees_cancels(t) && cancels != cancels_seen) || (ticket[t] != 0 && is_cancelled(t)))
 #define stands(t) ((t) < top && ticket[t] != 0 && !is_cancelled(t))
 #define stands_before(t, u) (stands(t) && ticket[t] < ticket[u])
-#if TAKERS == 2
-#define is_head(t) (stands(t) && !stands_before(1 - (t), t))
-#define head (is_head(0) -> 0 : (is_head(1) -> 1 : NOBODY))
-#else
-#define is_head(t) (stands(t) && !stands_before(((t) + 1) % 3, t) && !stands_before(((t) + 2) % 3, t))
-#define head (is_head(0) -> 0 : (is_head(1) -> 1 : (is_head(2) -> 2 : NOBODY)))
-#endif
+#define is_head(t) (stands(t) && !stands_before(0, t) && !stands_before(1, t) && !stands_before(TAKERS - 1, t))
+#define head (is_head(0) -> 0 : (is_head(1) -> 1 : (is_head(TAKERS - 1) -> TAKERS - 1 : NOBODY)))
 #define is_reached(t) (count >= required[t])
 
 inline join() {
@@ -230,9 +195,8 @@ inline sweep() {
   atomic {
     runs(my) ->
     do
-    :: u < TAKERS && token[entry_of(u)] == token_of(process_of(u)) && !alive(u) ->
-       token[entry_of(u)] = 0; u++
-    :: u < TAKERS && (token[entry_of(u)] != token_of(process_of(u)) || alive(u)) -> u++
+    :: u < TAKERS && has_token(u) && !alive(u) -> token[entry_of(u)] = 0; u++
+    :: u < TAKERS && (!has_token(u) || alive(u)) -> u++
     :: u == TAKERS -> u = 0; break
     od
   }
@@ -242,11 +206,7 @@ inline sweep() {
 /* ---- the books: who is first of the living, whatever the code believes ---- */
 #define lives_and_waits(t) (arrival[t] != 0 && !dead[process_of(t)] && !is_cancelled(t))
 #define came_before(t, a) (lives_and_waits(t) && arrival[t] < a)
-#if TAKERS == 2
-#define nobody_came_before(a) (!came_before(0, a) && !came_before(1, a))
-#else
-#define nobody_came_before(a) (!came_before(0, a) && !came_before(1, a) && !came_before(2, a))
-#endif
+#define nobody_came_before(a) (!came_before(0, a) && !came_before(1, a) && !came_before(TAKERS - 1, a))
 #define is_rounds_owner(t) (lives_and_waits(t) && nobody_came_before(arrival[t]) && is_reached(t))
 #define is_somebodys_round \
   (is_rounds_owner(0) || is_rounds_owner(1) || is_rounds_owner(TAKERS - 1))
@@ -257,17 +217,9 @@ inline sweep() {
 #define served (head == NOBODY || head == me || required[me] == 0)
 #define may_take (served && is_reached(me))
 #define is_heads_round (head != NOBODY && head != me && is_reached(head))
-#ifdef BROKEN_PARTIAL_ROBS
-#define gets_nothing false
-#else
-#define gets_nothing (required[me] == 0 && is_heads_round)
-#endif
+#define gets_nothing (required[me] == 0 && is_heads_round && !on(BROKEN_PARTIAL_ROBS))
 #define the_round (applied + taken + dropped + 1)            /* every change of the round increments one of these */
-#ifdef BROKEN_LOOK_BLIND
-#define is_copied (copy_of != 0)
-#else
-#define is_copied (copy_of == the_round)
-#endif
+#define is_copied (on(BROKEN_LOOK_BLIND) -> copy_of != 0 : copy_of == the_round)
 
 #ifdef SIBLINGS
 #define takers_ended(p) (taker_ended[(p) + 1] && ((p) > 0 || taker_ended[0]))
@@ -326,16 +278,12 @@ look:
        looks = 0; copy_of = 0; copied = 0
      };
      atomic { runs(my) -> leave(me); release() };
-     turn();
-     atomic { wake_head(); expired = false; taking[me] = false; to_be_cancelled[me] = false };
-     goto next_take
+     goto tell
 #ifdef PARTIALS
   :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && may_take && gets_nothing ->
        looks = 0; copy_of = 0; copied = 0; release()
      };
-     turn();
-     atomic { wake_head(); expired = false; taking[me] = false; to_be_cancelled[me] = false };
-     goto next_take
+     goto tell
 #endif
   :: atomic { runs(my) && !was_cancelled(me) && !dead_in_front && !may_take && expired ->
        release()
@@ -374,6 +322,11 @@ wait_turn:
   fi;
   goto take;
 
+tell:
+  turn();
+  atomic { wake_head(); expired = false; taking[me] = false; to_be_cancelled[me] = false };
+  goto next_take;
+
 give_up:                            /* timed out or cancelled: nothing was consumed, no lock is held */
   if
   :: atomic { runs(my) && ticket[me] != 0 -> leave(me) };
@@ -386,8 +339,7 @@ give_up:                            /* timed out or cancelled: nothing was consu
   step(expired = false; taking[me] = false; to_be_cancelled[me] = false; looks = 0; copy_of = 0; copied = 0);
   goto next_take;
 
-end:
-  skip
+end: skip
 }
 
 /* The head's number is reached: the round belongs to the head, unless the head is overdue. */
@@ -443,16 +395,9 @@ commit:
     patient_with = 0; owned = false;
     release()
   };
-  atomic {
-    runs(my) ->
-    if :: reached -> changed[h] = true :: else fi;           /* wake */
-    h = 0; reached = false;
-    ended[my] = (gradients == GRADIENTS)
-  };
-  if
-  :: gradients < GRADIENTS -> goto apply
-  :: else
-  fi
+  step(if :: reached -> changed[h] = true :: else fi;        /* wake */
+       h = 0; reached = false; ended[my] = (gradients == GRADIENTS));
+  if :: gradients < GRADIENTS -> goto apply :: else fi
 }
 
 #ifdef CANCELLER
@@ -491,7 +436,6 @@ proctype odd_one(byte my) {
   (lives_and_waits(t) && stopped != process_of(t) && is_reached(t) && nobody_came_before(arrival[t]))
 #define was_cancelled_in_vain(t) \
   (to_be_cancelled[t] && !dead[process_of(t)] && stopped != process_of(t))
-#define is_through(p) (ended[p] || dead[p] || stopped == p)
 
 active proctype quiescence() {
   byte p;

@@ -1,20 +1,16 @@
 /* The lock (native/segment/lock.hpp): acquire, release, and the takeover from a dead owner.
  *
- * Modelled: the named semaphore (a counter), the record lock on byte LOCK (a process owns it, and the kernel
- * drops it when the process ends), the mutex in front for the threads of one process, and every interleaving
- * of THREADS threads that each take the lock ROUNDS times. With SIBLINGS the threads 0 and 1 are one process:
- * F_SETLK then succeeds for both, as in the kernel.
+ * Modelled: the named semaphore (a counter), the record lock on byte LOCK (a process owns it, and the kernel drops it
+ * when the process ends), the mutex in front for the threads of one process, and every interleaving of THREADS threads
+ * that each take the lock ROUNDS times. With SIBLINGS the threads 0 and 1 are one process: F_SETLK then succeeds for
+ * both, as in the kernel.
  *
- * Abstracted: time. A slice may be over at any moment, even at once and with tokens left. That allows more
- * runs than the clock does, so nothing is missed. A slice after which set_record_lock fails changes nothing
- * unless the deadline has passed, so it is left out: a process that waits for ever stands still here, and a
- * cycle would be a livelock. The work under the lock is one step (commit.pml has its steps). Any thread that
- * wants the lock may get it first.
+ * Abstracted, besides what README.md says: a slice after which set_record_lock fails changes nothing unless the
+ * deadline has passed, so it is left out. Any thread that wants the lock may get it first.
  *
- * Checked: there are never two owners. The semaphore stays between 0 and THREADS. Every run is finite. At its
- * end every living process has got through, unless the owner is stopped, whatever value the dead have left in
- * the semaphore. If nobody died, a token is left for the next process. With -DNO_SLICES (no deaths, no stops)
- * tokens alone bring everyone through: a slice is needed only after a death.
+ * Checked, too: the semaphore stays between 0 and THREADS; whatever the dead have left in it, all others get through.
+ * If nobody died, a token is left for the next process. With -DNO_SLICES (no deaths, no stops) tokens alone bring
+ * everyone through: a slice is needed only after a death.
  */
 #ifndef THREADS
 #define THREADS 3
@@ -32,6 +28,7 @@
 #define finished(p) ended[p]
 #endif
 #define FATE_MAY_HOLD_BACK
+#define ACTOR my
 
 #include "processes.pml"
 
@@ -56,9 +53,6 @@ inline kernel_drops_locks(p) {
 
 #include "fate.pml"
 
-/* In this file every step belongs to the thread `me` of process `my`. */
-#define step(action) atomic { runs(my) -> action }
-
 inline now_owner() {
   owns[me] = true;
   assert(number_of_owners == 1)
@@ -66,12 +60,7 @@ inline now_owner() {
 
 #if defined(BROKEN_OWNER_GAP) || defined(BROKEN_OWNER_WAIT)
 
-#define recorded_owner_is_dead (recorded_owner != NOBODY && dead[recorded_owner])
-#ifdef BROKEN_OWNER_GAP
-#define may_take_over (recorded_owner == NOBODY || recorded_owner_is_dead)
-#else
-#define may_take_over recorded_owner_is_dead
-#endif
+#define may_take_over (recorded_owner == NOBODY -> on(BROKEN_OWNER_GAP) : dead[recorded_owner])
 
 inline acquire() {
   if
@@ -94,14 +83,8 @@ inline set_record_lock() {
   record_lock = my; now_owner()
 }
 
-#ifdef BROKEN_NO_MUTEX
-#define mutex_is_free true
-#else
-#define mutex_is_free (!mutex_held[my])
-#endif
-
 inline queue_with_threads() {
-  atomic { runs(my) && mutex_is_free -> mutex_held[my] = true }
+  atomic { runs(my) && (on(BROKEN_NO_MUTEX) || !mutex_held[my]) -> mutex_held[my] = true }
 }
 
 /* Returns as owner, or not: the deadline has passed, or a signal handler has raised. */
@@ -130,10 +113,7 @@ inline release() {
   step(owns[me] = false);
 #ifdef BROKEN_POST_FIRST
   atomic { runs(my) -> none_left = (semaphore == 0) };
-  if
-  :: none_left -> step(semaphore++)
-  :: else
-  fi;
+  if :: none_left -> step(semaphore++) :: else fi;
   atomic { runs(my) -> none_left = false; record_lock = NOBODY };
 #else
   step(record_lock = NOBODY);                                 /* F_UNLCK */
@@ -157,11 +137,7 @@ proctype thread(byte me; byte my) {
   do
   :: round < ROUNDS ->
      acquire();
-     if
-     :: atomic { runs(my) && owns[me] -> skip };              /* the work under it */
-        release()
-     :: atomic { runs(my) && !owns[me] -> skip }
-     fi;
+     when(owns[me], release());                               /* the work under it is in commit.pml */
      step(round++; ended[me] = (round == ROUNDS))
   :: else -> break
   od

@@ -1,12 +1,12 @@
 /* Opening against creating, unlinking and cleaning (_opening/handles.py, native/protocol/opening.hpp).
  *
  * Modelled: one name in /dev/shm. Files (inodes) exist while they have the name or an open descriptor. Each file has a
- * mark UNLINKED in its header, a semaphore, presence bytes and a lock byte for the name; the kernel unlocks these bytes
- * when the process that locked them ends or closes the file. The semaphore has its own name, which contains the file's
- * token, and a flock that says "being made" and ends with its holder. USERS processes open or create, TURNS times, and
- * then close, unlink and close, clean while attached and close, or stay. The other processes clean TURNS times. stat
- * and unlink by path are two steps, as in the kernel: another file may get the name in between. In the end an observer
- * who does not die cleans up and looks.
+ * mark UNLINKED in its header, a semaphore, presence bytes and a lock byte for the name; the kernel unlocks these
+ * bytes when the process that locked them ends or closes the file. The semaphore has its own name, which contains the
+ * file's token, and a flock that says "being made" and ends with its holder. USERS processes open or create, TURNS
+ * times, and then close, unlink and close, clean while attached and close, or stay. The other processes clean TURNS
+ * times. stat and unlink by path are two steps, as in the kernel: another file may get the name in between. In the end
+ * an observer who does not die cleans up and looks.
  *   FORKS     process 1 is a child that process 0 may fork while it is attached: it has the file open and, until its
  *             first operation, no presence
  *   STRANGER  process 1 is another user: neither user can make or remove the other's files; cleaners are root
@@ -15,18 +15,14 @@
  *   LOSES     somebody else removes a semaphore
  *   FORCES    a cleaner may remove a segment in use, without attaching
  *
- * Abstracted: it matters only that a process has a presence byte, not which one (presence.pml). A segment is complete
- * before linkat gives it the name. The lock byte for the name is free or not; in the code a process waits two seconds
- * for it and then has an error (FAILS), here it waits. Any semaphore will do, since it is a hint (lock.pml). A process
- * attaches once at a time; the GIL keeps its threads out of what is one step here. Names of segments that others remove
- * (RemoveIPC) are left out. A file's number is its token. It is not used again while anything leads to it, nor while a
- * cleaner has it in its list.
+ * Abstracted, besides what README.md says: the lock byte for the name is free or not; in the code a process waits two
+ * seconds for it and then has an error (FAILS), here it waits. Any semaphore will do, since it is a hint (lock.pml). A
+ * process attaches once at a time; the GIL keeps its threads out of what is one step here. A file's number is its
+ * token: it is not used again while anything leads to it, nor while a cleaner has it in its list.
  *
- * Checked: processes are never attached to different files under the one name, unless one file was given up by an
- * explicit unlink. A process that removes the name removes it from the file it means. clean removes no file that a
- * living process is attached to, itself included, and no semaphore of a file that has the name or is being made. After
- * a clean nothing of the dead is left, and without a death no semaphore is orphaned. Every run is finite (no livelock).
- * At its end every living process has got through, unless the holder of the lock byte for the name is stopped.
+ * Checked, in more detail: a process that removes the name removes it from the file it means. clean removes no file
+ * that a living process is attached to, itself included, and no semaphore of a file that has the name or is being
+ * made. Every living process gets through, unless the holder of the lock byte for the name is stopped.
  */
 #define PROCESSES 3
 #ifndef USERS
@@ -52,6 +48,8 @@ byte being_made[FILES] = NOBODY;    /* the process with the flock on it; a semap
 byte name_lock_holder[FILES] = NOBODY;
 byte file[PROCESSES + 1];           /* the file that the process has open */
 bool presence[PROCESSES + 1];       /* it holds a presence byte of that file */
+
+bool forked, reopened;              /* the child exists; an attached process has opened once more */
 
 bool attached[PROCESSES + 1];       /* the books: it considers itself attached */
 bool given_up[FILES];               /*            explicitly unlinked */
@@ -80,7 +78,6 @@ inline kernel_drops_locks(p) { close_file(p); listed[p] = 0 }
 
 #include "fate.pml"
 
-#define step(action) atomic { runs(me) -> action }
 #define mine file[me]
 #define remove_semaphore(f) semaphore[f] = false; being_made[f] = NOBODY
 
@@ -111,11 +108,7 @@ inline unlock_name() {
 
 /* stat, unlink, unlink: under the lock byte of the file. */
 inline remove_names() {
-  if
-  :: atomic { runs(me) && name == mine -> skip };            /* stat */
-     step(assert(name == mine || name == 0); name = 0)       /* unlink */
-  :: atomic { runs(me) && name != mine -> skip }
-  fi;
+  when(name == mine, step(assert(name == mine || name == 0); name = 0));
   step(remove_semaphore(mine))
 }
 
@@ -123,19 +116,13 @@ inline claim() {
   step(presence[me] = true)
 }
 
+#define must_make_semaphore (!semaphore[mine] && may_remove(mine))
 /* Opens or makes the semaphore; the caller need not know which. If somebody removes it meanwhile, it is made once more
  * (up to eight times in the code), and then the process does without. */
 inline open_semaphore() {
-  if
-  :: atomic { runs(me) && (semaphore[mine] || !may_remove(mine)) -> skip }
-  :: atomic { runs(me) && !semaphore[mine] && may_remove(mine) -> skip };
-     step(semaphore[mine] = true);
-     if
-     :: atomic { runs(me) && semaphore[mine] -> skip }
-     :: atomic { runs(me) && !semaphore[mine] -> skip };
-        step(semaphore[mine] = true)
-     fi
-  fi
+  when(must_make_semaphore,
+    step(semaphore[mine] = true);
+    when(!semaphore[mine], step(semaphore[mine] = true)))
 }
 
 /* The second look: does this file still have the name? */
@@ -146,11 +133,7 @@ inline look_again() {
   :: atomic { runs(me) && unlinked[mine] && name == mine -> skip }
 #else
   :: atomic { runs(me) && unlinked[mine] && name == mine && may_remove(mine) -> skip }; remove_names()
-#ifdef BROKEN_STRANGER
-  :: atomic { runs(me) && unlinked[mine] && name == mine && !may_remove(mine) -> skip }
-#else
-  :: atomic { runs(me) && unlinked[mine] && name == mine && !may_remove(mine) -> failed = true }
-#endif
+  :: atomic { runs(me) && unlinked[mine] && name == mine && !may_remove(mine) -> failed = !on(BROKEN_STRANGER) }
 #endif
   :: atomic { runs(me) && name != mine && may_remove(mine) -> remove_semaphore(mine) }
   :: atomic { runs(me) && name != mine && !may_remove(mine) -> skip }
@@ -158,14 +141,7 @@ inline look_again() {
 }
 
 inline leave_no_semaphore() {
-#ifndef BROKEN_FAILS
-  if
-  :: atomic { runs(me) && name != mine && may_remove(mine) -> skip }; step(remove_semaphore(mine))
-  :: atomic { runs(me) && !(name != mine && may_remove(mine)) -> skip }
-  fi
-#else
-  skip
-#endif
+  when(name != mine && may_remove(mine) && !on(BROKEN_FAILS), step(remove_semaphore(mine)))
 }
 
 /* Semaphore, presence, second look. */
@@ -190,10 +166,7 @@ inline enter() {
 #endif
   fi;
 #ifdef BROKEN_ORPHAN
-  if
-  :: atomic { runs(me) && attached[me] -> skip }; open_semaphore()
-  :: atomic { runs(me) && !attached[me] -> skip }
-  fi
+  when(attached[me], open_semaphore())
 #endif
 }
 
@@ -214,10 +187,7 @@ inline attach() {
 /* A process that made the file could not attach: it removes the file unless somebody else is in it. */
 inline take_back_new() {
 #ifdef BROKEN_TAKE_BACK
-  if
-  :: atomic { runs(me) && name == mine -> skip }; step(assert_nobody_lives_here; name = 0)
-  :: atomic { runs(me) && name != mine -> skip }
-  fi;
+  when(name == mine, step(assert_nobody_lives_here; name = 0));
   step(remove_semaphore(mine))
 #else
   lock_name();
@@ -269,23 +239,15 @@ inline create_segment() {
   :: atomic { runs(me) && name != 0 -> making[me] = false };
      step(remove_semaphore(mine))
   fi;
-  if
-  :: atomic { runs(me) && attached[me] -> skip }
-  :: atomic { runs(me) && !attached[me] -> close_file(me) }
-  fi
+  step(if :: !attached[me] -> close_file(me) :: else fi)
 }
 
 inline open_or_create() {
   do
   :: attach();
-     if
-     :: atomic { runs(me) && (attached[me] || failed) -> skip }; break
-     :: atomic { runs(me) && !(attached[me] || failed) -> skip }; create_segment()
-     fi;
-     if
-     :: atomic { runs(me) && (attached[me] || failed) -> skip }; break
-     :: atomic { runs(me) && !(attached[me] || failed) -> skip }
-     fi
+     when(attached[me] || failed, break);
+     create_segment();
+     when(attached[me] || failed, break)
   od
 }
 
@@ -293,11 +255,7 @@ inline open_or_create() {
 inline open_again() {
   if
   :: atomic { runs(me) && name == mine -> skip };            /* open */
-     if
-     :: atomic { runs(me) && (semaphore[mine] || !may_remove(mine)) -> skip }
-     :: atomic { runs(me) && !semaphore[mine] && may_remove(mine) -> skip };
-        step(semaphore[mine] = true)
-     fi;
+     when(must_make_semaphore, step(semaphore[mine] = true));
      lock_name(); look_again(); unlock_name()
   :: atomic { runs(me) && name != mine -> skip }             /* another file, or none */
   fi
@@ -314,11 +272,7 @@ inline unlink() {
 #endif
 }
 
-#ifdef BROKEN_OWN_PRESENCE
-#define in_use somebody_else_is_present
-#else
-#define in_use (somebody_else_is_present || presence[me])
-#endif
+#define in_use (somebody_else_is_present || (presence[me] && !on(BROKEN_OWN_PRESENCE)))
 
 /* Removes the names of the open file unless a process is attached to it. */
 inline unlink_unused() {
@@ -368,27 +322,13 @@ inline remove_orphan() {
   step(assert(name != f && !(is_made_by(0) || is_made_by(1) || is_made_by(2))); remove_semaphore(f))
 }
 
+#define is_being_made(f) (semaphore[f] && being_made[f] != NOBODY)
 /* _semaphore_is_orphaned: is it being made? If not, does a segment with this token have the name? */
 inline clean_semaphore() {
 #ifdef BROKEN_ASKED_LATE
-  if
-  :: atomic { runs(me) && name != f -> skip };
-     if
-     :: atomic { runs(me) && semaphore[f] && being_made[f] != NOBODY -> skip }
-     :: atomic { runs(me) && !(semaphore[f] && being_made[f] != NOBODY) -> skip };
-        remove_orphan()
-     fi
-  :: atomic { runs(me) && name == f -> skip }
-  fi
+  when(name != f, when(!is_being_made(f), remove_orphan()))
 #else
-  if
-  :: atomic { runs(me) && semaphore[f] && being_made[f] != NOBODY -> skip }
-  :: atomic { runs(me) && !(semaphore[f] && being_made[f] != NOBODY) -> skip };
-     if
-     :: atomic { runs(me) && name != f -> skip }; remove_orphan()
-     :: atomic { runs(me) && name == f -> skip }
-     fi
-  fi
+  when(!is_being_made(f), when(name != f, remove_orphan()))
 #endif
 }
 
@@ -422,13 +362,6 @@ inline use() {
   od
 }
 
-#ifdef FORKS
-bool forked;
-#endif
-#ifdef REOPENS
-bool reopened;
-#endif
-
 proctype user(byte me) {
   byte turns;
   bool failed, stays;
@@ -436,10 +369,7 @@ proctype user(byte me) {
   do
   :: turns < TURNS ->
      open_or_create();
-     if
-     :: atomic { runs(me) && attached[me] -> skip }; use()
-     :: atomic { runs(me) && !attached[me] -> skip }          /* an error */
-     fi;
+     when(attached[me], use());                               /* else: an error */
      if
      :: atomic { runs(me) && stays -> ended[me] = true }; break
      :: atomic { runs(me) && !stays ->
@@ -473,15 +403,9 @@ proctype child(byte me) {
   if
   :: step(skip)                                              /* never uses the segment */
   :: step(skip); attach_child();
-     if
-     :: atomic { runs(me) && attached[me] -> skip }; use()
-     :: atomic { runs(me) && !attached[me] -> skip }
-     fi
+     when(attached[me], use())
   fi;
-  if
-  :: atomic { runs(me) && stays -> ended[me] = true }
-  :: atomic { runs(me) && !stays -> close_file(me); ended[me] = true }
-  fi
+  step(if :: !stays -> close_file(me) :: else fi; ended[me] = true)
 }
 #endif
 
@@ -510,7 +434,6 @@ active proctype loser() {
 #define is_orphan(f) (semaphore[f] && name != f && being_made[f] == NOBODY)
 #define no_orphans (!is_orphan(1) && !is_orphan(2) && !is_orphan(3) && !is_orphan(4))
 
-#define through(p) (ended[p] || dead[p] || stopped == p)
 #define who_is_stopped_holds_the_name \
   (stopped != NOBODY && name_lock_holder[file[stopped]] == stopped)
 #define something_befell (dead[0] || dead[1] || dead[2] || stopped != NOBODY)
@@ -521,7 +444,7 @@ active proctype observer() {
 
   atomic {
     timeout ->
-    assert((through(0) && through(1) && through(2)) || who_is_stopped_holds_the_name);
+    assert((is_through(0) && is_through(1) && is_through(2)) || who_is_stopped_holds_the_name);
     assert(something_befell || no_orphans)
   };
   clean();

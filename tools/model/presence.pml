@@ -1,23 +1,21 @@
-/* The table of attached processes (native/segment/presence.hpp): claim, leave, sweep, and `top`, the number of
- * entries that anybody needs to look at.
+/* The table of attached processes (native/segment/presence.hpp): claim, leave, sweep, and `top`, the number of entries
+ * that anybody needs to look at.
  *
- * Modelled: ENTRIES entries with their tokens and two record locks each, for allocation and for life, which the
- * kernel drops with their process. PROCESSES processes that each, TURNS times, make a first operation (claim; if
- * the table is full, a sweep and another look), may sweep again later, as an operation does that finds a dead
- * process in front of it, and leave or stay. A child of fork is such a process, too: it inherits nothing
- * from its parent. With SIBLINGS process 0 has a second thread: record locks do not tell the two apart, and the GIL
- * guards claim and leave, but not sweep. With CROWDED the dead have all entries at first. Each load and store of
- * shared words is a step; F_SETLK and F_GETLK are one each.
+ * Modelled: ENTRIES entries with their tokens and two record locks each, for allocation and for life, which the kernel
+ * drops with their process. PROCESSES processes that each, TURNS times, make a first operation (claim; if the table is
+ * full, a sweep and another look), may sweep again later, as an operation does that finds a dead process in front of
+ * it, and leave or stay. A child of fork is such a process, too: it inherits nothing from its parent. With SIBLINGS
+ * process 0 has a second thread: record locks do not tell the two apart, and the GIL guards claim and leave, but not
+ * sweep. With CROWDED the dead have all entries at first. Each load and store of shared words is a step; F_SETLK and
+ * F_GETLK are one.
  *
- * Abstracted: the segment's lock is one word with its owner, dropped at death (lock.pml). A process that must
- * sweep waits for it, but not for a stopped owner; a newcomer that has its place does not wait at all. In the code
- * an entry's two bytes lie side by side, which only saves time. The rest of an entry is written before the token,
- * by its owner.
+ * Abstracted, besides what README.md says: a process that must sweep waits for the lock, but not for a stopped owner;
+ * a newcomer that has its place does not wait at all. In the code an entry's two bytes lie side by side: that saves
+ * time.
  *
- * Checked: a process that has claimed is below `top`, holds both locks of its entry and has its token there, until it
- * leaves. So all see it, and nobody sweeps it while it lives. Two processes never have the same entry. No process is
- * refused because the dead fill the table. Every run is finite. At its end all living processes have got through,
- * unless one is stopped; then a sweep lowers `top` to the last entry in use.
+ * Checked, in more detail: a process that has claimed is below `top`, holds both locks of its entry and has its token
+ * there, until it leaves. At the end of a run a sweep lowers `top` to the last entry in use, unless a process is
+ * stopped.
  */
 #ifndef PROCESSES
 #define PROCESSES 3
@@ -39,6 +37,7 @@
 #define NONE 255
 #define GHOST 200                   /* the token of somebody long dead */
 #define FATE_MAY_HOLD_BACK
+#define ACTOR my
 
 #include "processes.pml"
 
@@ -69,7 +68,6 @@ bool ended[THREADS + 1];
 #define finished(p) (ended[p] && has[p] == NONE)
 #endif
 
-#define dropped_by(p, holder) holder = (holder == p -> NOBODY : holder)
 inline kernel_drops_locks(p) {
   if :: lock_owner != NOBODY && process_of(lock_owner) == p -> lock_owner = NOBODY :: else fi;
   dropped_by(p, presence_lock[0]); dropped_by(p, life_lock[0]);
@@ -82,9 +80,6 @@ inline kernel_drops_locks(p) {
 
 #include "fate.pml"
 
-/* In this file every step belongs to the thread `me` of process `my`. */
-#define step(action) atomic { runs(my) -> action }
-
 #define is_free(holder) (holder == NOBODY || holder == my)
 #define has_place(p) (has[p] != NONE)
 #define is_sound(p) \
@@ -93,11 +88,7 @@ inline kernel_drops_locks(p) {
 /* Checked after every step that could do harm: a process that has a place has all of it. */
 #define check_places assert(is_sound(0) && is_sound(1) && is_sound(PROCESSES - 1) && is_sound(OBSERVER))
 
-#ifdef BROKEN_SAME_TOKEN
-#define fresh_token (1 + my)
-#else
-#define fresh_token (1 + my + 8 * claims[my])
-#endif
+#define fresh_token (1 + my + 8 * (on(BROKEN_SAME_TOKEN) -> 0 : claims[my]))
 
 inline raise_top() {
   step(top = (top > e -> top : e + 1))                       /* first_use: compare and exchange, until top > e */
@@ -160,32 +151,18 @@ inline leave() {
 #define alive (life_lock[e] != NOBODY && life_lock[e] != my)
 
 inline free_entry() {
-#ifdef BROKEN_BLIND_SWEEP
-  step(token[e] = 0; check_places; e++; t = 0)
-#else
-  step(token[e] = (token[e] == t -> 0 : token[e]); check_places; e++; t = 0)
-#endif
+  step(token[e] = (token[e] == t || on(BROKEN_BLIND_SWEEP) -> 0 : token[e]); check_places; e++; t = 0)
 }
 
 inline last_use() {
-#ifdef BROKEN_PLAIN_STORE
-  step(assert(token[e] == 0); top = e; check_places)
-#else
-  step(assert(token[e] == 0); top = (top == e + 1 -> e : top); check_places)
-#endif
+  step(assert(token[e] == 0); top = (top == e + 1 || on(BROKEN_PLAIN_STORE) -> e : top); check_places)
 }
-
-#ifdef BROKEN_PLACED_EARLY
-#define has_place_of_own (index[my] != NONE)
-#else
-#define has_place_of_own claimed[my]
-#endif
 
 /* Sweeps under the segment's lock. Does not sweep if a stopped process has the lock, or, without patience, anybody. */
 inline sweep(patient) {
   if
   :: atomic { runs(my) && lock_owner == NOBODY -> lock_owner = me };
-     step(placed = has_place_of_own);
+     step(placed = (on(BROKEN_PLACED_EARLY) -> index[my] != NONE : claimed[my]));
      step(e = 0; size = top);
      do
      :: atomic { runs(my) && e < size && token[e] == 0 -> e++ }
@@ -209,14 +186,11 @@ inline sweep(patient) {
         if
         :: atomic { runs(my) && !is_free(presence_lock[e]) -> skip }; break
         :: atomic { runs(my) && is_free(presence_lock[e]) -> presence_lock[e] = my };
-           if
-#ifndef BROKEN_LOOK_ONCE
-           :: atomic { runs(my) && token[e] != 0 -> skip }
-           :: atomic { runs(my) && token[e] == 0 -> skip }; last_use()
+#ifdef BROKEN_LOOK_ONCE
+           last_use();
 #else
-           :: last_use()
+           when(token[e] == 0, last_use());
 #endif
-           fi;
            step(presence_lock[e] = NOBODY; check_places)
         fi
      od;
@@ -233,20 +207,15 @@ inline first_operation() {
   if
   :: atomic { runs(my) && e < ENTRIES && !met_dead -> e = 0 }
   :: atomic { runs(my) && e < ENTRIES && met_dead -> e = 0; met_dead = false }; sweep(false)
-#ifdef BROKEN_FULL
-  :: atomic { runs(my) && e == ENTRIES -> before = fallen }
-#else
   :: atomic { runs(my) && e == ENTRIES -> before = fallen };
+#ifndef BROKEN_FULL
      sweep(true);
      claim()
 #endif
   fi;
-  atomic {
-    runs(my) ->
-    refused = (e == ENTRIES);                                    /* an error */
-    assert(!refused || !met_dead || unswept || fallen != before);
-    e = 0; met_dead = false; unswept = false; before = 0
-  }
+  step(refused = (e == ENTRIES);                             /* an error */
+       assert(!refused || !met_dead || unswept || fallen != before);
+       e = 0; met_dead = false; unswept = false; before = 0)
 }
 
 proctype attacher(byte me; byte my) {
@@ -272,7 +241,6 @@ proctype attacher(byte me; byte my) {
 
 #define through(t) (ended[t] || dead[process_of(t)] || stopped == process_of(t))
 #define everyone_is_through (through(0) && through(1) && through(THREADS - 2) && through(THREADS - 1))
-#define in_use(e) (token[e] != 0)
 
 active proctype observer() {
   byte me = THREADS, my = OBSERVER;
@@ -288,12 +256,8 @@ active proctype observer() {
   :: stopped == NOBODY -> claim(); sweep(true)
   :: else -> goto end
   fi;
-  if
-  :: claimed[OBSERVER] -> assert(top > 0 && in_use(top - 1))
-  :: else
-  fi;
-end:
-  skip
+  if :: claimed[OBSERVER] -> assert(top > 0 && token[top - 1] != 0) :: else fi;
+end: skip
 }
 
 init {

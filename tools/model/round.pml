@@ -3,26 +3,23 @@
  * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a
  * round: open, a block, and its end, in order or by an exception. With CLOSER a thread of the first chief gives its
  * round up at any time, as close() does. WORKERS processes that each apply GRADIENTS times, for the step at which they
- * read the parameters, or never stale, in any of LANES lanes, each with its lock. With CONTRIBUTORS all of them are the
- * same contributor: a worker that was killed, or only stopped, and started again. With PARTIAL one more process
+ * read the parameters, or never stale, in any of LANES lanes, each with its lock. With CONTRIBUTORS all of them are
+ * the same contributor: a worker that was killed, or only stopped, and started again. With PARTIAL one more process
  * applies a partial that has this contributor too, with all lanes' locks. With ADVANCER or SETTER one more process
  * calls advance_step or set_step at any time, with FINISHER finish.
  *
- * Abstracted: a lock is one word with its owner, dropped at death (lock.pml). A commit is one step, and so is all that
- * is read under the locks before it (commit.pml). The queue of takes has two places (line.pml, which also has timeouts,
- * cancels, and applies that wait for a head). A futex word is a flag: whether it changed since it was last read
- * (changed, progressed). A slice that finds nothing to do is left out (processes.pml), and so is another try for all
- * locks while the missing one is still held. Memory is not sequentially consistent in one place: others see what a
- * lane has committed after a full_barrier, or when the kernel gets the lock back (buffered).
+ * Abstracted, besides what README.md says: timeouts, cancels, and applies that wait for a head are in line.pml. A
+ * futex word is a flag: whether it changed since it was last read (changed, progressed). Another try for all locks
+ * while the missing one is still held is left out. Memory is not sequentially consistent in one place: others see what
+ * a lane has committed after a full_barrier, or when the kernel gets the lock back (buffered).
  *
- * Checked: a round is consumed if and only if its block is left in order and nobody has ended it before, and then as it
- * was handed out. What was handed out and not consumed is in the next take, unless advance_step dropped it. No
- * gradient is in two takes, and none is lost. While a living process has a round open, even if it is stopped, nothing
- * joins the round and nobody takes it. If a step was consumed in order, its gradients were computed before its block
- * began. A contributor is in a round at most once, and is in it when its apply says so. A call that began after finish
- * takes nothing, and has no gradient accepted. Every run is finite. At its end every living process has got through,
- * except takes whose number is not reached, and processes that wait for a stopped one that has their lane's lock, or
- * the round, or keeps the round's holder from ending it. With -DNO_SLICES (no deaths, no stops) wake-ups are enough.
+ * Checked, in more detail: what was handed out and not consumed is in the next take, unless advance_step dropped it.
+ * While a living process has a round open, even if it is stopped, nothing joins the round and nobody takes it. If a
+ * step was consumed in order, its gradients were computed before its block began. A contributor is in a round when its
+ * apply says so. A call that began after finish takes nothing, and has no gradient accepted. Every living process gets
+ * through, except takes whose number is not reached, and processes that wait for a stopped one that has their lane's
+ * lock, or the round, or keeps the round's holder from ending it. With -DNO_SLICES (no deaths, no stops) wake-ups
+ * suffice.
  */
 #ifndef CHIEFS
 #define CHIEFS 2
@@ -92,30 +89,20 @@ bool disorder;                      /* a round did not end in order */
 
 #define ALL LANES
 #define NEVER_STALE 255
-#define dropped_by(p, x) if :: lock[x] == p -> lock[x] = NOBODY; buffered[x] = false :: else fi
-inline kernel_drops_locks(p) {
-  dropped_by(p, 0);
-  dropped_by(p, LANES - 1)
+inline unlock(p, x) {
+  if :: lock[x] == p -> lock[x] = NOBODY; buffered[x] = false :: else fi
 }
+inline kernel_drops_locks(p) { unlock(p, 0); unlock(p, LANES - 1) }
 
 #include "fate.pml"
-
-#define step(action) atomic { runs(me) -> action }
 
 #define set_of(x) (lane_round[x] == round_now -> lane_set[x] : 0)
 #define count_of(x) (lane_round[x] == round_now -> lane_count[x] : 0)
 #define has(x) (lane_round[x] == round_now && lane_has[x])
-#if LANES == 1
-#define pending set_of(0)
-#define total count_of(0)
-#define seen_total(mine) count_of(0)
-#define has_anywhere has(0)
-#else
-#define pending (set_of(0) | set_of(1))
-#define total (count_of(0) + count_of(1))
-#define seen_total(mine) (total - buffered[1 - (mine)])
-#define has_anywhere (has(0) || has(1))
-#endif
+#define pending (set_of(0) | set_of(LANES - 1))
+#define total (count_of(0) + (LANES > 1 -> count_of(LANES - 1) : 0))
+#define seen_total(mine) (total - (LANES > 1 -> buffered[LANES - 1 - (mine)] : 0))
+#define has_anywhere (has(0) || has(LANES - 1))
 
 /* ---- session.hpp: HeldLocks ---- */
 inline acquire_all() {
@@ -139,14 +126,11 @@ inline acquire_all() {
   od
 }
 
-inline unlock(x) {
-  if :: lock[x] == me -> lock[x] = NOBODY; buffered[x] = false :: else fi
-}
 inline release(wants_next) {
 #if LANES > 1
-  step(unlock(1));
+  step(unlock(me, 1));
 #endif
-  step(unlock(0); wants[me] = wants_next)
+  step(unlock(me, 0); wants[me] = wants_next)
 }
 
 /* ---- wait_queue.hpp ---- */
@@ -168,38 +152,23 @@ inline leave(c) {
 /* Reads the futex word first thing under the lock, then sweeps. One step: a process that dies in a sweep leaves
  * the rest to the next. */
 inline see_and_sweep(word) {
-  atomic {
-    runs(me) ->
-    word = false;
-    if :: dead_in_front -> leave(first) :: else fi;
-    if :: dead_in_front -> leave(first) :: else fi
-  }
+  step(word = false;
+       if :: dead_in_front -> leave(first) :: else fi;
+       if :: dead_in_front -> leave(first) :: else fi)
 }
 inline announce_progress() {
-  atomic {
-    runs(me) ->
-    progressed[CHIEFS] = true; progressed[CHIEFS + APPLYING - 1] = true;
-    progressed[CHIEFS + (APPLYING > 1)] = true
-  }
+  step(progressed[CHIEFS] = true; progressed[CHIEFS + APPLYING - 1] = true; progressed[CHIEFS + (APPLYING > 1)] = true)
 }
 inline wake_head() {
-  atomic {
-    runs(me) ->
-    if :: first != NOBODY -> changed[first] = true :: else fi
-  }
+  step(if :: first != NOBODY -> changed[first] = true :: else fi)
 }
 
 /* ---- take.hpp, apply.hpp, step.hpp ---- */
-#if defined(BROKEN_DEAD_HOLDER)
-#define round_is_open (holder_serial != 0)
-#elif defined(BROKEN_STOP_IS_DEATH)
-#define round_is_open (really_open && stopped != holder)
-#elif defined(BROKEN_GIVEN_UP_SEEN)
-#define round_is_open (holder_serial != 0 && !dead[holder])
-#else
-#define round_is_open really_open
-#endif
 #define really_open (holder_serial != 0 && !dead[holder] && gave_up[holder] < holder_serial)
+#define round_is_open \
+  (holder_serial != 0 && (on(BROKEN_DEAD_HOLDER) || !dead[holder]) \
+   && (on(BROKEN_DEAD_HOLDER) || on(BROKEN_GIVEN_UP_SEEN) || gave_up[holder] < holder_serial) \
+   && !(on(BROKEN_STOP_IS_DEATH) && stopped == holder))
 
 /* From its commit on, all lanes are empty. */
 inline next_round() {
@@ -215,13 +184,11 @@ inline next_round() {
 
 inline commit_of_round(wants_next) {  /* ends an operation after which others may go on */
   release(wants_next);
-#ifndef BROKEN_SILENT_END
-#ifndef BROKEN_SILENT_APPLIES
+#if !defined(BROKEN_SILENT_END) && !defined(BROKEN_SILENT_APPLIES)
   announce_progress();
 #endif
+#ifndef BROKEN_SILENT_END
   wake_head()
-#else
-  skip
 #endif
 }
 
@@ -231,11 +198,7 @@ inline check_taken() {
   assert((owed & ~pending) == 0)                           /* whoever had it open before did not consume it */
 }
 
-#ifdef BROKEN_ROBS
-#define is_free_to_take (first == NOBODY || first == me)
-#else
-#define is_free_to_take (!round_is_open && (first == NOBODY || first == me))
-#endif
+#define is_free_to_take ((!round_is_open || on(BROKEN_ROBS)) && (first == NOBODY || first == me))
 #ifdef BROKEN_FINISH_BEFORE
 #define is_ended (is_finished && !joined)
 #else
@@ -271,13 +234,8 @@ inline consume() {
   }
 }
 
-#if defined(BROKEN_BLIND_CLOSE)
-#define is_its_own true
-#elif defined(BROKEN_GIVEN_UP)
-#define is_its_own (holder_serial == serial)
-#else
-#define is_its_own (holder_serial == serial && gave_up[me] < serial)
-#endif
+#define is_its_own \
+  (on(BROKEN_BLIND_CLOSE) || (holder_serial == serial && (on(BROKEN_GIVEN_UP) || gave_up[me] < serial)))
 inline consume_round() {
   acquire_all();
   if
@@ -358,31 +316,15 @@ proctype chief(byte me) {
   od
 }
 
-#ifdef CONTRIBUTORS
-#define contributes true
-#else
-#define contributes false
-#endif
+#define contributes on(CONTRIBUTORS)
 #define OWN_LANE (LANES - 1)        /* the contributor's */
 #define is_partial (me == CHIEFS + WORKERS)
 
-#ifdef BROKEN_FINISH_UNSEEN
-#define is_over false
-#else
-#define is_over is_finished
-#endif
-#ifdef BROKEN_JOINS
-#define is_refused (computed_for < step_now || is_over)
-#define must_wait false
-#else
-#define is_refused (computed_for < step_now || (round_is_open && computed_for == step_now) || is_over)
-#define must_wait (round_is_open && !is_refused)
-#endif
-#ifdef BROKEN_SPREAD_UNSEEN
-#define must_look_everywhere false
-#else
-#define must_look_everywhere (contributes && !everywhere && spread == round_now)
-#endif
+#define is_over (is_finished && !on(BROKEN_FINISH_UNSEEN))
+#define is_kept_open (round_is_open && !on(BROKEN_JOINS))
+#define is_refused (computed_for < step_now || (is_kept_open && computed_for == step_now) || is_over)
+#define must_wait (is_kept_open && !is_refused)
+#define must_look_everywhere (contributes && !everywhere && spread == round_now && !on(BROKEN_SPREAD_UNSEEN))
 #ifdef BROKEN_LOOK_FREE
 #define has_contributor (contributes && had)
 #else
@@ -390,10 +332,7 @@ proctype chief(byte me) {
 #endif
 
 inline mark_spread() {
-  if
-  :: atomic { runs(me) && everywhere && contributes && spread != round_now -> spread = round_now }
-  :: atomic { runs(me) && !(everywhere && contributes && spread != round_now) -> skip }
-  fi
+  step(if :: everywhere && contributes -> spread = round_now :: else fi)
 }
 
 inline acquire_one() {
@@ -401,12 +340,8 @@ inline acquire_one() {
     runs(me) && !everywhere ->
     if
     :: contributes -> l = OWN_LANE
-#ifndef BROKEN_ANY_LANE
-    :: !contributes -> l = 0
+    :: !contributes || on(BROKEN_ANY_LANE) -> l = 0
     :: !contributes -> l = LANES - 1
-#else
-    :: l = 0
-#endif
     fi;
     wants[me] = l
   };
@@ -431,10 +366,7 @@ inline put_in() {
     lane_set[l] = lane_set[l] | gradient;
     buffered[l] = true;
     accepted = accepted | gradient;
-    if
-    :: contributes -> lane_has[l] = true; in_round++
-    :: else
-    fi;
+    if :: contributes -> lane_has[l] = true; in_round++ :: else fi;
     assert(in_round <= 1);
     head = first
   };
@@ -451,11 +383,7 @@ inline wake_head_if_reached() {
 #endif
   atomic { runs(me) -> reached = (head != NOBODY && seen_total(l) >= required[head]) };
   release(NOBODY);
-  atomic {
-    runs(me) ->
-    if :: reached -> changed[head] = true :: else fi;
-    reached = false; head = 0
-  }
+  step(if :: reached -> changed[head] = true :: else fi; reached = false; head = 0)
 }
 
 proctype applier(byte me) {
@@ -533,12 +461,9 @@ inline advance_step() {
 #endif
 #ifdef SETTER
 inline set_step() {
-  atomic {
-    runs(me) ->
-    step_now++;
-    if :: holder_serial != 0 -> disorder = true :: else fi;
-    holder_serial = 0; holder = NOBODY
-  }
+  step(step_now++;
+       if :: holder_serial != 0 -> disorder = true :: else fi;
+       holder_serial = 0; holder = NOBODY)
 }
 #define change_step set_step
 #endif
@@ -546,11 +471,8 @@ inline set_step() {
 inline finish() {                     /* one store, then wakes all who wait */
   step(is_finished = true);
 #ifndef BROKEN_SILENT_FINISH
-  atomic {
-    runs(me) ->
-    if :: first != NOBODY -> changed[first] = true :: else fi;
-    if :: second != NOBODY -> changed[second] = true :: else fi
-  };
+  step(if :: first != NOBODY -> changed[first] = true :: else fi;
+       if :: second != NOBODY -> changed[second] = true :: else fi);
   announce_progress()
 #endif
 }
@@ -570,7 +492,6 @@ proctype changer(byte me) {
 #endif
 
 /* ---- where a run ends ---- */
-#define is_through(p) (ended[p] || dead[p] || stopped == p)
 #define stopped_has(x) (stopped != NOBODY && lock[x] == stopped)
 #define is_kept_out(p) \
   ((wants[p] == ALL && (stopped_has(0) || stopped_has(LANES - 1))) \

@@ -1,17 +1,10 @@
 /* Tables of parameters, read without a lock (native/operations/id_table.hpp, id_reader.hpp).
  *
- * Modelled: two chiefs that make TURNS updates between them. Each update adds an id, removes one, or both, on any
- * free slot or a new one, with the index as it is or a new one. A reader looks up one id, READS times. An id's
- * row has two words, each of which holds the id. Each load and store of id, stamp, word, bucket and entry is a step.
+ * Modelled: two chiefs that make TURNS updates between them. Each update adds an id, removes one, or both, on any free
+ * slot or a new one, with the index as it is or a new one. A reader looks up one id, READS times.
  *
- * Abstracted: the lock is a word with an owner, dropped at death (lock.pml). The log is complete before the
- * journal's stamp (update.pml), and the committed record changes in one step (commit.pml). A place of an index is
- * a stamp, and for each id the slots that its entries lead to. Rows contain nothing else: an update of a row
- * changes no stamp.
- *
- * Checked: a row that a reader finds belongs to its id. It finds an id that was there when the lookup began, unless an
- * update has begun to remove it since. It does not find one that was not there, unless an update has begun to add
- * it. An update whose process died counts as begun until it has been put back.
+ * Abstracted, besides what README.md says: the log is complete before the journal's stamp. A place of an index is a
+ * stamp, and for each id the slots that its entries lead to. An update of a row alone changes no stamp.
  */
 #define PROCESSES 3
 #define READER 2
@@ -24,6 +17,7 @@
 #define SLOTS 3
 #define NONE 9
 
+#define ACTOR p
 #include "processes.pml"
 
 /* Slots. A stamp is twice a generation, and 1 more if the slot was freed by it; 0: never given. */
@@ -51,19 +45,13 @@ byte turns = TURNS;
 
 /* What the reader may find and must find. */
 byte wanted = NONE;
-bit must = 0;
-bit may = 0;
-bit adding[2];
-bit removing[2];
+bit must, may, adding[2], removing[2];
 bool through[PROCESSES];
 
 #define in_use(s) (stamp[s] > 0 && stamp[s] % 2 == 0 && stamp[s] / 2 <= generation)
-#ifdef BROKEN_STAMP_LATE
-#define is_free(s) (!(there[0] && slot_of[0] == (s)) && !(there[1] && slot_of[1] == (s)))
-#else
-#define is_free(s) (!in_use(s))
-#endif
-#define kernel_drops_locks(p) if :: owner == p -> owner = NOBODY :: else fi
+#define has_id(s) ((there[0] && slot_of[0] == (s)) || (there[1] && slot_of[1] == (s)))
+#define is_free(s) !(on(BROKEN_STAMP_LATE) -> has_id(s) : in_use(s))
+#define kernel_drops_locks(p) dropped_by(p, owner)
 #define finished(p) through[p]
 #include "fate.pml"
 
@@ -72,7 +60,7 @@ inline settled() {
 }
 
 /* With the lock; each store is a step. */
-inline put_back(p) {
+inline put_back() {
   i = 0;
   do
   :: atomic { runs(p) && i < rows ->
@@ -105,20 +93,17 @@ inline next_free() {
   fi
 }
 
+#define gives_it_away (adds != NONE && slot == gone)
 proctype chief(byte p) {
   byte i = 0;
   byte adds = NONE;
   byte removes = NONE;
-  byte slot = 0;
-  byte gone = 0;
-  bit grows = 0;
+  byte slot, gone;
+  bit grows;
 
   do
   :: atomic { runs(p) && turns > 0 && owner == NOBODY -> owner = p; turns-- };
-     if
-     :: atomic { runs(p) && journal == generation + 1 -> skip }; put_back(p)
-     :: atomic { runs(p) && journal != generation + 1 -> skip }
-     fi;
+     when(journal == generation + 1, put_back());
      atomic { runs(p) ->                                                      /* prepare: all ways */
        adds = NONE; removes = NONE; grows = 0;
        if
@@ -172,10 +157,7 @@ proctype chief(byte p) {
      fi;
      if
      :: atomic { runs(p) && removes != NONE ->
-#if !defined(BROKEN_STAMP_LATE)
-          if :: !(adds != NONE && slot == gone) -> stamp[gone] = 2 * (generation + 1) + 1 :: else fi
-#endif
-        }
+          if :: !gives_it_away && !on(BROKEN_STAMP_LATE) -> stamp[gone] = 2 * (generation + 1) + 1 :: else fi }
      :: atomic { runs(p) && removes == NONE -> skip }
      fi;
      atomic { runs(p) ->                                                      /* commit */
@@ -189,17 +171,18 @@ proctype chief(byte p) {
   od
 }
 
+#define is_as_before (id[slot] == wanted && (stamp[slot] == before || on(BROKEN_ID_ALONE)))
+#ifdef BROKEN_PLACE
+#define index_has_changed (place != at_place)
+#else
+#define index_has_changed (index_stamp != at_stamp)
+#endif
 proctype reader() {
   byte reads = READS;
-  byte at_generation = 0;
-  byte at_rows = 0;
-  byte at_place = 0;
-  byte at_stamp = 0;
-  byte found = 0;        /* bits of slots that are left to look at */
-  byte slot = 0;
-  byte before = 0;
-  byte first = NONE;
-  byte second = NONE;
+  byte at_generation, at_rows, at_place, at_stamp;
+  byte found;            /* bits of slots that are left to look at */
+  byte slot, before;
+  byte first = NONE, second = NONE;
 
   do
   :: atomic { runs(READER) && reads > 0 -> reads--;
@@ -214,12 +197,10 @@ look:
      :: atomic { runs(READER) && found > 0 ->
           slot = (found % 2 == 1 -> 0 : ((found / 2) % 2 == 1 -> 1 : 2));
           found = found & ~(1 << slot) };
-#ifndef BROKEN_ROWS
         if
-        :: atomic { runs(READER) && slot >= at_rows -> goto next }
-        :: atomic { runs(READER) && slot < at_rows -> skip }
+        :: atomic { runs(READER) && slot >= at_rows && !on(BROKEN_ROWS) -> goto next }
+        :: atomic { runs(READER) && (slot < at_rows || on(BROKEN_ROWS)) -> skip }
         fi;
-#endif
         if
         :: atomic { runs(READER) && id[slot] != wanted -> goto next }
         :: atomic { runs(READER) && id[slot] == wanted -> before = stamp[slot] }
@@ -231,30 +212,15 @@ look:
         fi;
         atomic { runs(READER) -> second = word[2 * slot + 1] };
         if
-#ifdef BROKEN_ID_ALONE
-        :: atomic { runs(READER) && id[slot] == wanted ->
-#else
-        :: atomic { runs(READER) && id[slot] == wanted && stamp[slot] == before ->
-#endif
-             assert(may && first == wanted && second == wanted);
-             goto done }
-#ifdef BROKEN_ID_ALONE
-        :: atomic { runs(READER) && id[slot] != wanted -> goto look }
-#else
-        :: atomic { runs(READER) && !(id[slot] == wanted && stamp[slot] == before) -> goto look }
-#endif
+        :: atomic { runs(READER) && is_as_before -> assert(may && first == wanted && second == wanted); goto done }
+        :: atomic { runs(READER) && !is_as_before -> goto look }
         fi;
 next:   skip
      :: atomic { runs(READER) && found == 0 -> break }
      od;
      if
-#ifdef BROKEN_PLACE
-     :: atomic { runs(READER) && place != at_place -> goto look }
-     :: atomic { runs(READER) && place == at_place -> assert(!must) }
-#else
-     :: atomic { runs(READER) && index_stamp != at_stamp -> goto look }
-     :: atomic { runs(READER) && index_stamp == at_stamp -> assert(!must) }
-#endif
+     :: atomic { runs(READER) && index_has_changed -> goto look }
+     :: atomic { runs(READER) && !index_has_changed -> assert(!must) }
      fi;
 done:
      atomic { runs(READER) -> wanted = NONE; must = 0; may = 0; slot = 0; before = 0; first = NONE; second = NONE;
@@ -277,10 +243,7 @@ init {
 active proctype quiescence() {
   atomic {
     timeout ->
-#if !STOPS
-    if :: owner != NOBODY -> assert(false) :: else fi;
-    assert(dead[READER] || through[READER]);
-#endif
-    assert((dead[0] || through[0] || STOPS) && (dead[1] || through[1] || STOPS))
+    assert(STOPS || owner == NOBODY);
+    assert(STOPS || ((dead[0] || through[0]) && (dead[1] || through[1]) && (dead[READER] || through[READER])))
   }
 }

@@ -4,18 +4,13 @@
  * block in order or by an exception, at any point. One worker that reads the step, then the parameters word by word,
  * then applies, GRADIENTS times. With ADVANCER one more process calls advance_step at any time. LOADERS processes load
  * a checkpoint of the run's beginning, at any time: they mark the parameters and load them, then load the accumulator,
- * then remove the mark. The parameters are two words, each with a digit for each step, so that anything torn, doubled
- * or missing shows. Every save, count, store and commit of an update is a step.
+ * then remove the mark. Every save, count, store and commit of an update is a step.
  *
- * Abstracted: locks are words with an owner, dropped at death (lock.pml). What is done under the accumulator's locks
- * is one step, and so are its commits (commit.pml, round.pml). There are no lanes: a final round is one record, under
- * all their locks. Nobody queues for a round (line.pml). A load commits the parameters in one step. What a worker
- * applies after a load is not checked: workers do not outlive a load.
+ * Abstracted, besides what README.md says: there are no lanes: a final round is one record, under all their locks.
+ * Nobody queues for a round (line.pml). A load commits the parameters in one step. What a worker applies after a load
+ * is not checked: workers do not outlive a load.
  *
- * Checked: a gradient that counts was computed from the parameters as the rounds before its step left them. A
- * consumed round is in the parameters once, in both words, or was skipped, or had no update. If the lock is free and
- * nothing is stamped, the parameters hold no half of an update. Every run is finite. At its end every living process
- * has got through, unless it has nothing to take.
+ * Checked, too: if the lock is free and nothing is stamped, the parameters hold no half of an update.
  */
 #ifndef CHIEFS
 #define CHIEFS 2
@@ -27,16 +22,16 @@
 #define GRADIENTS 2
 #endif
 #define WORKER CHIEFS
-#ifdef ADVANCER
+#if defined(ADVANCER)
 #define PROCESSES (CHIEFS + 2)
-#define HELPER (CHIEFS + 1)
 #elif defined(LOADERS)
 #define PROCESSES (CHIEFS + 1 + LOADERS)
-#define HELPER (CHIEFS + 1)
 #else
 #define PROCESSES (CHIEFS + 1)
 #endif
+#define HELPER (CHIEFS + 1)
 #define STEPS 3
+#define ACTOR p
 
 #include "processes.pml"
 
@@ -69,12 +64,8 @@ bool through[PROCESSES];
 #define digit(s) ((s) == 0 -> 1 : ((s) == 1 -> 3 : 9))
 #define held (holder != NOBODY && !dead[holder])
 #define is_in(s) ((word[0] / digit(s)) % 3 == 1)
-#ifdef BROKEN_LOAD_DEATH
-#define half_loaded (loader != NOBODY && !dead[loader])
-#else
-#define half_loaded (loader != NOBODY)
-#endif
-#define kernel_drops_locks(p) if :: owner == p -> owner = NOBODY :: else fi
+#define half_loaded (loader != NOBODY && !(dead[loader] && on(BROKEN_LOAD_DEATH)))
+#define kernel_drops_locks(p) dropped_by(p, owner)
 #define finished(p) through[p]
 
 /* Consumes the round, and compares the parameters with what it should have done to them. */
@@ -85,9 +76,7 @@ inline consume_round() {
        assert(half_loaded || (word[0] == want && word[1] == want))
   :: else
   fi;
-#if !defined(BROKEN_ENDS) && !defined(BROKEN_ADVANCES)
-  assert(final != 1);
-#endif
+  assert(final != 1 || on(BROKEN_ENDS) || on(BROKEN_ADVANCES));
   step++; final = 0; final_serial = 0; holder = NOBODY; pending = 0
 }
 
@@ -109,37 +98,28 @@ inline recover(p) {
   fi
 }
 
+#define is_open (holder == p && serial == mine)
 proctype chief(byte p) {
   byte turns = TURNS;
-  byte mine = 0;
-  byte at = 0;
-  byte i = 0;
-  bit was_in = 0;
-  bit skips = 0;
-  bit lost = 0;
+  byte mine, at, i;
+  bit was_in, skips, lost;
 
   do
   :: atomic { runs(p) && turns > 0 && !held && pending && step < STEPS ->         /* open_round */
        turns--; serial++; holder = p; mine = serial; at = step; lost = 0; was_in = 0 };
      if
-     :: atomic { runs(p) -> skips = 0 }; goto update
-     :: atomic { runs(p) -> skips = 1 }; goto update
-     :: atomic { runs(p) -> goto leave }
+     :: step(skips = 0)
+     :: step(skips = 1)
+     :: step(goto leave)
      fi;
-update:
      atomic { runs(p) && owner == NOBODY -> owner = p };
      atomic { runs(p) -> settle() };
      recover(p);
-     if
-     :: atomic { runs(p) && half_loaded -> owner = NOBODY; goto leave }
-     :: atomic { runs(p) && !half_loaded -> skip }
-     fi;
+     step(if :: half_loaded -> owner = NOBODY; goto leave :: else fi);
      atomic { runs(p) ->                                                      /* begin */
-#ifndef BROKEN_NOT_ONCE
-       was_in = (pstep == at + 1);
-#endif
+       was_in = (pstep == at + 1 && !on(BROKEN_NOT_ONCE));
        if
-       :: holder != p || serial != mine -> lost = 1
+       :: !is_open -> lost = 1
        :: else ->
 #if !defined(BROKEN_NOT_FINAL) && !defined(BROKEN_MARK_LATE)
             final = (was_in -> 2 : 1); final_serial = mine
@@ -152,10 +132,7 @@ update:
      :: atomic { runs(p) && !lost && !was_in -> skip }
      fi;
 #ifdef BROKEN_STAMP_LATE
-     if
-     :: atomic { runs(p) && !skips -> saved[0] = word[0]; word[0] = word[0] + digit(at) }
-     :: atomic { runs(p) && skips -> skip }
-     fi;
+     step(if :: !skips -> saved[0] = word[0]; word[0] = word[0] + digit(at) :: else fi);
 #endif
      atomic { runs(p) -> records = 0 };
      atomic { runs(p) -> journal = generation + 1; i = 0 };                     /* begin of the lane */
@@ -180,32 +157,25 @@ update:
 #endif
      atomic { runs(p) -> generation++; if :: skips && at == step -> skipped[at] = 1 :: else fi;
 #ifdef BROKEN_MARK_LATE
-       if :: holder == p && serial == mine -> final = 1; final_serial = mine :: else fi
+       if :: is_open -> final = 1; final_serial = mine :: else fi
 #endif
      };
      atomic { runs(p) -> settle(); owner = NOBODY };
 #ifndef BROKEN_NOT_FINAL
      atomic { runs(p) ->                                                      /* end */
-       if :: holder == p && serial == mine -> final = 2 :: else fi };
+       if :: is_open -> final = 2 :: else fi };
 #endif
 leave:
      if
      :: atomic { runs(p) ->                                                   /* close_round, in order */
           if
-          :: holder != p || serial != mine -> skip
-#ifndef BROKEN_ENDS
-          :: holder == p && serial == mine && final == 1 -> holder = NOBODY
-          :: holder == p && serial == mine && final != 1 -> consume_round()
-#else
-          :: holder == p && serial == mine -> consume_round()
-#endif
+          :: is_open && final == 1 && !on(BROKEN_ENDS) -> holder = NOBODY
+          :: is_open && (final != 1 || on(BROKEN_ENDS)) -> consume_round()
+          :: else
           fi }
      :: atomic { runs(p) ->                                                   /* by an exception */
           if
-          :: holder == p && serial == mine -> holder = NOBODY;
-#ifdef BROKEN_EXCEPTION
-             final = 0
-#endif
+          :: is_open -> holder = NOBODY; final = (on(BROKEN_EXCEPTION) -> 0 : final)
           :: else
           fi }
      fi;
@@ -216,10 +186,7 @@ out: skip
 
 proctype worker(byte p) {
   byte left = GRADIENTS;
-  byte at = 0;
-  byte first = 0;
-  byte second = 0;
-  byte load = 0;
+  byte at, first, second, load;
 
   do
   :: atomic { runs(p) && left > 0 -> left--; at = step; load = loads };
@@ -240,11 +207,7 @@ proctype worker(byte p) {
 #ifdef ADVANCER
 proctype advancer(byte p) {
   atomic { runs(p) && (pending || step > 0) && step < STEPS ->                  /* advance_step */
-#ifndef BROKEN_ADVANCES
-    if :: final != 1 -> consume_round() :: else fi;
-#else
-    consume_round();
-#endif
+    if :: final != 1 || on(BROKEN_ADVANCES) -> consume_round() :: else fi;
     through[p] = true }
 }
 #endif
@@ -259,10 +222,7 @@ proctype loading(byte p) {
   if
   :: atomic { runs(p) && loader != NOBODY && !dead[loader] -> owner = NOBODY; goto out }
   :: atomic { runs(p) && !(loader != NOBODY && !dead[loader]) ->                 /* Load::kBegins */
-       word[0] = 0; word[1] = 0; pstep = 0; generation++; owner = NOBODY;
-#ifndef BROKEN_LOAD
-       loader = p
-#endif
+       word[0] = 0; word[1] = 0; pstep = 0; generation++; owner = NOBODY; loader = (on(BROKEN_LOAD) -> loader : p)
      }
   fi;
 #ifdef BROKEN_LOAD_ENDS
@@ -301,14 +261,8 @@ init {
 active proctype quiescence() {
   atomic {
     timeout ->
-    if :: owner == NOBODY || !dead[owner] -> skip :: else -> assert(false) fi;
-    if
-    :: journal != generation + 1 -> assert(word[0] == word[1])
-    :: else
-    fi;
-#if !STOPS
-    if :: owner != NOBODY -> assert(false) :: else fi
-#endif
+    assert(owner == NOBODY || (STOPS && !dead[owner]));
+    assert(journal == generation + 1 || word[0] == word[1])
   }
 }
 
