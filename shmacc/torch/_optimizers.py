@@ -129,8 +129,9 @@ def _of_torch(
                 f"torch's {kind} has a parameter of shape {tuple(parameter.shape)} that is not the "
                 "model's"
             )
-        if found.setdefault(name, optimizer) != optimizer:
-            raise InvalidArgumentError(f"{name!r} is a parameter of two optimizers of torch")
+        if name in found:
+            raise InvalidArgumentError(f"{name!r} is a parameter of torch's optimizers twice")
+        found[name] = optimizer
         # With sparse gradients, torch's momentum moves rows that the gradients do not have.
         by_rows = kind == "SparseAdam" or (
             kind in {"SGD", "Adagrad"}
