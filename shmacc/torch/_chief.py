@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shmacc import _core
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Optimizers
 from shmacc._accumulators.patterns import LearningRate
@@ -298,6 +299,10 @@ class Chief:
                 return
 
     def _check_model(self) -> None:
+        _core.check_writes()
+        self._check_shared()
+
+    def _check_shared(self) -> None:
         on_model.check_in_place(self._own, self._places)
         on_model.check_same(self._model, self._trained, with_grad=False)
 
@@ -382,6 +387,7 @@ class Chief:
             RuntimeError: The state is of another model; torch's message.
             InvalidArgumentError: The state is of another number of replicas, lacks the state of
                 these optimizers of `shmacc.optim`, or is a model's own.
+            FailedPreconditionError: The model is not in shared memory any more.
         """
         if not {"step", "left", "model"} <= state.keys():
             raise InvalidArgumentError(
@@ -392,6 +398,7 @@ class Chief:
             raise InvalidArgumentError(
                 f"The state is of {len(state['left'])} replicas, but there are {self._total}"
             )
+        self._check_shared()  # else this would not reach the parameters that others have
         self._give_up()
         # Gradients from a mixture of old and new parameters carry the group's step of now, which
         # never goes back: they are dropped by the new one, or stale.

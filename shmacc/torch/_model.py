@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from shmacc import _core
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.tables import Table
 from shmacc._gradients import dtypes
@@ -193,10 +192,8 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -
     """Refuse a model that has left shared memory: others would not see what it computes.
 
     Raises:
-        FailedPreconditionError: A tensor has other memory; or a thread has written to a read-only
-            one since, which is undone. The message names it.
+        FailedPreconditionError: A tensor has other memory; the message names it.
     """
-    _core.check_writes()
     for name, place in places.items():
         if own[name].data_ptr() != place:
             raise FailedPreconditionError(

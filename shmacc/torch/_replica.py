@@ -216,6 +216,7 @@ class Replica:
         return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
 
     def _hand_over(self, weight: int) -> bool:
+        _core.check_writes()
         on_model.check_in_place(self._parameters, self._places)
         on_model.check_same(self._model, self._parameters | self._tables, with_grad=True)
         on_model.check_trained(self._parameters, self._trained)

@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -253,10 +254,15 @@ MOVES: Final[dict[str, Callable[[nn.Module], Any]]] = {
 def test_a_model_that_leaves_shared_memory_is_refused(move: str) -> None:
     model, other = one_layer(), one_layer()
     with pair(model, other) as (replicas, replica):
+        saved = replicas.state_dict()
         hand_over(replica, other)
         MOVES[move](model)
-        # A checkpoint would be one of numbers that nobody trains.
-        for call in (replicas.round(timeout=LONG).__enter__, replicas.state_dict):
+        # A checkpoint would be one of numbers that nobody trains, or loaded into such.
+        for call in (
+            replicas.round(timeout=LONG).__enter__,
+            replicas.state_dict,
+            partial(replicas.load_state_dict, saved),
+        ):
             with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any"):
                 call()
         assert replicas._group.num_accumulated() == 1
@@ -290,14 +296,19 @@ def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: A
         with replicas.round(timeout=LONG):
             assert model[1].weight.grad is not None
         assert replica.step()
+        saved = replicas.state_dict()
         hand_over(replica, other)
         change(model)
         change(other)
         if change is not added:  # the chief has no gradient of it
-            with pytest.raises(errors.FailedPreconditionError, match="not the parameter that was"):
-                replicas.round(timeout=LONG).__enter__()
-            with pytest.raises(errors.FailedPreconditionError, match="not the parameter that was"):
-                replicas.state_dict()
+            for call in (
+                replicas.round(timeout=LONG).__enter__,
+                replicas.state_dict,
+                partial(replicas.load_state_dict, saved),
+            ):
+                with pytest.raises(errors.FailedPreconditionError, match="not the parameter that"):
+                    call()
+            assert replicas._group.num_accumulated() == 1
         replica._handed = None
         other(torch.ones(1, 2)).sum().backward()
         with pytest.raises(errors.FailedPreconditionError, match="not the parameter that was"):
