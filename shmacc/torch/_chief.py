@@ -63,6 +63,7 @@ class Chief:
         chosen = optimizers.by_name(optimizer, model)
         if schedule is not None:
             _check_schedule(schedule, chosen)
+        on_model.unexpand(own)
         if initial is not None:
             on_model.load(
                 model, initial.state_dict() if isinstance(initial, nn.Module) else initial

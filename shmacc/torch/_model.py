@@ -56,6 +56,13 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def unexpand(own: Mapping[str, torch.Tensor]) -> None:
+    """Give expanded views, into which torch copies nothing, memory of their own."""
+    for value in own.values():
+        if 0 in value.stride():
+            value.data = value.detach().clone()
+
+
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters by name; a tied one has only its first name."""
     return {plain(name): value for name, value in model.named_parameters()}

@@ -61,5 +61,6 @@ def attach(
                 f"arrays {of_params(shared_name)!r} are no model's"
             )
         on_model.check_agreement(own, on_model.tables(model), shared)
+        on_model.unexpand(own)
         on_failure.pop_all()
     return group, shared

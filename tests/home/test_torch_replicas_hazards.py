@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from helpers.support import LONG, until
-from home.torch_training import NAME, pair
+from home.torch_training import NAME, contents, pair, same
 from home.torch_training import hand_over as pass_on
 from torch import nn
 
 import shmacc
 from shmacc import errors, testing
 from shmacc.optim import SGD
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _run
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, Viewer, _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -426,6 +426,34 @@ def test_a_replica_has_the_chiefs_mask() -> None:
             model.get_buffer("mask").fill_(1)
         assert replica.step()
         assert other.mask.tolist() == [True, True]
+
+
+def with_expanded_buffers(*, on: bool) -> nn.Linear:
+    layer = one_layer()
+    layer.register_buffer("mask", torch.tensor([on]).expand(3, 2))
+    layer.register_buffer("seen", torch.full((1, 2), float(on)).expand(3, 2))
+    return layer
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
+def test_buffers_that_are_expanded_views_are_written_to(optimizer: Any) -> None:
+    """Of torch itself it is an error: several of their elements have the same memory."""
+    model, other, third = (with_expanded_buffers(on=on) for on in (True, False, False))
+    before = contents(model)
+    with pair(model, other, optimizer=optimizer, initial=before) as (replicas, replica):
+        saved = {**replicas.state_dict(), "model": before}
+        same(contents(other), before)
+        other.get_buffer("seen").fill_(5)
+        hand_over(replica, other)
+        with replicas.round(timeout=LONG):
+            pass
+        assert replica.step()
+        assert model.seen.tolist() == [[5, 5]] * 3
+        replicas.load_state_dict(saved)
+        same(contents(model), before)
+        with Viewer(third, NAME, timeout=LONG) as viewer:
+            viewer.snapshot()
+        same(contents(third), before)
 
 
 def test_gradients_with_a_graph_of_their_own() -> None:
