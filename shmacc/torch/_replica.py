@@ -14,10 +14,14 @@ from shmacc._accumulators.accumulator import NEVER_STALE
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import IndexedSlicesSpec
 from shmacc._opening.options import Owners
-from shmacc.errors import FinishedError, InvalidArgumentError
+from shmacc.errors import DeadlineExceededError, FinishedError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
 from shmacc.torch._tables import rows_of
+
+_AT_EXIT = 1.0
+"""Seconds that an exit waits at most, as for SIGTERM: there may be no chief any more, or one that
+waits for this process's end."""
 
 
 class Replica:
@@ -30,7 +34,8 @@ class Replica:
     A replica that is killed and started again computes the batch of `global_step` again: its
     gradient is in the round once. At the end of a ``with`` block without an exception it leaves:
     the chief no longer waits for it. After an exception it does not, as another one may be started;
-    a chief that asks is told of the exception.
+    a chief that asks is told of the exception. After ``sys.exit()`` it leaves if its gradient is in
+    an update within a second, and has failed otherwise.
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class Replica:
             self._serial = secrets.randbits(run.SERIAL_BITS)
             self._made = 0  # how many calls of `step` have returned
             self._handed: bool | None = None  # whether this step's gradient counts; None: not sent
-            self._follow(self._step_without(run.LEAVING + self._rank))
+            self._follow(self._step_without(run.LEAVING + self._rank, timeout))
             self._rows = {name: rows_of(found) for name, found in self._tables.items()}
             for name, rows in self._rows.items():
                 rows.share(self._shared[name], trains=True)
@@ -101,7 +106,7 @@ class Replica:
         if not 0 <= self._rank < self._total:
             raise InvalidArgumentError(f"rank must be 0 to {self._total - 1}, but was {self._rank}")
 
-    def _step_without(self, contributor: int) -> int:
+    def _step_without(self, contributor: int, timeout: float | None) -> int:
         """Return the step of the first round that this contributor is not in.
 
         A synchronous round waits for as many contributors as there are replicas: this replica must
@@ -109,9 +114,9 @@ class Replica:
         left.
         """
         step = self._group.global_step
-        if not self._asynchronous and contributor in self._group.contributors():
+        if not self._asynchronous and contributor in self._group.contributors(timeout=timeout):
             with suppress(FinishedError):  # the chief has ended the training meanwhile
-                step = self._group.wait_step(step, timeout=self._timeout)
+                step = self._group.wait_step(step, timeout=timeout)
         return step
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -137,9 +142,13 @@ class Replica:
     ) -> None:
         with ExitStack() as last:
             last.callback(self.close)
+            if error is not None:
+                last.enter_context(suppress(DeadlineExceededError))  # the exit itself goes on
             last.push(self._group)  # records the error if `leave` fails
-            if _core.is_in_order(error):
+            if error is None:
                 self.leave()
+            elif _core.is_in_order(error):
+                self._leave(_AT_EXIT if self._timeout is None else min(self._timeout, _AT_EXIT))
             else:
                 self._group.__exit__(kind, error, traceback)  # records that this replica failed
 
@@ -249,10 +258,13 @@ class Replica:
         Raises:
             DeadlineExceededError: The timeout passed.
         """
+        self._leave(self._timeout)
+
+    def _leave(self, timeout: float | None) -> None:
         if self.running and not self._left[self._rank]:
-            self._step_without(self._rank)
+            self._step_without(self._rank, timeout)
             self._group.apply(
-                {}, NEVER_STALE, contributor=run.LEAVING + self._rank, timeout=self._timeout
+                {}, NEVER_STALE, contributor=run.LEAVING + self._rank, timeout=timeout
             )
 
     def close(self) -> None:

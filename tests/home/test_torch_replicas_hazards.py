@@ -20,7 +20,7 @@ from torch import nn
 import shmacc
 from shmacc import errors, testing
 from shmacc.optim import SGD
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, Viewer, _run
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, Viewer, _replica, _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,6 +198,21 @@ def test_a_replica_whose_block_ends_in_order_has_left(end: BaseException | None)
                 raise end
         left = [] if isinstance(end, Exception | GeneratorExit) else [_run.LEAVING]
         assert replicas._group.contributors().tolist() == left
+
+
+@pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
+def test_an_exit_does_not_wait_for_a_chief(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by SIGTERM, when the chief is dead or joins this process. It has failed to leave."""
+    monkeypatch.setattr(_replica, "_AT_EXIT", 0.01)
+    other = one_layer()
+    with kind(one_layer(), NAME, total_num_replicas=1) as replicas:
+        with pytest.raises(SystemExit), Replica(other, NAME, 0, timeout=LONG) as replica:  # noqa: PT012
+            other(torch.ones(1, 2)).sum().backward()
+            assert replica._hand_over(1)  # an asynchronous one has no room to leave now
+            raise SystemExit
+        assert len(replicas._group.take(1, timeout=0).contributors) == 1
+        with pytest.raises(errors.WorkerDiedError, match="DeadlineExceededError"):
+            replicas.round(timeout=LONG, on_death="raise").__enter__()
 
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
