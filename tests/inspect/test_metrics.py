@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
+import struct
 import subprocess
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -21,7 +25,6 @@ from shmacc import ConditionalAccumulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from helpers.apart import Crew
 
@@ -71,6 +74,25 @@ def test_metrics_are_served_to_other_machines_only_by_an_explicit_flag(
         server.send_signal(number)
         _, talk = server.communicate(timeout=LONG)
     assert (server.returncode, talk) == (128 + number, "")
+
+
+def test_a_client_that_hangs_up_is_no_news() -> None:
+    command = [str(COMMAND), "metrics", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = server.stderr.readline().split()[-1]
+        tasks = Path(f"/proc/{server.pid}/task")
+        before = len(list(tasks.iterdir()))
+        where = urlsplit(address)
+        with socket.create_connection((where.hostname, where.port)) as client:
+            client.sendall(b"GET /met")
+            until(lambda: len(list(tasks.iterdir())) > before)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: len(list(tasks.iterdir())) == before)
+        with urllib.request.urlopen(address, timeout=LONG) as answer:  # noqa: S310 - our own
+            assert b"shmacc_segments" in answer.read()
+        server.terminate()
+        assert server.communicate(timeout=LONG)[1] == ""
 
 
 _MISSING = "raise ModuleNotFoundError(\"No module\", name='prometheus_client')"

@@ -167,5 +167,7 @@ def _serve(registry: Any, address: str, port: int) -> None:
     except OSError as error:
         page.write_line(f"--listen: http://{host}:{port}/metrics: {error.strerror}")
         failures.end(failures.WRONG_OR_FAILED)
+    # A client has hung up: its traceback is no news.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     page.write_line(f"listening on http://{host}:{server.server_port}/metrics")
     thread.join()
