@@ -166,7 +166,6 @@ class OwnerCore(Rounds):
         if found.conflict is not None:
             return found.conflict
         if found.lost and self._grant is None:  # with a grant, the round comes first
-            found.told = len(found.lost)
             return Died(tuple(found.lost))
         living = [host for host in self._hosts if not host.lost]
         late = [] if self._grant is None else self._grant.waits_for(self._hosts)
@@ -182,16 +181,16 @@ class OwnerCore(Rounds):
             return Finished()
         return None if self.is_ready else NotReady()
 
-    def leave(self, ticket: str, now: float, *, consume: bool) -> bool:
+    def leave(self, ticket: str, now: float, *, consume: bool, told: int = 0) -> bool:
         """End a chief's wait or block; return whether its round was consumed.
 
-        A repeated message gets the same answer.
+        A repeated message gets the same answer. `told` is how many losses have reached the chief.
         """
         if self.block is not None and self._block_ticket == ticket:
             self._end_block(consume=consume)
             self._queue.leave(ticket, served=consume)
         else:
-            self._queue.leave(ticket, served=False)
+            self._queue.leave(ticket, served=False, told=told)
         self.tick(now)
         return self._queue.served(ticket) is True
 

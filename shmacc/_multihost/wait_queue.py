@@ -18,7 +18,6 @@ class Ticket:
         heard: When it asked last.
         tell: Whether it wants to know of hosts that are lost, and of workers that have died.
         lost: The losses while it waited.
-        told: Of how many of these it has been told.
         conflict: The conflict to report to it in place of a round.
     """
 
@@ -27,7 +26,6 @@ class Ticket:
     heard: float
     tell: bool = False
     lost: list[Loss] = field(default_factory=list)
-    told: int = 0
     conflict: Conflict | None = None
 
 
@@ -63,15 +61,15 @@ class WaitQueue:
             if tell:
                 ticket.lost, self._untold = self._untold, []
 
-    def leave(self, name: str, *, served: bool) -> None:
+    def leave(self, name: str, *, served: bool, told: int = 0) -> None:
         """Take the ticket out of the queue; the first result is the one that is remembered.
 
-        Losses of which it was not told are for the next one, unless it was served: it may have left
-        by its timeout, or have died.
+        Losses are for the next one, but for those of which it says that it was told, and unless it
+        was served: it may have left by its timeout, or have died before an answer reached it.
         """
         ticket = self._waiting.pop(name, None)
         if ticket is not None and not served:
-            for loss in ticket.lost[ticket.told :]:
+            for loss in ticket.lost[told:]:
                 self.lost(loss)
         self._left.setdefault(name, served)
         while len(self._left) > _REMEMBERED:

@@ -57,6 +57,7 @@ class Round(Generic[_Result]):
         self._tell = arguments.on_death(on_death)
         self._sharded = sharded
         self._ticket = ""
+        self._told = 0  # losses that the owner has told it of
         self._heartbeat: threading.Event | None = None  # set to end the heartbeats
 
     def __enter__(self) -> _Result:
@@ -87,7 +88,7 @@ class Round(Generic[_Result]):
             return self._enter()
         except BaseException:
             self._rest()
-            self._link.tell("do", "leave", self._ticket, consume=False)
+            self._link.tell("do", "leave", self._ticket, consume=False, told=self._told)
             raise
 
     def _enter(self) -> _Result:
@@ -109,6 +110,7 @@ class Round(Generic[_Result]):
                     if waiting.is_over():
                         raise self._deadline_exceeded(answer)
                 case _:
+                    self._told = len(answer.losses) if isinstance(answer, Died) else 0
                     raise _error_of(answer, link)
 
     def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:

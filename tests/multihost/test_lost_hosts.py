@@ -50,7 +50,7 @@ def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
         table.pass_time(0.1, "a")
         table.owner.ask("t", 1, table.now, tell=True)
     assert table.owner.answer("t") == Died((Loss("b"),))
-    table.owner.leave("t", table.now, consume=False)
+    table.owner.leave("t", table.now, consume=False, told=1)
     assert isinstance(table.owner.ask("u", 1, table.now, tell=True), Waiting)
 
 
@@ -64,7 +64,7 @@ def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
     table.settle()
     table.settle()  # reports go on saying it
     assert table.owner.answer("t") == Died((Loss("b", (17, 18), (2,)),))
-    table.owner.leave("t", table.now, consume=False)
+    table.owner.leave("t", table.now, consume=False, told=1)
     assert isinstance(table.owner.ask("u", 3, table.now, tell=True), Waiting), "it was told once"
     assert table.owner.counters.died_workers == 2
 
@@ -95,8 +95,24 @@ def test_the_next_chief_learns_of_a_death_that_a_dead_chief_was_not_told() -> No
         table.pass_time(0.5, "a", "b")
         table.owner.ask("t", 3, table.now, tell=True)
     assert table.owner.answer("t") == Died((Loss("b", (17,), (2,)),))
-    table.owner.leave("t", table.now, consume=False)
+    table.owner.leave("t", table.now, consume=False, told=1)
     assert isinstance(table.owner.ask("u", 3, table.now, tell=True), Waiting), "it was told once"
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["interrupted", "killed"])
+def test_the_next_chief_learns_of_a_death_whose_answer_reached_nobody(*, leaves: bool) -> None:
+    """The owner answers a call that waits there, and the chief is gone or has given the wait up."""
+    table = Table("a", "b")
+    table.owner.ask("t", 3, table.now, tell=True)
+    table.hosts["b"][0].died((17,), (2,))
+    table.settle()
+    assert table.owner.answer("t") == Died((Loss("b", (17,), (2,)),))
+    if leaves:
+        table.owner.leave("t", table.now, consume=False)
+    else:
+        table.pass_time(TIMING.chief_lease + 0.2, "a", "b")
+        assert table.owner.counters.lost_chiefs == 1
+    assert table.owner.ask("u", 3, table.now, tell=True) == Died((Loss("b", (17,), (2,)),))
 
 
 def test_the_next_chief_learns_of_a_death_in_a_grant_in_which_another_left() -> None:
