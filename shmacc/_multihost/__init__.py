@@ -111,8 +111,9 @@ Void steps
 The end
     `finish` ends the run for good: the owner makes no grant any more, and every forwarder finishes
     its segment once no block is open. If a process of a host finishes its segment, the whole
-    group is finished: the forwarder reports it. A forwarder that starts, or follows a new owner,
-    empties a finished segment if the owner knows of no end: the segment is of an earlier run.
+    group is finished: the forwarder reports it, and does not empty the segment before the owner
+    knows it. An earlier run may have left its segment finished: who makes the group's segments
+    begins such a one anew, before a forwarder looks at it.
 
 What True means
     The gradient of an apply that returned True is in the mean of its step, unless its host was

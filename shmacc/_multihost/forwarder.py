@@ -100,19 +100,13 @@ class ForwarderCore:
             return None
         if order.refused:
             return Do.STOP, 0
-        if self._must_tell_of_end(order):
+        if self._is_finished and not order.finished and self.fence != order.fence:
+            # A process of the host has ended the run, and the owner may not know it. A reset would
+            # begin the segment anew, and the end would be forgotten.
             return None
         return self._next_move(order) or (
             self._when_held(order) if order.hold else self._when_open(order)
         )
-
-    def _must_tell_of_end(self, order: Order) -> bool:
-        """Whether a process of the host has ended the run, and the owner may not know it.
-
-        A reset would begin the segment anew, and the end would be forgotten.
-        """
-        is_owners = self.fence is not None and self.fence.term == order.term
-        return self._is_finished and not order.finished and is_owners and self.fence != order.fence
 
     def _when_open(self, order: Order) -> Action | None:
         if self._held:
@@ -128,10 +122,8 @@ class ForwarderCore:
         """Return how the segment gets to the order's fence and step."""
         if self.fence == order.fence:
             return None if self._step == order.step else (Do.SET_STEP, order.step)
-        # If the segment is finished and the group is not, the segment is of an earlier run.
-        is_of_run = order.finished or not self._is_finished
         if self.fence is None or self.fence.term != order.term:
-            if order.adopt and self._step == order.step and is_of_run:
+            if order.adopt and self._step == order.step:
                 self.fence = order.fence
                 self._forget_grant()
                 return None

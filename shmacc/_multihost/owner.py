@@ -45,7 +45,7 @@ class OwnerCore(Rounds):
                 self.counters.died_workers += len(death.pids)
                 self._queue.lost(Loss(host.name, *death[1:]))
                 self._changed()
-        if report.finished and report.fence is not None:  # without a fence: of an earlier run
+        if report.finished:
             self.finish(now)
         self.tick(now)
 

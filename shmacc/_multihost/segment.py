@@ -90,8 +90,14 @@ class LocalSegment:
             self.reset(step)
 
     def reset(self, step: int) -> None:
-        """Empty the segment and set its step; an open round ends."""
-        _core.load([], [(self._handle, step, [], (0, 0, None, None))])
+        """Empty the segment and set its step; an open round ends.
+
+        Forwards, an end that a process makes meanwhile stays; else it begins anew.
+        """
+        if step > self.group.global_step:
+            self._handle.advance_step(step)
+        else:
+            _core.load([], [(self._handle, step, [], (0, 0, None, None))])
         self.release()
 
     def set_step(self, step: int) -> None:

@@ -113,9 +113,9 @@ class Incarnation:
                 if resting and count == before and now < due and not answered:
                     answered = self._wait(min(pause, due - now))
                     continue
-                self._look()
                 self._look_around(now)
                 self._answer()
+                self._look()  # last: it may see the end of the run, which no action may undo
                 if not self._act():
                     return False
                 self._talk(now)

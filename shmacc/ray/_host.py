@@ -21,6 +21,8 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._multihost.columns import Bytes, Piece, Rows, keep_freed_memory
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
+from shmacc._multihost.pieces import Plan
+from shmacc._multihost.segment import LocalSegment
 from shmacc._records.stats import Stats
 from shmacc.errors import DeadlineExceededError, ShmaccError
 from shmacc.ray._forwarder import Copy, Incarnation, Shared
@@ -137,6 +139,9 @@ class HostActor:
         self._group = HostGroup(
             config.members, config.name, reduction_type=config.reduction, **options
         )
+        if not is_ours and not self._group.running:  # an earlier run's: this one would end at once
+            segment = LocalSegment(self._group, Plan(config.members, config.shards))
+            segment.reset(self._group.global_step)
         self._group.handle.keep_free(self._shared.store.room())  # the owner may be long in coming
         self._counters = SharedArrays(
             dict.fromkeys(_COUNTERS, np.int64(0)),

@@ -212,6 +212,19 @@ def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
         assert group.num_accumulated() == 2
 
 
+def test_a_reset_to_a_later_step_undoes_no_end_that_a_process_makes_meanwhile() -> None:
+    with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
+        segment = local(group)
+        assert group.apply({"m": 1.0}, 0)
+        segment.seal()
+        group.finish()
+        segment.reset(5)
+        assert not segment.is_sealed
+        assert (group.running, group.global_step, group.num_accumulated()) == (False, 5, 0)
+        segment.reset(5)
+        assert group.running, "begun anew"
+
+
 def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
     with (
         HostGroup({"m": shmacc.TensorSpec((), "float64")}, "shared") as group,

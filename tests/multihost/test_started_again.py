@@ -295,15 +295,29 @@ def test_a_forwarder_that_is_started_again_leaves_it_finished_with_what_it_has()
     assert len(segment.content) == 1
 
 
-def test_a_segment_of_an_earlier_run_that_was_finished_begins_anew() -> None:
-    """It has the step at which the new run begins, and would end that at once."""
-    left = Segment(finished=True)
-    table = Table("a")
-    table.add("b", left)
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_process_ends_the_run_while_its_forwarder_is_dead(step: int) -> None:
+    """The next one knows no fence, and a reset may be on its way to it."""
+    table = with_a_gradient_each("a", "b")
+    segment = table.hosts["a"][1]
+    segment.finished = True
+    table.owner.advance_step(step, table.now)
+    table.add("a", segment)
     table.settle()
-    assert not left.finished
-    assert not table.owner.finished
-    assert table.apply("b", 2)
+    assert all(segment.finished for segment in table.segments)
+    assert isinstance(table.ask(1), Finished)
+
+
+def test_a_process_ends_the_run_while_another_owner_takes_over() -> None:
+    table = with_a_gradient_each("a", "b")
+    table.owner = OwnerCore(2, None, TIMING)
+    table.owner.advance_step(3, table.now)
+    table.hear("a")
+    table.hosts["a"][1].finished = True  # before its forwarder follows
+    assert table.act("a") == []
+    table.settle()
+    assert all(segment.finished for segment in table.segments)
+    assert isinstance(table.ask(1), Finished)
 
 
 def test_another_owner_learns_it_from_the_hosts() -> None:

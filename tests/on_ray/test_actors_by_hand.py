@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import ray
@@ -12,12 +14,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import shmacc
 import shmacc.ray
+from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import BatchKey, Fence, Member, Opened, Report, Timing
+from shmacc._multihost.messages import BatchKey, Fence, Member, Opened, Order, Report, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
-from shmacc.ray._host import CONCURRENCY, HostActor
+from shmacc.ray._forwarder import Incarnation, Shared
+from shmacc.ray._host import _COUNTERS, CONCURRENCY, HostActor
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config
 
@@ -36,6 +40,50 @@ def test_an_actor_that_is_ended_before_it_serves_makes_nothing(nodes: Nodes) -> 
     actor.end()
     actor.serve()
     assert not [name for name in os.listdir("/dev/shm") if "unborn" in name]  # noqa: PTH208, S108
+
+
+def test_a_segment_of_an_earlier_run_that_was_finished_begins_anew(nodes: Nodes) -> None:
+    """One of this run does not: a process has ended the run while no actor was there."""
+    with HostGroup(MEMBERS, "left") as earlier:
+        earlier.finish()
+    options = {"mode": None, "owners": "mine"}
+    config = Config("left", dict(MEMBERS), "MEAN", options, 1, None, Timing(), 1)
+    first, second = (HostActor(config, nodes.id(0)) for _ in range(2))
+    group, _ = first._make()
+    assert group.running
+    group.finish()
+    group, _ = second._make()
+    assert not group.running
+    for actor in first, second:
+        actor.end()
+
+
+def test_an_end_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: Nodes) -> None:
+    """The copy may take long, and the order to begin the step anew is there already."""
+    config = Config("ended", dict(MEMBERS), "MEAN", {}, 1, None, Timing(), 1)
+    shared = Shared(config, nodes.id(0), Mock())
+    group, counters = HostGroup(MEMBERS), SharedArrays(dict.fromkeys(_COUNTERS, np.int64(0)))
+    copied: Future[Any] = Future()
+    copied.add_done_callback(lambda _: group.finish())
+
+    def answer(report: Report, _: int) -> Mock:
+        number = min(report.number - 1, 1)
+        if report.number == 2:
+            shared.asked.put(copied)
+        elif report.number > 2:
+            shared.stopped.set()
+        order = Order(1, number, 1, ready=True, fence=Fence(1, number), adopt=number == 0)
+        answered: Future[Order] = Future()
+        answered.set_result(order)
+        return Mock(future=lambda: answered)
+
+    owner = Mock()
+    owner.enrol.remote = lambda _: ray.put(1)
+    owner.report.remote = answer
+    with group, counters:
+        assert Incarnation(shared, owner, group, counters).run()
+        assert copied.done()
+        assert not group.running
 
 
 class _Shard:

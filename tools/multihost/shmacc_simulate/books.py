@@ -64,9 +64,10 @@ class Segment:
         return Batch(len(self.content), weight, self._contributors(), members, at)
 
     def reset(self, step: int) -> None:
-        """Empty the segment, and set its step."""
+        """Empty the segment, and set its step. Forwards it stays finished."""
         self.dropped += len(self.content)
-        self.step, self.content, self.held, self.finished = step, [], False, False
+        self.finished = self.finished and step > self.step
+        self.step, self.content, self.held = step, [], False
 
     def next_action(self, core: ForwarderCore) -> Action | None:
         """Show the core the segment; return what the core wants done."""
