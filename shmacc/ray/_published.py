@@ -178,11 +178,11 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             InvalidArgumentError: No array of this name; or rows are not given by their numbers.
             IndexError: No such row.
         """
-        if self._stop.is_set():
-            raise FailedPreconditionError("The published arrays are closed, or were removed")
+        self._check_goes_on()
         wait = Wait(arguments.timeout(timeout))
         pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
         with wait.holding(self._lock):
+            self._check_goes_on()  # again: the copy of the rows may have taken long
             # New nodes last: so a chief that another one has replaced fails before it writes there.
             new = self._new() - (self._gates.nodes - self._refused)  # the feeder serves the others
             rows = ray.put(pieces)
@@ -193,6 +193,10 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._open_gates(wait.until)
             self._gates.close(self._gates.nodes, wait.until)
             self._gates.tell_new_owners(self._fed, wait.until)
+
+    def _check_goes_on(self) -> None:
+        if self._stop.is_set():
+            raise FailedPreconditionError("The published arrays are closed, or were removed")
 
     def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
         """Wait until each node has answered, is dead, or is lost to an open round."""

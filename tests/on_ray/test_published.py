@@ -295,6 +295,19 @@ def test_a_node_that_refused_when_nobody_waited_says_so_again(
     without_keeper.publish()
 
 
+def test_a_publish_that_copies_its_rows_during_an_unlink_makes_nothing_anew(nodes: Nodes) -> None:
+    arrays = shmacc.ray.PublishedArrays({"a": np.zeros(3)}, "gone.arrays", unlink_on_close=True)
+
+    class Rows:
+        def __array__(self, *_: object, **__: object) -> Any:
+            arrays.unlink()
+            return np.arange(3)
+
+    with arrays, pytest.raises(FailedPreconditionError, match="were removed"):
+        arrays.publish({"a": Rows()})
+    assert not [name for name in nodes.left() if "gone.arrays" in name]
+
+
 def test_unlink_ends_the_keeper_of_a_node_that_nobody_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
