@@ -81,8 +81,6 @@ def parser_of(verb: str) -> Parser:
 
 def top_parser() -> Parser:
     """Return the parser of the options that stand in the place of a verb."""
-    from shmacc_inspect.completion import SHELLS  # late: few need them
-
     verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())
     parser = Parser(
         PROGRAM,
@@ -97,7 +95,7 @@ def top_parser() -> Parser:
     )
     parser.add_argument(
         "--completion",
-        choices=SHELLS,
+        choices=("bash", "zsh", "fish"),
         help="print the script that makes this shell complete verbs, options and names",
     )
     return parser
