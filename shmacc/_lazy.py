@@ -2,9 +2,9 @@
 
 A worker needs no inspection, and an inspecting tool needs no NumPy; both must start quickly. A
 package lists its names in one table for run time, and with types in its ``__init__.pyi``; a test
-compares the two. A class may move between private modules. So its ``__module__`` is set to the
-package, which documentation, tracebacks and pickles then name; so is that of its methods, which
-``help`` shows from Python 3.13 on. This follows scientific Python's SPEC 1, without a dependency.
+compares the two. A class may move between private modules. So ``__module__`` of the class and of
+its methods is set to the package: documentation, tracebacks, pickles and ``help`` then name the
+package. This follows scientific Python's SPEC 1, without a dependency.
 """
 
 import importlib

@@ -46,7 +46,7 @@ class ShmaccError(Exception):
         return self
 
     def of_member(self, name: str) -> Self:
-        """Return the same error, with the group's member, its ``name``, in the message."""
+        """Return the same error, with the ``name`` of the group's member in the message."""
         return type(self)(f"Member {name!r}: {self}").with_fields(**self.__dict__)
 
     def about(self, segment: str) -> Self:
@@ -62,9 +62,8 @@ class InvalidArgumentError(ShmaccError, ValueError):
     disagrees, ask for its values, or replace it (``if_exists="replace"``).
 
     Attributes:
-        what: The property in which an existing accumulator differs: "kind", "dtype", "shape",
-            "reduction_type", "lanes", "capacity" or "mode". In a group or shared arrays: the
-            member or array, or the property and the member or array that has it.
+        what: The property that differs, such as "dtype" or "lanes". For a member, array or table:
+            the property with its name ("dtype of member 'w'"), or only the name.
         existing: The existing value, as text.
         asked: The value that was asked for, as text.
     """
@@ -243,7 +242,7 @@ class WorkerDiedError(ShmaccError):
 
 
 class ChiefDiedError(ShmaccError):
-    """Nobody is left who moves the step, and the wait for it had ``on_death="raise"``.
+    """No process is left that moves the step, and the wait for it had ``on_death="raise"``.
 
     All processes that had taken have died or failed, and no other process takes.
 

@@ -1,8 +1,8 @@
 """The initial rows of tables: a row depends on the seed and its id alone.
 
-So an initial row is the same in every process and on every machine, whoever sees its id first,
-before the row is in its `Table` and after it was removed. Word ``j`` of a row, an integer of 32
-bits, is word ``j % 4`` of Philox4x32-10 with the counter
+So an initial row is the same in every process and on every machine, before the id is in the
+`Table` and after it was removed. Word ``j`` of a row, an integer of 32 bits, is word ``j % 4`` of
+Philox4x32-10 with the counter
 ``(j // 4, 0, id % 2**32, id // 2**32)`` and the key ``(seed % 2**32, seed // 2**32)``. Philox
 repeats these lines ten times; ``high`` and ``low`` are the halves of a 64-bit product::
 
@@ -77,7 +77,7 @@ class Constant(Initial):
 class Uniform(Initial):
     """Numbers between two bounds, all equally likely.
 
-    ``low + (high - low) * (word * 2**-32)``, with the words of the module's head.
+    ``low + (high - low) * (word * 2**-32)``, with the words of the module's docstring.
 
     Attributes:
         low: The lower bound, which can occur.
@@ -108,7 +108,7 @@ class Uniform(Initial):
 class Normal(Initial):
     """Numbers of a normal distribution.
 
-    ``mean + stddev * quantile((word + 0.5) * 2**-32)``, with the words of the module's head.
+    ``mean + stddev * quantile((word + 0.5) * 2**-32)``, with the words of the module's docstring.
     ``quantile`` is the standard normal distribution's, by Wichura's algorithm AS 241 (PPND16). Its
     coefficients are those of Python's ``statistics.NormalDist``, to 18 digits. ``near`` (the
     numerator) and ``near_divisor`` are polynomials in ``r``, evaluated from the highest power down;

@@ -26,7 +26,7 @@ from shmacc.errors import InvalidArgumentError, ShmaccError
 
 __all__ = ["TreeSpec"]
 
-_ONLY_LEAF = "."  # the name of a tree that is one array, whose key path is empty
+_ONLY_LEAF = "."  # the leaf's name if the tree is a single array: its key path is empty
 _ALIGNMENT = 64  # bytes; JAX on a CPU uses buffers of this alignment without a copy
 
 

@@ -29,7 +29,7 @@ from shmacc.errors import InvalidArgumentError
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]
 
 
-_DECAY = 4  # where the weight decay stands among an optimizer's numbers
+_DECAY = 4  # the index of the weight decay in an optimizer's numbers
 
 
 class Slot(NamedTuple):
@@ -312,14 +312,14 @@ class AdamW(Adam):
         beta_1: How much of the first moment is kept; below 1.
         beta_2: How much of the second moment is kept; below 1.
         epsilon: Added to the square root.
-        weight_decay: How much of an element decays, times the learning rate.
+        weight_decay: An update takes ``learning_rate * weight_decay`` of an element away.
         as_torch: Whether to compute as torch's AdamW does, as for `Adam`.
     """
 
     weight_decay: float = 0.01
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` above `largest`, also times the decay; `smallest` has no effect."""
+        """Refuse a `rate` above `largest`, alone or times the decay; `smallest` has no effect."""
         Adam.check_rate(self, rate, smallest, largest)
         if rate * self.weight_decay > largest:
             raise InvalidArgumentError(
@@ -340,7 +340,7 @@ class Ftrl(Optimizer):
         p = p if abs(linear) > l1 else 0
         accumulator = total
 
-    For the power -0.5 ``sqrt`` computes the powers; else C's ``pow`` in float64, then rounded.
+    With a power of -0.5, ``sqrt`` computes the powers; else C's ``pow``, in float64, then rounded.
 
     Attributes:
         learning_rate: The step size, above 0.

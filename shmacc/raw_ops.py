@@ -41,7 +41,7 @@ __all__ = [
 def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
-            # Not its own ``with`` block: an error would make this process one that has failed.
+            # Not the accumulator's ``with`` block: an error would make this process a failed one.
             handle = stack.enter_context(contextlib.closing(any_kind.attach(handle)))
         yield _resolved(handle, kind)
 

@@ -122,8 +122,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> None:
         """Close. After an exception this process has failed; ``on_death="raise"`` reports it.
 
-        SystemExit of 0 or None is no failure. GeneratorExit is one: a generator that has the block
-        is closed by ``break``, but also by an exception of the loop that it serves.
+        SystemExit of 0 or None is no failure. GeneratorExit is one: it closes a generator after
+        ``break``, but also after an exception in the loop over the generator.
         """
         self._close(error)
 
@@ -227,8 +227,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             for step in group.steps(timeout=60):
                 group.apply(gradient(params), step, contributor=rank)
 
-        A slow worker misses steps in between. A step that is set back, or restored, is yielded
-        again.
+        A slow worker skips steps. A step that is set back, or restored, is yielded again.
 
         Args:
             timeout: Seconds to wait, each time; None: for ever.
@@ -303,8 +302,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> _Taken_co:
         """Wait for gradients and take their reduction, with more details than TensorFlow returns.
 
-        Waits in the queue until ``num_required`` gradients have accumulated, takes all that have,
-        empties the accumulator and adds 1 to its step. After an interruption the same holds as for
+        Waits in the queue until ``num_required`` gradients have accumulated. Then takes all
+        accumulated gradients and adds 1 to the step. After an interruption the same holds as for
         ``SparseConditionalAccumulator.take_grad``.
 
         Args:
@@ -315,13 +314,13 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             timeout: Seconds to wait; None: for ever.
             on_death: "raise": end the wait if a process that has applied died or failed. It failed
                 if an exception has left its ``with`` block of the accumulator, or ended the
-                process. Each such process ends one wait: the first later one with "raise"; one
-                error names all that are not reported yet. A process that has closed the
-                accumulator, or ended in order, is not dead.
+                process. Each such process is reported once, by the next wait with "raise"; one
+                error may name several. A process that has closed the accumulator, or ended in
+                order, is not dead.
 
         Returns:
             A `SparseTaken` or a `DenseTaken`. A group returns a mapping from member to one of
-            these, in which a member that no gradient had is absent.
+            these, without the members that no gradient had.
 
         Raises:
             FinishedError: The accumulator is finished.
@@ -348,7 +347,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         block, `close` and the death of this process consume nothing and open the step again as it
         was. A process that is merely stopped in the block keeps the round. `advance_step` and
         `set_global_step`, by any process, end the round at once; then the end of the block raises
-        FailedPreconditionError. Other takes and rounds wait; in this thread and on this object they
+        FailedPreconditionError. Other takes and rounds wait; those of this thread on this object
         raise FailedPreconditionError.
 
         Args:
@@ -380,7 +379,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
         If the task is cancelled (``asyncio.timeout``, ``wait_for``, a task group, Ctrl-C), nothing
         is consumed. From the moment the gradients are there until the event loop resumes the task,
-        the accumulator is as in an open round.
+        a round is open.
 
         Raises:
             asyncio.CancelledError: The task was cancelled.
@@ -422,13 +421,13 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
         Args:
             num_required: 0: take all pending gradients, even none, without a wait in the queue. But
-                gradients that are enough for the first take in the queue belong to that take, even
-                in the moment before it gets them; then the partial has none.
+                if they are enough for the first take in the queue, they belong to that take, and
+                the partial has none.
             timeout: Seconds to wait; None: for ever.
             seal: Refuse later applies until `advance_step` or `unseal`.
 
         Raises:
-            As for `take`, but sums always fit, unless lanes' 64-bit sums exceed 64 bits together.
+            As for `take`; but OutOfRangeError only if the lanes' sums together exceed 64 bits.
         """
         return rounds.take(
             self._handle, self._partial, num_required, timeout, partial=True, seal=bool(seal)
@@ -481,11 +480,11 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         )
 
     def restore(self, state: Mapping[str, ValueArray]) -> None:
-        """Replace everything by a result of `state`, of this or an equal accumulator.
+        """Replace everything by a result of `state` of this accumulator or an equal one.
 
         One commit replaces sums, counts, contributors and step, also while other processes are
         attached. It drops the gradients accumulated before, unseals the step, and ends an open
-        round. A finished accumulator goes on. Counters go on counting.
+        round. A finished accumulator is running again. Counters are not reset.
 
         Args:
             state: The dict, or what ``np.load`` made of it.

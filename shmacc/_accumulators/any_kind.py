@@ -14,8 +14,8 @@ from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners, checked_owners
 
 Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup | Any
-"""The type of a name's object. Any stands for shared arrays: they share no methods with
-accumulators, whose methods can so be used without a check. ``SharedArrays.attach`` is typed."""
+"""The type of the object under a name. Any stands for shared arrays, and lets type checkers accept
+an accumulator's methods without a check. ``SharedArrays.attach`` is typed."""
 
 _CLASSES: dict[str, type[Opened]] = {
     "sparse": SparseConditionalAccumulator,

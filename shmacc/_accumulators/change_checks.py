@@ -22,7 +22,7 @@ from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 class Named:
     """An array or a table of parameters.
 
-    It has several regions: 0 is the array or the rows, the others are its optimizer's slots.
+    Region 0 is the array or the rows; the other regions are the optimizer's slots.
 
     Attributes:
         noun: The word "Array" or "Table", to begin a message with.
@@ -68,11 +68,11 @@ class Named:
         return f"{type(self.optimizer).__name__}({', '.join(shown)})"
 
     def shape_of(self, region: int) -> tuple[int, ...]:
-        """Return the shape of a region of the array, or of its part of a table's row."""
+        """Return the shape of a region of the array, or of a region of a table's row."""
         return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
 
     def keys(self, number: int) -> list[str]:
-        """Return the names of the regions in a state that has this under `number`."""
+        """Return the regions' names in a state where this array or table has this number."""
         return [f"{number}.{self.contents}", *(f"{number}.{slot.name}" for slot in self.slots)]
 
     def saved(self, state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> ValueArray:
@@ -166,7 +166,7 @@ def owned(given: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def rows_like(values: ValueArray, shape: tuple[int, ...]) -> ValueArray:
-    """Return the values; ``[]`` for no rows gets this shape, as in a gradient."""
+    """Return the values; ``[]`` in place of no rows gets the shape, as in a gradient."""
     return values.reshape(shape) if not shape[0] and values.shape == (0,) else values
 
 

@@ -37,7 +37,7 @@ class Array(Named):
         return arrays.empty(self.shape_of(region), self.dtype)
 
     def described(self) -> str:
-        """Return its description in a state."""
+        """Return the array's description in a state."""
         shape = describe_shape(self.shape)
         return f"{self.spec.dtype.name} {shape} {self.described_optimizer()}"
 

@@ -51,7 +51,7 @@ def save(
     """
     _check(what)
     arrays: dict[str, Any] = {
-        name + f"/{key}": array  # an enum's str may be another one in an f-string
+        name + f"/{key}": array  # in an f-string, an enum's name may be another text
         for name, state in _states(what, arguments.timeout(timeout)).items()
         for key, array in state.items()
     }
@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     held; no exception can interrupt this, not even a signal handler's. Load at the beginning of a
     run: gradients that workers have computed from the old contents may still arrive afterwards.
 
-    Only a process that is killed can leave a load half done. It has marked the parameters before:
+    Only a process that is killed can leave a load half done. The parameters are then marked:
     `Parameters.update`, `skip` and `save` raise FailedPreconditionError until any process loads the
     same file again, which completes the load.
 

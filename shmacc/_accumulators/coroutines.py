@@ -1,8 +1,8 @@
-"""Waits of coroutines. A thread makes each waiting call, and ends with the wait.
+"""Lets coroutines wait: a thread makes each waiting call, and ends with it.
 
 A coroutine that is cancelled while it waits consumes nothing. The thread cannot know whether the
-coroutine will get its result. So the thread does not take: it opens a round, and the coroutine
-consumes it, and runs to its end without another wait. A coroutine that is cancelled ends the
+coroutine will get its result. So the thread does not take, but opens a round. The coroutine
+consumes the round, and returns without another wait. A coroutine that is cancelled ends the
 thread's wait, or gives up the round that the thread has opened. So a round that was delivered to
 the event loop but not to the coroutine is not lost.
 
@@ -12,7 +12,7 @@ the event loop but not to the coroutine is not lost.
 
 So a round is open until the event loop resumes the coroutine, and other takes wait for its end. The
 event loop's own thread must not wait for itself: if it makes a call that would wait for the round's
-end, that ends the round, and the coroutine waits again (OwnRound in
+end, the call gives the round up, and the coroutine waits again (OwnRound in
 shmacc/native/segment/caller.hpp).
 
 Rejected: a take in the thread that keeps its result if the coroutine is cancelled. The step would
@@ -102,9 +102,9 @@ class AsyncRound(_core.AsyncBlock[_Result_co]):
     """A round of gradients for an ``async with`` block; made by ``round_async()``.
 
     As `Round`, but waiting for the gradients does not block the event loop. If the task is
-    cancelled in the wait, nothing is consumed; in the block, this acts as any exception there.
-    In the block, a call in the event loop's thread that would wait for the block's end, such as an
-    apply with a later ``local_step``, raises FailedPreconditionError.
+    cancelled, in the wait or in the block, nothing is consumed. In the block, a call in the event
+    loop's thread that would wait for the block's end, such as an apply with a later ``local_step``,
+    raises FailedPreconditionError.
     """
 
     __slots__ = ("_entered",)
@@ -163,8 +163,8 @@ async def _opened(block: _core.BlockAccess, accept: Callable[[], bool]) -> Any:
     """Wait until a round is opened; accept it, and return its result without another wait.
 
     A round may end before the event loop resumes this coroutine: by a new step, or because this
-    thread made a call that would have waited for it. Then it is not accepted, and the wait begins
-    again.
+    thread made a call that would have waited for it. Then `accept` returns False, and the wait
+    begins again.
     """
     handle = block.handle
     opened = map(_core.BlockAccess, _rounds_of_task())

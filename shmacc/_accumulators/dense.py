@@ -117,7 +117,8 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
     ) -> bool:
         """Add a partial from another accumulator's `take_partial`.
 
-        It counts as ``partial.count`` gradients of ``partial.weight``, and brings its contributors.
+        It counts as ``partial.count`` gradients with the total weight ``partial.weight``. Its
+        contributors become the round's.
 
         Args:
             partial: A partial from an accumulator of this dtype, with an array of this shape.

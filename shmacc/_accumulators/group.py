@@ -20,7 +20,7 @@ from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccE
 class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
     """Accumulates the gradients of many tensors as one, with a common step, count and commit.
 
-    A gradient is in the round with all its members or not at all, whichever process dies when.
+    A gradient is in the round with all its members or not at all, even if processes die.
     """
 
     _KIND = "group"
@@ -125,8 +125,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         Args:
             gradient: From member to its gradient: an array for a dense one; ``(indices, values)``
                 or an object with ``.indices``, ``.values`` and ``.dense_shape`` for a sparse one.
-                A member left out contributes nothing to that member. An empty mapping is a gradient
-                that touches nothing; it counts.
+                To a member that is left out, nothing is added. An empty mapping is a gradient, too,
+                and counts.
             local_step: The step that the gradient was computed at.
             contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
                 of the same contributor adds nothing.
@@ -171,8 +171,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
     ) -> bool:
         """Add a partial from another group's `take_partial`.
 
-        It counts as ``partial.count`` gradients of ``partial.weight``, each member as its own
-        counts say, and it brings its contributors.
+        It counts as ``partial.count`` gradients with the total weight ``partial.weight``, in each
+        member as the member's own counts say. Its contributors become the round's.
 
         Args:
             partial: A partial from a group whose members have these names, kinds, dtypes and

@@ -27,7 +27,7 @@ _OPTIMIZED = {"float32", "float64"}
 
 
 class Parameters(SharedArrays):
-    """Arrays in shared memory under a name that only updates change, atomically.
+    """Named arrays in shared memory that only updates change, atomically.
 
     A mapping from name to array, as `SharedArrays` is; all arrays are read-only, in every process.
     In the block of an accumulator's round, `update` applies each array's optimizer to its gradient,
@@ -38,11 +38,11 @@ class Parameters(SharedArrays):
         with group.round(n) as taken:
             params.update(taken)
 
-    An update is atomic, and made once a round, whichever process dies at whichever instant. Once an
-    update has begun, its round is final: it takes no more gradients, and if its block ends by an
-    exception or a death, the next round is the same one, to the bit. So a chief that replaces a
-    dead one runs the same lines. Until then a worker that reads the arrays may see half an update;
-    but gradients that it computes from them belong to a sealed step, and are dropped.
+    An update is atomic, and made once a round, even if processes die. Once an update has begun, its
+    round is final: it takes no more gradients, and if its block ends by an exception or a death,
+    the next round has the same gradients, to the bit. So a chief that replaces a dead one runs the
+    same lines. During an update a worker may read half of it; but gradients that are computed from
+    these numbers belong to a sealed step, and are dropped.
 
     Use as a context manager to close at the end of the block; an object that is collected unclosed
     is closed with a ResourceWarning. Pickles: another process that unpickles it attaches.
@@ -186,7 +186,7 @@ class Parameters(SharedArrays):
 
     @property
     def step(self) -> int:
-        """The arrays' step: 0, or the step after the last round that is in them."""
+        """The arrays' step: 0 at first; after a round's update or skip, the round's step + 1."""
         self._check_open()
         return self._handle.step
 
@@ -257,19 +257,19 @@ class Parameters(SharedArrays):
     ) -> bool:
         """Make the update of an open round: apply each array's optimizer to its gradient.
 
-        Atomic, and once a round. When it begins, the round becomes final: the block can end in
-        order only when the update is in; after an exception or a death the next round is the same
-        one.
+        Atomic, and once a round. When the update begins, the round becomes final: its block can end
+        in order only after the whole update; after an exception or a death the next round has the
+        same gradients.
 
         Args:
             taken: The value of the round's block; or a mapping from array to its part of that
                 value, to leave out members that are no parameters, such as a loss or a count (an
-                empty mapping is of the only round that this process has open). The value of a
-                single accumulator's round is for the only array; if there are several, a mapping
-                names the array.
+                empty mapping means this process's only open round). The value of a single
+                accumulator's round is the only array's gradient; if there are several arrays, pass
+                a mapping that names the array.
             values: New contents, by array, instead of the optimizer's result: an array, or
                 ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. Slots of
-                these arrays stay as they are. So do arrays without gradient and new contents.
+                these arrays stay as they are. So do arrays with neither gradient nor new contents.
             remove: Ids, by table, whose rows are removed in the same commit, after the other
                 changes. Ids that are not in the table are ignored.
             learning_rate: Replaces the optimizers' own for this update, for schedules: a number for
@@ -291,8 +291,8 @@ class Parameters(SharedArrays):
                 load it again).
             DeadlineExceededError: The timeout passed. Nothing was changed.
             ResourceExhaustedError: Shared memory is full, or a table would have more rows than its
-                ``max_rows``. Nothing was changed, and a round that was not final is not: try again
-                with rows to remove, or skip the round.
+                ``max_rows``. Nothing was changed, and the round was not made final: try again with
+                rows to remove, or skip the round.
         """
         found, gradients = self._round_of(taken)
         rates = patterns.learning_rates(learning_rate, self)
@@ -305,7 +305,7 @@ class Parameters(SharedArrays):
         *,
         timeout: float | None = None,
     ) -> bool:
-        """Let an open round pass: its gradients change nothing but `step`.
+        """Move `step` past an open round, without applying its gradients.
 
         If a dead process has left half an update, its changes are undone.
 
@@ -351,7 +351,7 @@ class Parameters(SharedArrays):
 
     def _round_of(self, taken: Any) -> tuple[_core.BlockAccess, Mapping[str, Any]]:
         """Return the open round that `taken` comes from, and its gradients by array."""
-        # Looked at once: another thread may end its round meanwhile, and then there is nothing.
+        # Read `given` only once: it is None as soon as another thread ends its round.
         all_given = [(block, block.given) for block in _core.open_rounds()]
         rounds = [(block, given) for block, given in all_given if given is not None]
         found = next((block for block, given in rounds if given is taken), None)
@@ -439,7 +439,7 @@ class Parameters(SharedArrays):
         return _core.read_parameters(self._handle, as_bytes, tables, timeout)
 
     def restore(self, state: Mapping[str, ValueArray]) -> None:
-        """Replace everything by a result of `state`, of these or equal parameters.
+        """Replace everything by a result of `state` of these or equal parameters.
 
         One commit replaces arrays, slots and step, also while other processes are attached. Until
         it is done, it needs as much memory again. An accumulator that belongs to the parameters

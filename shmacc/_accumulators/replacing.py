@@ -76,7 +76,7 @@ def _hidden(target: Path) -> Path:
 
 
 def _beside(target: Path, ending: str) -> Path:
-    """Return a hidden name in the target's folder; that of a long target is cut to fit."""
+    """Return a hidden name in the target's folder; a long name is cut to fit."""
     kept = os.fsencode(target.name)[: _LONGEST_NAME - len(ending) - 2]
     return target.with_name(f".{os.fsdecode(kept)}.{ending}")
 
@@ -97,7 +97,7 @@ def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
 
 
 def _link(descriptor: int, target: Path, directory: int) -> None:
-    """Give a file without a name the target's name, and flush it: btrfs flushes none without one.
+    """Give a nameless file the target's name, and flush it: btrfs flushes no nameless file.
 
     If the target's name is taken, the file first gets a second name, and is then renamed to the
     target's. The second name is always the same, and a lock on the directory excludes other

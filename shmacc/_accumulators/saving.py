@@ -1,9 +1,9 @@
 """Converts an accumulator's whole content to a plain dict of arrays, for ``np.savez``, and back.
 
 ``members`` and ``specs`` name and describe the members. ``step``, ``count``, ``weight`` and
-``contributors`` are the round's. Each member that gradients have touched, of number i, has
-``i.values`` (sums), ``i.count`` and ``i.weight``; a sparse member also has ``i.indices``,
-``i.row_counts`` and ``i.shape``.
+``contributors`` are the round's. Each member i that gradients have touched has ``i.values`` (sums),
+``i.count`` and ``i.weight``; a sparse member also has ``i.indices``, ``i.row_counts`` and
+``i.shape``.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _NUMBERED = re.compile(r"[0-9]+\.values")
 
 
 def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
-    """Return the state that a round from the extension makes."""
+    """Return the state that the extension has read into `taken`."""
     state: dict[str, ValueArray] = {
         "members": np.array([spec.name for spec in specs]),
         "specs": np.array([_described(spec) for spec in specs]),

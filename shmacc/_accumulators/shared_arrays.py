@@ -27,9 +27,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     into it, ``params["emb"][rows] -= step``, the others read the new numbers at once, without a
     copy. Names, shapes and dtypes do not change.
 
-    No lock is taken. If arrays are written only in the block of an accumulator's ``round``, no
-    write happens while a gradient that counts is computed from them. A process that is killed while
-    it writes leaves a partial write.
+    No lock is taken. If arrays are written only in the block of an accumulator's ``round``, then
+    gradients that are computed during a write are dropped. A process that is killed while it writes
+    leaves a partial write.
 
     An array keeps its memory mapped as long as the array or a view of it lives, even after `close`
     and `unlink`. It also keeps this object alive, and so the process attached, until `close`;
@@ -190,7 +190,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         return self._writable
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the whole system name; unpickling attaches, or raises NotFoundError."""
+        """Pickle the segment's name; unpickling attaches, or raises NotFoundError."""
         self._check_open()
         return super().__reduce__()
 

@@ -168,8 +168,8 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
     ) -> bool:
         """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``.
 
-        Or apply a sparse torch tensor, as ``nn.Embedding(sparse=True)`` leaves it in ``.grad``, or
-        a ``scipy.sparse`` matrix: their rows that have stored entries.
+        Of a sparse torch tensor, such as the ``.grad`` of an ``nn.Embedding(sparse=True)``, or a
+        ``scipy.sparse`` matrix, it applies the rows that have stored entries.
 
         Args:
             grad: The object. Its attributes are used as ``grad_indices``, ``grad_values`` and
@@ -206,8 +206,8 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
     ) -> bool:
         """Add a partial from another accumulator's `take_partial`.
 
-        It counts as ``partial.count`` gradients of ``partial.weight``, each row as its
-        ``row_counts`` entry says, and it brings its contributors.
+        It counts as ``partial.count`` gradients with the total weight ``partial.weight``, in each
+        row with the weight in ``row_counts``. Its contributors become the round's.
 
         Args:
             partial: A partial from an accumulator of this dtype, with rows of this shape.
@@ -251,15 +251,14 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
     ) -> SparseGradient:
         """Wait for gradients and take their reduction (TF: SparseAccumulatorTakeGradient).
 
-        Waits in the queue until ``num_required`` gradients have accumulated, takes all that have,
-        empties the accumulator and adds 1 to its step.
+        Waits in the queue until ``num_required`` gradients have accumulated. Then takes all
+        accumulated gradients and adds 1 to the step.
 
-        If an exception interrupts it (a signal handler's, a MemoryError), either nothing was
-        consumed, or the round was taken already. Then this object's next take of the same sort
-        returns that round at once, whatever number it requires. (`take`, `take_grad` and
-        `take_indexed_slices_grad` are of one sort; partials with ``seal`` and partials without are
-        two others.) The round belongs to this object in this process alone, and is lost when the
-        object is closed or the process ends.
+        If an exception interrupts the take (a signal handler's, a MemoryError), either nothing was
+        consumed, or the gradients were taken already. In the second case this object's next take of
+        the same sort returns them at once, whatever number it requires. (The sorts: `take`,
+        `take_grad` and `take_indexed_slices_grad`; partials with ``seal``; partials without it.)
+        They are lost when this object is closed or this process ends.
 
         Args:
             num_required: At least 1.

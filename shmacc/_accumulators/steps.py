@@ -12,9 +12,9 @@ class Steps:
     """The steps of a run, for a worker's ``for`` loop; made by ``steps()``.
 
     Yields the current step at once, then the newest whenever it has changed, until the accumulator
-    is finished. A slow worker misses steps in between. A step that is set back is yielded, and so
-    is the step after every restore. After an error in a wait (a timeout, a signal handler's
-    exception) the same object can go on waiting.
+    is finished. A slow worker skips steps. A step that is set back is yielded, and so is the step
+    after every restore. After an error in a wait (a timeout, a signal handler's exception) the same
+    object can go on waiting.
     """
 
     __slots__ = ("_ended", "_handle", "_last", "_raises", "_timeout")
@@ -24,7 +24,7 @@ class Steps:
         self._timeout = arguments.timeout(timeout)
         self._raises = arguments.on_death(on_death)
         self._ended = False
-        self._last: tuple[int, int] | None = None  # the step, and the count of restores at it
+        self._last: tuple[int, int] | None = None  # the last step, and the restores until then
 
     def __iter__(self) -> Self:
         return self

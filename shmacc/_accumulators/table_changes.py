@@ -28,7 +28,7 @@ def of_update(
     Args:
         table: The table.
         gradients: A round's gradients, by table.
-        values: New rows, ``(ids, rows)``, by table; those of this one replace its gradient.
+        values: New rows, ``(ids, rows)``, by table. If this table has some, its gradient is unused.
         remove: Ids to remove, by table.
         rate: The learning rate; None: the optimizer's own.
 

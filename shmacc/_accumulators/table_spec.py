@@ -19,7 +19,7 @@ _DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table of parameters: rows by ids that need not be known in advance, from 0 below 2**63.
+    """A table of parameters: rows by ids, 0 to below 2**63, that need not be known in advance.
 
     Args:
         row_shape: The shape of a row; ``()`` for a number.

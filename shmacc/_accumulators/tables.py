@@ -43,14 +43,14 @@ class Known(Named):
         object.__setattr__(self, "table", table_spec.of_member(self.spec))
 
     def shape_of(self, region: int) -> tuple[int, ...]:
-        """As for `Named`; but of rows without numbers, a rowwise slot has no numbers either."""
+        """As for `Named`; but if rows have no numbers, their rowwise slots have none either."""
         return Named.shape_of(self, region) if math.prod(self.shape) else self.shape
 
     def member_spec(self) -> IndexedSlicesSpec:
         return IndexedSlicesSpec((None, *self.shape), self.dtype)
 
     def described(self) -> str:
-        """Return its description in a state."""
+        """Return the table's description in a state."""
         shape = arguments.describe_shape(self.shape)
         optimizer = self.described_optimizer()
         return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {optimizer}"
@@ -68,7 +68,7 @@ class TableRows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of its numbers."""
+        """The dtype of the rows."""
         return self._known.dtype
 
     @property
@@ -130,8 +130,8 @@ class TableRows:
 class Table(TableRows):
     """Rows in shared memory by ids that need not be known in advance; a member of `Parameters`.
 
-    ``table[ids]`` returns copies of rows. An id that is not in the table has its initial row: it
-    gets a row of its own when an update changes it. Between two updates, reads are exact. During an
+    ``table[ids]`` returns copies of rows; for an id that is not in the table, its initial row. The
+    first update of an id adds it to the table. Between two updates, reads are exact. During an
     update each number read is the old or the new one. An id that is being added or removed may be
     found or not; all other ids are found. No read takes a lock or waits, even if the process that
     updates is stopped or dead.

@@ -13,8 +13,8 @@ from shmacc._layout import layout
 from shmacc.errors import InvalidArgumentError
 
 Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
-"""Arguments of every apply for the extension: count, weight, contributors (one, or a partial's, or
-None), timeout in seconds."""
+"""What every apply passes to the extension: count, weight, contributors (a number, a partial's
+array, or None), timeout in seconds."""
 
 OnDeath = Literal["wait", "raise"]
 """Whether a wait goes on or raises an error when a process that it depends on dies."""
@@ -148,7 +148,7 @@ def partial_count(value: object, what: str = "partial.count") -> int:
 
 
 def partial_weight(value: object, what: str = "partial.weight") -> int:
-    """Return the sum of the weights of a partial's gradients, which may exceed a single weight.
+    """Return the total weight of a partial's gradients; it may exceed the limit of one weight.
 
     Raises:
         InvalidArgumentError: It is negative, or no integer of 64 bits.
@@ -172,7 +172,7 @@ def weight(value: object) -> int:
 
 
 def contributor(value: object) -> int | None:
-    """Return the contributor of a gradient; None: it names none.
+    """Return the contributor of a gradient; None: it has none.
 
     Raises:
         InvalidArgumentError: It is no integer from 0 to 2**63 - 1.
@@ -195,7 +195,7 @@ def terms(contributed_by: object, times: object, seconds: object) -> Terms:
 
 
 def limit(value: object, what: str, most: int) -> int | None:
-    """Return a constructor's lanes or capacity; None: not given.
+    """Return a constructor's lanes, capacity or max_rows; None: not given.
 
     Raises:
         InvalidArgumentError: It is no integer from 1 to `most`.
@@ -212,8 +212,8 @@ def required(num_required: object, at_least: object = None, fewest: int = 1) -> 
     """Return how many gradients a take waits for, and how many are enough at its deadline.
 
     Raises:
-        InvalidArgumentError: One is no integer, `num_required` is below `fewest`, or `at_least` is
-            not 1 to `num_required`.
+        InvalidArgumentError: An argument is no integer, `num_required` is below `fewest`, or
+            `at_least` is not 1 to `num_required`.
     """
     number = int64(num_required, "num_required")
     if number < fewest:

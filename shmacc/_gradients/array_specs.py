@@ -25,11 +25,11 @@ _BOOL = DType(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An array that a constructor is given.
+    """An array or table that a constructor is given.
 
     Attributes:
-        spec: The array's name, dtype and shape.
-        given: The array's contents; None: zeros.
+        spec: The name, dtype and shape.
+        given: The array's contents; None: zeros, or a table.
     """
 
     spec: MemberSpec
@@ -46,7 +46,7 @@ class Asked:
 
 
 def asked(contents: object, table: Callable[[str, object], MemberSpec | None]) -> tuple[Asked, ...]:
-    """Return the arrays that a constructor is given, checked.
+    """Return the arrays and tables that a constructor is given, checked.
 
     Args:
         contents: The constructor's argument, a mapping.

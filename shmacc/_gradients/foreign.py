@@ -115,7 +115,7 @@ def _torch_array(tensor: Any, what: str, to_fill: bool) -> ValueArray | None:
     if tensor.is_quantized:
         raise _refused(what, "must not be a quantised torch tensor", "`.dequantize()`")
     plain: ValueArray
-    if tensor.dtype == torch.bfloat16:  # NumPy has none
+    if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16
         import ml_dtypes
 
         plain = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -208,7 +208,7 @@ def _pandas_array(value: Any, what: str, to_fill: bool) -> ValueArray | None:
 
 def _pyarrow_array(value: Any, what: str, to_fill: bool) -> None:
     for column in getattr(value, "columns", [value]):
-        if hasattr(column, "null_count"):  # not used itself: for encoded columns it misses nulls
+        if hasattr(column, "null_count"):  # null_count itself misses nulls of encoded columns
             import pyarrow.compute
 
             nulls = pyarrow.compute.count(column, mode="only_null").as_py()

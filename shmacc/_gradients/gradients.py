@@ -41,9 +41,9 @@ class Rows:
         values: The rows.
         row_counts: For a partial: how often each row counts.
         ascending: Whether the indices are strictly ascending, and none negative.
-        refusal: Why it is an error here, although TensorFlow accepts it; None: it is none.
-        conflict: Why it does not fit the declared shape, in TensorFlow's words (check 9). It is an
-            error if the gradient is fresh. None: it fits.
+        refusal: Why this library refuses the gradient, which TensorFlow accepts; None: it does not.
+        conflict: Why the gradient does not fit the declared shape, in TensorFlow's words (check 9):
+            an error only if the gradient is fresh. None: it fits.
     """
 
     indices: IndexArray
@@ -112,7 +112,7 @@ def partial_contributors(partial: Any) -> IndexArray | None:
 
     Raises:
         InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``, or more than
-            its gradients.
+            the partial's gradients.
     """
     who = distinct(getattr(partial, "contributors", None), "partial.contributors")
     if who is not None and len(who) > partial.count:
@@ -155,7 +155,7 @@ def count_and_weight(partial: Any) -> tuple[int, int]:
     """Return how many gradients a partial counts for, and the sum of their weights.
 
     Raises:
-        InvalidArgumentError: One is out of range, or they disagree.
+        InvalidArgumentError: A number is out of range, or they disagree.
     """
     count = arguments.partial_count(partial.count)
     given = getattr(partial, "weight", None)
@@ -208,7 +208,7 @@ def checked_rows(
         exact: Whether values of more dimensions than declared are a conflict, too.
 
     Raises:
-        InvalidArgumentError: One of TensorFlow's checks 2 to 7 fails; the message is the first's.
+        InvalidArgumentError: TensorFlow's check 2 to 7 fails; the first that fails is reported.
     """
     values = _with_row_shape(indices, values, declared)
     ascending = _check_sparse(indices, values, given, declared)

@@ -98,7 +98,7 @@ class MemberSpec:
 
     @classmethod
     def of_config(cls, config: MemberConfig) -> Self:
-        """Return the spec of a member with this configuration. The extension has checked names.
+        """Return the spec of a member with this configuration; the extension has checked the name.
 
         Raises:
             DataLossError: Its dtype is unknown, or its type of sums does not fit the dtype.
@@ -157,7 +157,7 @@ class Spec:
 
     Attributes:
         kind: "sparse", "dense" or "group".
-        members: In order; one without a name if it is no group.
+        members: The members, in order; if it is no group, only one, without a name.
         reduction: The reduction; in a group, that of members without their own.
         lanes: How many applies go on at a time; None: 1, or as an existing accumulator has it.
         capacity: How many gradients may be pending; None: any number, or as an existing accumulator

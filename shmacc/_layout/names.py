@@ -96,12 +96,12 @@ def segment_name(shared_name: object) -> SegmentName:
             "A shared_name must be a string of 1 to 200 letters, digits, '.', '_' and '-', "
             f"but was {shown(shared_name)}"
         )
-    # An enum's str may be another one in an f-string.
+    # In an f-string, an enum's name may be another text.
     return name_under(current_namespace(), str.__str__(shared_name))
 
 
 def name_under(namespace: str | None, shared_name: str) -> SegmentName:
-    """Return the segment's name for an accumulator's name in a namespace; neither is checked."""
+    """Return the segment's name for an accumulator's name in a namespace, both unchecked."""
     stem = f"{namespace}:{shared_name}" if namespace else shared_name
     if len(stem) > _LONGEST_STEM:
         import hashlib  # rarely needed, and slow to import
@@ -137,6 +137,6 @@ def semaphore_path(system_name: str, token: int) -> str:
 
 
 def parse_semaphore_file(file_name: str) -> tuple[str, int] | None:
-    """Parse a semaphore's file name: the segment's system name, the token; None if not ours."""
+    """Return the segment's system name and token from a semaphore's file; None if not ours."""
     match = _SEMAPHORE_FILE.fullmatch(file_name)
     return (match[1], int(match[2], 16)) if match else None

@@ -1,7 +1,7 @@
 """The dicts by which the extension reports on a segment: their keys and types (description.hpp).
 
-A handle belongs to a process that has the segment attached; a view looks at it from outside. A
-table is a lane's part of a member; the set of contributors counts as the member after the last one.
+A handle belongs to a process that has the segment attached; a view looks at a segment from outside.
+A table is a lane's part of a member; the contributors count as one more member, after the others.
 Times are nanoseconds since the epoch. Kinds, dtypes, reductions, activities and types of sums are
 given as numbers.
 """
@@ -64,7 +64,7 @@ class RoundHolder(TypedDict):
 class Update(TypedDict):
     """The update of parameters that has made a round final."""
 
-    is_in: bool  # whether it is in the parameters; else it has begun
+    is_in: bool  # whether the parameters have the whole update; else it has only begun
     pid: int
     since_ns: int
 

@@ -6,8 +6,7 @@ Up to Python 3.12 multiprocessing calls its finalizers while that exception is b
 3.13 it calls them as functions of ``atexit``, when Python has forgotten the exception. So since
 3.13 this module wraps the child's function before it starts, and keeps the exception. For that
 shmacc must be imported in time: before a fork, or while a child of the other start methods
-unpickles its function. If the child's function itself imports shmacc, no reason of the child's end
-is known.
+unpickles its function. If only the child's function imports shmacc, the exception is not found.
 """
 
 import os
@@ -22,7 +21,8 @@ _PACKAGES = ("multiprocessing", "multiprocess", "billiard")
 
 _kept: BaseException | None = None
 _parents: int | None = None
-"""The id of the exception that the parent handled when it forked; the child never leaves that."""
+"""The id of the exception that the parent handled when it forked: the child's ``sys.exc_info`` has
+it to the end."""
 
 
 def loaded(module: str) -> list[Any]:
@@ -42,7 +42,7 @@ def ending() -> BaseException | None:
 
 
 def kept() -> BaseException | None:
-    """Return the exception that ended this child's function; None if it was not wrapped."""
+    """Return the exception that ended this child's function; None: none, or it was not wrapped."""
     return _kept
 
 

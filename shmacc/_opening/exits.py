@@ -4,13 +4,12 @@ An object that its user opened and never closed warns when it is collected, as f
 
 If a process closes its handles or ends in order, waits with ``on_death="raise"`` do not report it.
 If an exception ends the process, it has failed, and these waits report the exception. An ordinary
-process runs ``atexit`` functions, and so finalizers, at its end: there the exception is the last
-one that Python printed, if it left the program's outermost frame. A child of multiprocessing ends
-by ``os._exit``, but first calls multiprocessing's own finalizers, which know the exception
-(children.py). They close the handle and leave the segment at once, since handles of its parent may
-still keep the child attached; while threads of the child still work, that waits for their end. A
-worker of billiard's Pool (celery uses these) runs no finalizers, but it calls the pool's
-``on_process_exit``.
+process runs ``atexit`` functions at its end, and so weakref's finalizers: there the exception is
+the last one that Python printed, if it left the program's outermost frame. A child of
+multiprocessing ends by ``os._exit``, but first calls multiprocessing's own finalizers, which get
+the exception from children.py. They leave the segment, since handles of the parent may still keep
+the child attached; if other threads of the child still work, only when these have ended. A worker
+of billiard's Pool (celery uses these) runs no finalizers, but calls the pool's ``on_process_exit``.
 
 One failure goes unseen: a ``SystemExit`` with a nonzero status that leaves the program, but no
 ``with`` block of an accumulator. Python forgets it before any function of this module runs.
@@ -29,11 +28,11 @@ from shmacc._opening import children
 
 
 class Owner:
-    """An object whose handle is closed with it, or when the process ends in order.
+    """An object whose handle is closed when it is collected, or when the process ends in order.
 
-    If a user has opened an object, by a constructor or ``attach``, and it is collected unclosed,
-    that is a ``ResourceWarning``. Four sorts of objects do not warn, since no user could have
-    closed them: an object that lives until the end of the process, where all are closed in order;
+    An object that a user has opened, by a constructor or ``attach``, gives a ``ResourceWarning`` if
+    it is collected unclosed. Four sorts of objects do not warn, since no user could have closed
+    them: an object that lives until the end of the process, where all are closed in order;
     a forked child's copy of its parent's object; an unpickled object, because a function that
     multiprocessing passes an object to cannot know whether it is the parent's (fork) or a new one;
     and an object whose constructor fails or is interrupted.
@@ -64,7 +63,7 @@ class Owner:
                 self._finalizer()  # now: a traceback or a log of the warning may keep this object
 
     def _close(self, error: BaseException | None = None) -> None:
-        """Close; `error` is the exception for which the process leaves an accumulator."""
+        """Close; `error` is the exception that left the accumulator's ``with`` block, if any."""
         # Does not call the finalizer: it must still be alive if this is interrupted.
         self._opener = None
         _finish(self._handle, [], error)
@@ -90,14 +89,14 @@ def used_in_child(handle: _core.Handle) -> None:
 
 
 def _leave_at_exit(handle: _core.Handle) -> list[Any]:
-    # A weak reference: after an interruption nothing else may refer to the handle, and it must be
-    # freed. No comprehension or lambda here uses a local variable: if CPython 3.11 has no memory
-    # for such a variable, it leaks the function's arguments, and the segment stays open.
+    # A weak reference does not keep the handle open after an interruption. No comprehension or
+    # lambda here uses a local variable: if CPython 3.11 has no memory for such a variable, it leaks
+    # the function's arguments, and the segment stays open.
     known = (weakref.ref(handle),)
     _BilliardsExit.of_this_worker(handle)
     makers, made = [], []
     for util in children.loaded("util"):
-        if util.Finalize not in makers:  # billiard has multiprocessing's own
+        if util.Finalize not in makers:  # billiard uses multiprocessing's class
             makers.append(util.Finalize)
             made.append(util.Finalize(None, _leave, known, exitpriority=0))
     return made
@@ -157,7 +156,7 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
         return
     error = children.ending()
     if error is None and not threading.main_thread().is_alive():
-        error = _uncaught()  # a program's, whose first finalizer is older than multiprocessing's
+        error = _uncaught()  # a program ends, and multiprocessing's atexit function runs first
     is_child = threading.main_thread().is_alive()
     if is_child and error is None and _working_threads():
         _LeavesLast(handle).start()
@@ -184,7 +183,7 @@ class _LeavesLast(threading.Thread):
 
 def _daemons_are_left() -> bool:
     # If daemon threads still run at exit, closing would wake them with an error, and CPython may
-    # crash on its traceback so late. The kernel is about to release everything anyway.
+    # crash while it makes the traceback. The kernel is about to release everything anyway.
     main = threading.main_thread()
     return any(thread is not main for thread in threading.enumerate())
 

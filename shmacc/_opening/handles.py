@@ -37,7 +37,7 @@ _NOUNS = {
     "arrays": "shared arrays (shmacc.SharedArrays)",
     "parameters": "parameters (shmacc.Parameters), which only updates change",
 }
-_SHORTEST_PAUSE = 0.001  # between two looks for a name, in seconds
+_SHORTEST_PAUSE = 0.001  # seconds between two lookups of a name
 _LONGEST_PAUSE = 0.010
 
 
@@ -47,8 +47,8 @@ def open_or_create(
     """Return a handle on the segment of that name, which is made if there is none.
 
     With ``if_exists="attach"`` an existing segment is attached. "error" and "replace" return a
-    handle on a new segment only. One atomic step gives it its name (opening.hpp): if two processes
-    ask for the name at once, one gets it, and the other one finds it taken.
+    handle on a new segment only. One atomic step gives the segment its name (opening.hpp): if two
+    processes ask for the name at once, one gets the name, and the other one finds it taken.
 
     Args:
         name: The name.
@@ -141,7 +141,7 @@ def wrong_kind(
         name: The segment.
         existing: The segment's kind.
         asked: The kind that the class opens.
-        constructed: Whether a constructor opens it, which can replace it; `attach` cannot.
+        constructed: Whether a constructor opens the segment, and could replace it; else `attach`.
     """
     what = f"{name.shared_name!r} is the name of {_NOUNS[existing]}"
     if constructed:
@@ -167,7 +167,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         if found == "nothing":
             return None
         if handle is None:
-            # The file is proved to have no living creator, so any process may remove it.
+            # No living process is creating the file, so any process may remove it.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 continue  # another process may have removed it, and made a segment
             raise removal.refusal(name, found, version)

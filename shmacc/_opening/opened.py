@@ -130,7 +130,7 @@ class Opened(exits.Owner):
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the whole system name; unpickling attaches, or raises NotFoundError."""
+        """Pickle the segment's name; unpickling attaches, or raises NotFoundError."""
         self._handle.config()  # a closed handle does not pickle
         return _unpickled, (type(self), self._segment_name, self._owners, self._own())
 
@@ -188,7 +188,7 @@ def of_handle(
     """Return an object of this class for a handle that its user has just attached.
 
     Raises:
-        InvalidArgumentError: The segment is none of this class.
+        InvalidArgumentError: The segment is of another kind.
         DataLossError: Its configuration has unknown values, or ones that do not fit the file.
     """
     self = cls.__new__(cls)

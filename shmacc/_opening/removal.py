@@ -22,7 +22,7 @@ from shmacc.errors import (
     ShmaccError,
 )
 
-_PAUSE = 0.001  # between two looks for a name, in seconds
+_PAUSE = 0.001  # seconds between two lookups of a name
 _PASSAGE = 2.0  # seconds that a process may take to attach or detach (name_lock.hpp)
 
 _READERS = {1: "shmacc 1.0"}  # releases that read older layout versions
@@ -142,7 +142,7 @@ def in_use(name: SegmentName, pids: tuple[int, ...]) -> FailedPreconditionError:
 
 
 def may_remove(name: SegmentName) -> None:
-    """Check the right to remove a segment before it is marked: a mark is never taken back.
+    """Check the right to remove a segment before it is marked as removed, which is for ever.
 
     Raises:
         PermissionDeniedError: The segment is another user's.

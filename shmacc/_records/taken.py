@@ -151,7 +151,7 @@ class DenseTaken:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
         """Return the value, for ``np.asarray``."""
-        if copy is None:  # a word that only NumPy 2 knows
+        if copy is None:  # which np.array accepts only since NumPy 2
             return np.asarray(self.value, dtype)
         return np.array(self.value, dtype=dtype, copy=copy)
 

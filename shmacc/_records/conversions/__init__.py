@@ -1,4 +1,4 @@
-"""Results of takes as other packages' arrays: one module a package, loaded when first used."""
+"""Results of takes as other packages' arrays: one module per package, loaded when first used."""
 
 from shmacc._records.array_types import IndexArray
 from shmacc.errors import FailedPreconditionError
