@@ -76,8 +76,8 @@ class InvalidArgumentError(ShmaccError, ValueError):
 class DeadlineExceededError(ShmaccError, TimeoutError):
     """A timeout passed. Nothing was consumed.
 
-    The message of a take also names the processes that have died or failed since the take before
-    the last one, each with its exception.
+    The message of a take also names the processes that have died or failed at this step or the step
+    before, each with its exception.
 
     What to do: Call it again, since nothing is lost; if that does not help, ``shmacc-inspect
     check`` names the cause.

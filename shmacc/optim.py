@@ -125,7 +125,7 @@ class Optimizer:
                 )
 
     def config(self) -> tuple[int, tuple[float, ...]]:
-        """Return the optimizer as the extension takes it: kind with options, fields in order."""
+        """Return the optimizer as the extension takes it: the kind, with options, and numbers."""
         kind = layout.OPTIMIZERS[type(self).__name__]
         numbers = [float(getattr(self, name)) for name in _numbers(type(self))]
         if decay := getattr(self, "weight_decay", 0.0):

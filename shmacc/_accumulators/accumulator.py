@@ -168,7 +168,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:  # noqa: ARG002
         """Set the step. Accumulated gradients stay (TF: AccumulatorSetGlobalStep).
 
-        A step lower than the current one is set all the same, with a warning to logger "shmacc".
+        A step lower than the current one is set, too, with a warning to logger "shmacc".
 
         Args:
             new_global_step: The step; from now on gradients of earlier steps are dropped.
@@ -216,7 +216,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     @property
     def running(self) -> bool:
-        """Whether nobody has called `finish`. Takes no lock."""
+        """Whether the run goes on: False from `finish` until a `restore`. Takes no lock."""
         return not self._handle.finished
 
     def steps(self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait") -> Steps:
@@ -254,7 +254,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     ) -> int:
         """Wait until the global step is past `after`, and return it. See `steps`.
 
-        If the step is past `after`, it is returned, whatever else has happened.
+        A step past `after` is returned even if the accumulator is finished.
 
         Args:
             after: The last step that the caller knows.
@@ -267,8 +267,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Raises:
             FinishedError: The accumulator is finished.
             ChiefDiedError: ``on_death`` is "raise", and all processes that have ever taken are dead
-                or have failed (those that have left in order do not count either way), and no
-                living process has taken or waits to take.
+                or have failed (those that have ended normally do not count), and no living process
+                has taken or waits to take.
             DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.
@@ -307,7 +307,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         ``SparseConditionalAccumulator.take_grad``.
 
         Args:
-            num_required: At least 1. If so many are there, they are taken at once, even if a
+            num_required: At least 1. If that many are pending, they are taken at once, even if a
                 process has died.
             at_least: 1 to `num_required`: how many are enough when the timeout has passed; None: as
                 many as `num_required`.
@@ -315,8 +315,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             on_death: "raise": end the wait if a process that has applied died or failed. It failed
                 if an exception has left its ``with`` block of the accumulator, or ended the
                 process. Each such process is reported once, by the next wait with "raise"; one
-                error may name several. A process that has closed the accumulator, or ended in
-                order, is not dead.
+                error may name several. A process that has closed the accumulator, or ended
+                normally, is not dead.
 
         Returns:
             A `SparseTaken` or a `DenseTaken`. A group returns a mapping from member to one of
@@ -487,7 +487,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         round. A finished accumulator is running again. Counters are not reset.
 
         Args:
-            state: The dict, or what ``np.load`` made of it.
+            state: The dict, or the same from ``np.load``.
 
         Raises:
             InvalidArgumentError: It is no state, or that of an accumulator with other members,

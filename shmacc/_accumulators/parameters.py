@@ -258,7 +258,7 @@ class Parameters(SharedArrays):
         """Make the update of an open round: apply each array's optimizer to its gradient.
 
         Atomic, and once a round. When the update begins, the round becomes final: its block can end
-        in order only after the whole update; after an exception or a death the next round has the
+        normally only after the whole update; after an exception or a death the next round has the
         same gradients.
 
         Args:
@@ -447,7 +447,7 @@ class Parameters(SharedArrays):
         update is made in between.
 
         Args:
-            state: The dict, or what ``np.load`` made of it.
+            state: The dict, or the same from ``np.load``.
 
         Raises:
             InvalidArgumentError: It is no state, or that of other arrays, shapes, dtypes or

@@ -33,8 +33,7 @@ def take(
     caller, the gradients are not lost: the handle keeps them for its next take of the same sort.
     The interpreter runs signal handlers at the end of a call, at the start of a function and at a
     backward jump, and nowhere else. So a handler runs either within this ``try``, or when the
-    caller has the result. Once an exception is caught here, the round reaches `keep` whatever comes
-    next.
+    caller has the result. Once an exception is caught here, the round always reaches `keep`.
     """
     required, least = arguments.required(num_required, at_least, 0 if partial else 1)
     seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)

@@ -118,7 +118,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
         if dim is not None and dim < 0:
             raise InvalidArgumentError(f"Dimension {dim} must be >= 0")
     row = dims[1:] if kind == "sparse" else dims
-    # Dimensions of 0 count as 1: like NumPy, this limits the other dimensions all the same.
+    # Dimensions of 0 count as 1, as in NumPy: so the other dimensions are limited, too.
     if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
         raise InvalidArgumentError(
             f"A row, or a dense gradient, has at most 2**36 numbers; {describe_shape(row)} has more"

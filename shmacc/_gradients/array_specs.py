@@ -98,7 +98,7 @@ def _one_asked(name: str, value: object) -> Asked:
         )
     if len(shape) > layout.MAX_RANK:
         raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
-    # Dimensions of 0 count as 1: like NumPy, this limits the other dimensions all the same.
+    # Dimensions of 0 count as 1, as in NumPy: so the other dimensions are limited, too.
     if math.prod(dim or 1 for dim in shape) * dtype.itemsize > layout.REGION_SPAN:
         raise InvalidArgumentError(
             f"An array has at most 2**40 bytes, but array {name!r} of shape "

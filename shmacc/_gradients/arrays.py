@@ -278,7 +278,7 @@ def _named(value: object) -> str:
 
 
 def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Keep integers exact where NumPy made floats of some below and some above 2**63."""
+    """Keep integers exact: of a list with some above 2**63 and some below, NumPy makes floats."""
     objects = np.asarray(value, dtype=object)
     if rounded.size == 0 or not all(type(number) is int for number in objects.flat):
         return rounded

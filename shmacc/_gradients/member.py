@@ -120,7 +120,7 @@ class Member:
         return sums.values
 
     def partial(self, partial: Any, count: int, weight: int) -> MemberGradient:
-        """Return this member's part of a group's partial of this `count` and `weight`."""
+        """Return this member's part of a group's partial, which has this `count` and `weight`."""
         sums, ascending = self.sums(partial), False
         if self._sparse:
             ascending = self.rows_of_sums(sums).check().ascending

@@ -2,7 +2,7 @@
 
 An object that its user opened and never closed warns when it is collected, as files do.
 
-If a process closes its handles or ends in order, waits with ``on_death="raise"`` do not report it.
+If a process closes its handles or ends normally, waits with ``on_death="raise"`` do not report it.
 If an exception ends the process, it has failed, and these waits report the exception. An ordinary
 process runs ``atexit`` functions at its end, and so weakref's finalizers: there the exception is
 the last one that Python printed, if it left the program's outermost frame. A child of
@@ -28,11 +28,11 @@ from shmacc._opening import children
 
 
 class Owner:
-    """An object whose handle is closed when it is collected, or when the process ends in order.
+    """An object whose handle is closed when it is collected, or when the process ends normally.
 
     An object that a user has opened, by a constructor or ``attach``, gives a ``ResourceWarning`` if
     it is collected unclosed. Four sorts of objects do not warn, since no user could have closed
-    them: an object that lives until the end of the process, where all are closed in order;
+    them: an object that lives until the end of the process, where all are closed;
     a forked child's copy of its parent's object; an unpickled object, because a function that
     multiprocessing passes an object to cannot know whether it is the parent's (fork) or a new one;
     and an object whose constructor fails or is interrupted.
@@ -73,7 +73,7 @@ class Owner:
 
 
 def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any]":
-    """Close the handle when its owner is collected, or the process ends in order."""
+    """Close the handle when its owner is collected, or the process ends normally."""
     at_exit = _leave_at_exit(handle)
     if children.is_unpickling():
         # Once the child has unpickled its process object, multiprocessing forgets its finalizers.
@@ -167,7 +167,7 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
 
 
 class _LeavesLast(threading.Thread):
-    """Leaves in order when a child's other threads have ended: until then they apply and take."""
+    """Leaves normally when a child's other threads have ended: until then they apply and take."""
 
     def __init__(self, handle: _core.Handle) -> None:
         super().__init__(name="shmacc leaves last", daemon=False)
