@@ -24,7 +24,7 @@ class Steps:
         self._timeout = arguments.timeout(timeout)
         self._raises = arguments.on_death(on_death)
         self._ended = False
-        self._last: tuple[int, int] | None = None  # the last step, and the restores until then
+        self._last: tuple[int, int] | None = None  # the last step, and the number of restores
 
     def __iter__(self) -> Self:
         return self

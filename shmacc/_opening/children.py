@@ -21,8 +21,7 @@ _PACKAGES = ("multiprocessing", "multiprocess", "billiard")
 
 _kept: BaseException | None = None
 _parents: int | None = None
-"""The id of the exception that the parent handled when it forked: the child's ``sys.exc_info`` has
-it to the end."""
+"""The id of the exception that the parent handled at the fork; sys.exc_info in the child has it."""
 
 
 def loaded(module: str) -> list[Any]:

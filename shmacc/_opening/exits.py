@@ -32,10 +32,10 @@ class Owner:
 
     An object that a user has opened, by a constructor or ``attach``, gives a ``ResourceWarning`` if
     it is collected unclosed. Four sorts of objects do not warn, since no user could have closed
-    them: an object that lives until the end of the process, where all are closed;
-    a forked child's copy of its parent's object; an unpickled object, because a function that
-    multiprocessing passes an object to cannot know whether it is the parent's (fork) or a new one;
-    and an object whose constructor fails or is interrupted.
+    them: an object that lives until the end of the process, where all are closed; a forked child's
+    copy of its parent's object; an unpickled object, since a function to which multiprocessing
+    passes an object cannot know whether that is the parent's (fork) or a new one; and an object
+    whose constructor fails or is interrupted.
     """
 
     __slots__ = ("_opener",)
@@ -46,7 +46,7 @@ class Owner:
     _opener: int | None  # the pid that must close it; absent or None: nobody must
 
     def _opened_by_user(self) -> None:
-        """Warn from now on if this is collected unclosed. The last step of opening."""
+        """Warn from now on if this is collected unclosed. Call it as the last step of opening."""
         self._opener = os.getpid()
 
     def __del__(  # the functions are parameters since a dying interpreter clears modules

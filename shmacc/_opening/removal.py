@@ -134,7 +134,7 @@ def in_use(name: SegmentName, pids: tuple[int, ...]) -> FailedPreconditionError:
     """Return the error for a segment that these processes have attached."""
     by_whom = ", ".join(f"pid {pid}" for pid in pids)
     own = ""
-    if os.getpid() in pids:  # in a notebook: a cell that is run again
+    if os.getpid() in pids:  # such as a notebook that runs a cell again
         own = "; one is this process: close() what it has open under the name"
     return FailedPreconditionError(
         f"{name.shared_name!r} is in use by living processes: {by_whom}{own}"
