@@ -1,9 +1,8 @@
 """Checks segments and shared memory: every invariant that can be verified from outside.
 
-It changes nothing and takes no lock. So it may see a process in the middle of something: making a
-segment, removing one, an operation. It therefore looks again at what is wrong, after pauses that
-are long enough on a busy machine. Only what is still wrong, in the same way and in the same file,
-is a finding.
+It changes nothing and takes no lock. So a process may just be making or removing a segment, or be
+in an operation. What seems wrong is therefore looked at again, after pauses that are long enough on
+a busy machine. Only what is still wrong, in the same way and in the same file, is a finding.
 """
 
 import contextlib
@@ -58,7 +57,7 @@ def check(name: str) -> tuple[Finding, ...]:
 
 
 def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Finding, ...]:
-    """Check all segments, the leftovers of others, and shared memory itself.
+    """Check all segments, what is left of removed ones, and shared memory itself.
 
     Args:
         pattern: A glob, as in `list_segments`.
@@ -81,7 +80,7 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
 def _settled(
     segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> list[Finding]:
-    """Return the lasting findings about segments, and semaphores of those that are `meant`."""
+    """Return the lasting findings about segments, and about leftover semaphores of `meant` ones."""
     findings = _look(segments, meant)
     confirmed = set(_wrong(findings))
     for pause in _PAUSES:
@@ -110,7 +109,7 @@ def _named(system_names: Collection[str]) -> Iterator[SegmentName]:
 def _look(
     segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> dict[str, list[Finding]]:
-    """Return findings by the segment's file."""
+    """Return findings by the file name of their segment."""
     findings: dict[str, list[Finding]] = {}
     look = Look()
     for name in segments:
@@ -164,7 +163,7 @@ def _steps_apart(segments: Iterable[SegmentName]) -> Iterator[Finding]:
             continue
         if parameters is None:
             parameters, unread = _parameters(look)
-        with contextlib.suppress(ShmaccError):  # it is gone
+        with contextlib.suppress(ShmaccError):  # gone, or unreadable
             seen = describe(name.system_name, look)
             all_read = name.namespace not in unread
             yield from _apart_from(seen, belongs_to, parameters, all_read=all_read)

@@ -51,13 +51,14 @@ def leftovers(
     Segments that could not be judged are listed as not removable; their semaphores are not listed.
 
     Args:
-        pattern: A glob, as in `list_segments`; one that begins with ``sem.shmacc.`` is of the names
-            of semaphores' files.
+        pattern: A glob, as in `list_segments`; if it begins with ``sem.shmacc.``, it is for the
+            names of semaphores' files.
         older_than: Only files that have been unused for at least this many seconds.
         namespace: Only segments in this namespace; None: in all.
         private: Only private accumulators' segments.
     """
-    # Semaphores first: if another cleaner removes a segment now, it removes the semaphore as well.
+    # Semaphores first: else a segment that another cleaner removes in between might be listed, and
+    # its semaphore too.
     semaphores = leftover_semaphores(
         lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
     )
@@ -142,7 +143,7 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
         rehearse: Remove nothing: return what would be removed, or raise what would be raised.
 
     Raises:
-        NotFoundError: There is none of that name.
+        NotFoundError: There is no segment of that name.
         FailedPreconditionError: The segment is in use, and `force` is false.
         PermissionDeniedError: The file is another user's.
         DataLossError: The segment is damaged or of another version; `force` removes it all the
@@ -181,10 +182,10 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
 
     Args:
         name: The segment.
-        rehearse: Cancel nothing: return how many would be, or raise what would be raised.
+        rehearse: Cancel nothing: return how many would end, or raise what would be raised.
 
     Raises:
-        NotFoundError: There is none of that name.
+        NotFoundError: There is no segment of that name.
         InvalidArgumentError: The name is that of shared arrays, not of an accumulator.
         DataLossError: The segment is damaged.
         PermissionDeniedError: This user may not write to the segment.
@@ -217,7 +218,7 @@ def _remove_viewed(
     name: SegmentName, view: _core.SegmentView, *, force: bool, rehearse: bool
 ) -> None:
     if view.links > 1 and is_misnamed(name, view.config()["name"]):
-        # Marking the segment as removed would also remove its name.
+        # Marking the segment as removed would also remove the name that it was made with.
         raise DataLossError("it is a link to another segment").about(name.system_name)
     used = view.used
     if not rehearse:
@@ -274,7 +275,7 @@ def _judge_segment(name: SegmentName, look: Look) -> Leftover | None:
         status,
         removable=summary.state is SegmentState.ORPHANED,
         why=summary.detail,
-        # The system's ctime is only when the segment last grew or shrank.
+        # The file's ctime only says when the segment last grew or shrank.
         created=summary.created,
         used=summary.last_used,
         private=bool(summary.private),
@@ -318,10 +319,10 @@ def _leftover(
 
 
 def _check_removable(path: str) -> None:
-    """Find out, as far as the system tells, whether this process is allowed to remove a file.
+    """Verify, as far as the system tells, that this process may remove a file.
 
     Raises:
-        PermissionDeniedError: It is not allowed to.
+        PermissionDeniedError: It may not.
     """
     try:
         obstacle = owners_only(os.stat(path, follow_symlinks=False).st_uid)
@@ -353,7 +354,7 @@ def _may_act_as_owner() -> bool:
 
 
 def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
-    # In this order: once the semaphore's creator has finished or died, no segment gets its token.
+    # First the creator: once it has finished or died, no new segment gets the semaphore's token.
     if _core.semaphore_is_being_made(names.semaphore_path(name.system_name, token)):
         return False
     try:

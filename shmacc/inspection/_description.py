@@ -52,7 +52,7 @@ class Event(HasPid):
             operation that a death had interrupted was undone).
         at: Seconds since the epoch.
         pid: The process concerned, by its pid in its own pid namespace.
-        pid_is_here: Whether that is this pid namespace.
+        pid_is_here: Whether `pid` is of this pid namespace.
         step: The global step then.
         contributor: The contributor of a dead process's last gradient; None: it named none.
         reason: Type and text of the exception that a process failed with; else empty.
@@ -92,7 +92,7 @@ class Description:
         members: Its members, and what the open round has accumulated for each.
         lanes: The locks of its lanes.
         contributors: How many named contributors are in the round.
-        events: What happened lately, the last 64, oldest first.
+        events: The last 64 events, oldest first.
         index_load: How full the index is, 0 to 1; None: there is no index.
     """
 
@@ -135,7 +135,7 @@ def describe(name: str, look: Look | None = None) -> Description:
         seen = Observation.at(segment_name, view, look)
         state = seen.state
         places = state["index_buckets"] * layout.BUCKET_ENTRIES
-        # With several members each has its own shape.
+        # If there are several members, each has its own shape.
         round_shape = state["round_shape"] if len(seen.config["members"]) == 1 else None
         return Description(
             summary=summary_of(segment_name, seen),

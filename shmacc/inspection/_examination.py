@@ -31,8 +31,8 @@ _MARKS: tuple[Literal["generation", "in_operation", "undo_records"], ...] = (
 _NO_ROWS = np.empty(0, np.int64)
 _PIECE = 2**20  # bytes of values that are read at once
 _ALIGNED = 16  # bytes
-_RECORD = struct.Struct("<IHH")  # first slot, how many, the member and _NUMBERS
-_NUMBERS = 1 << 15  # the numbers of rows are saved, instead of their sums and contributions
+_RECORD = struct.Struct("<IHH")  # first slot, how many slots, member with or without _NUMBERS
+_NUMBERS = 1 << 15  # flag: rows' numbers are saved, not their sums and contributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ def _look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tu
 
     Bytes are copied out without the lock; the copy is consistent only if the committed state was
     the same before and after, and no operation went on meanwhile. An operation that stands still
-    (its process is stopped) does not matter: what it has changed in place is in the undo log
-    (commit.hpp), so the reader can tell what was committed. The undo log may by then be that of a
-    later operation, and not fit the state: only if nothing changed is the segment damaged.
+    (its process is stopped) does not matter: the undo log has what it has changed in place
+    (commit.hpp), so the reader can tell what was committed. If `look` fails, the undo log may be a
+    later operation's, which does not fit the state: the segment is damaged only if nothing changed.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         before = view.state()
@@ -201,7 +201,7 @@ def _pieces(
     undo = _read_undo(view, state)
     unchanged = np.ones(rows, np.bool_)
     unchanged[undo.slots] = False
-    # A row that an uncommitted apply has changed counts once, as it was saved.
+    # Count a row that an uncommitted apply has changed only once, with its saved values.
     saved = np.ones(undo.slots.size, np.bool_)
     for region, wanted, start in (
         (sums, unchanged, 0),
@@ -235,7 +235,7 @@ class _Undo:
         slots: The slot of each row.
         contributions: The committed contributions of each row.
         overwritten: Slots of rows whose numbers were saved.
-        numbers: The saved numbers.
+        numbers: The saved numbers of those rows.
         start: Where the member's saved rows begin in the undo rows, in bytes.
     """
 
@@ -249,9 +249,9 @@ class _Undo:
 def _read_undo(view: _core.SegmentView, state: TableState) -> _Undo:
     """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
 
-    This repeats the end of lane.hpp (`put_back`) for readers: an apply saves rows and their
-    contributions before it adds to them (a restore their numbers, too, before it overwrites them),
-    and counts the complete records. Nothing is changed here.
+    This reads what `put_back` (lane.hpp) puts back, but changes nothing. An apply saves rows and
+    their contributions before it adds to them; a restore also saves rows' numbers before it
+    overwrites them. Both count the complete records.
 
     Raises:
         DataLossError: The undo log is damaged.

@@ -28,13 +28,13 @@ from shmacc.inspection._records import Region, SegmentState, Summary
 from shmacc.inspection._standstill import stalls
 
 _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
-_SLOT_REGIONS = ("index 0", "index 1")  # parameters have no index: their slots are there
+_SLOT_REGIONS = ("index 0", "index 1")  # of parameters, which have no index
 
 
 def resolve(name: str) -> SegmentName:
     """Return the segment that a shared_name or a system name means, whether it exists or not.
 
-    A name that begins like a system name is one, whatever exists. Otherwise the same name could
+    A name that begins like a system name is always taken for one. Otherwise the same name could
     mean one segment today and another tomorrow, and `remove` would remove the wrong one. So an
     accumulator whose shared_name begins like that can be named by its system name only.
 
@@ -67,11 +67,11 @@ def open_view(name: SegmentName) -> Iterator[_core.SegmentView]:
 def tables(
     view: _core.SegmentView, config: TableConfig
 ) -> Iterator[tuple[_core.SegmentView, MemberConfig]]:
-    """Yield a view of each table that the open round has, with its member's configuration."""
+    """Yield a view of each table with contents, and its member's configuration."""
     members = config["members"]
     for table in view.tables():
         there = table["member_count"] or table["by_id"] is not None
-        if table["member"] < len(members) and there:  # not the contributors
+        if table["member"] < len(members) and there:  # not the table of contributors
             yield view.table(table["lane"], table["member"]), members[table["member"]]
 
 
@@ -79,8 +79,8 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
     """List this library's segments, of every user, by name.
 
     Args:
-        pattern: A glob that the shared_name must match; or the system name, if the glob begins like
-            one or has a colon.
+        pattern: A glob for the shared_name. If it begins like a system name, it is for that
+            instead; if it has a colon, for either.
         namespace: Only segments in this namespace; None: in all.
     """
     found, look = [], Look()
@@ -109,8 +109,8 @@ def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | N
     """Whether a file of this segment matches a pattern and namespace.
 
     A pattern that begins like a system name matches system names only: a shared_name may look like
-    another segment's system name. Any other one is of shared_names: as one of system names, which
-    all begin alike, "s*" would mean every segment.
+    another segment's system name. Other patterns match shared_names, and file names only if they
+    have a colon or begin like a semaphore's file name: else "s*" would mean every segment.
     """
     if namespace not in {None, name.namespace}:
         return False
@@ -132,9 +132,9 @@ def _intact(name: SegmentName) -> SegmentName:
 
 
 def _named(name: SegmentName, shared_name: str) -> SegmentName:
-    """Return the name with the shared_name in the segment, if that leads to this file.
+    """Return the name with the shared_name that the segment holds, if that leads to this file.
 
-    A file that was renamed, copied or linked goes by its own name instead.
+    A file that was renamed, copied or linked keeps the name of the file.
     """
     own = names.name_under(name.namespace, shared_name)
     return own if own.system_name == name.system_name else name
@@ -148,7 +148,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
         look: A look to share with other calls; None: a new one.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: There is no such segment.
     """
     look = look or Look()
     try:
@@ -157,7 +157,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
-        # Not orphaned: no version since 1.0 makes such a file. So it is another program's, whose
+        # Not orphaned: no version since 1.0 makes such a file. Another program made it, and its
         # processes may use it without a lock.
         state = SegmentState.STARTING if error.held else SegmentState.DAMAGED
         return _bare_summary(name, state, f"{_problem(error)}; shmacc makes no such files")
@@ -168,7 +168,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
 
 
 def _who_has_it_open(name: SegmentName, look: Look) -> str:
-    """Name the processes that have a file open; a damaged file cannot tell."""
+    """Return in words which processes have a file open; a damaged file cannot tell."""
     users = look.openers(name.path)
     if not users:
         return ""
@@ -266,7 +266,7 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
             used["slots"] += (
                 state["rows"] * layout.SLOT_BYTES
-            )  # 0 for a table of parameters, see by_id
+            )  # 0 for a table of parameters; `by_id` counts its slots
             buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
             used[f"rows {buffer}"] += bytes_of(seen.config, member, state)
             rows = rows_by_id(state)

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def tables_of(seen: Observation, member: int) -> list[Table]:
-    """Return each lane's table of a member; the number after the last is the contributors'."""
+    """Return each lane's table of a member; the number after the last member's: contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
@@ -85,10 +85,10 @@ def _optimizer_of(config: Config, member: MemberConfig) -> "Optimizer | None":
 
 
 def _in_range(of_config: Callable[..., _T], *config: Any) -> _T:
-    """Return what a segment's numbers describe.
+    """Return what `of_config` makes of a segment's numbers.
 
     Raises:
-        DataLossError: They are out of range.
+        DataLossError: The numbers are out of range.
     """
     try:
         return of_config(*config)
@@ -98,7 +98,7 @@ def _in_range(of_config: Callable[..., _T], *config: Any) -> _T:
 
 
 def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[SlotDescription, ...]:
-    """Return the slots that an optimizer keeps beside an array, or a table of so many `rows`."""
+    """Return the slots that an optimizer keeps beside an array, or a table of `rows` rows."""
     optimizer, shape = _optimizer_of(config, member), member["declared"] or []
     item_bytes = dtype_names.ITEM_BYTES[member["dtype"]] * (1 if rows is None else rows)
     return tuple(
@@ -108,7 +108,7 @@ def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[Sl
 
 
 def _integer(seen: Observation, number: int, dtype: str) -> int | None:
-    """Return the value of a shared array that is a single integer, in one read; None: it is not."""
+    """Return a shared array's value, read at once, if it is a single integer; else None."""
     if seen.config["kind"] not in layout.ARRAYS or "int" not in dtype:
         return None
     size = int(dtype.partition("int")[2]) // 8

@@ -22,7 +22,7 @@ class Space:
         total: All bytes.
         free: Free bytes.
         inodes_total: How many files there may be; 0: any number.
-        inodes_free: How many more there may be.
+        inodes_free: How many more files there may be.
     """
 
     total: int

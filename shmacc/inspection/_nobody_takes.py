@@ -7,10 +7,10 @@ Three kinds of processes may still take. One that waits, but took before, may ta
 threads. One that does not wait (a chief that computes an update) may take at any time, unless the
 processes that took are dead and it is a bystander. And one may be about to come: a chief that is
 started again, or the first one, which is still importing. So the state must have lasted for
-`_AFTER_TAKES`, or for `AT_THE_START` if there never was a take. It counts from the last gradient,
-the last process that attached, or the last sign of life of one that died. (It does not count from
-the start of the waits: a process that waits in short pieces always has a new one.) If those that
-could take are stopped, no time has to pass.
+`_AFTER_TAKES`, or for `AT_THE_START` if there never was a take. The time counts from the last
+gradient, the last process that attached, or the last sign of life of one that died. (It does not
+count from the start of the waits: a process that waits in short pieces always has a new one.) If
+those that could take are stopped, no time has to pass.
 """
 
 import time
@@ -26,7 +26,7 @@ from shmacc.inspection._records import AttachedProcess, DepartedProcess, Stall, 
 AT_THE_START = 8.0  # seconds; a standstill must be named within 10
 _AFTER_TAKES = 5.0
 LONG_IDLE = 30.0
-_FOUND = 1.0  # seconds; a death may be found only by the process that replaces the dead one
+_FOUND = 1.0  # seconds that a death is dated back: its finder may be the replacement
 _UNTIL_A_TAKE = {
     "waits for the step": "for the step",
     "waits for room": "for room",
@@ -117,7 +117,7 @@ def suspicion(
 ) -> Stall:
     """Return a standstill that is not proved: `problem` says who waits for these idle processes."""
     are, have = ("is", "has") if len(idle) == 1 else ("are", "have")
-    # The conditions of the processes (such as stopped), if /proc shows them.
+    # The conditions of the processes (such as sleeping), if /proc shows them.
     conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
     condition = f" ({conditions})" if conditions else ""
     idle_for = f"{time.time() - since:.0f} s"
@@ -136,7 +136,7 @@ def _able(seen: Observation, alive: list[AttachedProcess]) -> list[AttachedProce
 
 
 def _loss_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | None:
-    """Return when the last process that took, or waited to, was gone; None if one may be alive."""
+    """Return when the last taker was lost; None: one may be alive, or there never was one."""
     if any(each.took for each in alive):
         return None
     took = any(each.took for each in seen.departed) or any(each.took for each in seen.processes)
@@ -152,8 +152,8 @@ def last_loss(
 ) -> float | None:
     """Return when the last process that took (or applied) died or failed; None: none has.
 
-    If no departed process that `had_done` so is on record, every death and failure among the events
-    counts.
+    If there is no record of a departed process that `had_done` so, every death and failure among
+    the events counts.
     """
     dead = [each.last_seen for each in seen.processes if not each.alive and did(each)]
     departed = {each.pid: each.at for each in seen.departed if had_done(each)}
@@ -169,7 +169,7 @@ def last_loss(
 
 
 def is_bystander(process: AttachedProcess, death: float | None) -> bool:
-    """Whether a process, which never took (or applied), was attached before this death.
+    """Whether a process that never took (or applied) was attached before this death.
 
     What an idle process will do cannot be seen from outside. But if a process that took (or
     applied) has died, an idle one that was attached before is a bystander: the parent that started

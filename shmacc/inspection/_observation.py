@@ -4,7 +4,7 @@ What is read is not of one instant, since no lock is taken. `steady` tells wheth
 commit meanwhile: then the state, the queue and the processes belong together.
 
 Pids. A process has a pid in its own pid namespace and in those around it. Its entry in the table
-has the first. For the holder of a record lock, the kernel names the pid in the namespace of the
+records the first. For the holder of a record lock, the kernel names the pid in the namespace of the
 process that asks. So the lock that proves a process's life also tells its pid here, and the holder
 of the segment's lock is the living process of the same pid. A process that has no pid here (it is
 in another container, or outside this one) is shown with its own, and marked.
@@ -119,9 +119,9 @@ class Observation:
 def _process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
-    # A process of this pid namespace has its own pid here. If it is of another one and lives, the
-    # kernel has just told its pid here. (Within this namespace the kernel might name another
-    # process, which reads the file under a lock.) A dead process's pid may be another's by now.
+    # A process of this pid namespace has the same pid here. (The kernel might name another process,
+    # which reads the file under a lock.) For a living one of another namespace, the kernel has just
+    # told the pid here. A dead process's pid may have been reused.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0
@@ -231,7 +231,7 @@ def _blame(lock: LockState) -> tuple[bool, bool, float]:
 
 
 def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess | None:
-    """Return the living process that holds the lock, by its pid here; None: it cannot be told."""
+    """Return the living process that holds the lock, by its pid here; None: unknown."""
     if pid:
         return next(
             (each for each in attached if each.alive and each.pid_is_here and each.pid == pid), None

@@ -43,7 +43,7 @@ class Look:
     Use it for a moment only: processes change. Pids are those of this pid namespace.
 
     Attributes:
-        own_namespace: The inode of this process's pid namespace, which is its number.
+        own_namespace: The number (inode) of this process's pid namespace.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ def _stat(pid: int) -> _Process:
 
 
 def open_files(below: str) -> Iterator[tuple[int, str, str]]:
-    """Yield what visible processes have open: each one's pid, the link in /proc, and its target.
+    """Yield the open files of visible processes: the pid, the link in /proc, and the link's target.
 
     A damaged or unlinked file cannot tell who uses it. `below` is the prefix of the target's path.
     """

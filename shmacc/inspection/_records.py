@@ -1,4 +1,4 @@
-"""Records of the parts that a look at a segment shows. `_description` has the whole."""
+"""Records of a segment and its parts. `_description` combines them into a full description."""
 
 import enum
 from dataclasses import dataclass
@@ -33,16 +33,16 @@ class StallKind(enum.StrEnum):
 
     Attributes:
         LOCK_HOLDER_STOPPED: The process that has the lock is stopped.
-        LOCK_HELD_LONG: The lock is held for long, by a process whose condition cannot be seen.
+        LOCK_HELD_LONG: A process, whose condition cannot be seen, has held the lock for long.
         NAME_HOLDER_STOPPED: The process that is opening or removing the name is stopped.
         ROUND_HOLDER_STOPPED: The process that has a round open is stopped.
         TAKER_STOPPED: The first waiting take has enough gradients, and its process is stopped.
-        TAKER_OVERDUE: The first waiting take has enough gradients, and is not seen to be stopped.
+        TAKER_OVERDUE: The first waiting take has enough gradients, but does not take them.
         APPLIERS_STOPPED: All processes that could send what a take waits for are stopped.
         QUORUM_OUT_OF_REACH: No process can send what a take waits for.
         NOBODY_TAKES: Everybody waits for a take, and no process can take.
-        TAKER_IDLE: A process that could take lives, and does not; it may yet.
-        APPLIER_IDLE: A process that a take waits for lives, and does not apply; it may yet.
+        TAKER_IDLE: A living process could take, but does not; it still may.
+        APPLIER_IDLE: A take waits for a living process that does not apply; it still may.
     """
 
     LOCK_HOLDER_STOPPED = "lock_holder_stopped"
@@ -60,7 +60,7 @@ class StallKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A cause for which a segment stands still, and will until somebody does something.
+    """A reason why a segment stands still until somebody acts.
 
     Attributes:
         kind: Which cause it is.
@@ -97,7 +97,7 @@ class HasPid:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A summary of a segment. None: it could not be read, or such segments have no such value.
+    """A summary of a segment. None: it could not be read, or its kind has no such value.
 
     Attributes:
         name: The parts of its name.
@@ -109,14 +109,14 @@ class Summary:
         shape: The declared shape; None: unknown rank, or it has several members.
         reduction_type: The reduction; for a group: that of members without their own.
         members: How many members it has: tensors, shared arrays or tables.
-        lanes: How many applies go on at a time.
+        lanes: How many applies may run at the same time.
         capacity: How many gradients may be pending; None: any number.
         kept_free: Bytes of /dev/shm that it leaves to others when it grows.
         private: Whether it is removed with its creator.
         finished: Whether the run is over: nothing is accepted or taken any more.
         global_step: The accumulator's step.
         num_accumulated: Gradients waiting to be taken.
-        rows: Distinct rows that those gradients touch; for parameters: rows in their tables.
+        rows: Distinct rows that waiting gradients touch; for parameters: rows in their tables.
         bytes_used: Bytes in use, in all regions of the file.
         bytes_reserved: Bytes of memory that the segment occupies.
         attached_alive: Living processes attached.
@@ -128,7 +128,7 @@ class Summary:
         created: Seconds since the epoch.
         last_used: When a process last attached or began an operation (epoch seconds); None:
             unknown.
-        stalls: The causes for which it stands still; empty: none is known.
+        stalls: Why it stands still; empty: no cause is known.
     """
 
     name: SegmentName
@@ -170,9 +170,9 @@ class AttachedProcess(HasPid):
     """A process that has the segment open, or had it when it died.
 
     Attributes:
-        entry: Its place in the table.
+        entry: Its place in the segment's table of processes.
         pid: Its pid in this pid namespace, if it has one here; else in its own.
-        pid_is_here: Whether it is the pid in this pid namespace.
+        pid_is_here: Whether `pid` is of this pid namespace.
         alive: Whether it holds its presence lock, which proves that it lives.
         condition: "running", "sleeping", "stopped", ...; empty if it is dead or not visible.
         command: Its command line, if it lives and is visible; else empty.
@@ -180,11 +180,11 @@ class AttachedProcess(HasPid):
             the head of the queue, waits for the end of the round, waits for room, waits for the
             step, updates, idle.
         started: When the process was started (epoch seconds, like the times below); None: unknown,
-            since it is of another pid namespace.
+            as for a process of another pid namespace.
         attached_at: When it attached.
         last_seen: When it last entered an operation, or came back from a wait.
         last_applied: When its last gradient was accepted; None: never.
-        last_applied_step: The global step when it was accepted; None: never.
+        last_applied_step: The global step when its last gradient was accepted; None: never.
         applied: Gradients accepted from it.
         dropped: Gradients from it that were refused.
         taken: Gradients that it took.
@@ -211,17 +211,17 @@ class AttachedProcess(HasPid):
 
 @dataclass(frozen=True, slots=True)
 class DepartedProcess(HasPid):
-    """A process that had applied or taken and has died or failed, as long as that is on record.
+    """A death or failure, still on record, of a process that had applied or taken.
 
     Attributes:
         pid: Its pid, as its own pid namespace knows it.
-        pid_is_here: Whether that is this pid namespace.
+        pid_is_here: Whether `pid` is of this pid namespace.
         died: Whether it has died; else it has failed.
-        reason: The exception that it failed with, its type and text; empty: not known, or it died.
+        reason: Type and text of the exception that it failed with; empty: unknown, or it died.
         is_attached: Whether it is still attached: it has failed, but goes on.
         applied: Gradients accepted from it.
         took: Whether it had taken, or opened a round.
-        at: When it was found to be gone, in seconds since the epoch; None: not swept yet.
+        at: When it was found to be gone, in seconds since the epoch; None: not recorded yet.
     """
 
     pid: int
@@ -247,10 +247,10 @@ class WaitingTake(HasPid):
         position: 1 for the head of the queue.
         entry: The place of its process in the table.
         pid: Its process, as in AttachedProcess; None if unknown.
-        pid_is_here: Whether it is the pid in this pid namespace.
+        pid_is_here: Whether `pid` is of this pid namespace.
         num_required: The number of gradients it waits for.
         since: When it began to wait, in seconds since the epoch.
-        alive: Whether its process lives, by proof.
+        alive: Whether its process lives, as the kernel proves.
         overdue: Whether applies have given up waiting for it.
     """
 
@@ -270,7 +270,7 @@ class FinalRound:
 
     Attributes:
         is_in: Whether the update is in the parameters; else it has only begun.
-        pid: The process that began the update or found it in, by its pid in its own namespace.
+        pid: The process that began the update or found it made, by its pid in its own namespace.
         since: When it did so, in seconds since the epoch.
         held: Whether a living process has the round open.
     """
@@ -286,9 +286,9 @@ class ArraysUpdate(HasPid):
     """An update (or restore) of parameters that is not committed.
 
     Attributes:
-        is_interrupted: Whether its process is dead; else it runs.
-        pid: That process, as in AttachedProcess; None if unknown.
-        pid_is_here: Whether it is the pid in this pid namespace.
+        is_interrupted: Whether its process is dead; else the update runs.
+        pid: Its process, as in AttachedProcess; None if unknown.
+        pid_is_here: Whether `pid` is of this pid namespace.
         since: When its process began it; None if unknown.
     """
 
@@ -305,15 +305,15 @@ class ArraysUpdate(HasPid):
 
 @dataclass(frozen=True, slots=True)
 class LockState(HasPid):
-    """The segment's lock, and the name lock beside it, at one instant.
+    """The segment's lock, and the lock of its name, at one instant.
 
     Attributes:
         held: Whether another process owns the lock.
         pid: The owner's pid, as in AttachedProcess; None if unknown.
-        pid_is_here: Whether it is the pid in this pid namespace.
-        condition: The holder's, as in AttachedProcess.
-        since: When the owner entered its operation, perhaps to wait for the lock; None: none known.
-        queue: The semaphore's value; None if it does not exist or is not this user's to read.
+        pid_is_here: Whether `pid` is of this pid namespace.
+        condition: The owner's condition, as in AttachedProcess.
+        since: When the owner began its operation, perhaps by waiting for the lock; None: unknown.
+        queue: The semaphore's value; None if it does not exist or this user may not read it.
         in_operation: Whether an operation runs, or was interrupted and is not yet undone.
         name_pid: The process that is opening or removing the name, if it has a pid in this pid
             namespace.
@@ -370,10 +370,10 @@ class MemberDescription:
         shape: The declared shape (for a table: a row's); None: unknown rank.
         reduction_type: Its reduction.
         count: Gradients that had this member.
-        weight: Their total weight.
-        rows: Rows that they touch, in all lanes (dense: 0); for a table: its rows.
-        bytes_used: Bytes of their sums, in all lanes; for a shared array or table: of its contents.
-        value: The value of a shared array that is a single integer (a counter); None: it is none.
+        weight: Total weight of those gradients.
+        rows: Rows that those gradients touch, in all lanes (dense: 0); for a table: its rows.
+        bytes_used: Bytes of the sums, in all lanes; for a shared array or table: of its contents.
+        value: The value of a shared array of a single integer (a counter); None: other members.
         optimizer: The optimizer of an array of parameters, with its hyperparameters; None: none.
         slots: The optimizer's slots.
         max_rows: How many rows a table may have; None: any number, or it is no table.

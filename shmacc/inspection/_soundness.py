@@ -31,10 +31,10 @@ from shmacc.inspection._records import SegmentState
 
 UNREADABLE = "unreadable"
 _AS_ITS_OWNER = "look as its owner, or as root"
-_MOST_TOKENS = 2  # two releasers may both post one (lock.hpp)
+_MOST_TOKENS = 2  # two processes may each post one when they release (lock.hpp)
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.005  # seconds
-_COMPARED_FOR = 2.0  # seconds; others wait to be checked
+_COMPARED_FOR = 2.0  # seconds; other segments wait to be checked
 _LONGEST_COMMAND = 80  # characters
 _BETWEEN_COMPARISONS = 0.003  # seconds
 
@@ -63,7 +63,7 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
                 each.severity is Severity.WRONG and each.kind in {"linked", "misnamed"}
                 for each in inside
             )
-            if not has_remedy and not look.openers(name.path):  # openers attach or close it
+            if not has_remedy and not look.openers(name.path):  # an opener may be attaching
                 yield wrong(
                     subject,
                     "orphaned",
@@ -77,7 +77,7 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
 
 
 def _removal(name: SegmentName) -> str:
-    """Return the remedy in words: a command that a finding suggests never destroys data."""
+    """Return the remedy in words: the `command` of a finding must never destroy data."""
     try:
         status = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def _look(name: str, look: Look) -> list[Description]:
 def _nobody_finishes(seen: Description) -> bool:
     if seen.lock.held or not (seen.lock.in_operation or seen.lock.queue == 0):
         return False
-    # The kernel does not show this process its own locks: another thread of it may be at work.
+    # The kernel hides this process's own locks from it: another of its threads may be at work.
     own = (each for each in seen.processes if each.alive and each.pid_is_here)
     return not any(each.pid == os.getpid() and each.activity != "idle" for each in own)
 
@@ -307,7 +307,7 @@ def _problems_of_state(view: _core.SegmentView) -> list[str] | None:
             f"{applied} gradients were applied, but {taken} taken, {discarded} discarded and "
             f"{count} are there"
         )
-    # Read after the state: what a round leaves unused may have been given back since.
+    # The end of a round may have freed memory since `state` was read: compare generations.
     reserved = state["all_reserved"]
     if view.allocated_bytes < reserved and view.state()["generation"] == state["generation"]:
         found.append(
@@ -326,7 +326,7 @@ def _problems_of_state(view: _core.SegmentView) -> list[str] | None:
 def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
     state = view.state()
     if state["by_id"] is not None:
-        from shmacc.inspection import _table as by_id  # late: see the package
+        from shmacc.inspection import _table as by_id  # late: it imports NumPy
 
         return by_id.problems_by_id(view, state, state["by_id"])
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
@@ -338,7 +338,7 @@ def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
     found += _problems_of_shape(view, state)
     if not sparse:
         return found
-    from shmacc.inspection import _table as table  # late: see the package
+    from shmacc.inspection import _table as table  # late: it imports NumPy
 
     of_table = table.problems(view, state)
     return None if of_table is None else found + of_table

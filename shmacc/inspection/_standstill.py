@@ -4,12 +4,13 @@ A cause counts only if nothing but a person, or a new process, can end it: a sto
 others wait for, or a take whose gradients no attached process can send.
 
 The second needs care, since the library does not know how many workers there will be. A process
-cannot send more if it waits for a take (`_nobody_takes` has the mirror of this case). Nor can it if
-it waits in the queue and no other thread of it applies, which is known only if it never applied.
-Even if that is true of all attached processes, another one may be about to attach: if each gradient
-comes from a process of its own, there is often none for a moment. So the state must have lasted:
-for `_AFTER_A_DEATH` if an attached process was killed, else for `_AFTER_GRADIENTS`, or, if there
-never was a gradient, for `AT_THE_START`, in which workers may still be importing.
+cannot send more if it waits for another's take (`_nobody_takes` handles the reverse case). Nor can
+it if its own take waits in the queue, unless another of its threads applies; only a process that
+never applied surely has no such thread. Even if no attached process can send more, another one may
+be about to attach: if each gradient comes from a process of its own, there is often none for a
+moment. So the state must have lasted: for `_AFTER_A_DEATH` if an attached process was killed, else
+for `_AFTER_GRADIENTS`, or, if there never was a gradient, for `AT_THE_START`, in which workers may
+still be importing.
 """
 
 import time
@@ -45,7 +46,7 @@ _LONG = 5.0  # a commit takes milliseconds
 
 
 def stalls(name: str, seen: Observation) -> tuple[Stall, ...]:
-    """Return the causes for which the segment of this whole name stands still, if it does."""
+    """Return why the segment of this system name stands still; empty: no cause is known."""
     if not seen.steady:
         return ()
     in_the_way = (*_lock(seen), *_name_lock(seen))
@@ -161,7 +162,7 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
             )
         return
     waiting = sum(waits_for_a_take(each) for each in alive)
-    # Without a capacity, only memory runs out.
+    # Without a capacity, only memory can run out.
     if seen.config["capacity"] is None and any(each.activity == "waits for room" for each in alive):
         yield Stall(
             StallKind.QUORUM_OUT_OF_REACH,
@@ -186,9 +187,9 @@ def _not_reached(name: str, seen: Observation, head: WaitingTake) -> Iterator[St
 def _idle_appliers(seen: Observation) -> Stall | None:
     """Return a suspicion: a take has waited for long for processes that are in no call.
 
-    They may be computing, as in `idle_taker`. It names processes that have not applied in
-    this round, preferably those that applied before: a parent that only keeps the segment open
-    never will.
+    They may be computing, as in `idle_taker`. It names processes that have not applied at this
+    step, if there are any, and of these rather those that applied before: a parent that only keeps
+    the segment open never will.
     """
     head = next((take for take in seen.line if take.alive), None)
     if head is None or seen.state["finished"] or seen.round_holder is not None:
@@ -244,7 +245,7 @@ def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
     patience = _AFTER_GRADIENTS if seen.state["counters"]["applied"] else AT_THE_START
     if now - max(head.since, seen.last_applied) >= (_AFTER_A_DEATH if killed else patience):
         return True
-    # A take that is tried again and again, each time for a moment, has never waited for long.
+    # A take that is retried with a short timeout never waits for long.
     came = [each.attached_at for each in seen.processes if each.alive]
     return now - max([seen.last_applied, *came]) >= _QUIET
 

@@ -44,7 +44,7 @@ def problems_by_id(
     """Return the problems of a table of parameters; None: an update ended meanwhile.
 
     A slot is in use if it was given to its id by a generation that is committed. An update that
-    runs, or was left by a dead process, may have freed slots that are in use until its commit.
+    runs, or was left by a dead process, may have freed slots that count as used until its commit.
     """
     ids, stamps = read_slots(view, by_id["slots"])
     is_found = _found(view, before, ids.size)

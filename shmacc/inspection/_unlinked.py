@@ -1,4 +1,4 @@
-"""Segments in use whose name was removed, or will be by systemd."""
+"""Segments in use whose name was removed, or will be removed by systemd."""
 
 import contextlib
 import os
@@ -29,8 +29,8 @@ class UnlinkedUse:
         pid: The process.
         inode: The inode of the segment's file, which is the same for all its users.
         bytes_reserved: Bytes of memory that the segment occupies.
-        under_users: Whether its name was removed by other means (`rm`, say) than this library,
-            which first marks a segment as removed; False where this user may not look.
+        under_users: Whether something else than this library removed its name (`rm`, say): this
+            library first marks the segment as removed. False if this user may not look.
     """
 
     name: SegmentName
@@ -108,7 +108,7 @@ def goes_at_logout(uid: int, look: Look) -> bool:
 def _logind_settings() -> list[str]:
     """List the files of logind's settings; the last one to set something counts (logind.conf(5)).
 
-    Of files of one name, that in the first folder counts.
+    If several folders have a file of the same name, the first folder's counts.
     """
     whole = [path for folder in _LOGIND_FOLDERS if os.path.exists(path := f"{folder}/logind.conf")]
     parts: dict[str, str] = {}
@@ -121,7 +121,7 @@ def _logind_settings() -> list[str]:
 
 
 def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
-    """Yield the uses on this device: another container's /dev/shm is another one."""
+    """Yield the uses on this device: another container's /dev/shm is another device."""
     marked: dict[int, bool] = {}
     for pid, link, target in open_files(f"{names.SHM_DIRECTORY}/{names.PREFIX}"):
         if not target.endswith(_DELETED):

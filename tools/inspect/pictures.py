@@ -2,10 +2,10 @@
 
 A chief and some workers train something; after a while one worker is killed and one is stopped, so
 that there is something to see. Another job stands still: its chief is stopped with a round open.
-The installed command runs on a terminal of its own, and what it wrote there becomes the picture,
-which looks the same wherever it is shown. No font is fetched: text is set in whatever monospaced
-font there is, each run of it stretched to exactly its columns, and the characters that bars are
-made of are drawn as rectangles, since many fonts lack them.
+The installed command runs on a terminal of its own, and what it wrote there becomes the picture.
+No font is fetched, but the picture looks the same everywhere: text is set in any monospaced font
+and stretched to exactly its columns. The characters of bars are drawn as rectangles, since many
+fonts lack them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BATCH: Final = 400
 SETTLING: Final = 5.0  # seconds
 WATCHING: Final = 30.0
 INTERVAL: Final = 0.5
-ANY_INDEX: Final = 1.3  # of the Zipf distribution: some rows are much more frequent than others
+ANY_INDEX: Final = 1.3  # exponent of the Zipf distribution: a few rows are very frequent
 HOME: Final = b"\x1b[H"  # begins each picture of a live screen
 ROWS_OF: Final = {"list": 20, "show": 60, "watch": 27}
 COLUMNS: Final = 128
@@ -111,7 +111,7 @@ def lead() -> None:
 
 
 def hang() -> None:
-    """Act as the chief of another job, which computes in its block for ever."""
+    """Act as the chief of another job: open a round, and never end it."""
     with shmacc.ConditionalAccumulator("float32", [64], STALLED) as acc:
         acc.apply_grad(np.ones(64, np.float32))
         with acc.round(1):
@@ -129,7 +129,7 @@ def start(*role: str) -> subprocess.Popen[bytes]:
 def job() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Return the processes of a running job, the workers first."""
     embeddings, bias = open_both()
-    # Only the workers keep both open, and the pictures are to show that.
+    # This process closes both below: the pictures are to show the job's processes only.
     processes = [start("work", str(number)) for number in range(WORKERS)] + [start("lead")]
     while embeddings.stats().attached <= len(processes):
         time.sleep(INTERVAL)

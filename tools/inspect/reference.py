@@ -56,7 +56,7 @@ def schema() -> str:
 
 
 def _lines(value: Any, depth: int = 0) -> str:
-    """Return JSON with a line for each object that fits in one; a list of names is filled."""
+    """Return JSON: a line for what fits, else one for each part; a list of words is wrapped."""
     line = json.dumps(value)
     if not isinstance(value, dict | list) or len(line) + depth <= _WIDTH:
         return line

@@ -3,7 +3,7 @@
 `start` prepares the process, `main` finds the verb, `arguments` says what each verb takes, and
 `verbs` has one module for each. A verb calls `shmacc.inspection`, and shows its records as a
 `page`, or as JSON in an answer of `output`. A verb's module is imported when it runs, and the
-library with it: help must come at once. (Comments call that "late: see the package".)
+library with it: help must come at once. (Comments beside such imports say "late".)
 """
 
 NAMESPACE_VARIABLE = "SHMACC_NAMESPACE"

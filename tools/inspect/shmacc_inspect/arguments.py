@@ -1,4 +1,4 @@
-"""What each verb does, and its arguments. It needs no library, so that help is printed at once."""
+"""What each verb does, and its arguments. Imports no library, so that help is printed at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmacc_inspect.sorting import SORTS, SORTS_OF_LIST
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SHORTEST: Final = 0.05  # seconds; of an interval
+_SHORTEST: Final = 0.05  # seconds; the shortest interval
 _NAMES: Final = (
     "a shared_name, a segment's whole name in /dev/shm (shmacc....), or a glob in quotes"
 )
@@ -76,7 +76,7 @@ def _add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(least: float = 0.0) -> Callable[[str], float]:
-    """Return the argument type of a length of time of at least `least` seconds."""
+    """Return an argument type for lengths of time of at least `least` seconds."""
 
     def length_of_time(text: str) -> float:
         try:
@@ -91,7 +91,7 @@ def _seconds(least: float = 0.0) -> Callable[[str], float]:
 
 
 def _count(least: int) -> Callable[[str], int]:
-    """Return the argument type of a number that is at least `least`."""
+    """Return an argument type for numbers that are at least `least`."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdecimal() or not least <= int(text[:20]) <= _MOST:

@@ -104,7 +104,7 @@ def _options(parser: parsers.Parser) -> Iterable[str]:
 
 
 def _names(before: Sequence[str], word: str) -> Iterable[str]:
-    import os  # late: see the package
+    import os  # only here: help must come at once
 
     from shmacc import inspection
     from shmacc_inspect.naming import typed_name
@@ -118,6 +118,6 @@ def _names(before: Sequence[str], word: str) -> Iterable[str]:
 
 
 def _namespaces() -> Iterable[str]:
-    from shmacc import inspection  # late: see the package
+    from shmacc import inspection  # only here: help must come at once
 
     return {name.namespace for name in inspection.list_names() if name.namespace}

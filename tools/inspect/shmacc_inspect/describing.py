@@ -69,7 +69,7 @@ _MOVING: Final = "gradients kept arriving while they were read: they may be in h
 
 
 def elements(seen: Shown | NotShown, now: float, *, layout: bool) -> Iterator[Element]:
-    """Return the elements of the page; what somebody has to know stands last, above the prompt."""
+    """Return the elements of the page; the most important stands last, above the prompt."""
     summary = seen.summary
     if isinstance(seen, NotShown):
         yield Fields(_identity(summary, now, ""))
@@ -346,7 +346,7 @@ def _verdict(seen: Description) -> Iterator[tuple[str, Cell]]:
     elif not summary.finished:
         dead = sum(not process.alive for process in seen.processes)
         died = formatting.count_of(dead, "process", "processes") + " died"
-        # Whether the deaths block the others is known only when these have waited for a while.
+        # Whether the deaths block the others is known only after these have waited for a while.
         again = f"; {died}: look again in 10 s" if dead and summary.attached_alive else ""
         fine = f"nothing is known that makes it stand still{again}; `check` verifies more"
         yield "fine", Cell(fine)

@@ -1,4 +1,4 @@
-"""The exit status of each kind of failure. A failure is never 0."""
+"""The exit status of each kind of failure, which is never 0."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def end(status: int) -> NoReturn:
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the exit status for an error of library or system; None if it is a bug of ours."""
+    """Return the exit status for an error of the library or system; None: the error is a bug."""
     if isinstance(error, UsageError):
         return USAGE
-    from shmacc import errors  # late: see the package
+    from shmacc import errors  # only here: help must come at once
 
     if isinstance(error, errors.NotFoundError):
         return NO_SUCH_NAME
@@ -43,7 +43,7 @@ def status_of(error: Exception) -> int | None:
 
 def explain(error: Exception) -> None:
     """Print the error on stderr."""
-    import re  # late: see the package
+    import re  # only here: help must come at once
 
     said = str(error) or type(error).__name__
     page.write_line(re.sub(_LONG_WORD, lambda word: formatting.shorten(word[0], _KEPT), said))

@@ -68,7 +68,7 @@ def _worst_straggler(seen: Description, now: float) -> float:
 
 
 def _of_tables(field: str) -> Callable[[Description, float], float | None]:
-    """Return a function that adds up a field of all tables of parameters; None: no tables."""
+    """Return a function that sums a field over all tables of parameters; None: no tables."""
 
     def total(seen: Description, _now: float) -> float | None:
         tables = [getattr(member, field) for member in seen.members if member.kind == "table"]
@@ -79,7 +79,7 @@ def _of_tables(field: str) -> Callable[[Description, float], float | None]:
 
 def _stat(field: str, name: str = "", type: str = "gauge") -> _Definition:  # noqa: A002 - the field's name
     """Return the metric of a field of Stats, under the field's name or another one."""
-    said = descriptions(inspection.Stats).get(field, "")  # nothing without docstrings
+    said = descriptions(inspection.Stats).get(field, "")  # empty if Python drops docstrings
     return _Definition(name or field, said, lambda seen, _: float(getattr(seen.stats, field)), type)
 
 
@@ -151,7 +151,7 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
         try:
             described.append(inspection.describe(segment.system_name))
             summaries.append(described[-1].summary)
-        except ShmaccError:  # gone, damaged, not ours: shown by the states
+        except ShmaccError:  # gone, damaged or unreadable: the states show it
             summaries += naming.summaries([segment])
     found = {
         each: Metric(PREFIX + each.name, each.type, each.help, [])
@@ -193,7 +193,7 @@ def _stalls(described: list[Description]) -> Metric:
 
 
 def _failures(described: list[Description]) -> Metric:
-    last = {}  # the last failure by process and exception
+    last = {}  # the last failure of each process and exception
     for seen in described:
         for event in seen.events:
             if event.kind == "failed":

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, while there is something to put in order."""
+"""Handles Ctrl-C and SIGTERM where something must be cleaned up."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def raised() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt within a block, so that the block can clean up.
 
-    Elsewhere it ends the process at once (`start`): out of an import or a parser, KeyboardInterrupt
-    may come as some other exception. Where Ctrl-C is ignored, it is ignored here too.
+    Elsewhere it ends the process at once (`start`): imports and parsers may turn KeyboardInterrupt
+    into some other exception. Where Ctrl-C is ignored, it is ignored here too.
     """
     before = signal.getsignal(signal.SIGINT)
     if before in {signal.SIG_IGN, None}:
@@ -30,5 +30,5 @@ def raised() -> Iterator[None]:
 
 
 def end(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the command by SystemExit: a signal's handler."""
+    """Handle a signal: end the command by SystemExit."""
     raise SystemExit(128 + number)

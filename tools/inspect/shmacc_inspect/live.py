@@ -1,4 +1,4 @@
-"""A terminal for `watch`: keys, one at a time, and a picture that is drawn over and over."""
+"""The terminal of `watch`: reads keys, one at a time, and redraws a picture."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _SEQUENCES: Final = {
 }
 _MOST: Final = 64  # bytes at a time
 _NOTICED: Final = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPEND}
-# The other screen, cleared, without a cursor, and without wrapping long lines.
+# Show the second screen, cleared, without a cursor, and without wrapping long lines.
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-# Cleared, since some terminals keep what no longer fits after they were resized.
+# Clear it first: some terminals keep what no longer fits after they were resized.
 _LEAVE: Final = "\x1b[H\x1b[J\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME: Final = "\x1b[H"
 _CLEAR: Final = "\x1b[2J"
@@ -64,7 +64,7 @@ class Keys:
         self._before: list[Any] = []
         self._pending: list[str] = []
         self._old_handlers: dict[int, Any] = {}
-        # A handler must also wake `wait`, which Python would otherwise resume.
+        # A signal's handler must end the `select` of `wait`, which Python would otherwise resume.
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
@@ -125,7 +125,7 @@ class Keys:
 
 
 class Picture:
-    """The terminal's other screen, within a `with` block; afterwards the first one is as before."""
+    """The terminal's second screen, within a `with` block; the first one stays as it is."""
 
     _size = (0, 0)
 
@@ -137,7 +137,7 @@ class Picture:
         self.leave()
 
     def enter(self) -> None:
-        """Switch to the other screen."""
+        """Switch to the second screen."""
         self._write(_ENTER)
 
     def leave(self) -> None:

@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> None:
 
 def _choose(namespace: str) -> None:
     """Use this namespace, in place of the environment's."""
-    from shmacc import inspection  # late: see the package
+    from shmacc import inspection  # only here: help must come at once
     from shmacc.errors import InvalidArgumentError
 
     os.environ[NAMESPACE_VARIABLE] = namespace

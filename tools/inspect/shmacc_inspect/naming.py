@@ -17,13 +17,13 @@ Answer = TypeVar("Answer")
 
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 _HINTS: Final = 5
-_ALIKE: Final = 0.7  # likeness from which a name is a hint
+_ALIKE: Final = 0.7  # names that are at least so similar are hints
 
 
 def typed_name(name: SegmentName) -> str:
     """Return the name to type for a segment: its shared_name if that leads to it, else its file's.
 
-    It does not lead there if the segment is another namespace's, is damaged or was renamed, or if
+    It does not if the segment is another namespace's, is damaged or was renamed, or if
     its shared_name looks like the name of a file in /dev/shm, or like an option.
     """
     if name.shared_name.startswith("-"):
@@ -97,20 +97,20 @@ def answers(
 
 
 def _exact(given: Iterable[str]) -> set[str]:
-    """Return the names, as in /dev/shm, that are no globs."""
+    """Return the system names of the given texts that are no globs."""
     return {inspection.resolve(text).system_name for text in given if not is_glob(text)}
 
 
 def select_fit(
     given: Sequence[str], *, everywhere: bool, unfit: Callable[[Summary], str]
 ) -> list[Summary]:
-    """Return the segments of these names and globs that a verb is for.
+    """Return the segments of these names and globs that a verb can handle.
 
-    All are judged before anything is done. What a glob found is skipped if the verb is not for it:
-    `unfit` says why; empty: it is for it.
+    All are judged before anything is done. `unfit` returns why the verb cannot handle a segment;
+    empty: it can. An unfit segment is skipped if it was found by a glob.
 
     Raises:
-        InvalidArgumentError: The verb is not for one that was named, or for none that was found.
+        InvalidArgumentError: A segment that was named is unfit, or all that were found are.
         Everything else as for `select`.
     """
     named, found, refused = _exact(given), [], ""

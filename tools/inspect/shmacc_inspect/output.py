@@ -39,7 +39,7 @@ NAME_FIELDS: Final = {
     "system_name": "Its file's name in /dev/shm.",
     "namespace": "The value of SHMACC_NAMESPACE that it was made under; null: none.",
 }
-TOKEN: Final = "token"  # noqa: S105  it is no password. 64 bits, which JSON's numbers do not have: hexadecimal digits
+TOKEN: Final = "token"  # noqa: S105  no password. JSON's numbers have fewer than its 64 bits: hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Interval:
     """The answer of `watch` for a segment, once per interval. Rates are null at first.
 
     Attributes:
-        time: When it ended, in seconds since the epoch.
+        time: When the interval ended, in seconds since the epoch.
         name: The NAME that verbs take for the segment.
         state: As in `list`, or "gone".
         summary: As in `list`; null: it could not be read.
@@ -172,10 +172,10 @@ class Cleaning:
     """The answer of `clean`.
 
     Attributes:
-        dry_run: Whether nothing was to be removed.
+        dry_run: Whether this only says what would be removed.
         removed: File names, semaphores included.
         would_remove: What `--yes` would remove.
-        left: What could not be judged.
+        left: What could not be judged, or this user may not remove.
         failed: What could not be removed; the exit status is then 1.
         bytes_freed: Memory that was freed.
     """
@@ -193,11 +193,11 @@ class Removal:
     """The answer of `remove` for a segment.
 
     Attributes:
-        dry_run: Whether nothing was to be removed.
+        dry_run: Whether this only says what would be removed.
         name: The segment's file name in /dev/shm.
         state: As in `list`.
         attached: Living processes that have it attached.
-        obstacle: Why it needs `--force`; null if it does not.
+        obstacle: Why it needs `--force`, or cannot be removed; null: neither.
         refused: Whether there is an obstacle and no `--force`, or it is another user's; the exit
             status is then 1.
         would_remove: File names that `--yes` would remove.
@@ -219,7 +219,7 @@ class Cancelling:
     """The answer of `cancel` for a segment.
 
     Attributes:
-        dry_run: Whether nothing was to be cancelled.
+        dry_run: Whether this only says what would be cancelled.
         name: The segment's file name in /dev/shm.
         line: The waiting takes, as in `show`.
         lock_waiters: Processes that wait for the lock, perhaps in a take.
@@ -238,7 +238,7 @@ class Waiting:
     """The answer of `wait`.
 
     Attributes:
-        reached: Whether it has come about; false: the wait timed out.
+        reached: Whether the condition has come about; false: the wait timed out.
         waited_seconds: How long the wait took.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EMPTY: Final = "-"
 _GAP: Final = 2
 _LABEL_WIDTH: Final = 12
-_USUAL_WIDTH: Final = 80  # if a terminal does not tell its own
+_USUAL_WIDTH: Final = 80  # if a terminal does not tell its width
 _LEAST_WIDTH: Final = 20  # for the text of a field
 _IN_ASCII: Final = str.maketrans("█░▁▂▃▄▅▆▇…▶↑↓", "#._.:-=+*~>^v")
 _PARTS: Final = re.compile(r"(\x1b\[[0-9;]*m)")
@@ -84,7 +84,7 @@ class Table(NamedTuple):
         records: Iterable[Any],
         style: Callable[[Any], str] = lambda _: "",
     ) -> Table:
-        """Return the table with a row for each record; text without a style gets `style`'s."""
+        """Return a table with a row for each record; `style` returns the style of mere text."""
 
         def cell(column: Column, record: Any) -> Cell:
             found = column.cell(record)
@@ -179,7 +179,7 @@ def lines(element: Element, terminal: Terminal) -> list[str]:
 
 
 def _field(label: str, cell: Cell, terminal: Terminal) -> Iterator[str]:
-    """Yield a label and its text, which goes on below itself if the terminal is too narrow."""
+    """Yield a label and its text, which is wrapped if the terminal is too narrow."""
     texts = [cell.text or EMPTY]
     if terminal.width is not None:
         import textwrap  # late: a pipe does not need it

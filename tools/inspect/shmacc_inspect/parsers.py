@@ -25,7 +25,7 @@ Examples:
 Exit status: 0 fine, 1 found something wrong or failed, 2 usage, 3 no such name,
 4 some segments could not be read (check), 124 timed out, 130 ended by Ctrl-C."""
 DESCRIPTION: Final = "See, watch, check and clean up shmacc's accumulators in shared memory."
-_USUAL_COLUMNS: Final = 80  # where stdout is no terminal
+_USUAL_COLUMNS: Final = 80  # if stdout is no terminal
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -80,7 +80,7 @@ def parser_of(verb: str) -> Parser:
 
 
 def top_parser() -> Parser:
-    """Return the parser of the options that stand in the place of a verb."""
+    """Return the parser of a command line without a verb."""
     verbs = "\n".join(f"  {verb:<9} {what}" for verb, what in VERBS.items())
     parser = Parser(
         PROGRAM,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shmacc_inspect.page import Terminal
     from shmacc_inspect.progress import Course, Watch
 
-_BOTH: Final = 60  # characters; on a narrower terminal a cause stands in place of the state
+_BOTH: Final = 60  # characters; narrower terminals show a stall's cause in place of the state
 _LINES: Final = (
     ("steps/s", "steps_per_second", formatting.rate),
     ("gradients/s", "gradients_per_second", formatting.rate),
@@ -215,7 +215,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         for label, rate, say in _LINES:
             yield _history(label, [getattr(each, rate) for each in course.intervals], terminal, say)
     yield ""
-    # Beside many processes there is room for some events, beside few for all.
+    # Many processes leave room for some events, few processes for all.
     kept = min(_LEAST_EVENTS, len(seen.events)) + _EVENT_HEAD_LINES if seen.events else 0
     if room - kept < _LEAST_LINES:
         kept = 0

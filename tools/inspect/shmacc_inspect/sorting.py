@@ -45,7 +45,7 @@ SORTS: Final[dict[str, Callable[[Interval], Any]]] = {
 
 
 def _name(summary: Summary) -> str:
-    from shmacc_inspect.naming import typed_name  # late: see the package
+    from shmacc_inspect.naming import typed_name  # only here: help must come at once
 
     return typed_name(summary.name)
 

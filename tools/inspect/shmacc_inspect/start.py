@@ -14,11 +14,11 @@ def _end_at_once(_number: int, _frame: object) -> None:
     os._exit(_INTERRUPTED)
 
 
-# Python sets no handler where a shell without job control had SIGINT ignored.
+# Python sets no handler if SIGINT is ignored, as in a script's background jobs.
 _HEEDS_CTRL_C = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _HEEDS_CTRL_C:
-    # Only `interrupts.raised` has something to put in order, and a traceback out of an import helps
-    # nobody.
+    # Outside `interrupts.raised` there is nothing to clean up, and a traceback out of an import
+    # helps nobody.
     _signal.signal(_signal.SIGINT, _end_at_once)
 
 # NumPy's linear algebra, which nothing here uses, would start a thread for each core as it is
@@ -28,7 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 def main() -> int:
     """Run the command line of this process; return its exit status."""
-    # `shmacc-inspect list | head` ends as any other tool would.
+    # Let `shmacc-inspect list | head` end as other tools do.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _fill_closed_streams()
     if hasattr(sys.stdout, "reconfigure"):
@@ -43,10 +43,10 @@ def main() -> int:
 
 
 def _fill_closed_streams() -> None:
-    """Put something under descriptors 0 to 2 that were closed (`list >&-`).
+    """Open the descriptors 0 to 2 that were closed (`list >&-`) on /dev/null.
 
-    Else the next file that is opened, a segment perhaps, gets the number, and Python's streams are
-    None. What is written to a closed stdout must fail: its descriptor is open for reading only.
+    Else the next file that is opened, a segment perhaps, gets such a number, and Python's streams
+    are None. Writing to a closed stdout must fail, so that it is opened for reading only.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
@@ -60,13 +60,13 @@ def _fill_closed_streams() -> None:
 
 
 def _flushed(status: int) -> int:
-    """Flush stdout; return the exit status, a failure's if the output cannot be written."""
+    """Flush stdout; return `status`, or the status of a failure if stdout cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:
         if status == 0:
             print(f"shmacc-inspect: stdout: {error.strerror}", file=sys.stderr)
             status = _FAILED
-        # Python flushes once more at its end.
+        # Python flushes once more when it ends, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status

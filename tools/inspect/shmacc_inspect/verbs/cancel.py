@@ -38,17 +38,17 @@ def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
 
 
 def _unfit(summary: Summary) -> str:
-    """Return why a segment has no takes; empty: it may have."""
+    """Return why a segment can have no takes; empty: it can."""
     return f"nobody takes from {naming.in_words(summary)}" if summary.is_arrays else ""
 
 
 def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
-    """Return the answer, or why there is none: the takes of other segments are cancelled too."""
+    """Return the answer, or an error: other segments' takes must be cancelled all the same."""
     name = summary.name.system_name
     cancel = inspection.cancel  # imports it, before Ctrl-C raises
     try:
         seen = inspection.describe(name)
-        with interrupts.raised():  # it attaches for a moment, and must detach in order
+        with interrupts.raised():  # cancelling attaches, and must detach
             waiting = cancel(name, rehearse=not yes)
     except (NotFoundError, InvalidArgumentError):
         raise

@@ -27,7 +27,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     for name in names or ["*"]:
         if naming.is_glob(name):
             found_here = inspection.check_all(name, namespace=namespace)
-            # The name may also match the remains of a segment that is gone.
+            # The glob may match only what is left of removed segments, which is no error.
             if names and not found_here:
                 naming.select([name], everywhere=everywhere)
             checked.update(inspection.list_names(name, namespace=namespace))

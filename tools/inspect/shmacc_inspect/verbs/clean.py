@@ -48,7 +48,7 @@ def _leftovers(
     namespace = naming.scope(everywhere=everywhere)
     found: dict[str, Leftover] = {}
     for name in given:
-        # A name is one segment, with its semaphores; a semaphore may also be named itself.
+        # A name means a segment and its semaphores; a semaphore's own file name is also accepted.
         exact = not naming.is_glob(name) and not name.startswith(_SEMAPHORE)
         pattern = inspection.resolve(name).system_name if exact else name
         scope = None if exact else namespace
@@ -64,7 +64,7 @@ def _leftovers(
 def _carried_out(
     removable: list[Leftover], left: list[Leftover], *, yes: bool
 ) -> tuple[Cleaning, int]:
-    """Return the answer, and how many things it is about: a segment with its semaphore is one."""
+    """Return the answer, and the number of things in it: a segment with its semaphore is one."""
     removed: list[str] = []
     would_remove: list[Leftover] = []
     failed: list[str] = []

@@ -29,7 +29,7 @@ STATE_STYLES: Final = {
 
 
 def _rows(summary: Summary) -> str:
-    """Return how many rows there are, for kinds with rows: parameters may have tables."""
+    """Return how many rows there are; empty for kinds without. Parameters may have tables."""
     return formatting.known(summary.rows) if summary.kind in {"sparse", "parameters"} else ""
 
 

@@ -35,7 +35,7 @@ def run(
     """Run the verb."""
     if json and (listen or output):
         raise failures.UsageError("--json goes to stdout only")
-    # A name that is not there now is a mistake; later it may come and go.
+    # A name that does not exist now is an error; later it may come and go.
     naming.select(names, everywhere=everywhere)
     watched = partial(naming.select, names, everywhere=everywhere, missing_ok=True)
     if json:
@@ -45,7 +45,7 @@ def run(
         with interrupts.raised():
             _serve(registry, address, port)
     elif output is not None:
-        # Readers of textfiles know this format only.
+        # Textfile collectors read this format only.
         text = _text("prometheus_client.exposition", watched)
         try:
             with interrupts.raised():
@@ -59,7 +59,7 @@ def run(
 
 
 def _text(exposition: str, watched: Callable[[], list[SegmentName]]) -> bytes:
-    registry = _registry(watched)  # says so if prometheus_client is missing
+    registry = _registry(watched)  # first: it reports a missing prometheus_client
     text: bytes = importlib.import_module(exposition).generate_latest(registry)
     return text
 
@@ -93,8 +93,8 @@ def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
 def _write(path: Path, text: bytes) -> None:
     """Write to a file so that a reader sees the old text or the new one, never half of it.
 
-    That replaces the file, so only a regular file is treated so. A device, a pipe or a terminal is
-    written to. A link is not followed to a file: that would replace what somebody else chose.
+    A regular file is replaced; a device, a pipe or a terminal is written to. A link to a file is
+    refused: following it would replace a file that somebody else chose.
     """
     try:
         mode = path.lstat().st_mode
@@ -107,7 +107,7 @@ def _write(path: Path, text: bytes) -> None:
         raise failures.UsageError(
             f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
         )
-    # Without O_CREAT, and without making it the controlling terminal.
+    # Do not create it, nor make it the controlling terminal.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
         file.write(text)
 
@@ -167,7 +167,7 @@ def _serve(registry: Any, address: str, port: int) -> None:
     except OSError as error:
         page.write_line(f"--listen: http://{host}:{port}/metrics: {error.strerror}")
         failures.end(failures.WRONG_OR_FAILED)
-    # A client has hung up: its traceback is no news.
+    # Print no traceback when a client hangs up.
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     page.write_line(f"listening on http://{host}:{server.server_port}/metrics")
     thread.join()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SHORTEST_PAUSE: Final = 0.005  # seconds
 _LONGEST_PAUSE: Final = 0.1
 _SLOWER: Final = 1.2
-_UNREADABLE: Final = -1  # no segment's token
+_UNREADABLE: Final = -1  # in place of a token
 
 
 def run(
@@ -39,19 +39,19 @@ def run(
 
 
 def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list[SegmentName]:
-    if condition[0] == "gone":  # so is a name that was never there
+    if condition[0] == "gone":  # a name that was never there is gone, too
         return naming.select(given, everywhere=everywhere, missing_ok=True)
     fit = naming.select_fit(given, everywhere=everywhere, unfit=_unfit)
     return [summary.name for summary in fit]
 
 
 def _unfit(summary: Summary) -> str:
-    """Return why a segment is not waited for; empty: it may be."""
+    """Return why a segment cannot be waited for; empty: it can."""
     return f"{naming.in_words(summary)} have no rounds to wait for" if summary.is_arrays else ""
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
-    """Return how many have not been reached by the deadline."""
+    """Return how many of `waits` have not come about by the deadline."""
     pause = _SHORTEST_PAUSE
     while waits := [reached for reached in waits if not reached()]:
         left = _LONGEST_PAUSE if deadline is None else deadline - time.monotonic()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shmacc_inspect.screen import Screen
 
 _SHOWN_STRAGGLERS: Final = 4
-_REST: Final = 1.5  # least pause, in times of the last look: at most 40 % of a core
+_REST: Final = 1.5  # the next look waits at least 1.5 times as long as the last took
 
 
 def run(
@@ -66,7 +66,7 @@ def _print(
 def _rested(began: float) -> float:
     """Return when the next look may begin, after one that began at `began` and ends now.
 
-    A look at very many segments takes long: most of a core must stay for the processes that work.
+    A look at very many segments takes long: looking may take at most 40 % of a core.
     """
     ended = time.monotonic()
     return ended + _REST * (ended - began)
@@ -108,7 +108,7 @@ def line(seen: Interval) -> str:
 
 
 def _draw(screen: Screen, watched: Watch, interval: float, count: int | None) -> None:
-    from shmacc_inspect import live  # late: only a terminal needs them
+    from shmacc_inspect import live  # late: only a terminal needs it
 
     due, looks = time.monotonic(), 0
     with interrupts.raised(), live.Keys() as keyboard, live.Picture() as picture:
