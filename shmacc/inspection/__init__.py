@@ -1,11 +1,11 @@
 """Reports what is in shared memory, which processes use it, and what can be removed.
 
 Everything here reads without attaching and without the segment's lock, so it works on segments
-whose processes are stopped or dead in the middle of a commit, and delays no process. Of a segment's
-data it reads only what is committed. The kernel proves whether a process lives (presence.hpp); it
-is not guessed from the pid. Only `cancel` attaches, since it changes something. Segments are named
-by their ``shared_name`` in the current namespace, or by their whole system name (``shmacc....``),
-which `list_segments` reports.
+whose processes are stopped or dead in the middle of a commit, and delays no process. It reads
+only committed data. Whether a process lives is proved by the kernel (presence.hpp), not guessed
+from the pid. Only `cancel` attaches, since it changes something. Segments are named by their
+``shared_name`` in the current namespace, or by their whole system name (``shmacc....``), which
+`list_segments` reports.
 
 Each part is imported when it is first used, and NumPy only by the parts that read rows and values,
 since an operator's tool must start at once.

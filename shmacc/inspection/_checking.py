@@ -148,7 +148,7 @@ def _identity(owner: str, finding: Finding) -> _Identity:
 
 
 def _steps_apart(segments: Iterable[SegmentName]) -> Iterator[Finding]:
-    """Yield a note for each of these accumulators whose rounds cannot update any parameters.
+    """Yield a note for each accumulator whose rounds cannot update any parameters.
 
     The parameters that an accumulator belongs to are gone, or they are past the step of its round.
     An accumulator knows its parameters once a round has updated them. Until then, parameters that

@@ -48,8 +48,8 @@ class Event(HasPid):
 
     Attributes:
         serial: Its number: events are counted from 1.
-        kind: "died" (its entry was freed), "failed", "cancelled", "sealed", or "recovered" (an
-            operation that a death had interrupted was undone).
+        kind: "died" (the process's entry was freed), "failed", "cancelled", "sealed", or
+            "recovered" (an operation that a death had interrupted was undone).
         at: Seconds since the epoch.
         pid: The process concerned, by its pid in its own pid namespace.
         pid_is_here: Whether `pid` is of this pid namespace.

@@ -28,7 +28,7 @@ from shmacc.inspection._records import Region, SegmentState, Summary
 from shmacc.inspection._standstill import stalls
 
 _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
-_SLOT_REGIONS = ("index 0", "index 1")  # of parameters, which have no index
+_SLOT_REGIONS = ("index 0", "index 1")  # parameters have slots there, and no index
 
 
 def resolve(name: str) -> SegmentName:

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def tables_of(seen: Observation, member: int) -> list[Table]:
-    """Return each lane's table of a member; the number after the last member's: contributors."""
+    """Return each lane's table of a member; `member` after the last one: the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
@@ -56,7 +56,7 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
 
 
 def rows_by_id(state: Table) -> int | None:
-    """Return how many rows a table of parameters has; None: it is another table."""
+    """Return how many rows a table of parameters has; None for other tables."""
     return None if state["by_id"] is None else state["by_id"]["rows"]
 
 

@@ -43,7 +43,7 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
     """Yield the findings about a segment.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: There is no such segment.
     """
     subject = name.system_name
     summary = summarise(name, look)

@@ -1,9 +1,8 @@
 """Answers the shell when somebody presses Tab.
 
 The shell's script (`--completion` prints it) runs this command with `--complete`, the number of the
-word to complete, and the words of the line; the answer is one candidate a line, each with a tab and
-a description if they are asked for. Options come from the parsers themselves, names from shared
-memory.
+word to complete, and the words of the line. The answer is one candidate a line, with a tab and a
+description after `--complete-described`. Options come from the parsers, names from shared memory.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _ALIKE: Final = 0.7  # names that are at least so similar are hints
 def typed_name(name: SegmentName) -> str:
     """Return the name to type for a segment: its shared_name if that leads to it, else its file's.
 
-    It does not if the segment is another namespace's, is damaged or was renamed, or if
-    its shared_name looks like the name of a file in /dev/shm, or like an option.
+    It does not if the segment is another namespace's, is damaged or was renamed, or if the
+    shared_name looks like the name of a file in /dev/shm, or like an option.
     """
     if name.shared_name.startswith("-"):
         return name.system_name

@@ -198,8 +198,8 @@ class Removal:
         state: As in `list`.
         attached: Living processes that have it attached.
         obstacle: Why it needs `--force`, or cannot be removed; null: neither.
-        refused: Whether there is an obstacle and no `--force`, or it is another user's; the exit
-            status is then 1.
+        refused: Whether it needs `--force`, which is missing, or is another user's; the exit status
+            is then 1.
         would_remove: File names that `--yes` would remove.
         removed: File names, semaphores included.
     """
@@ -268,7 +268,7 @@ class Metric:
     Attributes:
         name: Its name, without suffix.
         type: As Prometheus names it.
-        help: What it is.
+        help: What the metric means.
         samples: One for each set of labels.
     """
 
@@ -304,7 +304,7 @@ ANSWERS: Final = {
 
 def descriptions(record: type) -> dict[str, str]:
     """Return the descriptions of a type's attributes, from its docstring, by name."""
-    import inspect  # late: few need it
+    import inspect  # late: only `metrics` needs it
     import re
 
     _, _, listed = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")

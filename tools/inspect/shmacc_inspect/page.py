@@ -146,7 +146,7 @@ def show(elements: Iterable[Element]) -> None:
 
 
 def size(count: int | None) -> Cell:
-    """Return bytes; in a pipe as `sort -h` reads them."""
+    """Return a number of bytes; in a pipe in the form that `sort -h` reads."""
     return one_word("" if count is None else formatting.size(count))
 
 

@@ -45,7 +45,7 @@ def _unfit(summary: Summary) -> str:
 def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
     """Return the answer, or an error: other segments' takes must be cancelled all the same."""
     name = summary.name.system_name
-    cancel = inspection.cancel  # imports it, before Ctrl-C raises
+    cancel = inspection.cancel  # import it before Ctrl-C may raise
     try:
         seen = inspection.describe(name)
         with interrupts.raised():  # cancelling attaches, and must detach

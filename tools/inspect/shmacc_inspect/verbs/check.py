@@ -1,4 +1,4 @@
-"""`check`: is it sound?"""
+"""`check`: verify segments and shared memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
             try:
                 found_here = inspection.check(name)
             except NotFoundError:
-                naming.select([name], everywhere=everywhere)  # says what there is instead
+                naming.select([name], everywhere=everywhere)  # its error names similar segments
                 raise
             checked.update(naming.select([name], everywhere=everywhere, missing_ok=True))
         found.update(dict.fromkeys(found_here))

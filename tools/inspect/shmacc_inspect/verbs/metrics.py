@@ -1,4 +1,4 @@
-"""`metrics`: for a monitoring system."""
+"""`metrics`: print, write or serve metrics."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _parse(text: str, *, insecure: bool) -> tuple[str, int]:
         UsageError: The text is malformed, or the address is reachable from other machines and
             `insecure` is false.
     """
-    import ipaddress  # late: few need it
+    import ipaddress  # late: only --listen needs it
     import socket
 
     host, colon, port = text.rpartition(":")

@@ -1,4 +1,4 @@
-"""`watch`: see it live."""
+"""`watch`: show segments live."""
 
 from __future__ import annotations
 
