@@ -57,8 +57,7 @@ def leftovers(
         namespace: Only segments in this namespace; None: in all.
         private: Only private accumulators' segments.
     """
-    # Semaphores first: else a segment that another cleaner removes in between might be listed, and
-    # its semaphore too.
+    # Semaphores first: else, if another cleaner removes a segment in between, both might be listed.
     semaphores = leftover_semaphores(
         lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
     )

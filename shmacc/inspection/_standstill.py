@@ -5,12 +5,11 @@ others wait for, or a take whose gradients no attached process can send.
 
 The second needs care, since the library does not know how many workers there will be. A process
 cannot send more if it waits for another's take (`_nobody_takes` handles the reverse case). Nor can
-it if its own take waits in the queue, unless another of its threads applies; only a process that
-never applied surely has no such thread. Even if no attached process can send more, another one may
-be about to attach: if each gradient comes from a process of its own, there is often none for a
-moment. So the state must have lasted: for `_AFTER_A_DEATH` if an attached process was killed, else
-for `_AFTER_GRADIENTS`, or, if there never was a gradient, for `AT_THE_START`, in which workers may
-still be importing.
+it if its own take waits and no other thread of it applies, which is sure only if it never applied.
+Even if no attached process can send more, another one may be about to attach: if each gradient
+comes from a process of its own, there is often none for a moment. So the state must have lasted:
+for `_AFTER_A_DEATH` if an attached process was killed, else for `_AFTER_GRADIENTS`, or, if there
+never was a gradient, for `AT_THE_START`, in which workers may still be importing.
 """
 
 import time
