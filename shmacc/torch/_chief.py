@@ -77,12 +77,12 @@ class Chief:
         contents |= {name: rows_of(table).spec for name, table in self._tables.items()}
         contents |= {run.RUN: numbers, run.LEFT: np.zeros(total, np.bool_)}
         options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
-        # The group is made last, and replicas attach to it first: then they find the rest.
+        # Make the group last: replicas attach to it first, and must then find the rest.
         params = run.of_params(shared_name)
         try:
             self._updates = updates.of_chief(contents, params, chosen, options)
         except InvalidArgumentError as error:
-            if error.what is not None:  # existing ones, for another model or optimizer
+            if error.what is not None:  # what exists is for another model or optimizer
                 error.add_note(
                     f"This training has two names, {shared_name!r} and {params!r}, that belong "
                     "together: remove both, when no process uses them. ('.left' has an element "
@@ -108,7 +108,8 @@ class Chief:
         self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
         placed = own if self._updates.places_buffers else self._parameters
         self._places = on_model.place(placed, self._shared)
-        # The round that `active` has entered, or its error; and how `active` waits for the next.
+        # _ahead: the round that `active` has entered, or the error of its wait.
+        # _waits: the last round's timeout, on_death and thread; None: a block is running.
         self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
         self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
@@ -116,11 +117,11 @@ class Chief:
             rows_of(table).share(self._shared[name], trains=False)
 
     def _catch_up(self) -> None:
-        """Move the group's step on to that of the parameters, if a dead chief did not.
+        """Advance the group's step to that of the parameters, if a chief died before it did so.
 
-        If a chief died between its update and the commit, what it took is in the parameters. If a
-        chief died in `close`, it left parameters without their group, and this group is new. But a
-        chief that lives is about to end its round.
+        A chief that died in `close` may have removed the group but not the parameters: then this
+        group is new. If a living chief has a round, or the group knows of an unfinished update,
+        this does nothing: the end of that round advances the step.
         """
         if self._updates.done > self._group.global_step:
             stats = self._group.stats()
@@ -154,7 +155,7 @@ class Chief:
 
     @property
     def shared_name(self) -> str:
-        """The name under which replicas find this."""
+        """The name that replicas attach to."""
         return self._group.shared_name
 
     @property
@@ -164,10 +165,10 @@ class Chief:
 
     @property
     def active(self) -> int:
-        """How many replicas have not left: all, at first, whether they have come or not.
+        """How many replicas have not left; one that has not come yet counts.
 
-        Between two rounds this waits until the next round has gradients or all replicas have left,
-        with the last round's timeout: so `while replicas.active` does not end with an empty round.
+        Between two rounds this waits, with the last round's timeout, until the next round has
+        gradients or all replicas have left: `while replicas.active` ends without an empty round.
         If the wait fails, the next round raises the error.
         """
         if self._ahead is None and self._maker == os.getpid() and self._waits is not None:
@@ -192,24 +193,23 @@ class Chief:
     ) -> AbstractContextManager[Update]:
         """Wait for gradients, and let the block update the parameters with their mean.
 
-        At the beginning of the block ``.grad`` of each parameter is the mean, over all samples of
-        the round if replicas say how many they had; None, if no replica had one. The block clips,
-        and calls ``optimizer.step()``. At its end the replicas go on, with the new parameters.
+        When the block begins, each parameter's ``.grad`` is the mean of the round's gradients,
+        weighted by samples if replicas say how many they had; None if no replica had a gradient.
+        The block calls ``optimizer.step()``. After the block, replicas use the new parameters.
 
         With an optimizer of torch, an exception or a death in the block may leave the parameters
         half updated: then rounds raise FailedPreconditionError until `load_state_dict` is called.
 
-        With an optimizer of `shmacc.optim` the end of the block makes the update from what is in
-        ``.grad`` then. Until then an exception or a death changes nothing, and whenever a chief
-        dies the next round has the same gradients, or the next ones if the update was in:
-        parameters are those of a run without deaths. To drop bad gradients, the block calls
-        `Update.skip`.
+        With an optimizer of `shmacc.optim` the end of the block makes the update, from the values
+        that ``.grad`` has then. An exception or a death before that changes nothing. After a
+        chief's death the next round has the same gradients again, unless their update was complete:
+        parameters are those of a run without deaths. `Update.skip` drops bad gradients.
 
         Args:
             timeout: Seconds to wait for the gradients; None: for ever.
             on_death: "raise": WorkerDiedError if a replica's process died, or an exception left its
-                ``with`` block; each ends one wait.
-            learning_rate: In place of the optimizers' own and the schedule's, for this update: a
+                ``with`` block; each such event ends one wait.
+            learning_rate: For this update, instead of the optimizers' own and the schedule's: a
                 number, or a mapping from patterns of names to numbers.
 
         Returns:
@@ -224,8 +224,8 @@ class Chief:
             FailedPreconditionError: All replicas have left; the parameters may be half updated; or
                 the model is not in shared memory any more.
             InvalidArgumentError: A learning rate without an optimizer of `shmacc.optim`; or, with
-                one, the block has given a ``.grad`` another shape or other rows, or removed it.
-                The round is open again.
+                such an optimizer, the block changed the shape or rows of a ``.grad``, or removed
+                it. The round is open again.
         """
         self._updates.check_rate(learning_rate)
         return self._block(timeout, on_death, learning_rate)
@@ -258,7 +258,7 @@ class Chief:
         ahead, self._ahead = self._ahead, None
         if isinstance(ahead, tuple):
             with suppress(ShmaccError), ahead[0]:
-                # Else another chief has ended it, and may be in a block now.
+                # If the step differs, another chief has ended this round, and may be in a block.
                 if ahead[1].round_step == self._group.global_step:
                     self._updates.give_up()
                 raise ShmaccError("The round is given up")
@@ -318,7 +318,7 @@ class Chief:
             trained.grad = None
             if name in taken:
                 gradient = on_model.given(trained, taken[name])
-                if leaving:  # the divisor counted those that leave
+                if leaving:  # the divisor also counted replicas that leave
                     gradient.mul_(taken.weight / weight)
                 trained.grad = gradient
         ids = {name: taken[name].indices for name in self._tables if name in taken}
@@ -327,7 +327,7 @@ class Chief:
 
     @property
     def _trained(self) -> dict[str, Any]:
-        """Parameters, and embeddings with tables: they have a ``.grad`` in a block."""
+        """What has a ``.grad`` in a block: parameters, and embeddings with tables."""
         return {**self._parameters, **self._tables}
 
     def _end(
@@ -338,13 +338,13 @@ class Chief:
         skipped: bool,
         removed: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the update, with the values that the block does not change."""
+        """Make the update; also write buffers, the run's numbers and who has left."""
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
         buffers = {name: taken[name].value for name in self._buffers if name in taken}
         numbers, left = self._run.copy(), self._left.copy()
-        left[ranks] = False  # these have come back
-        left[leaving] = True  # an asynchronous round also has their last gradients
+        left[ranks] = False  # a replica that gives a gradient has come back
+        left[leaving] = True  # after that: their last gradients may be in this round
         numbers[run.STEP] += bool(len(ranks))
         values = {run.RUN: numbers, run.LEFT: left}
         if skipped:
@@ -355,7 +355,7 @@ class Chief:
             trained.grad = None
 
     def _follow(self) -> None:
-        """Copy the shared buffers into buffers that are this process's own."""
+        """Copy the shared buffers into the model's, where these are this process's own."""
         for name, buffer in self._buffers.items():
             if name not in self._places:
                 buffer.copy_(on_model.in_memory(self._shared[name]))
@@ -365,7 +365,7 @@ class Chief:
 
         It includes the state of optimizers of `shmacc.optim`, but not of torch's.
 
-        Like a module's, it has the parameters themselves: save it before the next round.
+        Like a module's `state_dict`, it does not copy parameters: save it before the next round.
 
         Raises:
             FailedPreconditionError: The model is not in shared memory any more.
@@ -379,10 +379,10 @@ class Chief:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the `state` that `state_dict` returned; load torch's optimizer's, too.
+        """Go on from a state of `state_dict`; load that of an optimizer of torch yourself.
 
-        Gradients that wait are dropped. Replicas that are running go on with these parameters and
-        this step, without being started again.
+        Pending gradients are dropped. Running replicas go on with these parameters and this step,
+        without a restart.
 
         Raises:
             RuntimeError: The state is of another model; torch's message.
@@ -399,10 +399,10 @@ class Chief:
             raise InvalidArgumentError(
                 f"The state is of {len(state['left'])} replicas, but there are {self._total}"
             )
-        self._check_shared()  # else this would not reach the parameters that others have
+        self._check_shared()  # else others would not see what is loaded
         self._give_up()
-        # Gradients from a mixture of old and new parameters carry the group's step of now, which
-        # never goes back: they are dropped by the new one, or stale.
+        # Gradients that replicas compute from a mixture of old and new parameters carry the group's
+        # present step. `advance_step`, below, drops those that have come; later ones are stale.
         numbers = self._run.copy()
         numbers[run.STEP] = state["step"]
         values = {run.RUN: numbers, run.LEFT: np.asarray(state["left"])}
@@ -413,9 +413,9 @@ class Chief:
     def close(self) -> None:
         """End the training: replicas that wait return, and the names are removed. Idempotent.
 
-        The model keeps its parameters, and can be trained on by itself. A chief that is killed
-        leaves the names, so that the one that is started in its place finds replicas and
-        parameters. In a forked child of the chief this ends nothing.
+        The model keeps its parameters, and can be trained on by itself. A killed chief leaves the
+        names, so that its replacement finds replicas and parameters. A call in a forked child of
+        the chief does not end the training.
         """
         maker, self._maker = self._maker, 0
         try:

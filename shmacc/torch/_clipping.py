@@ -38,7 +38,7 @@ def clip_grad_norm_(
 
 
 def clip_grad_value_(parameters: _Trained, clip_value: float) -> None:
-    """Clamp gradients in place to at most `clip_value` from zero.
+    """Clamp each number of the gradients to +-`clip_value`, in place.
 
     As `torch.nn.utils.clip_grad_value_`, also for sparse gradients, which are coalesced first.
 
@@ -50,12 +50,12 @@ def clip_grad_value_(parameters: _Trained, clip_value: float) -> None:
 
 
 def _dense(parameters: _Trained) -> list[Any]:
-    """Return an object for each gradient that has its numbers as a dense ``.grad``."""
+    """Return, for each gradient, an object whose dense ``.grad`` shares its values."""
     found = []
     for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
-            parameter.grad = gradient.coalesce()  # a row that occurs twice is one number
+            parameter.grad = gradient.coalesce()  # adds up rows that occur twice
             gradient = parameter.grad.detach().values()
         if gradient is not None and gradient.numel():  # an empty one has no largest element
             found.append(SimpleNamespace(grad=gradient))

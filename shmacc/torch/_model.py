@@ -57,7 +57,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def unexpand(own: Mapping[str, torch.Tensor]) -> None:
-    """Give expanded views, into which torch copies nothing, memory of their own."""
+    """Give expanded views memory of their own: torch refuses to copy into such views."""
     for value in own.values():
         if 0 in value.stride():
             value.data = value.detach().clone()
@@ -105,8 +105,8 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
 def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
     """Return the group's members: parameters that are trained, and buffers of numbers.
 
-    Parameters are reduced by CMEAN: the divisor is the weight of the whole round, as in a batch
-    of all replicas' samples, also for those that some replica's loss does not depend on. Buffers
+    Parameters are reduced by CMEAN: as in one batch of all samples, the divisor is the weight of
+    the whole round, also for a parameter that some replica's loss does not depend on. Buffers
     (running statistics) are the mean of the replicas that have changed them.
     """
     sparse = rows_alone(model)
@@ -178,17 +178,17 @@ def check_agreement(
 
 
 def in_memory(array: ValueArray) -> torch.Tensor:
-    """Return a tensor on shared memory; if that is read-only, torch does not know."""
+    """Return a tensor in the array's memory; torch does not know if this is read-only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return tensor(array)
 
 
 def place(own: Mapping[str, torch.Tensor], shared: SharedArrays) -> dict[str, int]:
-    """Make the model's tensors those in shared memory; they stay the same objects.
+    """Have the model's tensors use the shared memory; they stay the same objects.
 
     Returns:
-        Where each one is now, for `check_in_place`.
+        The address of each, for `check_in_place`.
     """
     for name, value in own.items():
         value.data = in_memory(shared[name])
@@ -211,12 +211,12 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -
 
 
 def check_same(model: nn.Module, shared: Mapping[str, Any], *, with_grad: bool) -> None:
-    """Refuse a model that has got other parameters: what it computes has nothing to do with these.
+    """Refuse a model whose parameters were replaced: it does not compute with the shared ones.
 
     Args:
         model: The model.
         shared: Its parameters, and embeddings with tables, when it was shared.
-        with_grad: Whether to refuse also one beside these that has a gradient.
+        with_grad: Whether to refuse an additional parameter, too, if it has a gradient.
 
     Raises:
         FailedPreconditionError: The message names the first.
@@ -254,7 +254,7 @@ def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[st
 
 
 def given(trained: "nn.Module | nn.Parameter", taken: Any) -> torch.Tensor:
-    """Return a round's gradient of a parameter; or of a table, the gradients of its ids' rows."""
+    """Return a round's gradient of a parameter, or those of a table's rows."""
     of_table = isinstance(trained, TableEmbedding)
     gradient: torch.Tensor = tensor(taken.values) if of_table else taken.to_torch()
     return gradient

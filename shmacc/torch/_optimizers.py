@@ -48,8 +48,8 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
     The given optimizers are not used any more: rounds make the updates.
 
     Args:
-        optimizers: SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam, before their first step. If
-            there are several, each has parameters of its own, as SparseAdam beside Adam.
+        optimizers: SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam, before their first step.
+            Several must not share parameters: SparseAdam and Adam, for instance.
 
     Raises:
         InvalidArgumentError: An optimizer of another class, one with an option that is not honoured
@@ -77,10 +77,11 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
 def by_name(
     given: Optimizers | OptimizerOfTorch, model: nn.Module
 ) -> dict[str, optim.Optimizer] | None:
-    """Return the optimizer of each parameter that requires grad, and of each table; None: none.
+    """Return the optimizer of each parameter that requires grad, and of each table.
 
     Args:
-        given: None, one for all, a mapping from patterns of names, or what `optimizer_of` returns.
+        given: One for all, a mapping from patterns of names, what `optimizer_of` returns, or None
+            (then None is returned).
         model: The model.
 
     Raises:
@@ -153,7 +154,7 @@ def _of_torch(
 
 
 def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.Optimizer:
-    """Return the optimizer of a group of parameters; remove the options that it honours."""
+    """Translate the optimizer of a group of parameters; remove the options that it honours."""
     made = _CONVERTERS[kind](group)
     default = kind([nn.Parameter(torch.zeros(1))]).param_groups[0]
     for option, value in group.items():

@@ -20,22 +20,22 @@ from shmacc.torch import _run as run
 from shmacc.torch._tables import rows_of
 
 _AT_EXIT = 1.0
-"""Seconds that an exit waits at most, as for SIGTERM: there may be no chief any more, or one that
-waits for this process's end."""
+"""The most seconds that an exit in order waits: there may be no chief any more, or it may wait for
+this process to end."""
 
 
 class Replica:
     """A process that computes gradients, for `SyncReplicas` or `AsyncReplicas`.
 
-    The model's parameters are the shared ones from now on, which only the chief can write: a write
-    here (an optimizer's step) is undone, and raises FailedPreconditionError. Buffers are this
-    process's own, and get the shared ones' contents at each step.
+    The model's parameters are in shared memory from now on. Only the chief can write to them: a
+    write here (an optimizer's step) is undone, and raises FailedPreconditionError. Buffers are this
+    process's own; each step copies the shared buffers into them.
 
-    A replica that is killed and started again computes the batch of `global_step` again: its
-    gradient is in the round once. At the end of a ``with`` block without an exception it leaves:
-    the chief no longer waits for it. After an exception it does not, as another one may be started;
-    a chief that asks is told of the exception. After ``sys.exit()`` it leaves if its gradient is in
-    an update within a second, and has failed otherwise.
+    A replica that is killed and started again computes the batch of `global_step` again; the round
+    counts its gradient once. When a ``with`` block ends without an exception, its replica leaves:
+    the chief no longer waits for it. After an exception it does not leave, because a replacement
+    may be started; a chief with ``on_death="raise"`` hears of it. After ``sys.exit()`` the replica
+    leaves if its gradient is in an update within a second; otherwise it has failed.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Replica:
             shared_name: The chief's.
             rank: From 0, less than ``total_num_replicas``.
             timeout: Seconds to wait, here for the chief and in `step` for the update; None: for
-                ever, in both (`AccumulatorGroup.attach` does not wait then).
+                ever (unlike `AccumulatorGroup.attach`, which does not wait then).
             owners: Whose segments may be attached.
 
         Raises:
-            DeadlineExceededError: There was no chief until the end of the timeout.
+            DeadlineExceededError: No chief came within the timeout.
             InvalidArgumentError: A bad rank, or the model is not the chief's.
             Everything else as for `AccumulatorGroup.attach`.
         """
@@ -75,8 +75,8 @@ class Replica:
             self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
             self._check_rank()
             self._place(model)
-            # An asynchronous replica's gradients get numbers that no replica had before, not even a
-            # killed one of this rank.
+            # The first number of an asynchronous replica's gradients: random, so that not even a
+            # killed replica of this rank has used it.
             self._serial = secrets.randbits(run.SERIAL_BITS)
             self._made = 0  # how many calls of `step` have returned
             self._handed: bool | None = None  # whether this step's gradient counts; None: not sent
@@ -95,7 +95,7 @@ class Replica:
             name for name, spec in members.items() if isinstance(spec, IndexedSlicesSpec)
         )
         self._places = on_model.place(self._parameters, self._shared)
-        # Each with its module, which may assign another tensor to its buffer.
+        # Each buffer with its module, which may assign another tensor to this name later.
         self._shared_buffers = [
             (name, model.get_submodule(path.rpartition(".")[0]), on_model.in_memory(shared))
             for path, _ in model.named_buffers()
@@ -109,9 +109,8 @@ class Replica:
     def _step_without(self, contributor: int, timeout: float | None) -> int:
         """Return the step of the first round that this contributor is not in.
 
-        A synchronous round waits for as many contributors as there are replicas: this replica must
-        not be two of them, by leaving right after its gradient, or by coming back right after it
-        left.
+        A synchronous round ends when it has as many contributors as there are replicas. A replica
+        that leaves counts as another contributor than its gradients; a round must not have both.
         """
         step = self._group.global_step
         if not self._asynchronous and contributor in self._group.contributors(timeout=timeout):
@@ -120,12 +119,12 @@ class Replica:
         return step
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield each buffer's name, this model's, and the shared one."""
+        """Yield each buffer's name, the model's tensor and the shared one."""
         for name, module, shared in self._shared_buffers:
             yield name, getattr(module, name.rpartition(".")[2]).detach(), shared
 
     def _follow(self, step: int) -> None:
-        """Go on with this step of the group; parameters are read after the step, see `Round`."""
+        """Go on with this step of the group; it is read before parameters, so never too new."""
         self._step = step
         self._global_step = int(self._run[run.STEP])
         for _, own, shared in self._buffers():
@@ -143,7 +142,7 @@ class Replica:
         with ExitStack() as last:
             last.callback(self.close)
             if error is not None:
-                last.enter_context(suppress(DeadlineExceededError))  # the exit itself goes on
+                last.enter_context(suppress(DeadlineExceededError))  # `error` is raised instead
             last.push(self._group)  # records the error if `leave` fails
             if error is None:
                 self.leave()
@@ -181,17 +180,17 @@ class Replica:
 
     @property
     def running(self) -> bool:
-        """Whether the chief has not ended the training, and this object is not closed."""
+        """True until the chief ends the training or this object is closed."""
         return not self._closed and self._group.running
 
     def step(self, *, weight: int = 1) -> bool:
         """Hand over the gradients that ``loss.backward()`` has left, and clear them.
 
-        A synchronous replica then waits for the chief's update. An asynchronous one waits before,
-        if as many gradients are pending as the chief admits.
+        A synchronous replica then waits for the chief's update. An asynchronous replica waits
+        before, while as many gradients are pending as the chief admits.
 
         Args:
-            weight: How many samples the loss is the mean of, if batches differ in size.
+            weight: How many samples the loss is averaged over, if batches differ in size.
 
         Returns:
             Whether the gradient is in an update; False if it came too late, or the training has
@@ -199,12 +198,11 @@ class Replica:
 
         Raises:
             DeadlineExceededError: The timeout passed. A synchronous replica's gradient may be in
-                the round: another `step` waits on, and hands nothing over. An asynchronous
-                replica's gradient is not: another `step` tries again.
+                the round: the next `step` only waits on. An asynchronous replica's gradient is not:
+                the next `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
             FailedPreconditionError: The model is not in shared memory any more, or has got another
-                parameter; or one that did not require grad when the chief shared the model does
-                now.
+                parameter; or a parameter requires grad that did not when the chief shared it.
             ResourceExhaustedError: Shared memory is full.
         """
         before = self._global_step
@@ -221,7 +219,7 @@ class Replica:
                 self._follow(self._group.wait_step(self._step, timeout=self._timeout))
         counts, self._handed = self._handed, None
         self._made += 1
-        # A gradient that a checkpoint or the end has dropped was accepted, but is in no update.
+        # Loading a checkpoint or ending the training drops accepted gradients: no update has them.
         return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
 
     def _hand_over(self, weight: int) -> bool:
@@ -250,10 +248,10 @@ class Replica:
         return counts
 
     def leave(self) -> None:
-        """Tell the chief to wait for this replica no longer: it has no more data. Idempotent.
+        """Tell the chief not to wait for this replica: it has no more data. Idempotent.
 
-        After a gradient that is not in an update yet, this waits for the update. A later gradient
-        from a replica of this rank makes the chief wait for it again.
+        A synchronous replica first waits until its gradient is in an update. A later gradient from
+        a replica of this rank makes the chief wait for it again.
 
         Raises:
             DeadlineExceededError: The timeout passed.
@@ -270,9 +268,9 @@ class Replica:
     def close(self) -> None:
         """Detach, without leaving. Idempotent.
 
-        The model keeps the parameters: the shared ones, as others change them, until this process
-        writes to one; from then on all are its own. The rows of a `TableEmbedding` are the
-        training's, which it cannot read any more.
+        The model's parameters stay the shared ones, which others go on changing; when this process
+        first writes to one, all become its own. The rows of a `TableEmbedding` belong to the
+        training and cannot be read any more.
         """
         self._closed = True
         for rows in self._rows.values():

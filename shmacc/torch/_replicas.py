@@ -15,24 +15,23 @@ from shmacc.torch._optimizers import OptimizerOfTorch
 class SyncReplicas(Chief):
     """Synchronous training with backup replicas: the chief's side, after TensorFlow's optimizer.
 
-    Each round averages the gradients of ``replicas_to_aggregate`` replicas that were computed from
-    the parameters of the round before; what comes later is dropped. So the slowest of
-    ``total_num_replicas - replicas_to_aggregate`` backup replicas are not waited for. The mean is
-    that of ``DistributedDataParallel`` if replicas have equal batches; it is weighted by samples if
-    they say how many they had.
+    Each round averages ``replicas_to_aggregate`` gradients that were computed from the current
+    parameters, and drops those that come later. So it does not wait for the slowest
+    ``total_num_replicas - replicas_to_aggregate`` replicas, called backups. The mean is that of
+    ``DistributedDataParallel`` if replicas have equal batches; it is weighted by samples if they
+    say how many they had.
 
     The model's parameters and buffers are in shared memory from now on; they are the same objects,
-    and an optimizer may have them already. Buffers (running statistics of batch normalisation) are
-    the mean of the round's. Evaluate in ``model.eval()``.
+    and an optimizer may have them already. After a round, buffers (running statistics of
+    batch normalisation) are the mean of the replicas' buffers. Evaluate in ``model.eval()``.
 
-    Parameters that do not require grad are shared, and not trained; one without a gradient in all
-    replicas has ``.grad`` None; tied parameters are one. Weights of `nn.Embedding` and
-    `nn.EmbeddingBag` with ``sparse=True`` have sparse gradients. Any ``torch.optim`` optimizer will
-    do that needs no closure; its updates are lost or half done if the chief dies. Those of
-    `shmacc.optim` (``optimizer=``) survive that. Learning rate schedules and clipping are the
-    chief's.
+    Parameters that do not require grad are shared but not trained. A parameter without a gradient
+    in any replica has ``.grad`` None; tied parameters count as one. Weights of `nn.Embedding` and
+    `nn.EmbeddingBag` with ``sparse=True`` have sparse gradients. Any ``torch.optim`` optimizer that
+    needs no closure will do; its updates are lost or half done if the chief dies. Updates of
+    `shmacc.optim` (``optimizer=``) survive that. The chief schedules learning rates and clips.
 
-    Use as a context manager, and `close` ends the training.
+    Use it as a context manager: `close` ends the training.
     """
 
     _asynchronous = False
@@ -53,28 +52,28 @@ class SyncReplicas(Chief):
     ) -> None:
         """Create the shared parameters and the group, or take a dead chief's place.
 
-        If they exist, the model gets the parameters that are there.
+        If the parameters exist, the model gets their contents.
 
         Args:
             model: On the CPU.
             shared_name: What replicas attach to; ``shared_name + ".params"`` are the parameters.
-            total_num_replicas: How many replicas there are; their ranks are less.
+            total_num_replicas: How many replicas there are; all ranks are below this.
             replicas_to_aggregate: How many gradients an update needs; None: all replicas'. Replicas
                 that have left are not waited for.
-            optimizer: For all parameters that require grad, which are float32 or float64: one of
+            optimizer: For all parameters that require grad (float32 or float64): one of
                 `shmacc.optim`; a mapping from patterns of names to optimizers, where the first
                 match counts, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``; or the result of
-                `optimizer_of` for one of torch. Parameters and slots are `Parameters`, which only
-                rounds change, wholly or not at all, and once, whenever a chief dies. None: the
-                block calls an optimizer of torch.
+                `optimizer_of` for one of torch. Parameters and slots are then `Parameters`: each
+                round changes them once, wholly or not at all, even if a chief dies. None: the block
+                calls an optimizer of torch.
             schedule: A function from the number of an update to its learning rate, as for `round`.
-                It must depend on nothing else, so that it goes on after a death. None: the
+                It must depend on nothing else: a dead chief's replacement calls it, too. None: the
                 optimizers' own rates.
             initial: What a new training starts from: a state dict, or a model that has been
                 trained. None: from `model`. A training that exists goes on from what it has.
             mode: Permission bits; this and the next two are as for an accumulator.
             owners: Whose segments may be attached.
-            if_exists: "replace" for a run that is not to go on from what a killed one left.
+            if_exists: "replace" if this run is not to go on from what a killed run left.
 
         Raises:
             InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
@@ -114,9 +113,9 @@ class SyncReplicas(Chief):
 class AsyncReplicas(Chief):
     """Asynchronous training: each round averages the gradients that have come, at least one.
 
-    Replicas do not wait for updates, and read parameters while they are updated. A gradient may be
-    of parameters that are some updates old. A replica waits when ``capacity`` gradients are
-    pending, which bounds their number.
+    Replicas do not wait for updates, and read parameters while they are updated. A gradient may
+    come from parameters that are some updates old. A replica waits while ``capacity`` gradients
+    are pending.
 
     Everything else as for `SyncReplicas`.
     """

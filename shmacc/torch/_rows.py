@@ -19,12 +19,12 @@ class Rows:
 
     Attributes:
         spec: The spec of the table, or of one made from these rows.
-        table: The table of the training that the module is in, or was in as a replica's; None: the
-            rows are this process's own.
-        shared: Whether the training goes on.
+        table: The training's table; a closed replica still has it. None: the rows are this
+            process's own.
+        shared: Whether the module is in a training now.
         trained: Whether a replica's forward passes collect gradients.
-        pending: Ids, and gradients of their rows, that backward passes have left since the last
-            step; None: nobody would hand them over.
+        pending: Ids, and gradients of their rows, from backward passes since the last step; None:
+            this process hands no gradients over.
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -33,7 +33,7 @@ class Rows:
         self.keep(spec, *_none(spec))
 
     def keep(self, spec: TableSpec, ids: IndexArray, rows: ValueArray) -> None:
-        """Use these rows, ids ascending, and no table."""
+        """Use these rows instead of a table; ids ascend."""
         self.spec, self.shared = spec, False
         self.table: Table | None = None
         self.pending: list[tuple[IndexArray, torch.Tensor]] | None = None
@@ -48,7 +48,7 @@ class Rows:
         """Leave the training.
 
         Args:
-            keep: Whether its rows are to be this process's own. If not, they cannot be read.
+            keep: Whether this process keeps a copy of the rows. If not, they cannot be read.
         """
         if keep:
             self.keep(self.spec, *self.whole())
@@ -98,7 +98,7 @@ class Rows:
             self.pending = []
 
     def check_own(self) -> None:
-        """Refuse a change of the rows of a training that goes on."""
+        """Refuse to change rows while the module is in a training."""
         if self.shared:
             raise FailedPreconditionError(
                 "A training has this TableEmbedding's rows, which its rounds alone change: load or "
@@ -107,7 +107,7 @@ class Rows:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make a copy, or a pickle, have rows of its own."""
+        """Give a copy or a pickle rows of its own."""
         copied = Rows(self.spec)
         copied.keep(self.spec, *self.whole())
         copied.trained = self.trained

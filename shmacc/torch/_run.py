@@ -17,12 +17,12 @@ from shmacc.torch import _model as on_model
 
 RUN, LEFT = ".run", ".left"
 STEP, UPDATING, DONE, ASYNCHRONOUS = range(4)
-"""In RUN: how many updates there were; whether one is going on; before which step of the group all
-rounds are in the parameters; which kind of training it is. `Parameters` know the two in the middle
-by themselves."""
+"""Elements of RUN: how many updates there were; whether one is going on; the step of the group
+before which all rounds are in the parameters; whether the training is asynchronous. With
+`Parameters`, UPDATING and DONE are not used."""
 
 LEAVING = 2**62
-"""A contributor from here on is a replica that leaves, not one with a gradient."""
+"""A contributor from here on says that replica `contributor - LEAVING` leaves."""
 
 MOST_REPLICAS = 2**20
 SERIAL_BITS = 40

@@ -21,9 +21,9 @@ class StepSampler:
             replica.step()
 
     All replicas' batches together are an epoch's permutation; samples that do not fill a batch for
-    each replica are left out. A loader's worker processes are asked for batches ahead, which are
-    those of the next steps. That is right for synchronous replicas that make one step a batch, and
-    are not left behind by others (``replicas_to_aggregate``); for all others ``num_workers`` is 0.
+    each replica are left out. A loader with worker processes asks for batches in advance, and
+    gets those of the next steps. So ``num_workers`` must be 0 unless replicas are synchronous, make
+    one step per batch, and are in every round (see ``replicas_to_aggregate``).
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class StepSampler:
             yield self.batch(step)
             now, before = self._replica.global_step, made
             made = self._replica._made  # noqa: SLF001
-            # Asked for ahead, or this replica's step was an update; else that of a checkpoint was
-            # set, or the step is to be made again. An asynchronous replica need not see an update.
+            # The next step, if a batch is asked for in advance (`step` was not called since), or if
+            # `step` led to one update; an asynchronous replica need not see this. Otherwise a
+            # checkpoint has set the step, or the batch must be computed again.
             steps = {0, 1} if self._replica._asynchronous else {made - before} & {0, 1}  # noqa: SLF001
             step = step + 1 if now - seen in steps else now
             seen = now
@@ -83,7 +84,7 @@ class StepSampler:
         """Return how many batches are left, starting at the replica's step.
 
         Raises:
-            TypeError: There are no ``epochs`` after which it would end.
+            TypeError: ``epochs`` is None.
         """
         if self._epochs is None:
             raise TypeError("A StepSampler without epochs has no length: it ends with the training")

@@ -1,4 +1,4 @@
-"""Embeddings of ids that nobody knows beforehand: a module of torch whose rows are a table's."""
+"""Embeddings of ids that need not be known beforehand: a torch module with a table's rows."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ _MODES = (None, "sum", "mean")
 class TableEmbedding(nn.Module):
     """An embedding of ids that need not be known beforehand: any integers below 2**63.
 
-    As `nn.Embedding` or `nn.EmbeddingBag`, but its rows are a `shmacc.Table` of the training's
+    Like `nn.Embedding` or `nn.EmbeddingBag`, but its rows are a `shmacc.Table` of the training's
     parameters, not a torch parameter::
 
         model.user = TableEmbedding(16, initial=shmacc.init.Normal(0.0, 0.1, seed=1))
@@ -31,19 +31,19 @@ class TableEmbedding(nn.Module):
     An id gets a row when an update changes it; until then, and after its removal, it has the
     initial row, which is a function of `initial` and the id. A `Replica` hands over ids and the
     gradients of their rows. `SyncReplicas` and `AsyncReplicas` have the table, under the module's
-    name and ``.rows``, and need an optimizer of `shmacc.optim` for it.
+    name with ``.rows`` appended, and need an optimizer of `shmacc.optim` for it.
 
-    Outside of a training the module has rows of its own: those of a state that was loaded, those of
-    a `Viewer`'s last snapshot, or those at the training's end in the chief. They are constants
-    there: only replicas train them. The state has ``ids``, ascending, and ``rows``. Numbers are of
+    Outside of a training the module has rows of its own: from a loaded state, from a `Viewer`'s
+    last snapshot, or, in a chief, from the end of its training. Backward passes do not train these
+    rows. The state has ``ids``, ascending, and ``rows``. Numbers are of
     torch's default dtype at construction, which must be float32 or float64.
 
     Attributes:
         embedding_dim: How many numbers a row has.
         mode: How a bag's rows become one; None: there are no bags.
-        padding_idx: The integer that stands for no id; None: none does.
-        grad: In the block of a chief's round the gradients of the rows, one for each id of the
-            round, which the block may clip or scale as those of parameters; else None.
+        padding_idx: The integer that stands for no id; None: there is none.
+        grad: In the block of a chief's round, the gradients of the rows, one for each id of the
+            round; the block may clip or scale them. Otherwise None.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class TableEmbedding(nn.Module):
                 `nn.EmbeddingBag`.
             max_rows: How many rows the table may have: an update that would leave more raises
                 ResourceExhaustedError in the chief's round. None: any number.
-            padding_idx: An integer, also a negative one as -1, that stands for no id: its row is
-                zeros, no bag counts it, and nothing is trained by it.
+            padding_idx: An integer, possibly negative, that stands for no id: its row is zeros, no
+                bag counts it, and it is not trained.
 
         Raises:
             InvalidArgumentError: A bad argument.
@@ -103,8 +103,8 @@ class TableEmbedding(nn.Module):
         """Return rows, of shape ``ids.shape + (embedding_dim,)``; or one for each bag.
 
         Args:
-            ids: Integers of any dtype, from 0 to below 2**63, on the CPU. With a mode, bags: a row
-                of a matrix is one, or `offsets` say where in a vector each one begins.
+            ids: Integers of any dtype, from 0 to below 2**63, on the CPU. With a mode, bags:
+                each row of a matrix, or the parts of a vector that begin at `offsets`.
             offsets: As for `nn.EmbeddingBag`.
 
         Raises:
@@ -112,7 +112,7 @@ class TableEmbedding(nn.Module):
             FailedPreconditionError: The replica is closed.
         """
         if torch.compiler.is_compiling():
-            # Here, because it imports torch's compiler.
+            # Imported only here, because it imports torch's compiler.
             from shmacc.torch import _uncompiled
 
             return _uncompiled.call(self._look_up, ids, offsets)
@@ -143,7 +143,7 @@ class TableEmbedding(nn.Module):
         return nn.functional.embedding_bag(at, leaf, offsets, mode=self.mode, padding_idx=padding)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of backward passes; the model's own method does not reach them.
+        """Drop the gradients of backward passes; the model's `zero_grad` does not do this.
 
         Args:
             set_to_none: No effect: it is for parameters, and there are none.
@@ -152,7 +152,7 @@ class TableEmbedding(nn.Module):
         self._own.clear()
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows, or train them again; the model's own method does not reach them.
+        """Freeze the rows, or train them again; the model's method does not do this.
 
         Args:
             requires_grad: Whether forward passes of this process's replica are to train them.

@@ -1,4 +1,4 @@
-"""Calls that `torch.compile` leaves as they are; importing it imports the compiler, for 2 s."""
+"""Calls that `torch.compile` leaves as they are. The import imports the compiler (2 s)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,5 +8,5 @@ import torch
 
 @torch.compiler.disable
 def call(function: Callable[..., Any], *args: Any) -> Any:
-    """Return the function's result: it reads what other processes change."""
+    """Return the function's result, which depends on what other processes write."""
     return function(*args)

@@ -1,4 +1,4 @@
-"""Puts a round's update into the shared tensors: the block in place, or `Parameters`."""
+"""Writes a round's update into the shared tensors: in the block, or by `Parameters`."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -45,12 +45,12 @@ class Update:
 
     Attributes:
         step: The number of the update, from 0.
-        replicas: The ranks whose gradients were averaged, ascending; of an asynchronous round, a
-            rank for each gradient. Empty if all have left while the round waited for them: then no
-            parameter has a gradient, and the update does not count.
+        replicas: The ranks whose gradients were averaged, ascending; in an asynchronous round, a
+            rank for each gradient. Empty if all replicas left while the round waited: then no
+            parameter has a gradient, and `global_step` stays the same.
         weight: The total weight of the gradients: samples, if replicas say how many they had.
-        round_step: The step of the round, which tables keep with a row. It counts `step`'s updates
-            and all rounds that were no updates.
+        round_step: The group's step in this round, which tables record with each changed row.
+            Unlike `step`, it also counts rounds that made no update.
     """
 
     step: int
@@ -60,10 +60,10 @@ class Update:
     _block: Block = field(repr=False, compare=False)
 
     def skip(self) -> None:
-        """Let the round pass: its gradients change no parameter, buffer or optimizer's slot.
+        """Have the round end without an update: parameters, buffers and slots stay the same.
 
-        `global_step` moves on, and replicas go on to their next batch. An optimizer of torch is not
-        to be called in this block.
+        `global_step` moves on, and replicas go on to their next batch. Do not call an optimizer of
+        torch in this block.
 
         Raises:
             FailedPreconditionError: The block has ended.
@@ -126,7 +126,7 @@ class Update:
 
 
 class InPlace:
-    """The block updates with an optimizer of torch; a death in the block is noticed."""
+    """For an optimizer of torch, which the block calls; the next chief notices a death there."""
 
     places_buffers = True
 
@@ -136,7 +136,7 @@ class InPlace:
 
     @property
     def done(self) -> int:
-        """The step of the group before which all rounds are in the parameters."""
+        """All rounds before this step of the group are in the parameters."""
         return int(self._run[run.DONE])
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
@@ -145,7 +145,7 @@ class InPlace:
     def begin(self, group: AccumulatorGroup) -> None:  # noqa: ARG002
         """Refuse to go on from parameters that may be half updated.
 
-        Called in the round: if another living chief were updating, it would have the round.
+        This is called in the round, which no other living chief can have at the same time.
         """
         if self._run[run.UPDATING]:
             raise FailedPreconditionError(
@@ -155,7 +155,7 @@ class InPlace:
         self._run[run.UPDATING] = 1
 
     def give_up(self) -> None:
-        """Note that the round that has begun is given up before its block: nothing is changed."""
+        """Undo `begin`: the round is given up before its block, and nothing has changed."""
         self._run[run.UPDATING] = 0
 
     def end(
@@ -166,18 +166,18 @@ class InPlace:
         rate: LearningRate,  # noqa: ARG002
         removed: Mapping[str, IndexArray] | None,  # noqa: ARG002 - there are no tables
     ) -> None:
-        """Write what the block did not; the last store says that the update is complete.
+        """Write `values`, which the block did not; the last store marks the update as complete.
 
         If a chief dies before that store, the arrays say that parameters may be half updated. If it
-        dies after that store and before the group's commit, they say which round the parameters
-        have: the next chief gets the same gradients, and only commits them.
+        dies after that store and before the group's commit, they say which round is in the
+        parameters: the next chief gets the same gradients, and only commits them.
 
-        A round that a checkpoint has ended, in its block or by another chief, changes nothing.
+        If a checkpoint was loaded meanwhile, in the block or by another chief, nothing is written.
         """
         self.skip(taken, values)
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
-        """Let a round pass, with `values` as for `end`."""
+        """End a round without applying its gradients; `values` as for `end`."""
         if taken.step >= self.done:
             self._write(values, taken.step + 1)
 
@@ -190,7 +190,7 @@ class InPlace:
         self._run[run.UPDATING] = 0
 
     def pass_over(self, taken: GroupTaken) -> None:
-        """Pass over a round that is in the parameters already."""
+        """Do nothing: the round's update is in the parameters already."""
 
     def check_rate(self, rate: LearningRate) -> None:
         if rate is not None:
@@ -199,7 +199,7 @@ class InPlace:
             )
 
     def saved(self) -> dict[str, Any]:
-        """Return the rest of a checkpoint: all but the model, the step and who has left."""
+        """Return what a checkpoint has besides the model, the step and who has left."""
         return {}
 
     def load(
@@ -209,16 +209,16 @@ class InPlace:
         state: Mapping[str, Any],
         values: Mapping[str, ValueArray],
     ) -> None:
-        """Restore a checkpoint as of the group's next step; `values` as for `end`."""
+        """Load a checkpoint as the state at the group's next step; `values` as for `end`."""
         self._run[run.UPDATING] = 1
         on_model.load(model, state["model"])
         self._write(values, group.global_step + 1)
 
 
 class Atomic:
-    """Each update is one atomic update of `Parameters`, with the run's numbers and buffers."""
+    """Each update is one atomic update of `Parameters`, also of the run's numbers and buffers."""
 
-    places_buffers = False  # a forward pass writes them, and these arrays are read-only
+    places_buffers = False  # a forward pass writes buffers, but these arrays are read-only
 
     def __init__(self, arrays: Parameters) -> None:
         self.arrays = arrays
@@ -226,14 +226,14 @@ class Atomic:
 
     @property
     def done(self) -> int:
-        """The step of the group before which all rounds are in the parameters."""
+        """All rounds before this step of the group are in the parameters."""
         return self.arrays.step
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
         """Give tables their first rows, if these parameters have had no update.
 
-        This is an update by a round of step 0, so a death leaves it undone or complete. If several
-        chiefs try, one succeeds, whenever they die, and none does after another round.
+        This is an update by a round of step 0, so a chief's death leaves it undone or complete. At
+        most one chief's call has an effect, and none after another round.
         """
         if self.done > 0:
             return
@@ -242,7 +242,7 @@ class Atomic:
         if not values:
             return
         with AccumulatorGroup({"nothing": TensorSpec((), np.float32)}) as alone:
-            alone.unlink()  # a death leaves no name
+            alone.unlink()  # so that no name is left if this process dies
             alone.apply({}, 0)
             try:
                 with alone.round(1) as taken:
@@ -252,8 +252,8 @@ class Atomic:
                     raise
 
     def begin(self, group: AccumulatorGroup) -> None:
-        """Let the block see whole parameters."""
-        if group.stats().update is not None:  # another chief has died since
+        """Undo a dead chief's half update, so that the block sees whole parameters."""
+        if group.stats().update is not None:
             self.arrays.snapshot()
 
     def give_up(self) -> None:
@@ -267,7 +267,7 @@ class Atomic:
         rate: LearningRate,
         removed: Mapping[str, IndexArray] | None,
     ) -> None:
-        """Make the update, with new contents for arrays that no optimizer changes."""
+        """Make the update; `values` are new contents of arrays that no optimizer changes."""
         for name, one in trained.items():
             given = on_model.given(one, taken[name]) if name in taken else None
             if not _take_back(one.grad, given):
@@ -281,24 +281,24 @@ class Atomic:
         self.arrays.update(taken, values, remove=removed, learning_rate=rate)
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
-        """Let a round pass, with `values` as for `end`."""
+        """End a round without applying its gradients; `values` as for `end`."""
         self.arrays.skip(taken, values)
 
     def pass_over(self, taken: GroupTaken) -> None:
-        """Pass over a round that is in the parameters already."""
-        self.arrays.skip(taken)  # finds that the update is in, and ends the round
+        """End a round whose update is in the parameters already."""
+        self.arrays.skip(taken)  # finds the update there, and only ends the round
 
     def check_rate(self, rate: LearningRate) -> None:
         patterns.learning_rates(rate, self.arrays)
 
     def saved(self) -> dict[str, Any]:
-        """Return the rest of a checkpoint: all but the model, the step and who has left."""
+        """Return what a checkpoint has besides the model, the step and who has left."""
         return {
             "optimizer": {key: tensor(value) for key, value in self._optimizers_state().items()}
         }
 
     def _optimizers_state(self) -> dict[str, ValueArray]:
-        """Return slots, and how often each array was updated."""
+        """Return slots and update counts of arrays; with tables, also steps."""
         others = {"arrays", "specs", "step"}
         if any(isinstance(found, Table) for found in self.arrays.values()):
             others.remove("step")
@@ -315,24 +315,24 @@ class Atomic:
         state: Mapping[str, Any],
         values: Mapping[str, ValueArray],
     ) -> None:
-        """Restore a checkpoint as of the group's next step; `values` as for `end`."""
+        """Load a checkpoint as the state at the group's next step; `values` as for `end`."""
         saved = state.get("optimizer", {})
         if saved.keys() != self._optimizers_state().keys():
             raise InvalidArgumentError(
                 "The state's 'optimizer' is not that of these optimizers of shmacc.optim"
             )
-        copy = deepcopy(model)  # parameters are read-only, and replaced in one commit
+        copy = deepcopy(model)  # parameters are read-only; `restore` replaces all at once
         on_model.load(copy, state["model"])
         contents: dict[str, Any] = {n: own.detach() for n, own in on_model.tensors(copy).items()}
         contents |= values
-        if group.stats().update is not None:  # left by a dead chief
+        if group.stats().update is not None:  # a dead chief left an update
             with group.round(1) as taken:
                 self.arrays.skip(taken)
         tables, restored = on_model.tables(copy), self.arrays.state()
         for key, value in saved.items():
             restored[key] = as_arrays.as_array(value, key)
         step, later = group.global_step + 1, 0
-        if tables:  # the step must not go back; rows' last steps move with it
+        if tables:  # the step must not go back; rows' last steps are shifted with it
             later = max(0, step - int(restored["step"]))
             step = int(restored["step"]) + later
         for number, name in enumerate(restored["arrays"].tolist()):
@@ -369,7 +369,7 @@ def of_chief(
 
 
 def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> bool:
-    """Copy a gradient that the block changed back to the given tensor, if they are alike."""
+    """Copy the block's gradient into the tensor that the round gave; False: not alike."""
     if gradient is None or given is None:
         return gradient is given
     if (gradient.layout, gradient.shape) != (given.layout, given.shape):
@@ -382,6 +382,6 @@ def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") ->
     alike = gradient.stride() == given.stride() and gradient.is_neg() == given.is_neg()
     if gradient.data_ptr() != given.data_ptr():
         given.copy_(gradient.detach())
-    elif not alike:  # another view of the same memory, as a transposed one
+    elif not alike:  # another view of the same memory, for instance transposed
         given.copy_(gradient.detach().clone())
     return True

@@ -39,7 +39,7 @@ class Viewer:
         Args:
             model: A model of the chief's architecture.
             shared_name: The chief's.
-            timeout: Seconds of each wait, here for the chief; None: for ever.
+            timeout: Seconds for each wait, the first one for the chief; None: for ever.
             owners: Whose segments may be attached.
 
         Raises:
@@ -64,7 +64,7 @@ class Viewer:
 
     @property
     def running(self) -> bool:
-        """Whether the chief has not ended the training, and this object is not closed."""
+        """True until the chief ends the training or this object is closed."""
         return not self._closed and self._group.running
 
     def snapshot(self) -> int:
@@ -77,8 +77,8 @@ class Viewer:
 
         Raises:
             DeadlineExceededError: The timeout passed.
-            FailedPreconditionError: A chief with an optimizer of torch has died in its block, so
-                that they may be half updated; or this object is closed.
+            FailedPreconditionError: A chief with an optimizer of torch has died in its block: the
+                parameters may be half updated; or this object is closed.
         """
         if isinstance(self._shared, Parameters):
             _, copies = self._shared.snapshot(timeout=self._timeout)
@@ -95,7 +95,7 @@ class Viewer:
     def _between_rounds(self) -> dict[str, Any]:
         """Return copies that no block has written to meanwhile.
 
-        A block begins in a sealed step, and ends before the step moves on.
+        A step is sealed before its round's block begins, and moves on after the block ends.
         """
         while True:
             running, step = self._group.running, self._group.global_step
@@ -116,7 +116,7 @@ class Viewer:
     def steps(self) -> Iterator[int]:
         """Yield the newest step whenever it has moved on; the model is then at this step.
 
-        The loop ends with the training, after its last step; a slow one misses steps in between.
+        The loop ends with the training, after its last step; a slow loop misses steps in between.
 
         Raises:
             As for `snapshot`; the timeout counts for each wait for a new step.
