@@ -10,8 +10,8 @@
 # build/aarch64; delete that folder to start over.
 #
 # What this shows: that the code compiles for aarch64 and computes the same, and that system calls, structures and
-# page reservations are right there. What it does not: weak memory. qemu translates the guest's loads and stores
-# into the host's, so on x86-64 they are ordered as x86-64 orders them; tools/model/litmus is about that.
+# page reservations are right there. It does not show errors of weak memory order: qemu makes the
+# guest's loads and stores the host's, which x86-64 keeps in order; tools/model/litmus checks memory orders.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -37,7 +37,7 @@ if [ ${#need[@]} -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive apt-get -qq install -y "${need[@]}" >/dev/null
 fi
 
-# The kernel is told to run aarch64 programs by qemu, for as long as this takes.
+# Have the kernel run aarch64 programs by qemu until this script ends.
 binfmt=/proc/sys/fs/binfmt_misc
 mountpoint -q $binfmt || mount -t binfmt_misc binfmt_misc $binfmt
 if [ ! -e $binfmt/qemu-aarch64 ]; then
@@ -47,7 +47,7 @@ fi
 
 if [ ! -e "$root/.made" ]; then
     rm -rf "$root"
-    # The compiler is one for this machine that compiles for the other: emulated, it takes minutes.
+    # The compiler runs natively and compiles for aarch64: an emulated one would be far slower.
     mmdebstrap --quiet --arch=amd64,arm64 --variant=minbase \
         --include=python3:arm64,python3-dev:arm64,libstdc++6:arm64,g++-aarch64-linux-gnu,procps \
         "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$root"
@@ -72,14 +72,14 @@ if [ ! -e "$wheels/.$version" ]; then
 fi
 
 if [ $# -eq 0 ]; then
-    # Not here: the tests of tools; limits of address space, which the emulator itself needs. What steps through a
-    # process skips by itself: qemu has no ptrace; so does what needs a namespace of its own.
+    # Left out: the tests of tools, and tests that limit the address space, which the emulator itself needs. Tests that
+    # need ptrace, which qemu lacks, or a namespace of their own skip themselves.
     set -- tests --ignore=tests/tools --ignore=tests/hazards/test_soak.py \
         --deselect tests/hazards/test_full_limits.py::test_no_memory_for_what_a_take_hands_out \
         --deselect tests/hazards/test_memory_errors.py::test_no_allocation_of_the_extensions_loses_a_round
 fi
 
-# Mounts, processes and what they leave behind end with this.
+# The mounts and all processes end with this command.
 export root
 unshare --mount --pid --fork --kill-child bash -euo pipefail -c '
     mount --bind "$PWD" "$root/mnt"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Which lines of the Python code and of the extension the tests reach; writes them into docs/testing.md.
+# Measures which lines of the Python code and of the extension tests reach; writes a summary into docs/testing.md.
 # `make coverage` sets up the environment that this runs in. The tests that kill processes are left out: the
 # counts of a killed process are lost.
 #
@@ -14,13 +14,13 @@ rm -rf "$out"
 mkdir -p "$out"
 find "$objects" -name '*.gcda' -delete
 
-# The extension writes its counts when a process ends by exit(); a forked child ends by _exit().
+# The extension writes its counts when a process ends by exit(), so a forked child must not end by _exit().
 packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 echo "import ctypes, os; os._exit = ctypes.CDLL(None).exit" >"$packages/a0_counts.pth"
 
 if [ $# -eq 0 ]; then
-    # These judge times, and what the command imports; a sub-interpreter imports what measures; there is no mypy; and a
-    # child that is forked beside a thread may wait for a lock of what measures.
+    # Left out: a test of timing, one of the command's imports, one with sub-interpreters (they import coverage), the
+    # typing test (no mypy), and word_count, whose forked children may wait for a lock of coverage's.
     set -- tests --ignore=tests/hazards --ignore=tests/package/test_typing.py \
         -k 'not passed_over and not starts_without and not sub_interpreter and not word_count'
 fi

@@ -14,7 +14,7 @@ import sys
 from operator import itemgetter
 from pathlib import Path
 
-# Fails in the shim of a version that is not switched on, and where there is no venv or no Python.h.
+# Fails in pyenv's shim of a version that is not active, and where there is no venv or no Python.h.
 # Free-threaded builds are not supported.
 _ASK = """
 import ensurepip, json, os, sys, sysconfig
@@ -26,14 +26,14 @@ print(json.dumps([sys.version_info[:3], sys.executable]))
 
 
 def found() -> dict[tuple[int, ...], str]:
-    """Return their paths by minor version, (3, 11) for instance, oldest first."""
+    """Return the Pythons' paths by minor version, (3, 11) for instance, oldest first."""
     folders = [Path(folder) for folder in os.get_exec_path()]
     folders += Path(sys.base_prefix).parent.glob("*/bin")
     pythons = [path for folder in folders for path in sorted(folder.glob("python3.[0-9]*[0-9]"))]
     commands = ([str(python), "-c", _ASK] for python in pythons)
     asked = [subprocess.run(command, capture_output=True, check=False) for command in commands]
     usable = [json.loads(answer.stdout) for answer in asked if answer.returncode == 0]
-    # Later ones replace earlier ones: the newest stays, of several the one that was found first.
+    # Later entries replace earlier ones: the newest stays; of equal ones, the first found.
     usable.sort(key=itemgetter(0), reverse=True)
     return {tuple(version[:2]): python for version, python in reversed(usable)}
 

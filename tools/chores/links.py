@@ -1,6 +1,6 @@
 """Follows every link between pages, anchors included: python tools/chores/links.py build/docs.
 
-Pages are Markdown, as it is written, or HTML, as it is built.
+Pages are Markdown sources or built HTML.
 """
 
 from __future__ import annotations

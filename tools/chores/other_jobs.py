@@ -1,7 +1,7 @@
 """Makes other jobs' segments in /dev/shm, until SIGTERM or the end of the process that started it.
 
-Their names are those that tests use, in no namespace and in others: tests must neither meet nor
-touch them. Some are open in this process; the others were open in a process that was killed. This
+They have the names that tests use, without a namespace and in other namespaces: tests must neither
+find nor touch them. Some are open in this process; a killed process has left the others. This
 process also has a segment open whose name is removed.
 
     python -P tools/chores/other_jobs.py
@@ -55,7 +55,7 @@ def _open_and_be_killed() -> None:
 
 
 def _found() -> dict[str, tuple[int, int]]:
-    """Return each file's inode and time: these change when it is replaced or written to."""
+    """Return each file's inode and time: they change if it is replaced or written to."""
     names = filter(_FILE.fullmatch, testing.leaked_names())
     files = {name: (_SHARED_MEMORY / name).stat() for name in names}
     return {name: (file.st_ino, file.st_mtime_ns) for name, file in files.items()}

@@ -2,11 +2,11 @@
 
 newest.txt        what `make` installs, and builds with: the newest versions on the day of writing
 home.txt          what `make test-home` and `make bench` need besides: packages that users also have
-lowest.txt        what `make test-lowest` installs: the lowest that the bounds allow, and the tests'
-                  own tools as above
-lowest-build.txt  what CI builds the wheel of 3.12 with: the lowest
+lowest.txt        what `make test-lowest` installs: the lowest versions that the bounds
+                  allow, and the tests' own tools as in newest.txt
+lowest-build.txt  what CI builds the wheel of 3.12 with: the lowest versions
 
-One file holds for every Python that the project supports: where they differ, lines have markers.
+Each file is for all Pythons that the project supports; a line for only some of them has a marker.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     _write("lowest.txt", [line for line in newest if _name(line) in tools], *own, *lowest)
     _write("lowest-build.txt", build, *lowest)
     _write("home.txt", home, "pyproject.toml", "--constraints", str(_PINS / "newest.txt"))
-    # Nothing twice; and torch says itself which versions of packages for GPUs it needs.
+    # Leave out what newest.txt has, and packages for GPUs: torch itself says which it needs.
     named = {_name(line) for line in newest} - {""}
     lines = (_PINS / "home.txt").read_text().splitlines(keepends=True)
     lines = [line for line in lines if not re.match("cuda|nvidia|triton", line)]

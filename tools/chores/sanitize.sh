@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Tests once more, with the extension built under a sanitizer. Any report of it fails the run, whatever the tests said.
+# Runs tests with an extension that a sanitizer checks. Any report of the sanitizer fails the run.
 # `make asan` and `make tsan` set up the environment that this runs in.
 #
 #   tools/chores/sanitize.sh address|thread [pytest arguments]     default: the core's tests
 #   PYTEST_ADDOPTS            more arguments, without giving up the default ones
 #   SHMACC_FUZZ_EXAMPLES      for the tests that damage a segment (1000)
 #
-# ThreadSanitizer sees the threads of one process. What processes do to each other through a segment it cannot
-# see: that is what tools/model/litmus is for. But threads of one process share the segment's words in the very
-# same way (one mapping, all handles on it), so what it finds among them holds for processes too, wherever it is
-# not the threads' mutex that keeps them apart.
+# ThreadSanitizer sees only the threads of one process; for several processes that use a segment there is
+# tools/model/litmus. But threads share a segment's words just as processes do (all handles use one mapping), so
+# its findings hold for processes too, except where only a mutex of the process keeps threads apart.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -28,24 +27,24 @@ if [ "$kind" = address ]; then
     bin=.venv-asan/bin
     marked="not beyond_asan"
     libasan=$(library libasan.so)
-    # detect_leaks: CPython and NumPy keep memory until the end on purpose; what leaks by the call is
-    #   looked for by the tests that count mappings and descriptors.
-    # allocator_may_return_null: malloc is to refuse a size that is far too large, as without a sanitizer.
-    # libstdc++ comes second: AddressSanitizer must find its exceptions when it starts.
+    # detect_leaks: CPython and NumPy keep memory until the end on purpose; tests that count
+    #   mappings and descriptors look for leaks.
+    # allocator_may_return_null: malloc must refuse a far too large size, as without a sanitizer.
+    # libstdc++ is preloaded, too: AddressSanitizer looks for its exception functions at the start.
     # PYTHONMALLOC: else Python's memory would come from pools that the sanitizer does not watch.
     asan="detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:max_allocation_size_mb=4096"
     ubsan="print_stacktrace=1:halt_on_error=1:abort_on_error=1"
     under=(env "LD_PRELOAD=$libasan $libstdcxx" PYTHONMALLOC=malloc
         "ASAN_OPTIONS=$asan:log_path=$reports/report" "UBSAN_OPTIONS=$ubsan:log_path=$reports/report"
         "SHMACC_FUZZ_EXAMPLES=${SHMACC_FUZZ_EXAMPLES:-1000}")
-    # An allocation that is too large, which fails as it would without a sanitizer, is a warning in the same files.
+    # The files also have warnings: of allocations that are too large and fail, as without a sanitizer.
     report='ERROR: |runtime error: '
 else
     bin=.venv-tsan/bin
     marked="threads and not beyond_tsan"
     libtsan=$(library libtsan.so)
-    # GCC's run-time library knows pthread_mutex_timedlock, but before version 15 not pthread_mutex_clocklock, which is
-    # what std::timed_mutex calls: it would take an owned mutex for one that nobody locked.
+    # std::timed_mutex calls pthread_mutex_clocklock, which GCC's run-time library does not know before version 15: it
+    # would believe that nobody has locked the mutex. It does know pthread_mutex_timedlock.
     clocklock=$PWD/build/tsan-clocklock.so
     "${CC:-gcc}" -shared -fPIC -O1 -o "$clocklock" -x c - <<'EOF'
 #define _GNU_SOURCE
@@ -62,8 +61,8 @@ int pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock, const struc
     return pthread_mutex_timedlock(mutex, &real);
 }
 EOF
-    # die_after_fork: children of processes with threads start threads of their own, which is what some tests are about.
-    # setarch -R: its shadow memory is where the kernel would put other things by chance.
+    # die_after_fork: in some tests a process with threads forks a child that starts threads.
+    # setarch -R: with random addresses, other mappings could lie where TSan needs its shadow memory.
     tsan="die_after_fork=0:halt_on_error=0:second_deadlock_stack=1:history_size=4"
     under=(env "LD_PRELOAD=$libtsan $clocklock $libstdcxx"
         "TSAN_OPTIONS=$tsan:suppressions=$PWD/tools/chores/tsan.supp:log_path=$reports/report"
@@ -77,7 +76,7 @@ if [ $# -eq 0 ]; then
         -m "$marked and not installs"
 fi
 
-# log_path, above: pytest holds what a process says back, and loses it when that process ends in the middle.
+# Why log_path above: pytest holds a process's output back, and loses it if the process dies in a test.
 status=0
 "${under[@]}" "$bin/pytest" -p no:cacheprovider --timeout 1800 "$@" || status=$?
 

@@ -16,7 +16,7 @@ skip() {
 
 [ "$(id -u)" = 0 ] || skip "needs root, for chroot and its mounts"
 [ -e /etc/debian_version ] || skip "needs Debian"
-# All mounts are made in a namespace of their own, and end with it: none can be left over in what is deleted.
+# All mounts are made in a namespace of their own and end with it: deleting build/sid never meets one.
 unshare --mount true 2>/dev/null || skip "may not mount anything here"
 
 folder=$PWD/build/sid
@@ -29,14 +29,14 @@ if [ ! -e "$root/.made" ]; then
             >"$folder/log" 2>&1 || skip "could not install mmdebstrap: $folder/log"
     fi
     rm -rf "$root"
-    # python3-all-dev and -venv: every Python that Debian has at the time. The mirror may be some weeks behind.
+    # python3-all-dev and -venv: every Python that Debian has now. The mirror may be some weeks behind.
     unshare --mount mmdebstrap --mode=root --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
         --include=ca-certificates,g++,git,iproute2,make,procps,python3-all-dev,python3-all-venv \
         sid "$root" http://deb.debian.org/debian >"$folder/log" 2>&1 || skip "could not make the tree: $folder/log"
     touch "$root/.made"
 fi
 
-# The network is this machine's, and so is where pip finds packages.
+# The command uses this machine's network and pip's settings here.
 for file in etc/resolv.conf etc/ssl/certs/ca-certificates.crt etc/pip.conf etc/xdg/pip root/.config/pip; do
     if [ -e "/$file" ]; then
         rm -rf "${root:?}/$file"

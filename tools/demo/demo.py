@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# The processes are the parallelism: NumPy, imported next, keeps to one thread in each.
+# Before NumPy's import: one thread in each process, because the processes run in parallel.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -62,14 +62,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(plan: Plan, step: int, arrays: Arrays, more: str) -> None:
-    """Show how far a run is, on a terminal in a line that changes."""
+    """Show a run's progress in a line that is overwritten; only on a terminal."""
     if step > 0 and sys.stdout.isatty():
         line = f"{curve(arrays['figures'][:step])}, step {step:,}/{plan.steps:,}, {more}"
         print(f"\r{line} ", end="", flush=True)
 
 
 def curve(figures: NDArray[Any]) -> str:
-    """Draw the losses of these steps, and tell the last one."""
+    """Return a drawing of the losses, and the last one as a number."""
     parts = np.array_split(figures[:, 0] / figures[:, 1], min(24, len(figures)))
     means = np.array([part.mean() for part in parts])
     levels = (means - means.min()) / max(float(np.ptp(means)), 1e-9)

@@ -38,7 +38,7 @@ class Apart:
 
     def order(self, method: str, *arguments: Any) -> None:
         """Begin a call; `answer` waits for its end."""
-        with contextlib.suppress(BrokenPipeError):  # the answer says so
+        with contextlib.suppress(BrokenPipeError):  # `answer` reports it
             self._pipe.send((method, arguments))
 
     def answer(self) -> Any:

@@ -32,7 +32,7 @@ class Table:
     def compare(
         self, what: str, turns: Sequence[tuple[float, float]], goal: float | None, *beside: str
     ) -> None:
-        """Add a row: both sides' spreads, with what the other one is before it, and the ratio."""
+        """Add a row: the spreads of ours and theirs (which `beside` names), and the ratio."""
         mine, theirs = (spread([turn[side] for turn in turns]) for side in (0, 1))
         self.rows.append((what, mine, *beside, theirs, self.judged(what, paired(turns), goal)))
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # Operations.
-APPLY: Final = "apply"  # to rows that are all there already; the table has no others
+APPLY: Final = "apply"  # to rows that are there already; the table has no others
 APPLY_FULL: Final = "apply, full table"  # every row of the table is there
-APPLY_OTHERS: Final = "apply, full table, others each time"  # rows that no cache has
+APPLY_OTHERS: Final = "apply, full table, others each time"  # so that no cache has the rows
 APPLY_NEW: Final = "apply, new segment"  # the first one: the kernel has yet to provide the memory
 ROUND: Final = "round"  # two gradients of the same rows, and the take of their mean
 
-_SHORTEST: Final = 20_000  # ns: shorter calls are timed in batches, or the clock would be measured
+_SHORTEST: Final = 20_000  # ns: shorter calls are timed in batches, because the clock takes time
 _BATCH: Final = 100
 _GRADIENTS: Final = 8
 _TOLERANCE: Final = 0.02
@@ -71,9 +71,9 @@ class Timed:
             self.batch = min(_BATCH, max(1, _SHORTEST // max(1, duration)))
 
     def block(self, budget: int, most: int) -> list[float]:
-        """Return nanoseconds a call: as many samples as the budget holds, one at the least.
+        """Return samples, in nanoseconds a call: at least one, and as many as the budget allows.
 
-        It begins with calls that are not counted, because the previous peer has filled the caches.
+        The first calls are not counted, because the previous peer has filled the caches.
         """
         samples: list[float] = []
         begun = time.perf_counter_ns()

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 Kind = Literal["sparse", "dense"]
 Order = Literal["sorted", "shuffled", "zipf", "zipf-sorted"]
 
-ZIPF_EXPONENT = 1.2  # word frequencies; most rows of such a gradient are repeats of a few
+ZIPF_EXPONENT = 1.2  # as word frequencies have; most rows of a gradient are repeats of a few
 USUAL_TABLE_ROWS = 1_000_000
 DTYPE = np.dtype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Workload:
-    """One gradient's shape, and the table that it goes to. A dense one is `rows` plain numbers."""
+    """One gradient's shape, and the table that it goes to. A dense one has `rows` numbers."""
 
     kind: Kind
     rows: int
@@ -82,7 +82,7 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
         ranks = np.arange(1, workload.table_rows + 1, dtype=np.float64)
         weights = np.cumsum(ranks**-ZIPF_EXPONENT)
         drawn = np.searchsorted(weights, rng.random(workload.rows) * weights[-1])
-        # A rank is not an index: frequent rows lie anywhere in a real table, always the same ones.
+        # As in a real table, frequent rows lie anywhere, but are always the same ones.
         places = np.random.default_rng(workload.table_rows).permutation(workload.table_rows)
         indices = places[drawn].astype(np.int64)
         if workload.order == "zipf-sorted":

@@ -36,15 +36,15 @@ class Plan:
     spans: int = 24  # pieces of text in a batch
     span: int = 64  # words in a piece
     window: int = 5  # how far apart the two words of a pair may be
-    draws: int = 256  # noise words of a batch; all its pairs share them ...
-    negatives: int = 5  # ... and they weigh as this many for each pair
+    draws: int = 256  # noise words of a batch, shared by its pairs
+    negatives: int = 5  # a batch's noise words weigh as this many for each pair
 
     def __post_init__(self) -> None:
         if not (0 <= self.backup < self.workers and self.steps > 0 <= self.seed):
             raise ValueError("needed are a step, more workers than backups, and no negative number")
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step; it falls to nothing."""
+        """Return the learning rate of a step; it falls linearly to 0."""
         return self.rate * (1 - step / self.steps)
 
 
@@ -83,7 +83,7 @@ class Batches:
         inputs, outputs = state["inputs"][centers], state["outputs"][targets]
         inputs, outputs = inputs.astype(np.float32), outputs.astype(np.float32)  # float32 is faster
         scores = inputs @ outputs.T + state["bias"][targets].astype(np.float32)
-        np.clip(scores, -30, 30, out=scores)  # exp overflows beyond 88; s is at its limit before
+        np.clip(scores, -30, 30, out=scores)  # exp overflows beyond 88; s saturates earlier
         inverse = 1 + np.exp(-scores)  # 1 / s(score)
         slope = (pairs + noise) / inverse - pairs
         loss = np.vdot(pairs + noise, np.log(inverse)) + np.vdot(noise, scores)
@@ -95,7 +95,7 @@ class Batches:
         }
 
     def _draw(self, step: int, worker: int) -> tuple[NDArray[Any], ...]:
-        """Return centers, targets, and for each two of them how often they are near, and noise."""
+        """Return centers, targets, how often each center is near each target, and noise weights."""
         plan, dice = self._plan, np.random.default_rng((self._plan.seed, step, worker))
         starts = dice.integers(0, len(self._stream) - plan.span + 1, (plan.spans, 1))
         words = self._stream[starts + np.arange(plan.span)].astype(np.int64)

@@ -1,4 +1,4 @@
-"""The training: what workers and chief do, and the process that starts them, and kills some."""
+"""The training: what workers and chief do; and the parent, which starts them and kills some."""
 
 import contextlib
 import multiprocessing
@@ -33,7 +33,7 @@ def work(
 
 
 def lead(group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan) -> None:
-    """Act as the chief, the first one or one that is started in place of a killed one."""
+    """Act as the chief, or as the replacement of a killed chief."""
     while (step := group.global_step) < plan.steps:
         with group.round(plan.workers - plan.backup) as taken:
             books["begun"][step] += 1
@@ -45,9 +45,9 @@ def lead(group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan:
 
 
 def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> tuple[Arrays, str]:
-    """Train in processes, kill victims (`CHIEF`, a worker's rank) now and then, keep books."""
+    """Train in processes; kill some victims now and then; check that no gradient is lost."""
     name, flags = f"demo-{os.getpid()}", TensorSpec((plan.steps, plan.workers), "int8")
-    most = min(12, plan.steps // 4)  # times that somebody is killed
+    most = min(12, plan.steps // 4)  # how often to kill
     tables = start(len(text["counts"]), plan) | {"figures": np.zeros((plan.steps, 2))}
     adagrad = dict.fromkeys(TABLES, optim.Adagrad(plan.rate, SQUARES))
     figures = {"figures": TensorSpec((2,), "float64", reduction_type="SUM")}  # summed over workers
@@ -56,7 +56,7 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
         "given": flags,  # which gradients were accepted, as far as their workers know ...
         "taken": flags,  # ... and which the chief took
     }
-    ours: Any = {"if_exists": "replace", "unlink_on_close": True}  # the names
+    ours: Any = {"if_exists": "replace", "unlink_on_close": True}  # no other run has these names
     with (
         SharedArrays({**kept, **text}, f"{name}.books", **ours) as books,
         Parameters(tables, f"{name}.params", optimizer=adagrad, **ours) as params,
@@ -77,7 +77,7 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
             f"taken; {crew.killed} processes killed, {stats.recoveries} operations undone, "
             f"{again} rounds handed out again"
         )
-        unknown = taken - books["given"]  # a worker that is killed does not know of its last one
+        unknown = taken - books["given"]  # a killed worker may not have noted its last one
         right = stats.applied == stats.taken == taken.sum() and (plan.backup or taken.all())
         if not right or unknown.min() < 0 or unknown.sum() > crew.killed:
             raise RuntimeError(f"The books do not balance: {report}")
@@ -85,7 +85,8 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
 
 
 class _Crew:  # a process for the chief and each worker
-    def __init__(self, group: AccumulatorGroup, *more: Any) -> None:  # more: the rest of `lead`'s
+    def __init__(self, group: AccumulatorGroup, *more: Any) -> None:
+        # more: the other arguments of `lead`
         self._group, self._begun, self.killed = group, more[1]["begun"], 0
         self._jobs: dict[int, Any] = {CHIEF: (lead, group, *more)}
         self._jobs |= {rank: (work, group, *more, rank) for rank in range(more[-1].workers)}
@@ -93,7 +94,7 @@ class _Crew:  # a process for the chief and each worker
 
     def _start(self, rank: int) -> SpawnProcess:
         process = SpawnProcess(target=_attend, args=self._jobs[rank], daemon=True)
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for us
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: only we handle Ctrl-C
         process.start()
         signal.signal(signal.SIGINT, handler)
         return process
@@ -108,7 +109,7 @@ class _Crew:  # a process for the chief and each worker
     def kill(self, rank: int) -> None:
         """Kill and replace the chief in a round, or a worker in an apply or after it."""
         process, doing = self._processes[rank], random.choice(("applies", "waits for the step"))
-        for pid in [process.pid or 0] * 1000:  # it may be starting
+        for pid in [process.pid or 0] * 1000:  # retried: it may be starting
             if not process.is_alive():
                 return  # its work is done
             soon = time.monotonic() + 0.1 * (rank == CHIEF)  # a chief's rounds are short

@@ -1,4 +1,4 @@
-"""The processes of a run, chief and workers; one that dies is started again, as a service does."""
+"""The chief and workers of a run; one that dies is started again, as a service manager would."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Crew:
         return None
 
     def kill(self, victim: int) -> None:
-        """Kill this worker, or the chief, wherever it is."""
+        """Kill the process of a worker or the chief, whoever has started it."""
         if victim in self._processes:
             pid = self._processes[victim].pid or 0
-        else:  # the way starts workers itself: take the one that computed most
+        else:  # the chief has started the workers: take the one that computed most
             pid = max(psutil.Process().children(recursive=True), key=_seconds).pid
         os.kill(pid, signal.SIGKILL)
 
@@ -79,7 +79,7 @@ class Crew:
             process.join()
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):  # it may have ended
-                # Only multiprocessing's resource tracker outlives a run.
+                # Spare multiprocessing's resource tracker: later runs need it.
                 if "resource_tracker" not in " ".join(child.cmdline()):
                     child.kill()
 

@@ -1,4 +1,4 @@
-"""The model: a factorisation of users' ratings of items, both drawn by Zipf's law. Its judge."""
+"""The model, which factorises users' ratings of items (drawn by Zipf's law), and its judge."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Task:
     """The model, its data, and its loss."""
 
     def __init__(self) -> None:
-        """Draw the tables that a training is to find again."""
+        """Draw the hidden tables that make the ratings, and that training is to find."""
         self._hidden = Pairs(SIZES, 8, seed=7).requires_grad_(requires_grad=False)
         self._shares = [np.cumsum(1 / np.arange(1, size + 1)) for size in SIZES]
 
@@ -57,7 +57,7 @@ class Task:
         return torch.optim.Adagrad(model.parameters(), RATE, initial_accumulator_value=SQUARES)
 
     def loss(self, model: nn.Module, step: int, rank: int) -> torch.Tensor:
-        """Return the summed loss of the batch of a step and a worker."""
+        """Return the summed loss of a worker's batch in a step."""
         return BATCH * self._mean(model, np.random.default_rng((step, rank)), BATCH)
 
     def judge(self, model: nn.Module) -> float:

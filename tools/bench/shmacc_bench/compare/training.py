@@ -1,4 +1,4 @@
-"""The common part of all ways: a judge of the model, and a run until it is satisfied."""
+"""What all ways have in common: a run, which lasts until the judge is satisfied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PATIENCE: Final = 60.0  # seconds without a judgement
 class Run:
     """The result of a run."""
 
-    target: float  # the loss that was to be reached
+    target: float  # the loss to reach
     # Seconds since the first judgement, steps, and the loss then:
     losses: list[tuple[float, int, float]] = dataclasses.field(default_factory=list)
     stopped: str | None = None  # why it did not reach the target
@@ -64,7 +64,7 @@ class Run:
 
 
 def compare(ways: Sequence[str], turns: int) -> Table:
-    """Train by each way several times, and once more with each death; return the table."""
+    """Train by each way several times, and once with each victim killed; return the table."""
     head = ("", "lines", "seconds", "a worker is killed", "the chief is killed")
     table = Table("One model, by each way", head)
     for name in ways:
@@ -134,7 +134,7 @@ def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None) -> None:
 
 
 def _play(role: int, name: str, shared: Any, target: float, pipe: Connection) -> None:
-    # At the first sparse tensor torch warns that it does not check their invariants.
+    # At the first sparse tensor torch warns that it does not check invariants.
     warnings.filterwarnings("ignore", category=UserWarning, message="Sparse invariant")
     torch.set_num_threads(1)
     way, task = _way(name), Task()

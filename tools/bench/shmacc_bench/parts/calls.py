@@ -1,4 +1,4 @@
-"""Single operations beside those of peers, each in its own process; they take turns."""
+"""Single operations of shmacc and its peers, each in its own process, in turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
 
 TORCH, LOCAL, SERVER, NUMPY, ADD = COLUMNS
 Goals = dict[str, float]
-"""Column: the highest ratio of shmacc's time to its peers'."""
+"""Column: the highest ratio of shmacc's time to its peers' that meets the goal."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ FAMILIES: Final = (
     Family("Round, dense", timing.ROUND, {Workload("dense", 250_000): {TORCH: 0.8}}, (TORCH,)),
 )  # fmt: skip
 
-_TURN: Final = 12_000_000  # nanoseconds of a peer's turn ...
-_MOST: Final = 200  # ... and samples in it
-_ENOUGH: Final = 5e8  # nanoseconds after which a slow peer has no more turns than ...
+_TURN: Final = 12_000_000  # nanoseconds of a peer's turn
+_MOST: Final = 200  # samples in a turn, at most
+_ENOUGH: Final = 5e8  # nanoseconds after which a slow peer has no turns beyond _FEWEST
 _FEWEST: Final = 5
 
 
 def measure(quick: bool) -> Iterator[Table]:
-    """Yield a table for each family; a quick one has the workloads that have goals."""
+    """Yield a table for each family; if `quick`, only of workloads that have goals."""
     with ExitStack() as stack:
         crew = Crew(stack)
         for family in FAMILIES:
@@ -109,7 +109,7 @@ def measure(quick: bool) -> Iterator[Table]:
 
 
 def _quick(family: Family) -> Family:
-    """Return the workloads that have goals, without a server, which is slow to start."""
+    """Return the workloads that have goals, without TensorFlow's server: it starts slowly."""
     workloads = {workload: goals for workload, goals in family.workloads.items() if goals}
     judged = {name for goals in workloads.values() for name in goals} - {SERVER}
     columns = [name for name in family.columns if name in judged]
@@ -120,15 +120,15 @@ class Crew:
     """The peers' processes, each started when it is first needed."""
 
     def __init__(self, stack: ExitStack) -> None:
-        """Start without peers; the stack ends those that are opened."""
+        """Begin without peers; the stack ends those that are started."""
         self._stack = stack
         self._peers: dict[str, Apart | None] = {}
 
     def open(self, name: str, workload: Workload) -> Apart | None:
-        """Return the peer with this workload open; None if it cannot, and say why."""
+        """Return the peer with this workload open; if it cannot, print why and return None."""
         try:
             if name not in self._peers:
-                self._peers[name] = None  # it stays so if it cannot start
+                self._peers[name] = None  # stays None if the process cannot start
                 self._peers[name] = started = Apart(timing.Timed, name)
                 self._stack.callback(started.end)
             peer = self._peers[name]

@@ -1,6 +1,6 @@
-"""A torch model by shmacc.torch and by DistributedDataParallel over gloo: digits, in turns.
+"""Trains a torch model of digits by shmacc.torch and by DistributedDataParallel, in turns.
 
-The same network, batches and optimizer on both sides, in the same processes. `make compare` shows
+Both sides have the same network, batches and optimizer, in the same processes. `make compare` shows
 what happens to both when a process is killed.
 """
 
@@ -83,7 +83,7 @@ def _train(
 
 
 class Digits(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A dense network, or one that begins with rows of a table: one for each pixel's grey."""
+    """A dense network; if sparse, it begins with the mean of table rows for the pixels' greys."""
 
     def __init__(self, kind: str) -> None:
         """Make the model, always the same."""

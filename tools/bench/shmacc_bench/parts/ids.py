@@ -1,4 +1,4 @@
-"""Tables of parameters: rows of ids, beside NumPy, pandas, and arrays of parameters."""
+"""Tables with a row for each id, beside NumPy, pandas, and arrays in `Parameters`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ROUNDS: Final = (
     (dataclasses.replace(IDS, table_rows=100_000), 2, 0.25),
     (IDS, 4, 0.25),
 )
-"""A worker's gradient and the table, the number of workers, and the goal: times torch's."""
+"""A worker's gradient and the table, the number of workers, and the goal: a ratio to torch."""
 
 
 def measure(quick: bool) -> Iterator[Table]:

@@ -29,16 +29,16 @@ VARIANTS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
     TWO_LANES: ((LANED, 0), (LANED, 1)),
     "2, an accumulator each": ((PLAIN, 0), (OTHER, 0)),
 }
-"""For each variant: accumulators, each with the number of a process that applies to it."""
+"""For each variant, its processes: the accumulator of each, and its number there."""
 
-GOALS: Final = {1_000: 1.7, 10_000: 1.5}  # least gain of two processes with two lanes
+GOALS: Final = {1_000: 1.7, 10_000: 1.5}  # least speed-up by a second process, with two lanes
 _GRADIENTS: Final = 4  # each process applies this many in turn, so that none stays in its cache
-_LEAD: Final = 20_000_000  # ns, until all have read their orders
-_SETTLED: Final = 0.01  # seconds, until the taker surely sleeps; nothing is timed in it
+_LEAD: Final = 20_000_000  # ns before a common start, so that all have read their orders
+_SETTLED: Final = 0.01  # seconds, untimed, after which the taker surely sleeps
 
 
 class Member:
-    """A process with an accumulator of another; all processes of a machine share its clock."""
+    """A process with an accumulator of another process; both read the same clock."""
 
     def __init__(self, accumulator: SparseConditionalAccumulator) -> None:
         self.accumulator: Any = accumulator
@@ -51,16 +51,16 @@ class Member:
         self.gradients = [(one.indices, one.values, None, NEVER_STALE) for one in made]
 
     def clock(self) -> int:
-        """Return when this order was read."""
+        """Return the time at which this order was read."""
         return time.perf_counter_ns()
 
     def apply(self) -> int:
-        """Apply; return when it returned."""
+        """Apply once; return the time after it."""
         self.accumulator.apply_grad(*self.gradients[0])
         return time.perf_counter_ns()
 
     def apply_for(self, start: int, duration: int) -> float:
-        """Apply from a moment on, at least once; return applies a second."""
+        """Apply for `duration` ns from `start`, at least once; return applies a second."""
         apply, gradients = self.accumulator.apply_grad, self.gradients
         while time.perf_counter_ns() < start:
             pass
@@ -73,7 +73,7 @@ class Member:
         return count * 1e9 / (now - begun)
 
     def apply_each_step(self, count: int) -> list[int]:
-        """Apply once in each of `count` steps, after a pause; return when each apply returned."""
+        """Apply once in each of `count` steps, after a pause; return the time after each apply."""
         steps = self.accumulator.steps()
         moments = []
         for _ in range(count):
@@ -83,7 +83,7 @@ class Member:
         return moments
 
     def take(self, required: int, count: int) -> list[int]:
-        """Take `count` times; return when each take returned."""
+        """Take `count` times; return the time after each take."""
         moments = []
         for _ in range(count):
             self.accumulator.take_grad(required)

@@ -43,7 +43,7 @@ _GOAL: Final = 2.0
 
 
 def measure(quick: bool) -> Iterator[Table]:
-    """Yield the microseconds of a call: shmacc's, and the one beside it, in turns."""
+    """Yield tables of microseconds a call: shmacc's, and those of what it is compared with."""
     yield _many_tensors(15 if quick else 200)
     table = Table("Arrays of other packages (us)", ("apply of", "time", "beside", "time", "ratio"))
     specs = {
@@ -105,7 +105,7 @@ def _many_tensors(turns: int) -> Table:
 
 
 def _kib(names: str) -> float:
-    """Return the memory that segments hold: their files without holes."""
+    """Return the KiB that segments occupy; holes in their files do not count."""
     shm = Path("/dev/shm")  # noqa: S108  where POSIX shared memory is on Linux
     return sum(file.stat().st_blocks for file in shm.glob(f"shmacc.*{names}")) / 2
 

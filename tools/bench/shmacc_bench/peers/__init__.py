@@ -1,4 +1,4 @@
-"""What is measured: one module for each library, imported in the peer's own process only."""
+"""The measured libraries (peers): a module for each, imported only in the peer's own process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEERS: Final[Mapping[str, tuple[str, str]]] = {
     "numpy": ("numpy_peers", "NumpyPeer"),
     "np.add": ("numpy_peers", "AddLimit"),
 }
-"""Name: module and class. `np.add` is no accumulator but a limit."""
+"""Name: module and class. `np.add` is no accumulator: its time is a lower limit."""
 
 Taken = tuple[NDArray[np.int64] | None, NDArray[Any]]
 """The rows (None: it is dense) and their means, in the caller's own memory."""
@@ -40,7 +40,7 @@ class Peer(ABC):
     """One way to accumulate gradients. One workload is open at a time.
 
     `prepare` does the work that a user's program does before its gradient reaches the accumulator:
-    a torch user's gradient is a tensor already. It is never timed; everything else is.
+    a torch user's gradient is a tensor already. Only `prepare` is not timed.
     """
 
     counts_repeats: ClassVar[bool] = False

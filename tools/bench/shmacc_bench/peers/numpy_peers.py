@@ -24,7 +24,7 @@ class NumpyPeer(Peer):
     counts_repeats = True
 
     def open(self, workload: Workload) -> None:
-        """Make the arrays: a row, and a count, for each row that there could ever be."""
+        """Make the arrays, with a row and a count for every row that could occur."""
         self.dense = workload.kind == "dense"
         rows = 1 if self.dense else workload.table_rows
         sizes = (int(np.prod(workload.shape)) * DTYPE.itemsize, rows * 4)

@@ -1,4 +1,4 @@
-"""shmacc, by its public API: nothing here that a user would not write."""
+"""shmacc, by its public API, as a user would write it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class TorchPeer(Peer):
     counts_repeats = True
 
     def open(self, workload: Workload) -> None:
-        """Make the tensors: a row, and a count, for each row that there could ever be."""
+        """Make the tensors, with a row and a count for every row that could occur."""
         self.dense = workload.kind == "dense"
         rows = 1 if self.dense else workload.table_rows
         self.table: Any = torch.zeros(workload.shape).share_memory_()

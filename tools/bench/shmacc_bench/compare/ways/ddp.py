@@ -1,4 +1,4 @@
-"""DistributedDataParallel over gloo: each has a model of its own; they exchange gradients."""
+"""DistributedDataParallel over gloo: each rank has a model; they exchange gradients."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def lead(shared: Any, task: Task, workers: int, judge: Judge) -> None:  # noqa: 
 
 
 def work(shared: Any, task: Task, rank: int) -> None:
-    """Compute a gradient and make an update with it."""
+    """Compute gradients, and update the model with each, until killed."""
     model, sums, steps = shared
     optimizer = task.adagrad(model)
     for parameter, its in zip(model.parameters(), sums, strict=True):

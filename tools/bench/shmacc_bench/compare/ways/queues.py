@@ -16,7 +16,7 @@ ranks = range
 
 
 def share(task: Task, workers: int) -> Any:
-    """Return the model, a queue of gradients, and one of steps for each worker."""
+    """Return the model, a queue of gradients, and for each worker a queue of steps."""
     context = mp.get_context("spawn")
     return task.model().share_memory(), context.Queue(), [context.Queue() for _ in range(workers)]
 

@@ -55,7 +55,7 @@ class Server:
         return self.model.state_dict()  # type: ignore[no-any-return, unused-ignore]
 
     def update(self, *given: Any) -> dict[str, Any]:
-        """Make the update of the gradients' mean; return the model's weights."""
+        """Update the model with the mean of the gradients; return its weights."""
         for number, parameter in enumerate(self.model.parameters()):
             rows = torch.cat([one[number][0] for one in given], dim=1)
             values = torch.cat([one[number][1] for one in given]) / len(given)

@@ -1,4 +1,4 @@
-"""shmacc, without waiting for each other: a round takes the gradients that have come."""
+"""shmacc, where no worker waits for another: a round takes the gradients that have come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shmacc, in rounds: a gradient of each worker, their mean, one update."""
+"""shmacc, in rounds: each makes one update with the mean of all workers' gradients."""
 
 from __future__ import annotations
 
