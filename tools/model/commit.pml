@@ -1,29 +1,29 @@
-/* The commit (native/protocol/commit.hpp, lane.hpp), in the lanes and of the round over all, and what a take sees.
+/* The commit of a lane, that of the round over all lanes (native/protocol/commit.hpp, lane.hpp), and what a take sees.
  *
- * Modelled: WORKERS processes that each do OPERATIONS things, with every choice explored. An operation has the lock of
- * one of LANES lanes and applies a gradient that touches any non-empty set of the MEMBERS members' ROWS rows, or gives
- * up half-way (roll_back: a sum that would overflow, or no space). Or it has the locks of all lanes and takes
- * everything. The round's record and each lane's are kept twice, with a generation that says which copy is current.
+ * Modelled: WORKERS processes do OPERATIONS operations each, with every choice explored. An apply holds the lock of one
+ * of LANES lanes. Its gradient touches any non-empty set of rows (each of MEMBERS members has ROWS). It may give up
+ * half-way (roll_back: a sum would overflow, or there is no space). A take holds the locks of all lanes and takes
+ * everything. The round's record and each lane's have two copies, and a generation that says which one is current.
  * Members' copies have stamps, and are written between `begin` and the commit. Contents belong to a round's number,
  * and are void once the round has moved on. Each lane has an undo log, with as much room as its committed record says.
- * Slots are given out in order of first touch. The index leads from row to slot and has a stamp; undone applies leave
- * entries in it; the entries in use are counted, and the lane counts those left behind. Rows in consecutive slots are
- * saved and changed in runs of up to RUN. A row is two words (left, right), added to one after the other, and a
- * contribution count, so it can be torn. With -DDENSE each member has two buffers instead. Every store into shared
+ * Slots are given out in order of first touch. The index leads from row to slot and has a stamp. Undone applies leave
+ * entries in the index: index_filled counts the entries in use, leftovers those left behind. Rows in consecutive slots
+ * are saved and changed in runs of up to RUN. A row is a contribution count and two words (left, right) that change
+ * one after the other, so it can be torn. With -DDENSE each member has two buffers instead. Every store into shared
  * memory is a step, except where a comment says why not. If the owner dies between two steps, the next owner recovers,
- * and may die in that as well. With -DREADER one process reads a lane's records without its lock.
+ * and may die in the recovery. With -DREADER one process reads a lane's records without its lock.
  *
  * Abstracted, besides what README.md says: the n-th gradient of a lane's round adds 4^n to each word that it touches.
- * A bucket of the index has one place, and all rows of a member have the same home. A grown index is built beside the
- * old one and becomes current together with the member's copy, so it is left out. Likewise the round's shape (kept
- * twice, like the dense buffers), the pages given back after a commit, and operations that change a record alone
- * (advance_step, set_step, unseal, drop), each of which is one commit as in `reserve_undo` or a take. At each acquire,
- * after recovery, `poison` overwrites all that nobody may read any more and renumbers generations and stamps (they do
- * not wrap). That also merges states that differ only there, or in how far index_filled and leftovers exceed the
- * entries that exist. With -DNO_POISON nothing is overwritten.
+ * A bucket of the index has one place, and all rows of a member have the same home. Left out are: a grown index (it is
+ * built beside the old one and becomes current with the member's copy); the round's shape (it has two copies, like the
+ * dense buffers); pages given back after a commit; operations that change only a record (advance_step, set_step,
+ * unseal, drop: each is one commit, as in `reserve_undo` or a take). At each acquire, after recovery, `poison`
+ * overwrites all that nobody may read any more, and renumbers generations and stamps so that they do not wrap. So spin
+ * merges states that differ only there, or in how far index_filled and leftovers exceed the entries that exist. With
+ * -DNO_POISON nothing is overwritten.
  *
- * Checked, too: an apply that returned True was committed, and one that raised was not. The books (taken) balance.
- * index_filled and leftovers count every occupied place. A reader sees one commit's records, or knows that it did not.
+ * Checked, too: an apply that returned True was committed, and one that raised was not. The books (taken) balance. No
+ * index has more entries than index_filled and leftovers say. A reader sees one commit's records, or notices that not.
  */
 #ifndef WORKERS
 #define WORKERS 2
@@ -46,8 +46,8 @@
 #ifndef RUN
 #define RUN 1
 #endif
-#define ITEMS (MEMBERS * ROWS)      /* in a lane, 1 or 2: row r of member m is item m * ROWS + r */
-#define BUCKETS (ROWS * WORKERS * OPERATIONS)   /* per member: enough for every entry that may be left behind, so no rebuild */
+#define ITEMS (MEMBERS * ROWS)      /* of a lane, 1 or 2; item m * ROWS + r is row r of member m */
+#define BUCKETS (ROWS * WORKERS * OPERATIONS)   /* of a member: room for all entries left behind, so no rebuild */
 
 #define PROCESSES WORKERS
 #define finished(p) ended[p]
@@ -313,7 +313,7 @@ inline poison() {
       if :: the(i).stamp > 0 -> the(i).stamp = 1 :: else fi
     }
     L.generation = 2 + (L.generation & 1);
-    L.journal_generation = L.generation; /* the highest that is not ahead: easiest to mistake */
+    L.journal_generation = L.generation; /* the highest that is not `interrupted` */
 #endif
     j = 0
   }
@@ -363,7 +363,7 @@ inline store_generation(event) {
 }
 
 /* ---- lane.hpp: Member ---- */
-#define NEW_STAMP (L.generation + !on(BROKEN_COMMIT_FIRST))  /* there it has been stored already */
+#define NEW_STAMP (L.generation + !on(BROKEN_COMMIT_FIRST))  /* that variant has stored it already */
 #define written(m) member_copy(m, (on(BROKEN_OVER_CURRENT) -> L.change[m].copy : 1 - L.change[m].copy))
 inline write(m) {
   if
@@ -381,7 +381,7 @@ inline write(m) {
   fi
 }
 
-/* Copies the committed records; a record from an earlier round starts anew. Private memory: no step of its own. */
+/* Copies the committed records to private memory, so it is no step. A record of an earlier round starts anew. */
 #define starts_anew(m) (L.change[m].round != NOW.round_now && !on(BROKEN_OLD_ROUND))
 inline begin_round() {
   if
@@ -481,7 +481,7 @@ inline clear() {
 #endif
 }
 
-/* Only its commit makes the journal void: generation equals journal_generation then. */
+/* Only the recovery's commit makes the journal void: then generation equals journal_generation. */
 inline recover() {
 #ifndef BROKEN_UNDO_ORDER
   put_back();
@@ -525,8 +525,8 @@ inline recovered() {
 #define m_now member_of(NOW.item)
 #define row_now (NOW.item % ROWS)
 #define place_is_free(m, b) (!is_filled(m, b, L.change[m].index_stamp))
-/* An entry counts only if its slot is in use and has this row: undone applies leave entries behind, and
- * the slots of those are given out again. */
+/* An entry counts only if its slot is in use and has this row: undone applies leave entries behind, whose
+ * slots are given out again. */
 #define has_row(m, s, r) ((s) < L.change[m].rows && slot_of(m, s).row == (r))
 #define leads_to_row(m, b, r) \
   (bucket_of(m, b).tag == (r) + 1 && (on(BROKEN_INDEX_TRUST) || has_row(m, bucket_of(m, b).slot, r)))
@@ -584,8 +584,7 @@ inline insert() {
 #endif
 #define place(x) (member_of(x) * ROWS + NOW.found[x])
 
-/* Commits more room for the undo log on its own: recovery must know how long the log may be. The operation's
- * other changes are not in that commit. */
+/* Commits more room for the undo log, and nothing else: recovery must know how long the log may be. */
 inline reserve_undo() {
   if
   :: atomic { runs(me) && undo_rows > NOW.undo_room ->
@@ -598,7 +597,7 @@ inline reserve_undo() {
      };
      write_record(next);
      store_generation(NOTHING_NEW);
-     atomic { runs(me) -> d_step { begin_round(); i = 0 } }          /* from the record as it is now: private */
+     atomic { runs(me) -> d_step { begin_round(); i = 0 } }          /* again, from the new record */
 #endif
   :: atomic { runs(me) && undo_rows <= NOW.undo_room -> skip }
   fi
@@ -708,7 +707,7 @@ inline roll_back() {
   atomic { runs(me) -> check_visible() }
 }
 
-/* Has the first lane's lock, and takes the others' in order. */
+/* Called with the first lane's lock; acquires the others in order. */
 inline RoundSession() {
 #if LANES > 1 && !defined(BROKEN_ONE_LOCK)
   atomic { runs(me) && lane[1].lock == NOBODY -> lane[1].lock = me };
@@ -848,7 +847,7 @@ proctype reader(byte me) {
 }
 #endif
 
-/* Starts when no other process can make a step, and does not die: a fresh process must see all or nothing. */
+/* Starts when no other process can make a step, and never dies. It must find each operation done wholly or not. */
 active proctype observer() {
   byte me = OBSERVER;
   byte l;

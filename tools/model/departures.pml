@@ -5,9 +5,9 @@
  * SWEEPERS processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once, take all
  * locks, sweep, and are told the news. Each store to an entry or a record is a step, and so is each look for a record.
  *
- * Abstracted, besides what README.md says: a process that failed and goes on, and former chiefs, are one word each,
- * which only tellers (with all locks) or the process itself change. The rest of a record is written before its fate.
- * The table has room for all: which record a full table drops does not depend on the order of steps.
+ * Abstracted, besides what README.md says: processes that failed and go on, and former chiefs, are left out: each is
+ * one word, which only tellers (with all locks) or the process itself change. The rest of a record is written before
+ * its fate. The table has room for all: which record a full table drops does not depend on the order of steps.
  *
  * Checked: what README.md says. At the end of a run one more wait is told all that is left.
  */

@@ -1,11 +1,11 @@
 /* Kills and stops processes; processes.pml says what that means and why it is sound. A model includes this
- * file after its own variables, kernel_drops_locks(p) and finished(p) (p is not struck any more). It defines
- * FATE_MAY_HOLD_BACK if runs with fewer deaths or stops matter, too.
+ * file after its own variables, kernel_drops_locks(p) and finished(p) (from then on p is spared). The model
+ * defines FATE_MAY_HOLD_BACK if runs with fewer deaths or stops matter, too.
  */
 #if DEATHS || STOPS
 
 #define may_strike(p) (!dead[p] && !finished(p))
-/* Of 2, 3 or 4 processes. */
+/* For 2, 3 or 4 processes. */
 #define may_strike_someone \
   (may_strike(0) || may_strike(1) || may_strike(PROCESSES - 2) || may_strike(PROCESSES - 1))
 

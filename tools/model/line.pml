@@ -1,22 +1,22 @@
-/* The queue of waiting takes (native/protocol/wait_queue.hpp): take, apply, which wakes the head or waits, and cancel.
+/* The queue of waiting takes (native/protocol/wait_queue.hpp): takes, cancels, applies (which wake the head or wait).
  *
  * Modelled: TAKERS threads that each take TURNS times, with any num_required from 1 to MOST_REQUIRED (with PARTIALS
  * also 0: whatever is there). With TIMEOUTS they may give up in any wait. With LOOKS=n they may, up to n times in each
  * take, copy the round, release the lock for any time, and come back to commit. APPLIERS processes that each apply
- * GRADIENTS times. With CANCELLER, ADVANCER or NEWCOMER one more process, which cancels, drops the round
- * (advance_step), or attaches and so may get the entry of a dead process. With SIBLINGS the takers 0 and 1 are threads
- * of one process. Taker t has entry t of the queue, so its ticket is ticket[t]. As in the code, leave and cancel need
- * no lock. A join is two steps: `top` and next_ticket, then the ticket.
+ * GRADIENTS times. With CANCELLER one more process cancels, with ADVANCER it drops the round (advance_step), with
+ * NEWCOMER it attaches, and so may get a dead process's entry. With SIBLINGS the takers 0 and 1 are threads of one
+ * process. Taker t has entry t of the queue, so its ticket is ticket[t]. As in the code, leave and cancel need no lock.
+ * A join is two steps: `top` and next_ticket, then the ticket.
  *
  * Abstracted, besides what README.md says: a take that waits for the lock notices a cancel and the end of its time. A
- * sleeper gets up when the word has changed: by FUTEX_WAKE, or by its slice if the waker died between the word and the
- * call. If processes may be stopped, an apply's patience with a head that does not come may end at any moment.
- * Otherwise it never ends: one second is long.
+ * sleeper gets up when its futex word has changed: FUTEX_WAKE wakes it, or the end of its slice if the waker died
+ * between the change and the call. If processes may be stopped, an apply's patience with a head that does not come may
+ * end at any moment. Otherwise it never ends: one second is long.
  *
- * Checked, too: a take that asks for 0 takes the round only if it is nobody's. No living take is swept out of the
- * queue. A gradient that was copied before a look is taken once, too, or dropped by advance_step. A take that timed
- * out or was cancelled consumed nothing. A cancelled take never goes on waiting. Without stops no gradient joins a
- * round that belongs to a living head.
+ * Checked, too: a take that asks for 0 takes the round only if it belongs to no waiting take. No living take is swept
+ * out of the queue. A gradient that a take copied (LOOKS) is taken once, too, or dropped by advance_step. A take that
+ * timed out or was cancelled consumed nothing. A cancelled take never goes on waiting. Without stops no gradient joins
+ * a round that belongs to a living head.
  */
 #ifndef TAKERS
 #define TAKERS 2
@@ -105,7 +105,7 @@ inline release() {
   lock_owner = NOBODY
 }
 
-/* seen = word: the first read under the lock. */
+/* Reads the futex word, as the first thing under the lock; the broken variant does so later. */
 #define see(word) word = (word && on(BROKEN_SEEN_LATE))
 #define see_late(word) word = (word && !on(BROKEN_SEEN_LATE))
 
@@ -131,7 +131,7 @@ inline claim() {
   :: atomic { runs(my) && e < ENTRIES && entry_lock[e] == NOBODY -> entry_lock[e] = my };
      if
      :: atomic { runs(my) && !may_have_entry -> skip };
-        step(entry_lock[e] = NOBODY; e++)                    /* a dead process has it, not swept yet */
+        step(entry_lock[e] = NOBODY; e++)                    /* a dead process's, not swept yet */
      :: atomic { runs(my) && may_have_entry -> life_lock[e] = my };
         step(token[e] = token_of(my));
         break
@@ -389,7 +389,7 @@ look:
 commit:
   atomic {
     runs(my) ->
-    assert(STOPS || !owned);        /* the round was nobody's when this process looked */
+    assert(STOPS || !owned);        /* the round was no waiting take's when this process looked */
     count++; applied++; gradients++;
     reached = (h != NOBODY && count >= required[h]);
     patient_with = 0; owned = false;

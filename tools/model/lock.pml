@@ -1,7 +1,7 @@
 /* The lock (native/segment/lock.hpp): acquire, release, and the takeover from a dead owner.
  *
  * Modelled: the named semaphore (a counter), the record lock on byte LOCK (a process owns it, and the kernel drops it
- * when the process ends), the mutex in front for the threads of one process, and every interleaving of THREADS threads
+ * when the process ends), the mutex that one process's threads acquire first, and every interleaving of THREADS threads
  * that each take the lock ROUNDS times. With SIBLINGS the threads 0 and 1 are one process: F_SETLK then succeeds for
  * both, as in the kernel.
  *
@@ -35,7 +35,7 @@
 byte semaphore = 1;                 /* a hint and a queue */
 byte record_lock = NOBODY;          /* the truth: the process that holds byte LOCK */
 byte recorded_owner = NOBODY;       /* only the broken variants use it */
-bool mutex_held[PROCESSES];         /* in-process: its state dies with the process, and only there */
+bool mutex_held[PROCESSES];         /* in the process's own memory, so it dies with the process */
 bool owns[THREADS];                 /* acquire has returned to this thread as owner */
 bool ended[THREADS];
 
@@ -137,7 +137,7 @@ proctype thread(byte me; byte my) {
   do
   :: round < ROUNDS ->
      acquire();
-     when(owns[me], release());                               /* the work under it is in commit.pml */
+     when(owns[me], release());                               /* commit.pml has the work under the lock */
      step(round++; ended[me] = (round == ROUNDS))
   :: else -> break
   od

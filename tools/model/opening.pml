@@ -1,12 +1,12 @@
 /* Opening against creating, unlinking and cleaning (_opening/handles.py, native/protocol/opening.hpp).
  *
- * Modelled: one name in /dev/shm. Files (inodes) exist while they have the name or an open descriptor. Each file has a
+ * Modelled: one name in /dev/shm. A file (inode) exists while it has the name or is open. Each file has a
  * mark UNLINKED in its header, a semaphore, presence bytes and a lock byte for the name; the kernel unlocks these
  * bytes when the process that locked them ends or closes the file. The semaphore has its own name, which contains the
  * file's token, and a flock that says "being made" and ends with its holder. USERS processes open or create, TURNS
- * times, and then close, unlink and close, clean while attached and close, or stay. The other processes clean TURNS
- * times. stat and unlink by path are two steps, as in the kernel: another file may get the name in between. In the end
- * an observer who does not die cleans up and looks.
+ * times; then each closes, perhaps after an unlink or a clean, or stays. The other processes clean TURNS times. stat
+ * and unlink by path are two steps, as in the kernel: another file may get the name in between. In the end an observer
+ * that never dies cleans up and checks what is left.
  *   FORKS     process 1 is a child that process 0 may fork while it is attached: it has the file open and, until its
  *             first operation, no presence
  *   STRANGER  process 1 is another user: neither user can make or remove the other's files; cleaners are root
@@ -44,7 +44,7 @@
 byte name;                          /* the file that has the name; 0: none */
 bool unlinked[FILES];               /* in the header */
 bool semaphore[FILES];              /* sem.NAME.token stands in /dev/shm */
-byte being_made[FILES] = NOBODY;    /* the process with the flock on it; a semaphore made again has none */
+byte being_made[FILES] = NOBODY;    /* the process that has its flock; a semaphore made again has no flock */
 byte name_lock_holder[FILES] = NOBODY;
 byte file[PROCESSES + 1];           /* the file that the process has open */
 bool presence[PROCESSES + 1];       /* it holds a presence byte of that file */
@@ -106,7 +106,7 @@ inline unlock_name() {
   step(name_lock_holder[mine] = NOBODY)
 }
 
-/* stat, unlink, unlink: under the lock byte of the file. */
+/* Removes the name, if it is this file's, and the semaphore. Needs the file's name lock. */
 inline remove_names() {
   when(name == mine, step(assert(name == mine || name == 0); name = 0));
   step(remove_semaphore(mine))
@@ -144,7 +144,7 @@ inline leave_no_semaphore() {
   when(name != mine && may_remove(mine) && !on(BROKEN_FAILS), step(remove_semaphore(mine)))
 }
 
-/* Semaphore, presence, second look. */
+/* Opens the semaphore, claims a presence, looks a second time. */
 inline enter() {
 #ifndef BROKEN_ORPHAN
   open_semaphore();
@@ -170,7 +170,7 @@ inline enter() {
 #endif
 }
 
-/* Returns attached, or with no file open (not found, or failed). */
+/* Leaves the process attached, or with no file open (not found, or failed). */
 inline attach() {
   do
   :: atomic { runs(me) && name == 0 -> skip }; break
@@ -184,7 +184,7 @@ inline attach() {
   od
 }
 
-/* A process that made the file could not attach: it removes the file unless somebody else is in it. */
+/* A process that made the file could not attach: it removes the file unless somebody else is attached. */
 inline take_back_new() {
 #ifdef BROKEN_TAKE_BACK
   when(name == mine, step(assert_nobody_lives_here; name = 0));
@@ -200,9 +200,9 @@ inline take_back_new() {
 #endif
 }
 
-/* Builds the file completely, then names the semaphore, while the flock says "being made", and then the
- * segment, unless its name is taken (EEXIST). Nobody else can have the file open before. Then its maker
- * attaches like everybody else. */
+/* Builds the whole file, then names the semaphore, while its flock says "being made", and then the
+ * segment, unless the name is taken (EEXIST). Before that nobody else can have the file open. Afterwards
+ * the maker attaches like everybody else. */
 inline create_segment() {
   atomic {                                                   /* O_TMPFILE, twice; flock; linkat */
     runs(me) ->

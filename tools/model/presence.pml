@@ -2,16 +2,16 @@
  * that anybody needs to look at.
  *
  * Modelled: ENTRIES entries with their tokens and two record locks each, for allocation and for life, which the kernel
- * drops with their process. PROCESSES processes that each, TURNS times, make a first operation (claim; if the table is
- * full, a sweep and another look), may sweep again later, as an operation does that finds a dead process in front of
- * it, and leave or stay. A child of fork is such a process, too: it inherits nothing from its parent. With SIBLINGS
- * process 0 has a second thread: record locks do not tell the two apart, and the GIL guards claim and leave, but not
- * sweep. With CROWDED the dead have all entries at first. Each load and store of shared words is a step; F_SETLK and
- * F_GETLK are one.
+ * drops with their process. PROCESSES processes each do this TURNS times: a first operation (claim; if the table is
+ * full, sweep and claim again), perhaps another sweep (as an operation does that finds a dead process ahead), then
+ * leave or stay. A child of fork is such a process, too: it inherits nothing from its parent. With SIBLINGS process 0
+ * has a second thread: record locks do not tell the two apart, and the GIL guards claim and leave, but not sweep. With
+ * CROWDED all entries are dead processes' at first. Each load and store of a shared word is a step, and so is each
+ * F_SETLK and F_GETLK.
  *
  * Abstracted, besides what README.md says: a process that must sweep waits for the lock, but not for a stopped owner;
- * a newcomer that has its place does not wait at all. In the code an entry's two bytes lie side by side: that saves
- * time.
+ * a newcomer that has got an entry does not wait at all. In the code an entry's two bytes lie side by side, which only
+ * saves time.
  *
  * Checked, in more detail: a process that has claimed is below `top`, holds both locks of its entry and has its token
  * there, until it leaves. At the end of a run a sweep lowers `top` to the last entry in use, unless a process is
@@ -94,7 +94,7 @@ inline raise_top() {
   step(top = (top > e -> top : e + 1))                       /* first_use: compare and exchange, until top > e */
 }
 
-/* Returns with a place, or with e == ENTRIES. Runs with the GIL. */
+/* Leaves the process with an entry, or e == ENTRIES. Runs with the GIL. */
 inline claim() {
   atomic { runs(my) && gil[my] == NOBODY -> gil[my] = me };
   if
@@ -132,7 +132,7 @@ inline claim() {
   fi
 }
 
-/* The process leaves when the last of its operations, and its handle, are gone. Runs with the GIL. */
+/* The process leaves once no operation runs and its handle is gone. Runs with the GIL. */
 inline leave() {
   atomic { runs(my) && gil[my] == NOBODY -> gil[my] = me; users[my]-- };
   if
@@ -146,7 +146,7 @@ inline leave() {
   fi
 }
 
-/* Does the process of entry e live (its token was read as t)? Two looks: at the token and at the life lock. */
+/* Does the process of entry e live? Its token was read as t; now the token is read again, then the life lock. */
 #define is_own (e == index[my])
 #define alive (life_lock[e] != NOBODY && life_lock[e] != my)
 
@@ -158,7 +158,7 @@ inline last_use() {
   step(assert(token[e] == 0); top = (top == e + 1 || on(BROKEN_PLAIN_STORE) -> e : top); check_places)
 }
 
-/* Sweeps under the segment's lock. Does not sweep if a stopped process has the lock, or, without patience, anybody. */
+/* Sweeps under the segment's lock. Gives up if a stopped process has the lock; without patience, if anybody has. */
 inline sweep(patient) {
   if
   :: atomic { runs(my) && lock_owner == NOBODY -> lock_owner = me };

@@ -1,4 +1,4 @@
-/* Processes that may die or be stopped: what every model here shares (fate.pml strikes them).
+/* Processes that may die or be stopped, for all models; fate.pml kills and stops them.
  *
  * PROCESSES operating-system processes are numbered from 0. Each step of a process is one atomic statement guarded by
  * runs(p); between any two of them `fate` may strike:
@@ -12,9 +12,9 @@
  *           later time or never. It keeps its locks.
  *
  * Steps that change nothing are left out (a time slice ends, the process looks and sleeps again). So a waiting process
- * makes no steps: a run in which one waits for ever ends there, and a cycle is a livelock. There must be none: every run
- * is finite, without any assumption about fairness. At its end each process that lives and is not stopped has finished
- * its work.
+ * makes no steps: a run in which a process waits for ever ends there, and a cycle is a livelock. There must be no
+ * cycle: every run is finite, without any assumption about fairness. At the end of a run each process that lives and is
+ * not stopped has finished its work.
  *
  * Memory is sequentially consistent here; README.md ("What the models do not show") says why that is sound. A killed
  * process leaves a prefix of its stores in program order: release stores keep the compiler to it.
@@ -39,21 +39,21 @@ byte stopped = NOBODY;
 #endif
 #define step(action) atomic { runs(ACTOR) -> action }
 
-/* Makes the steps if the condition holds. To look whether it does is a step of its own. */
+/* Makes the steps if the condition holds. Reading the condition is a step of its own. */
 #define when(condition, ...) \
   if \
   :: atomic { runs(ACTOR) && (condition) -> skip }; __VA_ARGS__ \
   :: atomic { runs(ACTOR) && !(condition) -> skip } \
   fi
 
-/* At the end of a run: is nothing more to be expected of process p? */
+/* Whether process p need not do anything more when a run ends. */
 #define is_through(p) (ended[p] || dead[p] || stopped == p)
 
 #define dropped_by(p, holder) holder = (holder == p -> NOBODY : holder)
 
 /* on(FLAG) is 1 if spin was called with -DFLAG, else 0. (FLAG expands to 1, IS_1 to "0,": so the 1 is second, not 0.)
  * Each way in which a model may be broken is such a flag. Where only a broken variant reads a variable, use #ifdef:
- * spin would keep it in the states of all.
+ * else spin keeps the variable in the states of all variants.
  */
 #define on(flag) is_one(flag)
 #define is_one(value) second_of(IS_##value 1, 0, 0)

@@ -1,25 +1,25 @@
 /* Rounds, lanes and contributors (native/operations/take.hpp, apply.hpp), and who wakes a waiting take.
  *
- * Modelled: CHIEFS processes that each, TURNS times, take any num_required from 1 to MOST_REQUIRED, at once or as a
- * round: open, a block, and its end, in order or by an exception. With CLOSER a thread of the first chief gives its
- * round up at any time, as close() does. WORKERS processes that each apply GRADIENTS times, for the step at which they
- * read the parameters, or never stale, in any of LANES lanes, each with its lock. With CONTRIBUTORS all of them are
- * the same contributor: a worker that was killed, or only stopped, and started again. With PARTIAL one more process
- * applies a partial that has this contributor too, with all lanes' locks. With ADVANCER or SETTER one more process
- * calls advance_step or set_step at any time, with FINISHER finish.
+ * Modelled: CHIEFS processes each take TURNS times, with any num_required from 1 to MOST_REQUIRED, directly or as a
+ * round (open it, run a block, end the block in order or by an exception). With CLOSER a thread of the first chief
+ * gives up that chief's round at any time, as close() does. WORKERS processes each apply GRADIENTS times, in any of
+ * LANES lanes, each of which has a lock; a gradient is for the step at which its worker read the parameters, or never
+ * stale. With CONTRIBUTORS all workers are the same contributor: one that was killed, or only stopped, and started
+ * again. With PARTIAL one more process applies, with all lanes' locks, a partial that has this contributor too. With
+ * ADVANCER, SETTER or FINISHER one more process calls advance_step, set_step or finish at any time.
  *
  * Abstracted, besides what README.md says: timeouts, cancels, and applies that wait for a head are in line.pml. A
- * futex word is a flag: whether it changed since it was last read (changed, progressed). Another try for all locks
- * while the missing one is still held is left out. Memory is not sequentially consistent in one place: others see what
- * a lane has committed after a full_barrier, or when the kernel gets the lock back (buffered).
+ * futex word is a flag: whether it changed since it was last read (changed, progressed). Nobody tries again for all
+ * locks while the missing one is still held. Memory is sequentially consistent but for one thing: others see what a
+ * lane has committed only after a full_barrier, or once the lane's lock is free (buffered).
  *
- * Checked, in more detail: what was handed out and not consumed is in the next take, unless advance_step dropped it.
- * While a living process has a round open, even if it is stopped, nothing joins the round and nobody takes it. If a
- * step was consumed in order, its gradients were computed before its block began. A contributor is in a round when its
- * apply says so. A call that began after finish takes nothing, and has no gradient accepted. Every living process gets
- * through, except takes whose number is not reached, and processes that wait for a stopped one that has their lane's
- * lock, or the round, or keeps the round's holder from ending it. With -DNO_SLICES (no deaths, no stops) wake-ups
- * suffice.
+ * Checked, in more detail: gradients that a round handed out and did not consume are in the next take, unless
+ * advance_step dropped them. While a living process has a round open, even a stopped one, nothing joins the round and
+ * nobody takes it. While all rounds end in order, a gradient for a step is accepted only if no block began since its
+ * worker read the parameters. If an apply says that its contributor is in the round, it is. A take that began after
+ * finish takes nothing, and an apply is refused. Every living process gets through, except takes whose number is not
+ * reached, and processes that wait for a stopped one: it has a lock that they need, or the round, or a lock that the
+ * round's holder needs. With -DNO_SLICES (no deaths, no stops) wake-ups suffice.
  */
 #ifndef CHIEFS
 #define CHIEFS 2
@@ -149,8 +149,8 @@ inline leave(c) {
   fi
 }
 #define dead_in_front (first != NOBODY && dead[first])
-/* Reads the futex word first thing under the lock, then sweeps. One step: a process that dies in a sweep leaves
- * the rest to the next. */
+/* Reads the futex word first thing under the lock, then sweeps. One step, since a process that dies in a sweep
+ * leaves the rest to the next sweep. */
 inline see_and_sweep(word) {
   step(word = false;
        if :: dead_in_front -> leave(first) :: else fi;
@@ -170,7 +170,7 @@ inline wake_head() {
    && (on(BROKEN_DEAD_HOLDER) || on(BROKEN_GIVEN_UP_SEEN) || gave_up[holder] < holder_serial) \
    && !(on(BROKEN_STOP_IS_DEATH) && stopped == holder))
 
-/* From its commit on, all lanes are empty. */
+/* The new round's number makes all lanes empty. */
 inline next_round() {
   round_now++;
   step_now++;
@@ -195,7 +195,7 @@ inline commit_of_round(wants_next) {  /* ends an operation after which others ma
 inline check_taken() {
   assert(!really_open);
   assert((pending & (consumed | discarded)) == 0);          /* in one take only */
-  assert((owed & ~pending) == 0)                           /* whoever had it open before did not consume it */
+  assert((owed & ~pending) == 0)                           /* a round that was not consumed is still there */
 }
 
 #define is_free_to_take ((!round_is_open || on(BROKEN_ROBS)) && (first == NOBODY || first == me))
@@ -256,7 +256,7 @@ inline consume_round() {
      commit_of_round(ALL)
   fi
 }
-/* One store, without a lock. The record stays until the next commit. */
+/* One store, without a lock. The round is recorded as open until the next commit. */
 inline give_up_round(which) {
   step(gave_up[me] = (gave_up[me] < which -> which : gave_up[me]); disorder = true);
   announce_progress();
@@ -376,7 +376,7 @@ inline put_in() {
   wake_head_if_reached()
 }
 
-/* `head` was read before the commit: nobody joins as long as this lane's lock is held. */
+/* `head` may be read before the commit: nobody can join the queue while this lane's lock is held. */
 inline wake_head_if_reached() {
 #ifndef BROKEN_NO_BARRIER
   step(buffered[l] = false);        /* full_barrier */

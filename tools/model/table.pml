@@ -3,8 +3,8 @@
  * Modelled: two chiefs that make TURNS updates between them. Each update adds an id, removes one, or both, on any free
  * slot or a new one, with the index as it is or a new one. A reader looks up one id, READS times.
  *
- * Abstracted, besides what README.md says: the log is complete before the journal's stamp. A place of an index is a
- * stamp, and for each id the slots that its entries lead to. An update of a row alone changes no stamp.
+ * Abstracted, besides what README.md says: the undo log is complete before the journal's stamp. An index is a stamp
+ * and, for each id, the slots that its entries lead to. Updates of a row alone are left out: they change no stamp.
  */
 #define PROCESSES 3
 #define READER 2
@@ -20,16 +20,16 @@
 #define ACTOR p
 #include "processes.pml"
 
-/* Slots. A stamp is twice a generation, and 1 more if the slot was freed by it; 0: never given. */
+/* Slots. A stamp is twice the generation that gave or freed the slot, plus 1 if freed; 0: never given. */
 byte id[SLOTS] = NONE;
 byte stamp[SLOTS];
 byte word[6] = NONE;      /* two a slot */
 
-/* The two places of an index: the stamp of the index that is there, and for each id a bit for each slot. */
+/* For each of two places: the stamp of the index there, and for each id a bit for each slot. */
 byte built[2];
 byte entries[4];          /* 2 * place + id */
 
-/* Committed, by one store. */
+/* Committed together, by one store. */
 byte generation = 1;
 byte rows = 1;
 byte place = 0;
@@ -239,7 +239,7 @@ init {
   }
 }
 
-/* At the end: whoever lives is through; nobody waits for a lock that a dead process has. */
+/* At the end every living process is through, and none has the lock. */
 active proctype quiescence() {
   atomic {
     timeout ->

@@ -6,11 +6,11 @@
  * a checkpoint of the run's beginning, at any time: they mark the parameters and load them, then load the accumulator,
  * then remove the mark. Every save, count, store and commit of an update is a step.
  *
- * Abstracted, besides what README.md says: there are no lanes: a final round is one record, under all their locks.
- * Nobody queues for a round (line.pml). A load commits the parameters in one step. What a worker applies after a load
- * is not checked: workers do not outlive a load.
+ * Abstracted, besides what README.md says: there are no lanes; a change of the accumulator's record is one step, as
+ * under all lanes' locks. Nobody queues for a round (line.pml). A load commits the parameters in one step. A worker
+ * applies nothing that it computed before a load: in reality workers do not outlive a load.
  *
- * Checked, too: if the lock is free and nothing is stamped, the parameters hold no half of an update.
+ * Checked, too: at the end of a run the parameters hold no half of an update, unless the journal can undo it.
  */
 #ifndef CHIEFS
 #define CHIEFS 2
@@ -48,7 +48,7 @@ byte owner = NOBODY;
 byte word[2];            /* digit 3^s: how often the round of step s is in */
 byte saved[2];
 byte records = 0;
-byte journal = 0;        /* the generation that it would commit as */
+byte journal = 0;        /* the generation that its update would commit */
 byte generation = 1;
 byte pstep = 0;
 byte new_step = 0;       /* valid from generation new_needs on */
@@ -68,7 +68,7 @@ bool through[PROCESSES];
 #define kernel_drops_locks(p) dropped_by(p, owner)
 #define finished(p) through[p]
 
-/* Consumes the round, and compares the parameters with what it should have done to them. */
+/* Consumes the round, and checks that the parameters are what it should have made of them. */
 inline consume_round() {
   if
   :: final == 2 && !skipped[step] ->
