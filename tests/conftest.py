@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Before they are imported, so that failures in helpers show values, too.
+# Before these modules are imported, so that their failed assertions show values, too.
 pytest.register_assert_rewrite(
     "helpers.support",
     "helpers.pages",
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end children: started in a shell's background, pytest ignores SIGINT."""
+    """Let Ctrl-C end children, though a pytest in a shell's background ignores SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all present objects from later collections, which are then ten times faster."""
+    """Exclude all present objects from garbage collection, which is then ten times faster."""
     gc.collect()
     gc.freeze()
 
@@ -41,7 +41,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_makereport(call: pytest.CallInfo[Any]) -> None:
     """Give each traceback entry a line: without one, pytest fails, and its worker ends.
 
-    A test's timeout is raised between any two instructions, and some belong to no line.
+    A test's timeout is raised at any instruction, and some instructions belong to no line.
     """
     if call.excinfo is None:
         return

@@ -1,4 +1,4 @@
-"""What tests of several processes share; and tests that are coroutines run."""
+"""Fixtures for tests of accumulators, and a hook that runs tests that are coroutines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def lanes() -> int:
-    """How many lanes ``acc`` has; files may say otherwise."""
+    """Return the number of ``acc``'s lanes; test files may override it."""
     return 1
 
 
 @pytest.fixture
 def acc(lanes: int) -> Iterator[ConditionalAccumulator]:
-    """A dense accumulator of sums, named so, removed at the end."""
+    """A dense accumulator of sums, named "acc", unlinked at the end."""
     with ConditionalAccumulator("f8", (), "acc", reduction_type="SUM", lanes=lanes) as made:
         yield made
         made.unlink()
@@ -30,7 +30,7 @@ def acc(lanes: int) -> Iterator[ConditionalAccumulator]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in a loop of its own."""
+    """Run a test that is a coroutine in an event loop of its own."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

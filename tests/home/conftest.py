@@ -1,4 +1,4 @@
-"""Children for the tests beside other packages."""
+"""A fixture that starts child processes which have torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start(namespace: str) -> Iterator[Callable[..., Apart]]:
-    """Start a child that has torch, and calls a function with arguments."""
+    """Return a function that starts a child, which has torch and calls another function."""
     from home.torch_training import start_server, within  # late: most tests do without torch
 
     start_server()

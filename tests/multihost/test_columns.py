@@ -1,4 +1,4 @@
-"""Pieces in a few columns: what comes out is what went in, and what is wrong is refused."""
+"""Pieces as columns: they keep every value on the way, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_division_that_is_not_of_all_that_there_is_is_refused() -> None:
 
 
 def divided(group: HostGroup, ends: object) -> _core.TakenRound:
-    """What a look has, divided at these ends."""
+    """Return what a look finds, divided at `ends` (None: undivided)."""
     given = None if ends is None else np.array(ends, np.int64)
     taken = _core.TakenRound(advance=False, seal=False, ends=given)
     group.handle.look(taken, None)
@@ -75,7 +75,7 @@ def divided(group: HostGroup, ends: object) -> _core.TakenRound:
 
 
 def test_what_was_divided_is_in_columns_only_and_what_was_not_has_none() -> None:
-    """There is no memory behind the others, of which an array would be made."""
+    """Only the columns have memory, so no array can be made of anything else."""
     with HostGroup({"m": shmacc.TensorSpec((4000,), "float64")}) as group:
         assert group.apply({"m": np.ones(4000)}, 0)
         parts, whole = divided(group, [[4000]]), divided(group, None)
@@ -111,20 +111,20 @@ def test_columns_and_counts_that_are_not_as_many_are_refused() -> None:
 def piece_of(
     rows: list[int], values: list[int], counts: list[int], count: int = 2, member: int = 0
 ) -> Piece:
-    """A piece as a shard may get it, of a member "m" with rows of one number."""
+    """Return a piece as a shard may get it; the member's rows have one number each."""
     numbers, column = np.array(rows, np.int64), np.array(counts, np.int64)
     table = np.array([(member, count, count, len(rows))])
     return Piece(Columns(Rows(table, numbers, column), join([np.array(values)])), count, count, 0)
 
 
 def with_table(table: object) -> Piece:
-    """A good piece, but for its table."""
+    """Return a good piece, but with this table."""
     rows = replace(GOOD.columns.rows, table=np.array(table))
     return replace(GOOD, columns=replace(GOOD.columns, rows=rows))
 
 
 def share_of(pieces: int) -> Share:
-    """What a shard has of a round of so many hosts, of two gradients each."""
+    """Return a shard's share of a round: `pieces` hosts have two gradients each."""
     return Share(Fence(1, 0), (), 2 * pieces, 2 * pieces, 0)
 
 
@@ -190,7 +190,7 @@ def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
 
 
 def test_the_last_row_number_is_one() -> None:
-    """Where the number of rows is not declared: any number below 2**63."""
+    """If the number of rows is not declared, a row may have any number below 2**63."""
     last = 2**63 - 1
     with HostGroup({"m": shmacc.IndexedSlicesSpec((None,), "int32")}) as group:
         share = share_of(1)
@@ -203,7 +203,7 @@ def test_the_last_row_number_is_one() -> None:
 
 def test_a_column_that_lies_where_no_number_may_is_refused() -> None:
     def moved(array: np.ndarray) -> np.ndarray:
-        """The same, one byte further on."""
+        """Return a copy that lies one byte too far for its alignment."""
         memory = np.empty(array.nbytes + 1, np.uint8)[1:]
         copy = memory.view(array.dtype).reshape(array.shape)
         copy[...] = array

@@ -1,4 +1,4 @@
-"""Rounds over many hosts, step by step: granted, opened, ended or given up; where shards are."""
+"""How rounds over many hosts are granted, opened, ended or given up; where their shards are."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
 
 
 def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
-    """The step moves on and a new grant is made before a host hears of either: it follows both."""
+    """The host follows both if the step moves on and a grant is made before it hears of either."""
     table = Table("a", "b")
     table.apply("a", 1)
     table.opened(1)
@@ -144,7 +144,7 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
 
 
 def test_the_gradients_of_a_host_whose_gate_is_closed_make_no_grant() -> None:
-    """After a block that raised they are of the present fence, but the host is told of no grant."""
+    """After a block raised, the gradients are of the present fence, but the host gets no grant."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.gate("b", "arrays", table.now, closed=True)
@@ -163,7 +163,7 @@ def test_the_gradients_of_a_host_whose_gate_is_closed_make_no_grant() -> None:
 
 
 def test_a_host_that_comes_learns_of_no_step_until_it_is_fed() -> None:
-    """Its memory may have arrays from before."""
+    """The host's memory may still have older arrays."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.publishes("arrays", None, frozenset({"a", "b"}), table.now)
@@ -190,7 +190,7 @@ def test_a_host_that_comes_learns_of_no_step_until_it_is_fed() -> None:
 
 
 def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it() -> None:
-    """What goes with the step has not reached it: its workers must not see the step before."""
+    """The step's arrays have not reached it; its workers must not see the step before them."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.gate("b", "arrays", table.now, closed=True)
@@ -218,7 +218,7 @@ def test_a_lost_host_with_a_shard_ends_the_grant_and_the_next_one_has_it_elsewhe
     table.ask(2)
     table.hear()
     assert table.hosts["a"][0].places == ("a", "b")
-    # Nobody gets its pieces to b, which is dead: no host ships.
+    # No host can ship to b, which is dead.
     for _ in range(15):
         table.pass_time(0.1, "a", "c")
         assert isinstance(table.ask(2), Waiting)
@@ -230,7 +230,7 @@ def test_a_lost_host_with_a_shard_ends_the_grant_and_the_next_one_has_it_elsewhe
 
 
 def test_each_grant_has_the_shards_on_hosts_that_report() -> None:
-    """A host that is lost, or joins, changes that at the next grant; all pieces get new names."""
+    """A loss or a new host changes the shards at the next grant; all pieces get new names."""
     table = with_a_gradient_each("a", "b", "c", shards=2)
     first = table.opened(3)
     assert first.places == ("a", "b")
@@ -240,7 +240,7 @@ def test_each_grant_has_the_shards_on_hosts_that_report() -> None:
     assert again.places == ("b", "c")
     assert not {member.key for member in first.members} & {member.key for member in again.members}
     assert again.contributors.tolist() == [2, 3], "what a had itself is out of reach"
-    # It was only cut off, and comes back: it has what it had, and a shard again.
+    # a was only cut off, and comes back with its gradients; it gets a shard again.
     assert table.owner.leave("u", table.now, consume=False) is False
     table.settle()
     whole = table.opened(3, "v")

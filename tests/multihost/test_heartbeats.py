@@ -118,7 +118,7 @@ def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:
 
 @pytest.mark.parametrize("hosts", [4, 60])
 def test_many_hosts_are_told_between_rounds_how_much_is_worth_a_report(hosts: int) -> None:
-    """Most orders are given when nobody waits; few hosts report each gradient soon."""
+    """Most orders are given while no chief waits; few hosts report every gradient soon."""
     names = [f"host{number}" for number in range(hosts)]
     table = Table(*names)
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Hosts and workers that are lost, and contributors that are then elsewhere or refused."""
+"""Lost hosts and workers; contributors that go on at another host, or are refused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_next_chief_learns_of_a_death_that_a_dead_chief_was_not_told() -> No
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["interrupted", "killed"])
 def test_the_next_chief_learns_of_a_death_whose_answer_reached_nobody(*, leaves: bool) -> None:
-    """The owner answers a call that waits there, and the chief is gone or has given the wait up."""
+    """The owner answers a waiting call, but the chief is gone or has given up waiting."""
     table = Table("a", "b")
     table.owner.ask("t", 3, table.now, tell=True)
     table.hosts["b"][0].died((17,), (2,))
@@ -153,7 +153,7 @@ def test_a_contributor_at_two_hosts_makes_the_step_void(caplog: pytest.LogCaptur
     assert table.owner.step == 1
     assert table.owner.counters.voided == 1
     assert table.hosts["a"][1].taken == 0, "what was dropped does not count as taken"
-    # The first one has ended meanwhile: it had moved.
+    # The worker at a has ended meanwhile: it had moved to b.
     table.settle()
     assert table.apply("b", 1)
     assert table.apply("a", 2)
@@ -170,7 +170,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
         assert table.owner.step == step + 1
     assert table.ask(3) == Conflict(7, ("a", "b"))
     table.owner.leave("t", table.now, consume=False)
-    # One of them is ended, and has left a gradient of this step.
+    # One of the two is ended, but has applied in this step.
     table.ask(3, "s")
     for host, contributor in (("a", 7), ("b", 7), ("c", 1), ("c", 2)):
         assert table.apply(host, contributor)
@@ -191,7 +191,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
 
 
 def test_a_worker_that_moves_from_a_lost_host_counts_where_it_is() -> None:
-    """What it applied before is at no shard's host that counts any more."""
+    """What it applied before is at no host that still counts."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)
@@ -205,7 +205,7 @@ def test_a_worker_that_moves_from_a_lost_host_counts_where_it_is() -> None:
 
 
 def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> None:
-    """They wait for the next step, and what is missing would never come: the step is void."""
+    """They wait for the next step, so the missing gradients never come: the step is void."""
     table = with_a_gradient_each("a", "b")
     table.ask(2)
     table.settle("a")
@@ -218,7 +218,7 @@ def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> N
 
 
 def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
-    """Emptied at the same step, of an owner before this one: they wait for the next step."""
+    """The segment is emptied but stays at its step; the workers wait for the next one."""
     table = Table("a", step=3)
     table.apply("a", 1)
     segment = table.hosts["a"][1]
@@ -273,7 +273,7 @@ def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_it_
 
 
 def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_was_left() -> None:
-    """It was accepted, and is in no round: as on one host an apply right before `advance_step`."""
+    """Such a gradient is in no round, like an apply right before `advance_step` on one host."""
     table = Table("a", "b")
     assert table.owner.advance_step(5, table.now) == 0
     _, segment = table.hosts["a"]

@@ -53,9 +53,9 @@ def test_with_nothing_wrong_a_round_has_every_accepted_gradient() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
-    """Messages, shards and chiefs may all get lost: what was accepted is in a round.
+    """If only messages, shards or chiefs are lost, every accepted gradient is in a round.
 
-    Or `advance_step` has dropped it, and nothing else has.
+    Only `advance_step` may drop gradients.
     """
     loses_nothing = kind in {"messages", "shards", "chiefs", "advances"}
     world = World(3 if loses_nothing else 0, faults=Faults(**vars(KINDS[kind])))
@@ -99,7 +99,7 @@ def test_random_schedules(
         shards=shards,
         required=required,
         contributors=contributors,
-        # Who does not follow the step is never left waiting, and needs no more than one gradient.
+        # True: workers wait for the next step after each gradient.
         follows=follows,
         faults=Faults(**mixed),
     )

@@ -1,4 +1,4 @@
-"""Real segments: what shards have of a round, put together, is that of one group."""
+"""Real segments: the shards' parts of a round together equal the round of one group."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
 def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901, PLR0912
     shards: int, request: pytest.FixtureRequest
 ) -> None:
-    """To the bit, for gradients whose sums are exact; every member, count, weight, contributor."""
+    """Members, counts, weights and contributors are equal to the bit, as sums are exact."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
     hosts = [HostGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]
@@ -141,7 +141,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
             assert group.apply({"m": ([row], [6.0])}, 0)
             return LocalSegment(group, plan).seal().pieces
 
-    # A row at each shard.
+    # For each shard a host with a row there.
     pieces = {BatchKey(str(row), 1, 1): pieces_of(row) for row in range(99)}
     keys = [next(key for key in pieces if shard in pieces[key]) for shard in range(2)]
     batches = [Batch(1, 1, members={"m": (1, 1)}, shards=frozenset({shard})) for shard in range(2)]
@@ -154,7 +154,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
 
 
 def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused() -> None:
-    """Else what is missing would be whatever the memory had before."""
+    """Else the missing values would be whatever the memory had before."""
     with HostGroup({"m": shmacc.TensorSpec((2,), "float64")}) as group:
         plan = Plan(group.members, 1)
         assert group.apply({"m": np.ones(2)}, 0)
@@ -184,7 +184,7 @@ def local(group: HostGroup) -> LocalSegment:
 
 
 def value_of(content: Content, dtype: type[np.generic] = np.float64) -> Any:
-    """The sum of a group that has one number."""
+    """Return the sum in a group of one scalar."""
     [value] = content.pieces[0].columns.values.view(dtype)
     return value
 
@@ -234,7 +234,7 @@ def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
         stopped, new = local(other), local(group)
         stopped.seal()
         assert new.seal().batch.count == 1
-        stopped.release()  # it wakes up: its round is no more
+        stopped.release()  # it wakes up when its seal is over
         assert not group.apply({"m": 1.0}, 0)
         group.unlink()
 

@@ -1,4 +1,4 @@
-"""The simulation of many hosts: the library decides in it, and its figures can be computed."""
+"""The simulation of many hosts runs the library's cores; its figures can be computed by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_library_decides() -> None:
 
 @pytest.mark.parametrize("scenario", [SMALL, DYING], ids=lambda scenario: scenario.name)
 def test_a_job(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
-    """A seed gives the same one again; only deaths lose anything, and rounds survive them."""
+    """The same seed gives the same job; only deaths lose gradients, and rounds survive them."""
     caplog.set_level(logging.ERROR, "shmacc")
     one = Job(scenario).run()
     assert one == Job(scenario).run()
@@ -59,7 +59,7 @@ def test_bytes_of_dense_rounds_are_those_computed_by_hand() -> None:
     # Of 1,000 x 64 float32 each host sends the other one half, and gets the other half.
     dense = Scenario("dense", 2, 1, 2, Table(1_000, None), need=1.0, rounds=3)
     assert Job(dense).run().gigabytes * 1e9 == pytest.approx(2 * 1_000 * 64 * 4 / 2)
-    # With the mean for the chief, which is on the first host: half of it is on the other one.
+    # The chief, on the first host, gets the whole mean, too: half of it from the other host.
     whole = dataclasses.replace(dense, whole=True)
     assert Job(whole).run().gigabytes * 1e9 == pytest.approx(3 * 1_000 * 64 * 4 / 2)
 
@@ -71,7 +71,7 @@ def test_bytes_of_sparse_rounds_are_those_computed_by_hand() -> None:
 
 
 def test_messages_are_those_computed_by_hand() -> None:
-    # 100 MB at 1 GB/s and a latency of 1 ms: two to one host come one after the other.
+    # 100 MB at 1 GB/s, with a latency of 1 ms; two transfers to one host are not parallel.
     clock = Clock()
     network = Network(clock, 3, 1e9, 1e-3)
     arrived: list[float] = []
@@ -82,8 +82,8 @@ def test_messages_are_those_computed_by_hand() -> None:
 
     for sender in (1, 2):
         clock.start(carry(sender, 0))
-    clock.start(carry(0, 1))  # the other way: at once
-    clock.start(carry(0, 0))  # to itself: none
+    clock.start(carry(0, 1))  # the other way: not delayed
+    clock.start(carry(0, 0))  # to itself: no message
     clock.run(10, lambda: False)
     assert arrived == pytest.approx([0.0, 0.101, 0.101, 0.201])
     assert (network.messages, network.large_bytes) == (3, 3e8)

@@ -1,4 +1,4 @@
-"""What is started again, and what was there before; and the end of a run, which reaches all."""
+"""Forwarders, machines and owners that are started again; the end of a run, which reaches all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
 
 @pytest.mark.parametrize("dies", ["before", "granted", "sealed", "shipped", "missing"])
 def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: str) -> None:
-    """Its segment has what others have too few without: no void step."""
+    """Without its segment the others have too few gradients, but no step is void."""
     table = with_a_gradient_each("a", "b")
     _, segment = table.hosts["a"]
     if dies != "before":
@@ -38,7 +38,7 @@ def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: st
     elif dies in {"shipped", "missing"}:
         table.settle()
         assert isinstance(table.ask(2), Opened)
-    segment.held = False  # by the one that has died
+    segment.held = False  # the forwarder that held it has died
     table.add("a", segment)
     if dies == "missing":
         table.owner.missing("t", table.now)
@@ -89,7 +89,7 @@ def test_what_a_machine_had_that_was_started_again_is_gone_and_what_it_gets_coun
 
 
 def test_an_owner_that_was_started_again_goes_on_although_workers_wait_for_the_next_step() -> None:
-    """They were refused for its predecessor's grant: what they have will never come."""
+    """The first owner's grant refused the workers' gradients, which will not come again."""
     table = with_a_gradient_each("a", "b")
     table.ask(2)
     table.settle("a")
@@ -145,7 +145,7 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
 
 
 def test_an_owner_that_was_started_again_says_that_it_knows_no_step_until_one_is_set() -> None:
-    """But the end of the run it says at once: no step comes after it."""
+    """It says at once that a run has ended: no step comes after that."""
     owner = OwnerCore(2, None, TIMING)
     assert owner.step_past(-1) == NotReady()
     owner.set_global_step(3, "set", 0.0)
@@ -161,7 +161,7 @@ def test_an_owner_that_was_started_again_says_that_it_knows_no_step_until_one_is
 
 
 def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
-    """It has seen the gradients of the one before; its heartbeat must not have it get others."""
+    """The chief has a round of the first owner; its heartbeats must not bring it another."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner = OwnerCore(2, None, TIMING)
@@ -177,7 +177,7 @@ def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
 
 
 def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:
-    """Its predecessor has closed one; the chief says so before it sets the step."""
+    """Its predecessor closed a gate; the chief tells the new owner before it sets the step."""
     table = with_a_gradient_each("a", "b")
     table.owner = OwnerCore(2, None, TIMING)
     table.owner.gate("b", "arrays", table.now, closed=True)
@@ -190,7 +190,7 @@ def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:
 
 
 def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
-    """Hosts follow the latest term that they know; an owner's is the time on its node."""
+    """Hosts follow the latest term that they know; an owner's term is the time on its node."""
     table = Table("a", "b", term=9)
     table.apply("a", 1)
     table.settle()
@@ -297,7 +297,7 @@ def test_a_forwarder_that_is_started_again_leaves_it_finished_with_what_it_has()
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_process_ends_the_run_while_its_forwarder_is_dead(step: int) -> None:
-    """The next one knows no fence, and a reset may be on its way to it."""
+    """The next forwarder knows no fence, and a reset may be on its way to it."""
     table = with_a_gradient_each("a", "b")
     segment = table.hosts["a"][1]
     segment.finished = True

@@ -1,4 +1,4 @@
-"""One cluster for all tests, which leave no name in shared memory."""
+"""One Ray cluster for all tests, which must leave no name in shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    # Ray puts the current folder into its workers' path, and in the checkout that is the bare tree.
+    # Ray puts the current folder into its workers' path: in the checkout, the bare source.
     before = os.getcwd()  # noqa: PTH109
     os.chdir(tmp_path_factory.mktemp("ray"))
     try:
@@ -37,7 +37,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture(autouse=True)
 def on_the_chiefs_node(request: pytest.FixtureRequest, namespace: str) -> Iterator[None]:  # noqa: ARG001
-    """Give a test with nodes the names of the chief's, and not those of a test by itself."""
+    """Run a test that uses `nodes` in the namespace of the chief's node, not in its own."""
     if "nodes" not in request.fixturenames:
         yield
         return

@@ -37,9 +37,9 @@ class Case:
 
     model: str  # the file, without its suffix
     name: str  # unique within the model; a broken variant has the name of its flag
-    kind: str  # "quick": the tests run it; "safety": it looks for no cycles (livelocks)
+    kind: str  # "quick": the tests run it; "safety": no search for cycles (livelocks)
     flags: str  # names that spin's preprocessor defines
-    says: str  # the property that holds if nothing is found; in a broken variant the fault
+    says: str  # the property that is checked; of a broken variant, the fault
     found: tuple[str, ...]  # the cells that this program writes, as they are in the file
 
     @property
@@ -114,7 +114,7 @@ def search(case: Case, directory: Path) -> Finding:
 
 
 def run(command: Sequence[str], directory: Path) -> str:
-    """Return what a command printed; an exception if it failed."""
+    """Return what a command printed; raise RuntimeError if it failed."""
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(
@@ -198,7 +198,7 @@ def show(wanted: str) -> None:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="only the slice that the tests run")
     parser.add_argument("--only", metavar="MODEL[/CASE]", help="only these")

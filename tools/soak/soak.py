@@ -10,8 +10,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-# The processes are the parallelism: NumPy is to keep to one thread in each, this one included.
-# NumPy reads this at its first import, which the next line causes.
+# One NumPy thread in each process: the processes keep all cores busy.
+# NumPy reads this when it is first imported, which the next line does.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from shmacc import testing

@@ -2,8 +2,8 @@
 """Runs herd7 over the litmus tests of the protocol's memory order and reports the results.
 
 ``check.py`` checks every test and each of its broken variants against the memory models of C++,
-AArch64 and x86-64, prints a table, and writes it to ``results.md``. Exit status 1 if the forbidden
-outcome of a test is possible, or that of a broken variant is possible in other models than those
+AArch64 and x86-64, prints a table, and writes it to ``results.md``. The exit status is 1 if a
+test's forbidden outcome is possible, or if a broken variant's is not possible in exactly the models
 named. ``check.py --show commit_twice/BROKEN_NO_STORE_BARRIER`` prints herd7's input and output.
 
 Needs herd7, of herdtools7, and nothing else.
@@ -30,7 +30,7 @@ class Model:
     """A memory model."""
 
     name: str  # in tests and results
-    file: str  # from which herd7 reads the model
+    file: str  # the file from which herd7 reads it
     write: Callable[[Litmus, list[Thread]], str]  # translates a program into the model's language
 
 
@@ -64,7 +64,7 @@ def ask_herd(model: Model, program: str) -> str:
 
 
 def is_possible(litmus: Litmus, variant: Variant, model: Model) -> bool:
-    """Whether the outcome is possible, in a full run or with a kill at one of the deaths."""
+    """Whether the outcome is possible, without a kill or with one at any `// death`."""
     said = [
         ask_herd(model, model.write(litmus, threads)) for threads in litmus.programs(variant.name)
     ]

@@ -51,7 +51,7 @@ class Litmus:
 
     @property
     def streams(self) -> bool:
-        """Whether there are stores past the caches, which only one model knows."""
+        """Whether it has stores past the caches; only one model knows these."""
         return "memory_order_streamed" in self.source
 
     @property
@@ -66,9 +66,9 @@ class Litmus:
         return self.source.partition("\nexists ")[2].strip()
 
     def programs(self, variant: str) -> Iterator[list[Thread]]:
-        """Return a variant's processes: as they are, and with the first killed at each `// death`.
+        """Yield a variant's processes: as they are, then with a kill at each `// death`.
 
-        A killed process skips its statements up to `// kernel`.
+        The killed process skips its statements from there up to `// kernel`.
         """
         lines = [line for line in self.source.splitlines() if _stands_in(variant, line)]
         marks = [line.strip() for line in lines]

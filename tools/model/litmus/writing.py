@@ -13,11 +13,11 @@ _FENCE = re.compile(r"atomic_thread_fence\(memory_order_(\w+)\);")
 
 
 class AArch64:
-    """Writes one process's instructions; an exchange uses exclusives, the weaker of two ways.
+    """Writes one process's instructions; LDAXR and STLXR order less than an exchange by SWPAL.
 
     Attributes:
         at_first: Registers before the process begins. Addresses are in X0 and on.
-        succeeded: Values of registers in the runs that count.
+        succeeded: Values that registers have in the runs that count (see `exchange`).
     """
 
     head = "AArch64"
@@ -29,7 +29,7 @@ class AArch64:
 
     @staticmethod
     def register(number: str) -> str:
-        """X10 and on: what C calls r0, r1, ..."""
+        """Return the register for C's r0, r1, ...: X10, X11, ..."""
         return f"X1{number}"
 
     def store(self, word: str, value: str, order: str) -> list[str]:
@@ -54,12 +54,12 @@ class AArch64:
         ]
 
     def fence(self, order: str) -> list[str]:
-        """DMB; for acquire, the one that orders only loads."""
+        """DMB ISH; for acquire DMB ISHLD, which orders only earlier loads."""
         return ["DMB ISHLD" if order == "acquire" else "DMB ISH"]
 
 
 class X86:
-    """Writes plain moves, which keep all orders but store before load; see `AArch64`."""
+    """Writes plain moves: only a load may overtake an earlier store; see `AArch64`."""
 
     head = "X86_64"
     _REGISTERS = ("ax", "bx", "cx", "dx")
@@ -72,7 +72,7 @@ class X86:
 
     @classmethod
     def register(cls, number: str) -> str:
-        """RAX and on."""
+        """Return the register for C's r0, r1, ...: RAX, RBX, ..."""
         return f"r{cls._REGISTERS[int(number)]}"
 
     def store(self, word: str, value: str, order: str) -> list[str]:
@@ -89,7 +89,7 @@ class X86:
         return [f"movl ${value},{into}", f"xchgl {into},({word})"]
 
     def fence(self, order: str) -> list[str]:
-        """MFENCE, or nothing."""
+        """MFENCE for seq_cst; weaker fences need no instruction."""
         return ["mfence"] if order == "seq_cst" else []
 
 

@@ -1,7 +1,7 @@
 """The audit: compares the accounts of each gradient with the library's counters.
 
-The two are independent. The accounts record what the processes saw, gradient by gradient; the
-counters what the library reports.
+The two are independent. The accounts record what the processes saw, gradient by gradient. The
+counters are what the library reports.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def audit(books: Books, stats: Stats) -> Findings:
     entries = max(_end(books.fate), _end(books.taken_at))
     fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
     since, until = books.since[:entries], books.until[:entries]
-    # A taker enters its take last. If it was killed before that, its other notes do not count.
+    # A taker writes `logged` last. If it was killed before that, its other notes do not count.
     seen = (step >= 0) & (books.logged[step] > 0)
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
     unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)
 
-    # Steps are counted by takes alone, so each step below the present one was closed by one take.
+    # Only takes advance the step, so each step below the present one was closed by one take.
     logged = books.logged[: stats.global_step].astype(np.int64)
     died = np.flatnonzero(logged == 0)
 
@@ -54,9 +54,9 @@ def audit(books: Books, stats: Stats) -> Findings:
 
     # Now the counters. All accepted gradients that no restore has discarded must have been taken.
     applied = stats.applied - stats.discarded
-    # The takes that died had `unseen` gradients:
+    # Takes that died with their takers had `unseen` gradients: the accepted ones that nobody noted,
+    # and some of the unanswered ones.
     unseen = stats.taken - int(np.sum(np.maximum(logged - 1, 0)))
-    # the accepted ones that nobody saw, and some of the unanswered ones.
     unanswered_unseen = _number(unanswered & ~seen)
     # `dropped` counts each apply that returned False, and some of those that never returned.
     answered_no = _number(refused | (fate == Fate.IN_DOUBT))

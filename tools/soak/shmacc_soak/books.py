@@ -1,8 +1,8 @@
 """The accounts of a campaign: arrays that all its processes share, outside the library.
 
 Every entry has one writer at a time and is written by single stores, so a kill leaves it old or
-new. A round is noted in its block, before it is consumed. If its chief is killed or gives it up,
-the next take of that step has all its gradients, and notes them again.
+new. A chief notes a round in its block, before the round is consumed. If the chief is killed or
+gives the round up, the next take of that step has all its gradients, and they are noted again.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ class Count(StrEnum):
     IN_LOAD = "  processes killed in that"
     NOT_LOADED = "  updates refused meanwhile"
     # Faults:
-    TORN = "torn"  # gradients in some of their members only; members, parameters with other sums
+    TORN = "torn"  # gradients missing from some members; members or parameters with wrong sums
     LOST = "lost"  # accepted gradients that are nowhere
     DOUBLED = "doubled"  # gradients that were taken more than once
     REPEATED = "repeated"  # contributors that were in a round twice
-    MISPLACED = "misplaced"  # gradients in a round they cannot belong to, or refused and there
-    UPDATED_TWICE = "updated twice"  # rounds in the parameters twice, or skipped and in them
+    MISPLACED = "misplaced"  # gradients in an impossible round, or refused and yet in one
+    UPDATED_TWICE = "updated twice"  # rounds in the parameters twice, or skipped and yet in them
     NOT_UPDATED = "not updated"  # rounds that are not in the parameters
     MISCOUNTED = "miscounted"  # counters of the library that disagree with the books
-    MISTOLD = "mistold"  # campaigns told of more deaths and failures than there were, or fewer
+    MISTOLD = "mistold"  # wrong numbers of deaths and failures told, or other reasons
     FAILED = "failed"  # processes that ended with an error, or did not end
 
 
@@ -122,16 +122,16 @@ class Findings:
 
 
 def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
-    """Return an array that children share, of zeros; pages that are never touched cost nothing."""
+    """Return zeros that child processes share; pages that are never touched cost nothing."""
     size = max(count * np.dtype(dtype).itemsize, 1)
     return np.frombuffer(mmap.mmap(-1, size), dtype=dtype, count=count)
 
 
 class Books:
-    """The books of one campaign, of so many processes that may be killed."""
+    """The books of one campaign, with `processes` that may be killed."""
 
     def __init__(self, processes: int) -> None:
-        self.own = processes  # that of the campaign itself
+        self.own = processes  # the campaign itself: the last process
         processes += 1
         # By gradient:
         self.fate = _shared(MOST, np.uint8)
@@ -141,8 +141,8 @@ class Books:
         self.until = _shared(MOST, np.int32)
         self.taken_at = _shared(MOST, np.int32)  # the step of the take that had it, plus 1
         # By step:
-        # Gradients in the take that closed it, plus 1; 0: the taker was killed before it noted
-        # them.
+        # The number of gradients in the take that ended the step, plus 1; 0: not noted, as the
+        # taker was killed.
         self.logged = _shared(MOST, np.int32)
         self.digests = _shared(model.STEPS, np.int64)  # digests of the parameters
         # By process:
@@ -152,17 +152,17 @@ class Books:
         self.updating = _shared(processes, np.uint8)  # a chief that is in an update
         self.asking = _shared(processes, np.uint8)  # a taker that wants to be told who is gone
         self.applied = _shared(processes, np.uint8)
-        self.stopped = _shared(processes, np.float64)  # seconds that it was stopped by us
+        self.stopped = _shared(processes, np.float64)  # seconds for which the campaign stopped it
         self._counts = {what: _shared(processes, np.int64) for what in Count}
         self._longest = {doing: _shared(processes, np.float64) for doing in Doing}
         self._doing = _shared(processes, np.uint8)
         self._began = _shared(processes, np.float64)
         # Of the campaign:
-        self.loads = _shared(1, np.int64)  # each adds 1 when due, 1 when done; odd: one is due
+        self.loads = _shared(1, np.int64)  # each load adds 1 when due, 1 when done; odd: one is due
         self._stop = _shared(1, np.uint8)
-        # Killed processes: takers that may have got gradients that they did not note, workers that
-        # had applied, workers that may have, those that were failing, and takers that may have been
-        # told who is gone.
+        # Numbers of killed processes, in this order: takers that may not have noted what they took;
+        # workers that had applied; that may have applied; that were failing; takers that may have
+        # been told who is gone.
         self.risked = self.surely_gone = self.perhaps_gone = self.failing = self.unheard = 0
 
     def add(self, process: int, what: Count, number: int = 1) -> None:
@@ -189,7 +189,7 @@ class Books:
         return bool(self._stop[0])
 
     def note(self, process: int, plan: Plan, taken: Any) -> None:
-        """Record a take, or a round that may be consumed."""
+        """Record a take, or a round before its end."""
         numbers = self.check(process, plan, taken)
         before = self.taken_at[numbers]
         doubled = (before != 0) & (before != taken.step + 1)
@@ -237,7 +237,7 @@ class Books:
         """Note that the process was killed, and what it was doing."""
         doing = Doing(int(self._doing[process]))
         if doing is not Doing.NOTHING:
-            self._waited(process, doing, 0.0)  # it lived, and waited, until now
+            self._waited(process, doing, 0.0)  # it waited until it was killed
         self.add(process, Count.KILLED)
         self.add(process, Count.IN_APPLY, doing is Doing.APPLY)
         self.add(process, Count.IN_BLOCK, int(self.in_block[process]))

@@ -22,7 +22,7 @@ _FINISHED: Final = 0.5  # share of campaigns that end by `finish`, not by a requ
 
 
 class Campaign:
-    """A plan carried out for some seconds, in names of its own."""
+    """A plan that is carried out for some seconds."""
 
     def __init__(self, plan: Plan) -> None:
         """Make the accumulator; it is removed by `run`."""

@@ -22,7 +22,7 @@ TAKERS: Final = 2  # processes that take, or chiefs
 _BETWEEN_KILLS: Final = 0.004  # seconds, on the average
 _SHORTEST_STOP, _LONGEST_STOP = 0.005, 0.06  # seconds, around the lock's slice of 20 ms
 _STOP_SHARE: Final = 0.1  # the share of stops among stops and kills
-_PATIENCE: Final = 30.0  # for all processes to end when they are asked to
+_PATIENCE: Final = 30.0  # seconds for all processes to end once they are asked to
 _PAUSE: Final = 0.002  # seconds
 
 
@@ -32,7 +32,7 @@ class Crew:
     def __init__(self, books: Books, jobs: list[Callable[[], None]]) -> None:
         self._books, self._jobs = books, jobs
         self._pids = [0] * len(jobs)
-        self._stopped: dict[int, tuple[float, float]] = {}  # when, and until when
+        self._stopped: dict[int, tuple[float, float]] = {}  # by slot: since when, until when
 
     def work(
         self,

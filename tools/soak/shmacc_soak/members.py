@@ -1,7 +1,8 @@
 """Gradients that mark each member with their number, so that a take shows which are in it.
 
-A gradient's part of a member is one of a few bodies, and a mark of its number. All values are small
-integers, so sums are exact, and a take must be the sum of the gradients that it shows.
+A gradient's part in a member is one of a few ready-made bodies, plus a mark for the gradient's
+number. All values are small integers, so sums are exact: a take must equal the sum of the gradients
+whose marks it shows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ra
 
 @dataclass(frozen=True)
 class Gradients:
-    """Derives from a gradient's number its worker, its members and its weight."""
+    """Derives a gradient's worker, members and weight from its number."""
 
     workers: int  # consecutive numbers belong to them in turn
     members: int = 1  # members of the accumulator
@@ -49,7 +50,7 @@ class Gradients:
         return self.workers * TURNS
 
     def place(self, numbers: Numbers) -> Numbers:
-        """Return the places of these gradients. In a round no two have the same."""
+        """Return where these gradients put dense marks. In a round no two places are equal."""
         return numbers % self.workers * TURNS + numbers // self.workers % TURNS
 
     def place_weights(self, places: Numbers) -> Numbers:
@@ -70,7 +71,7 @@ class Gradients:
 
 
 _BODIES: Final = 8
-_BASE: Final = 2 * MOST  # added to each dense mark: the sum shows how often a gradient is in it
+_BASE: Final = 2 * MOST  # added to each dense mark, so that sums show how often they contain it
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class Marks:
 
     numbers: Numbers  # which gradients it has
     times: Numbers  # how often it has each of them
-    exact: bool  # the result is their sum (or mean), and nothing else
+    exact: bool  # the member's value is the sum (or mean) of these gradients
 
 
 NO_MARKS: Final = Marks(np.empty(0, np.int64), np.empty(0, np.int64), exact=True)
-"""Those of a member that is absent."""
+"""The marks of a member that is absent from a take."""
 
 
 def _signature(number: Any) -> Any:

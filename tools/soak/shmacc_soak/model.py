@@ -70,7 +70,7 @@ def digit(worker: int) -> float:
 
 
 def update(params: Parameters, taken: Any) -> bool:
-    """Update the parameters by a round, or skip it; return whether it was not in them yet."""
+    """Update the parameters by a round, or skip it; False: the round was in them already."""
     if skips(taken.step):
         return params.skip(taken)
     return params.update(taken, {"own": params["own"] * 3 + taken.step})

@@ -31,7 +31,7 @@ class Plan:
     title: str
     members: dict[str, Member]  # by name; a single accumulator has one, named ""
     gradients: Gradients
-    # All takes are rounds and are noted in their blocks, so none is missed. Otherwise a take is
+    # True: all takes are rounds and are noted in their blocks, so none is missed. False: a take is
     # noted when it is over, if its taker still lives.
     chief: bool = False
     lanes: int = 1

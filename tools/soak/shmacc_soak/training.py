@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 _GROUP, _PARAMS = "soak", "soak.parameters"
 _TIMEOUT: Final = 0.25  # seconds of each wait, so that the request to stop is noticed
 _BETWEEN_FAILURES: Final = 1.0  # seconds between two failures of all power, on the average
-_LIFE_OF_A_LOADER: Final = 0.02  # seconds, of the first attempt; later ones live longer
+_LIFE_OF_A_LOADER: Final = 0.02  # mean seconds until the first is killed; later ones live longer
 # Probabilities:
-_RAISES: Final = 0.03  # a block raises, before its update and after it
+_RAISES: Final = 0.03  # a block raises before its update; likewise after it
 _LOOKED_AT: Final = 0.2  # a chief looks at the parameters, after its update
 _SAVED: Final = 0.05  # a chief saves everything
 _REBOOTED: Final = 0.5  # the segments are lost in a failure, too
-_TRIED: Final = 0.5  # workers work in between two attempts to load
+_TRIED: Final = 0.5  # workers run between two attempts to load
 
 
 class _OopsError(Exception):

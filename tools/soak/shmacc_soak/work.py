@@ -72,10 +72,10 @@ def _work(books: Books, plan: Plan, name: str, slot: int) -> None:
 
 
 def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
-    """Apply a gradient, unless its account is closed.
+    """Apply a gradient, unless its fate is settled.
 
     A worker that was killed in an apply applies a gradient with a contributor once more, for the
-    same step. A gradient without one is not applied again: nobody can say whether it is in.
+    same step. Without a contributor it is not applied again: nobody can say whether it is in.
     """
     fate, contribute = books.fate[number], plan.gradients.contribute
     if fate > Fate.BEGUN or (fate == Fate.BEGUN and not contribute):
@@ -133,7 +133,7 @@ def take(books: Books, plan: Plan, name: str, slot: int) -> None:
 
 
 def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
-    """Take at once, or in a round's block; note it afterwards."""
+    """Take directly or by a round; note afterwards what was taken."""
     required = random.choice(_REQUIRED)
     books.at_risk[slot] = 1
     try:
