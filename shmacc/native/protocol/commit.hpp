@@ -2,9 +2,9 @@
 //
 // The committed state consists of records, each kept twice (like LMDB's two meta pages): one RoundState for all
 // lanes together, a LaneState for each lane. A `generation` determines which copy is current: copy[generation &
-// 1]. An operation works on a copy of the current record and commits by writing it over the other one and then
-// storing generation + 1: one aligned 8-byte store. Before that store the operation has not happened, after it
-// has.
+// 1]. An operation changes its own copy of the current record. To commit, it writes this copy over the record
+// that is not current, and then stores generation + 1: one aligned 8-byte store. Before that store the
+// operation has not happened; after it, it has.
 //
 // An operation commits to one record only. An operation that adds gradients or changes memory commits the
 // LaneState of one lane, with that lane's lock. An operation that empties the accumulator, moves the step,
@@ -12,7 +12,7 @@
 // number, and are void once RoundState::round has moved on: so one store empties all members of all lanes.
 //
 // A member of a lane has a MemberState, kept twice too, so that an apply writes only the members that it
-// touches. A copy carries the generation of the lane that wrote it.
+// touches. A copy carries the generation of the lane's commit that wrote it.
 //
 //   Invariant: of a member's copies with at most the lane's generation, the one with the larger generation is
 //              current. A copy with a greater generation belongs to an operation that has not committed.
@@ -24,8 +24,8 @@
 // RoundState's generation back, before the lane can reach the needed generation.
 //
 // Members' copies are written only between `begin` and the commit, over the copies that are not current. If the
-// operation dies there, its copies would become valid when the lane reaches their generation. `recover` is the
-// next to commit in the lane, and clears them first.
+// operation dies there, its copies would become valid when the lane reaches their generation. So `recover`,
+// which commits next in the lane, clears them first.
 //
 // Data outside these records is written so that it means nothing before the commit:
 //   * new rows go to slots >= MemberState::rows, new index entries point to such slots;
@@ -40,17 +40,17 @@
 //
 // Some rows are changed in place: rows to which an apply adds, and rows of the current round over which
 // `restore` writes its own. (`restore` builds its index in the region that is not current. Arrays of parameters
-// are changed in place, too: saved_arrays.hpp has their log, update.hpp their argument.) An undo log protects
-// these rows: `begin` stamps the lane's journal with the generation that the operation would commit; `publish`
-// stores how many undo records are complete (`restore` saves row numbers, too, in records of their own); only
-// then does the operation change the rows of these records.
+// are changed in place, too: saved_arrays.hpp describes their log, and update.hpp why it suffices.) An undo log
+// protects these rows: `begin` stamps the lane's journal with the generation that the operation would commit;
+// `publish` stores how many undo records are complete (`restore` saves row numbers, too, in records of their
+// own); only then does the operation change the rows of these records.
 //
-//   Invariant: if journal.generation != generation + 1, all rows in slots < rows of members of the current
-//              round are committed ones. If it is equal, putting back the first journal.records undo records makes
-//              them so.
+//   Invariant: if journal.generation != generation + 1, the slots below `rows` of all members of the current
+//              round contain committed rows. If it is equal, they do once the first journal.records undo records
+//              are put back.
 //
-// A process that acquires a lane's lock looks for such an operation (`interrupted`), and runs `recover` first
-// if it finds one. So the order is the same everywhere: acquire, recover, operate. Each instant of death:
+// A process that acquires a lane's lock looks for an operation that did not commit (`interrupted`), and undoes
+// it first (`recover`). So the order is the same everywhere: acquire, recover, operate. Each instant of death:
 //   in begin, before the stamp      the stamp belongs to an older operation: there is nothing to undo.
 //   after the stamp                 the records counted belong to this operation: `records` was set to 0
 //                                   before the stamp, and is raised only after a record is complete.
@@ -58,13 +58,13 @@
 //   while writing members' copies   they are not current; `recover` clears them.
 //   while writing the other record  it is not current, and the next commit overwrites it.
 //   after the commit                journal.generation == generation: nothing to undo.
-//   in recover                      putting rows back, or clearing copies, a second time gives the same; the
-//                                   stamp still marks them until recover's own commit ends it.
+//   in recover                      the next owner does it again, with the same result: the stamp is valid
+//                                   until recover's own commit.
 // A RoundState is committed in the same way, and nothing is changed in place for it.
 // Index entries left behind by an undone operation point to slots >= rows, or later to a slot that belongs to
-// another row; a lookup compares the row number in the slot, so they only occupy entries. No record says whose
-// index they are in: LaneState::leftovers counts the lane's, and every index counts all that were left since it
-// was built as its own.
+// another row; a lookup compares the row number in the slot, so they only occupy entries. No record says which
+// member's index contains them: LaneState::leftovers counts them for the lane, and each index assumes that it
+// contains all that were left since it was built.
 //
 // Memory order. Three kinds of readers see these stores, and each needs something else.
 //
@@ -86,10 +86,9 @@
 //                 loads one of the new words must find the new generation when it loads it again. A store
 //                 with release does not order later stores, and one session may commit twice (a recovery and
 //                 then its own operation; a longer undo log before its use). So `commit` begins with a
-//                 store_barrier, which pairs with the load_barrier of `snapshot`. It stands before the words
-//                 and not after the generation because the last commit may be another process's: its stores
-//                 come before this barrier by way of the lock, and so, for every reader, before the words
-//                 that follow.
+//                 store_barrier, which pairs with the load_barrier of `snapshot`. It stands before the words,
+//                 not after the generation: the last commit may be another process's. The lock orders that
+//                 commit's stores before this barrier, and so before the words, for every reader.
 //   stamp, then rows in place   `begin` ends with a store_barrier: a reader that saw a changed row and then
 //                 passed a load_barrier sees the stamp, or a later generation.
 //   shape of a round   start_round has a barrier for the same reason as `commit`.
@@ -112,7 +111,7 @@ namespace shmacc {
 template <class Record>
 class Committed {
   public:
-    // needed: the generation of the first lane, for a RoundState, which may need one (RoundState::needs).
+    // needed: for a RoundState, the generation of the first lane (RoundState::needs).
     Committed(uint64_t& generation, Record (&copies)[2], const uint64_t* needed = nullptr)
         : generation_(generation), copies_(copies), needed_(needed) {}
 
@@ -157,8 +156,8 @@ class Committed {
         store(generation_, record.generation);
     }
 
-    // The generation of the record that `snapshot` would return. A restore between its two commits has not
-    // moved it on yet, even if its process stays stopped there.
+    // The generation of the record that `snapshot` would return. A restore changes it only with the second of
+    // its two commits, even if its process is stopped in between.
     uint64_t generation() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);

@@ -1,22 +1,22 @@
 // Processes that have died or failed, and the waits that end because of them.
 //
-// A wait for gradients may ask to end with such news: a process that had applied has died or failed. The
-// waiting process collects the news and marks it as told, with all lanes' locks. So each departure ends one
-// wait, the first that asks after it, whatever has happened in between. A wait for the step may ask to end
-// while there are only former chiefs: processes that have taken, and are dead or have left as failed, while no
-// living process has taken or waits in the queue to take. Nothing is marked: all such waits end, until a process
-// takes again. A process that has left in order ends neither kind of wait.
+// A wait for gradients may ask to end when a process that had applied has died or failed. This is news until it
+// is told: the waiting process collects the news and marks it as told, with all lanes' locks. So each departure
+// ends one wait, the first that asks for departures, however late. A wait for the step may ask to end when the
+// chiefs are gone: processes that have taken are dead or have left as failed, and no living process has taken or
+// waits in the queue to take. Nothing is marked then: all such waits end, until a process takes again. A process
+// that has left in order ends neither kind of wait.
 //
-// Where it is recorded. The entry of an attached process records its failure (presence.hpp). A process that is
-// gone leaves its entry behind, until a sweep frees it. If the process had applied or taken, the sweep first
-// makes a record in the table of the departed:
+// Where departures are recorded. The entry of an attached process records its failure (presence.hpp). A process
+// that is gone leaves its entry behind, until a sweep frees it. If the process had applied or taken, the sweep
+// first makes a record in the table of the departed:
 //
 //   sweep   free -> being written -> kDead or kFailed; with kTold if it is no news: the process had only taken
 //   tell    kDead or kFailed -> the same with kTold, if the process had taken; else free
 //
 // A sweep first looks for a record that another sweep, which may have died, made of the same process. So one
-// death makes one record, even if two lanes sweep at the same time: nobody frees a record meanwhile. Where
-// records give way (below) there may be two: readers recognise them by their identity. A record gets its
+// death makes one record, even if two lanes sweep at the same time: to free a record takes all lanes' locks.
+// Where records give way (below) there may be two: readers recognise them by their identity. A record gets its
 // identity before its fate, so a half-written record is no news: the participant's entry is still there, and
 // the next sweep writes the record again.
 //
@@ -25,7 +25,7 @@
 // reason, if the process failed), and only waits that ask for departures read it.
 //
 // Each instant of death: in a sweep, as above. While telling, before the token is stored: the next wait gets
-// the news. After that: the wait that the news ends is the dead process's own.
+// the news. After that: no other wait gets the news; the dead process's own wait had it.
 #pragma once
 
 #include <vector>
@@ -51,7 +51,7 @@ class Departures {
 
     // This process, which is attached, has failed. It may go on.
     void fail(const std::string& reason) {
-        // Before the failure counts: a process that finds the failure finds the reason.
+        // First, so that a process that finds the failure finds the reason.
         write_reason(file_, presence_.index(), identity_of(presence_.token()), reason);
         presence_.fail();
     }

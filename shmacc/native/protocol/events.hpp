@@ -1,8 +1,8 @@
 // The last kEvents events of a segment, for people who ask later what happened. What ends a wait is elsewhere
 // (departures.hpp, Header::finished).
 //
-// A writer takes the next serial number, which determines the entry. It stores 0 as the entry's serial first,
-// and the serial last: so a reader recognises an entry that is being written, or that a dead writer left half
+// A writer takes the next serial number, which determines the entry. It first stores 0 as the entry's serial, and
+// last the number: so a reader recognises an entry that is being written, or that a dead writer left half
 // written. If kEvents other events are written meanwhile, the entry may be a mixture.
 #pragma once
 

@@ -1,7 +1,6 @@
 // A lane of a segment: its records and memory, and the lock of the process that changes them.
 //
-// An operation works on copies (LaneState; a Member for each member that it touches) and commits them; commit.hpp
-// has the argument.
+// An operation works on copies (LaneState; a Member for each member that it touches) and commits them (commit.hpp).
 #pragma once
 
 #include <memory>
@@ -91,8 +90,8 @@ class Lane {
     // Puts back the changes of an operation that did not commit. deaths: 1 if its process died, 0 if it failed.
     inline void recover(LaneState& state, uint64_t deaths);
 
-    // Reserves room for an undo log of this size, in a commit of its own: `recover` checks the log against the
-    // committed size. If it throws, the operation has failed.
+    // Reserves room for an undo log of this size, and commits the new sizes at once: `recover` checks the log
+    // against the committed size. An error gives the new memory back.
     void reserve_undo(LaneState& state, uint64_t log_bytes, uint64_t row_bytes) {
         const uint64_t log = state.reserved[kUndoLog], rows = state.reserved[kUndoRows];
         try {
@@ -133,8 +132,7 @@ class Lane {
         state.count = state.weight = 0;
     }
     // For a restore, which saves all old contents in the undo log: its commit gives the log's memory back.
-    // before: the committed state. It also gets what reserve_undo has committed since, so that `give_back`
-    // frees that, too.
+    // before: the committed state, to which this adds what reserve_undo has committed since, for `give_back`.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);
@@ -150,15 +148,15 @@ class Lane {
     static uint64_t with_room(uint64_t bytes) {
         return page_up(bytes + std::max<uint64_t>(bytes / 16, std::min<uint64_t>(bytes, 65536)));
     }
-    // A round leaves its memory to the next one. Memory that a round does not need is given back, but not at once:
-    // to reserve it again costs a large round several times its apply. It is given back when kSmallRounds rounds
-    // in a row have left much of it unused. So large rounds pay that cost at most once in kSmallRounds rounds. Let
-    // `most` be the bytes that a region needed in the largest of this round and the kSmallRounds rounds before it:
+    // A round leaves its memory to the next one. Memory is given back only after kSmallRounds rounds in a row have
+    // left much of it unused: to reserve it again costs a large round several times its apply. So large rounds pay
+    // that cost at most once in kSmallRounds rounds. Let `most` be the bytes that a region needed in the largest of
+    // this round and the kSmallRounds rounds before it:
     //
     //   a member holds at most 5/4 of `most` and kSpare in that region (in the index: twice that).
     //
-    // Rounds without gradients count. The decision is made when the first gradient of a later round comes, or by a
-    // take or a new step that finds a member idle for kSmallRounds rounds (RoundSession::give_memory_back).
+    // Rounds without gradients count. Memory is given back by the first gradient of a later round, or by a take or
+    // a new step that finds a member idle for kSmallRounds rounds (RoundSession::give_memory_back).
     static constexpr uint64_t kSpare = 1 << 17;  // a segment stays within 1 MiB of its need
     static constexpr uint64_t kSmallRounds = 8;
     static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }
@@ -224,11 +222,11 @@ class Member {
     }
     LaneState& lane_state() const { return *lane_state_; }
 
-    // Starts this round in the member, which has nothing of it yet. Returns whether the member gives memory back:
-    // that of small rounds (Lane::kSmallRounds), or all of it, at once.
+    // Starts this round in the member, which has nothing of it yet. all: give unused memory back at once, not only
+    // after Lane::kSmallRounds small rounds. Returns whether the commit gives memory back.
     inline bool begin_round(uint64_t round, bool all = false);
-    // Begins a new round in place of the current one, which stays current until the commit. A new index is built,
-    // and the caller must save the rows (Undo::save_all).
+    // Begins a new round in place of the current round, which stays current until the commit. The index is built
+    // anew; the caller must save the rows (Undo::save_all).
     void replace_round(uint64_t round) {
         forget_index();
         start_round(round);
@@ -303,7 +301,7 @@ inline bool Member::begin_round(uint64_t round, bool all) {
 }
 
 inline void Lane::commit(LaneState& state, std::vector<Member>& members) {
-    store_barrier();  // before the copies, for the reason of Committed::commit (commit.hpp)
+    store_barrier();  // before the copies, as in Committed::commit (commit.hpp)
     for (Member& member : members) member.write(state.generation + 1);
     committed_.commit(state);
     for (Member& member : members) member.give_back();

@@ -1,9 +1,9 @@
-// A segment as one process has it open.
+// A segment that this process has open.
 //
 // There is one OpenSegment for each process and segment, shared by all handles and threads. It is open while
 // a handle or an operation uses it. The last use closes it; the process is no longer attached then.
-// Uses are counted separately from the pointers to it: in a forked child the pointers on the stacks of the
-// parent's other threads are never destroyed, and operations that those threads had begun are not the
+// Uses are counted separately from the pointers to the OpenSegment: in a forked child the pointers on the stacks
+// of the parent's other threads are never destroyed, and operations that those threads had begun are not the
 // child's. The parent's handles are not the child's either, until the child uses them: they keep the segment open,
 // but do not keep the child attached. The child leaves with the last handle that it has opened or used.
 //
@@ -180,7 +180,7 @@ class OpenSegment {
         attached_ = failed_ = false;
     }
     // The last handle that was closed determines how the process leaves. reason: why the process failed; "":
-    // that was recorded before; none: it has not failed.
+    // the reason was recorded before; none: the process has not failed.
     void fail(const std::optional<std::string>& reason) {
         failed_ = reason.has_value();
         if (!reason || reason->empty() || !presence_.claimed()) return;
@@ -188,11 +188,11 @@ class OpenSegment {
         events_.add_failure(presence_.own(), round_.snapshot().step, *reason);
     }
 
-    // Whether the process has a presence, and has made the second check since (opening.hpp).
+    // Whether the process is attached, and has made the second check since (opening.hpp).
     bool attached() const { return attached_; }
     void now_attached() { attached_ = true; }
 
-    // Whether cleanup may touch the segment: the error that is being thrown may be that the file was truncated.
+    // Whether cleanup may touch the segment: not if an error is being thrown because the file was truncated.
     bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().state().intact; }
     // Call before anything mapped is touched: a truncated file's pages are gone.
     void check_intact() const {
@@ -260,8 +260,8 @@ class OpenSegment {
         wait_queue_.wake_head();
     }
     // Needs the lane's lock. Undoes what an uncommitted operation left; returns the current state. If this process
-    // dies before it writes the event, LaneState::recoveries still counts the recovery. A process that sweeps since it
-    // found all entries taken has none yet, so it writes no event.
+    // dies before it writes the event, LaneState::recoveries still counts the recovery. A process that has no
+    // participant's entry yet, and sweeps because all are taken, writes no event.
     LaneState recovered(uint32_t lane) {
         LaneState state = lanes_[lane]->current();
         if (lanes_[lane]->interrupted(state)) {

@@ -2,25 +2,24 @@
 //
 // **Making.** A segment is built completely in a file without a name, and its semaphore with it; then linkat
 // gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, no other
-// process can make its semaphore first, and a creator that dies before the link leaves nothing but, at most,
-// a semaphore that no process can open, and that the cleaner finds by its token. The creator then opens the
-// file by its name, since /proc never shows the name of a file that was opened without one, and attaches like
-// any other.
+// process can make its semaphore first. A creator that dies before the link leaves at most a semaphore, which
+// no process opens, and which the cleaner finds by its token. After the link the creator opens the file by its
+// name, since /proc never shows the name of a file that was opened without one, and attaches like any other.
 //
-// **Attaching.** Open, check, open the semaphore, claim a presence (presence.hpp), and then check again,
-// holding the name lock: is the segment still not marked as unlinked, and does the name still lead to it? If
-// not, release everything and start over. A forked child has its parent's segment open, but no presence of
-// its own: its first operation claims one and makes the second check, too. The operation fails if the segment
-// was removed as unused meanwhile.
+// **Attaching.** A process opens the file, checks it, opens the semaphore, claims a participant's entry
+// (presence.hpp), and checks again, with the name lock: the segment must not be marked as unlinked, and the name
+// must still lead to it. If not, the process releases everything and starts over. A forked child has its
+// parent's segment open, but no entry: its first operation claims an entry and makes the second check, too. The
+// operation fails if the segment was removed as unused meanwhile.
 //
 // **Removing** happens under the name lock only. `unlink` marks the segment, removes the name if it leads to this
 // very segment, and then removes the semaphore; processes that have the segment open go on using it. The
 // cleaner, a constructor that replaces, and a creator that could not attach remove the names in the same way,
-// but only if no process has a presence, and without the mark: no process may go on using the segment. So
-// either they see the presence of a process that attaches, or that process sees that the name no longer leads
-// to the segment. A mark is never taken back, and a name that leads elsewhere by now is never removed. A
-// process may find the mark when it attaches, or makes a segment under the name: it then finishes the removal
-// that a dead process began.
+// but only if no process has an entry, and without the mark: no process may go on using the segment. So either
+// they see the entry of a process that attaches, or that process sees that the name no longer leads to the
+// segment. A mark is never taken back, and a name that leads to another file is never removed. A process that
+// finds the mark, when it attaches or makes a segment under the name, finishes the removal that a dead process
+// began.
 //
 // The name lock is the kernel's record lock on a byte of the segment's own file, held for a few system calls;
 // it is not the lock that applies take, which a stopped process may hold for long. While a thread holds the name
@@ -32,8 +31,9 @@
 //   between the two linkats         there is a semaphore without a segment.
 //   after the second linkat         there is a complete segment that no process has attached.
 //   between mark and unlink         the next process that attaches finishes the removal.
-//   between the two unlinks         a semaphore is left, as above; also if the process had made a lost semaphore
-//                                   and dies before its second check.
+//   between the two unlinks         a semaphore is left, as above.
+//   before the second check         the same, if the process has replaced a missing semaphore of a segment
+//                                   that was then removed.
 //
 // Rejected: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
 // segment); unlinking by name alone (the name may lead to a new segment by now); sem_open (semaphore.hpp).
@@ -55,7 +55,7 @@ struct Opened {
     MemberSpecs specs;
 };
 
-// Throws DataLossError unless the file is a segment, one of another version, or still empty.
+// Throws DataLossError unless the file is a segment, of this or another version, or is still empty.
 inline Found check_config(int fd, uint64_t size, Config& config) {
     if (size == 0) return Found::kUnfinished;
     unsigned char beginning[kPage] = {};
@@ -101,7 +101,7 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
     if (!opened.file) return opened;
     const struct stat status = opened.file->status();
     opened.found = check_config(opened.file->fd(), static_cast<uint64_t>(status.st_size), opened.config);
-    // The name lock is a remover's, not a maker's.
+    // The name lock does not count: a remover may hold it.
     const auto is_held = [](int fd) {
         return others_hold(fd, 0, kNameByte) || others_hold(fd, kNameByte + 1, 0);
     };
@@ -117,9 +117,9 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
 // The bytes of an array in each of kArrayRegions.
 using ArrayBytes = std::array<uint64_t, std::size(kArrayRegions)>;
 
-// Makes a segment under these names, and returns it open; null if the segment's name is taken. arrays: the
-// bytes that the segment records as reserved, for each member. fill(file, config) reserves and fills them
-// before anything has a name.
+// Makes a segment under these names, and returns it open; null if the segment's name is taken. arrays: for each
+// member, the bytes that the segment records as reserved. fill(file, config) reserves and fills these bytes
+// before the file has a name.
 template <class Fill>
 std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
                                             Config config, const MemberSpecs& members,
@@ -213,7 +213,7 @@ inline void mark_given_up(SegmentFile& file) {
         system_failure("Removing it", errno);
     store_barrier();  // before the unlink: without the name, the mark is seen (OpenSegment::check_file)
 }
-// Returns the names that it removed. They may lack the semaphore's: once the segment has no name, a cleaner may
+// Returns the names that it removed. The semaphore's may be missing: once the segment has no name, a cleaner may
 // remove the semaphore first.
 inline std::vector<std::string> remove_names(SegmentFile& file, const std::string& path,
                                              const std::string& semaphore_path) {

@@ -2,8 +2,8 @@
 //
 // An apply holds the lock of one lane (ApplySession), so as many applies as there are lanes can run at a time.
 // An operation that changes what all lanes share, or reads the whole round, holds all locks (RoundSession).
-// They are acquired in order of lane; but a process waits long for one of them only while it holds none, since
-// signal handlers run in that wait and may use the accumulator.
+// All locks are acquired in order of lanes; but a process waits long for a lock only while it holds none: signal
+// handlers run in that wait, and may use the accumulator.
 #pragma once
 
 #include "protocol/open_segment.hpp"
@@ -112,9 +112,8 @@ struct Totals {
         for (const auto& counter : kLaneCounters) ever.*counter.number += lane.*counter.number;
     }
 };
-// If processes apply without a pause, there may be no such instant: to read many lanes, or many members' rows, takes
-// longer than an apply. After some attempts each lane's numbers are those of an instant of its own, in the same round,
-// in which they only grow.
+// Reading many lanes, or many members' rows, takes longer than an apply. So if processes apply without a pause, the
+// lanes' numbers may be from different instants (after kAttempts), but of the same round, in which they only grow.
 inline Totals totals(OpenSegment& segment, bool with_rows = false) {
     constexpr int kAttempts = 100;
     for (int attempt = 0;; ++attempt) {
@@ -161,8 +160,8 @@ class ApplySession {
         int64_t count;  // gradients
         bool weight_fits;  // the weight of all lanes, with `more` added here, surely fits 64 bits
     };
-    // A lane may use its share of the 64 bits (1/32 at 32 lanes). More needs every lane's lock: so the holder
-    // of one lock knows that other lanes stay within their shares. A gradient's count is at most its weight.
+    // One of several lanes may use 1/kMaxLanes of the range; more needs every lane's lock. So no lane exceeds its
+    // share while another lane is changed with one lock. A gradient's count is at most its weight.
     Pending pending(int64_t more = 0) const {
         const uint64_t lanes = segment_.lanes().size();
         const int64_t share = everywhere_ || lanes == 1 ? INT64_MAX : INT64_MAX / kMaxLanes;
@@ -224,7 +223,7 @@ class ApplySession {
         if (contributor) lane_ = static_cast<uint32_t>(*contributor % lanes);
         if (everywhere) return locks_.acquire_all(deadline, interruption);
         if (contributor || lanes == 1) return locks_.acquire(lane_, deadline, interruption);
-        // Takes the first free lane: a process that is stopped in one must not keep gradients from the others.
+        // Takes the first free lane: a process that is stopped with one lane's lock must not block other lanes.
         for (lane_ = segment_.last_lane();; lane_ = (lane_ + 1) % lanes) {
             for (uint32_t i = 0; i < lanes; ++i) {
                 const uint32_t lane = (lane_ + i) % lanes;
@@ -286,7 +285,7 @@ class RoundSession {
         return sum_of([](const LaneState& lane) { return lane.dropped; });
     }
 
-    // This member in each lane whose gradients of this round have the member, in order of lane.
+    // Member `number` of each lane that has gradients with this member in this round, in order of lanes.
     std::vector<Member> in_lanes(uint32_t number) {
         std::vector<Member> in_lanes;
         in_lanes.reserve(lanes_.size());
@@ -306,8 +305,8 @@ class RoundSession {
     }
     void commit() { segment_.round().commit(state); }
     void release() { locks_.release(); }
-    // Gives memory back: of lanes and members that had no gradients for kSmallRounds rounds; or (all) of every lane and
-    // member, which no pending gradients may need. Each lane commits by itself: its contents stay the same.
+    // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of all of them; no
+    // gradient may be pending then. Each lane commits by itself: its contents stay the same.
     void give_memory_back(bool all) {
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Lane& lane = *segment_.lanes()[i];

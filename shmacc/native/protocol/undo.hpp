@@ -7,8 +7,8 @@
 // volume 3, on write combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after
 // an interrupt ended this process and locked instructions in the kernel released its lock; or by this
 // thread itself, which sees its own stores. end_of_stream orders them before everything that a living
-// process does next. The streams of two processors hinder each other: two then add hardly faster than one. So with
-// several lanes rows are saved through the caches, which costs a single process 3 to 5 %.
+// process does next. The streams of two processors hinder each other: together they add hardly faster than one
+// alone. So with several lanes rows are saved through the caches, which costs a single process 3 to 5 %.
 #pragma once
 
 #include "protocol/lane.hpp"
@@ -18,7 +18,7 @@ namespace shmacc {
 
 class Undo {
   public:
-    // bytes: of all rows that will be saved; already reserved (Lane::reserve_undo).
+    // bytes: the size of all rows that will be saved, for which room is reserved (Lane::reserve_undo).
     Undo(Lane& lane, const LaneState& state, uint64_t bytes)
         : lane_(lane), log_(first(kUndoLog, state)), rows_(first(kUndoRows, state)),
           streamed_(bytes >= kStreamedFrom && lane.is_the_only_one()) {}

@@ -1,32 +1,31 @@
-// The queue of waiting takes: first come, first served, and no entry for the dead.
+// The queue of waiting takes: first come, first served; dead processes' entries are removed.
 //
 // An entry is in the queue while its ticket is not 0. Tickets only grow; the head is the living entry with
 // the lowest one. The waiting process itself takes, under all lanes' locks, when it is the head and its
 // number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
-// or is cancelled has consumed nothing, by construction.
+// or is cancelled has consumed nothing.
 //
 //   join    under all lanes' locks: the fields first, then the ticket. Death in between: not joined.
 //   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
-//   cancel  one store: every ticket up to the last one given is cancelled (and a count, for takes that wait
-//           for the lock and have no ticket yet); the waiters see it when woken, or when their slice ends if
-//           the cancelling process died before it woke them.
+//   cancel  one store cancels every ticket given so far; a count tells takes that wait for the lock and have no
+//           ticket yet. The waiters see the cancel when woken; or when their slice ends, if the cancelling
+//           process died before it woke them.
 //   wake    each waiter sleeps on a futex word of its own entry, and checks again when its slice ends, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang.
-//   order   a take that joins stores its ticket, then looks for the head, a cancel and a close. A take that
-//           leaves, a cancel and a close store their own word, then look for tickets to wake. One of the two
-//           sides must see the other's store, or a waiter would sleep through a slice that should have ended
-//           early: so both sides have a full_barrier in between (every processor lets a load pass an earlier
-//           store). Everything else is a word that is stored last and loaded first: a ticket after the
+//   order   a take that joins stores its ticket, then looks for the head, a cancel and a closed handle. A take
+//           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
+//           of the two sides must see the other's store, or a waiter would sleep through a slice that should
+//           have ended early. So both sides have a full_barrier in between (every processor lets a load pass an
+//           earlier store). All other order is that a word is stored last and loaded first: a ticket after the
 //           fields of its entry, a futex word after the change that it announces.
 //   death   a take or an apply may find an entry in front of it whose process is proved dead. It sweeps that
 //           entry, under a lane's lock.
 //
-// Entries from `top` on are free. `join` raises `top`, with all lanes' locks; `known_head` lowers it, with one
-// lane's lock. So no ticket appears meanwhile, and an entry with a ticket is always below `top`. A reader
-// without the lock may load `top` just before it changes. If it is lowered, the entries above it are free; if
-// it is raised, the take that joins there checks the round and the cancels once more afterwards, as always
-// after joining (Take::take). Each change is one store; a death before it leaves `top` too high, which costs a
-// longer scan.
+// Entries from `top` on are free. `join` raises `top`, with all lanes' locks; `known_head` lowers `top`, with one
+// lane's lock. So no ticket appears while `top` is lowered, and an entry with a ticket is always below `top`. A
+// reader without the lock may load `top` just before it changes. If `top` is lowered, the entries above it are
+// free; if it is raised, the take that joins there checks the round and the cancels afterwards, as always after
+// joining (Take::take). Each change is one store; a death before it leaves `top` too high: scans are longer.
 //
 // A take with num_required 0 takes whatever is there: it never joins, and does not wait until the head's number is
 // reached. But once that number is reached, the round belongs to the head, and such a take gets nothing.
@@ -39,12 +38,11 @@
 //
 // Slices. A sleeper finds out some things only when its slice ends: that a process in front of it died, that
 // the process that should have woken it died, that the file was truncated or its name removed, and a signal
-// that did not end its sleep. The first few in the queue check every kWaitSlice, so that the dead delay no
-// process for longer. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
-// otherwise hundreds of idle sleepers would keep a processor busy. Slices grow from short ones: a signal that
-// comes in the instant before the sleep begins (often one sent because of what the sender just saw) is
-// noticed when the first slice ends. Where a signal need not end the sleep (Interruption::ends_sleep), slices
-// stay short.
+// that did not end its sleep. The first few takes in the queue check every kWaitSlice, so that a dead process
+// delays the others no longer. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
+// otherwise hundreds of idle sleepers would keep a processor busy. The first slices are short, since a signal
+// that comes just before the sleep begins is noticed only when the slice ends. Where a signal need not end the
+// sleep (Interruption::ends_sleep), all slices are short.
 //
 // Futexes rather than one semaphore for each waiter: nothing more to create, to leak or to clean up, and the
 // kernel keys them by the file's inode and offset, so any process that maps the segment can wait and wake.

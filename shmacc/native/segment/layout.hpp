@@ -2,11 +2,10 @@
 //
 // A segment is one sparse file in /dev/shm whose size is fixed for life: every region has a terabyte of the
 // file to itself and is reserved (posix_fallocate) from its front as it is needed. Holes in a tmpfs file cost
-// nothing; so nothing ever moves, no size ever shrinks while a process has it mapped, and a region grows in
-// place.
+// nothing. So a region grows in place, and nothing ever moves.
 //
 // A segment accumulates gradients of one or more members (the tensors of a group; a single accumulator is a
-// group of one), in one or more lanes: an apply is wholly in one lane, a take adds the lanes up.
+// group of one), in one or more lanes: an apply adds to one lane, a take adds up all lanes.
 //
 //   Header        Config (never changes), the two RoundStates with the generation that determines which is
 //                 current, the wait queue's head, the events
@@ -15,17 +14,17 @@
 //                 record locks on its bytes (presence.hpp)
 //   Waiters       one entry for each waiting take
 //   States        for each lane its LaneHeader (two LaneStates, the journal), then two MemberStates a member
-//   Departed      processes that died or failed and are gone, for the waits that ask for them (departures.hpp)
+//   Departed      processes that died, or failed and left; some waits ask for them (departures.hpp)
 //   Reasons       why processes failed: one Reason for each participant, departed process and event
 //
 // For each lane:
 //   UndoLog       which rows the running apply changes in place, and their contributions before it
-//   UndoRows      these rows as they were before it, one after the other
+//   UndoRows      copies of these rows from before the apply, one after the other
 //   Shapes        two shapes for each member, for rounds whose shape is not the declared one
-// and for each member of the lane, and the set of contributors, which is one more sparse member (its rows are
-// the contributors, and have no width):
-//   Index0/1      the hash from row number to slot; one is current, a grown one is built in the other
-//   Slots         {row number, contributions} of each row in use, in order of first touch
+// and for each member of the lane, one of which is the set of contributors: a sparse member whose rows are the
+// contributors, of width 0:
+//   Index0/1      hash table from row number to slot; one is current, a larger one is built in the other
+//   Slots         {row number, contributions} of each row in use, in order of first use
 //   Rows0         the rows' sums, one slot after the other; for a dense member one of two buffers
 //   Rows1         a dense member's other buffer
 //
@@ -37,8 +36,8 @@
 //   Rows0         for each slot the row, then the optimizer's numbers for it
 //   Rows1         for each slot the step of the round that last changed the row; for a free slot the next free one
 //
-// Everything is little-endian native words; the version is part of the magic check, so a segment of another
-// layout is refused, never misread.
+// All words are native and little-endian. The version is checked first, so a segment of another layout is
+// refused, never misread.
 //
 // This file is longer than others on purpose: it contains all that two processes must agree on, and Python
 // reads it from here (module.cpp). If the layout stood in several files, a change could easily miss one of
@@ -82,7 +81,7 @@ static_assert(std::size(kTableRegions) == std::size(kArrayRegions));
 // A view of one table (segment_view.hpp) has the fixed regions, those of one lane, and those of one member.
 constexpr uint32_t kViewedRegions = kFixedRegions + kLaneRegions + kMemberRegions;
 
-// Names of the numbers of the enumerations here. Python gets these tables (module.cpp) and has no others.
+// Names for the enumerations of this file. Python has no others (module.cpp passes these tables on).
 struct Named {
     uint32_t number;
     const char* name;
@@ -117,15 +116,15 @@ constexpr uint32_t kMaxLanes = 32;
 constexpr uint64_t kRegionSpan = uint64_t{1} << 40;
 constexpr uint64_t region_offset(uint32_t region) { return kRegionSpan * region; }
 
-// Bytes for the kernel's record locks alone; they lie past the end of the file.
+// Bytes past the end of the file; only the kernel's record locks use them.
 constexpr int64_t kNameByte = int64_t{1} << 60;
 constexpr int64_t lane_byte(uint32_t lane) { return kNameByte + 1 + lane; }
 constexpr uint32_t kMaxParticipants = 4096;
 constexpr int64_t kPresenceBytes = lane_byte(kMaxLanes);
-// Two adjacent bytes for each entry: the kernel merges adjacent locks of a process into one, and each
-// operation on a lock walks all that are held on the file.
+// The two bytes of an entry are adjacent, so that the kernel merges a process's locks on them into one: each
+// lock operation walks all locks on the file.
 constexpr int64_t presence_byte(uint32_t i) { return kPresenceBytes + 2 * int64_t{i}; }  // allocates entry i
-constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // proves that its process lives
+constexpr int64_t life_byte(uint32_t i) { return presence_byte(i) + 1; }  // proves that i's process lives
 constexpr uint32_t kMaxWaiters = 4096;
 
 // Kinds of segments and members. A member is sparse or dense; in parameters it is dense or a table.
@@ -135,7 +134,7 @@ constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"},         
 constexpr bool has_arrays(uint32_t kind) { return kind == kArrays || kind == kParameters; }
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
 constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
-// The types of sums. Half types sum in float, integers in 64 bits, complex ones as pairs.
+// The types of sums. Half types are summed as float32, integers in 64 bits, complex numbers as pairs.
 enum Sum : uint32_t { kFloat32 = 1, kFloat64 = 2, kInt64 = 3, kUint64 = 4 };
 constexpr Named kSumNames[] = {{kFloat32, "float32"},
                                {kFloat64, "float64"},
@@ -158,8 +157,8 @@ constexpr Named kOptimizerNames[] = {
     {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
 };
 static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
-// An option is a bit that is added to an optimizer's kind. Version 2.0.0 refuses parameters with one, or with
-// AdamW.
+// An option is a bit that is added to an optimizer's kind. Version 2.0.0 refuses parameters that have an option
+// or AdamW.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
 
@@ -203,7 +202,7 @@ auto with_sum_type(uint32_t sum, Act act) {
 }
 
 // FNV-like mix of 8-byte words: detects overwritten records, but does not protect against forged ones (every
-// field is also range-checked before it is used). Four at a time, since each step waits for a multiplication.
+// field is also range-checked before it is used). Four hashes in turn, since each waits for its multiplication.
 inline uint64_t mix_words(const void* data, size_t bytes) {
     constexpr uint64_t kFactor = 0xff51afd7ed558ccdu;
     constexpr size_t kStreams = 4;
@@ -270,8 +269,8 @@ static_assert(kRegionSpan * (kFixedRegions + kMaxLanes * (kLaneRegions + (kMaxMe
               "the locks' bytes lie past the end of every file");
 
 // The process that has the round open (Take::open_round). The round is over if that process is dead, or has
-// given the round up (Participant::given_up). Then the step is open again as it was, and this record stays
-// until the next commit.
+// given the round up (Participant::given_up). Then the step reopens unchanged, and this record stays until the
+// next commit.
 struct RoundHolder {
     uint64_t serial;  // 0: no round is open
     uint64_t participant;
@@ -279,8 +278,8 @@ struct RoundHolder {
     int64_t since_ns;
 };
 
-// Whether an update of parameters by this round has begun (operations/update.hpp). From then on the round keeps
-// exactly its gradients until the update is in, whether a process holds the round or not.
+// Whether an update of parameters by this round has begun (operations/update.hpp). From then until the update is
+// in, the round's gradients do not change, even if no process holds the round.
 enum FinalPhase : uint64_t { kNotFinal, kUpdateBegun, kUpdateIn };
 struct FinalRound {
     uint64_t phase;
@@ -290,7 +289,7 @@ struct FinalRound {
     uint64_t parameters;  // Config::token of the updated parameters, kept for all later rounds; 0: none yet
 };
 
-// State of the round in all lanes. The process that holds all their locks changes it. Kept twice; see commit.hpp.
+// State of the round in all lanes. Changed only with all lanes' locks. Kept twice; see commit.hpp.
 struct RoundState {
     uint64_t generation;
     uint64_t round;  // counts up; lanes' contents of other rounds are void
@@ -309,7 +308,7 @@ struct RoundState {
     uint64_t checksum;
 };
 
-// State of a lane. The process that holds its lock changes it. Kept twice; see commit.hpp.
+// State of a lane. Changed only with the lane's lock. Kept twice; see commit.hpp.
 struct LaneState {
     uint64_t generation;
     uint64_t round;  // the next two fields belong to it
@@ -341,7 +340,7 @@ constexpr Counter<LaneState> kLaneCounters[] = {{"applied", &LaneState::applied}
                                                 {"applied_bytes", &LaneState::applied_bytes},
                                                 {"recoveries", &LaneState::recoveries}};
 
-// State of one member in a lane. Kept twice; current is the newer copy that the lane has committed (commit.hpp).
+// State of one member in a lane. Kept twice; the newer copy that the lane has committed is current (commit.hpp).
 struct MemberState {
     uint64_t generation;
     uint64_t round;  // the next four fields belong to it
@@ -363,7 +362,7 @@ struct MemberState {
     uint64_t index;  // which Index region is current
     uint64_t index_buckets;
     uint64_t index_stamp;  // buckets with another stamp are empty
-    uint64_t index_filled;  // entries in use, without those that undone applies have left since leftovers_before
+    uint64_t index_filled;  // entries in use, except those that undone applies left after leftovers_before
     uint64_t leftovers_before;  // LaneState::leftovers when index_filled was last exact
     uint64_t small_rounds;  // how many rounds in a row have left much reserved memory unused
     uint64_t reserved[kMemberRegions];
@@ -379,7 +378,7 @@ struct Shape {
 };
 
 struct Journal {
-    uint64_t generation;  // the undo records belong to an operation that would become this generation
+    uint64_t generation;  // the undo records belong to the operation that would commit this generation
     uint64_t records;  // undo records that are complete
     uint64_t new_rows;  // index entries that the operation may have left behind
 };
@@ -387,7 +386,7 @@ struct Journal {
 struct QueueHead {
     uint64_t next_ticket;
     uint64_t cancelled_through;  // every ticket up to this one is cancelled
-    uint64_t cancels;  // for takes that wait for the lock and have no ticket yet
+    uint64_t cancels;  // how many; for takes that wait for the lock and have no ticket yet
     uint32_t top;  // waiter entries from here on are free
     uint32_t progress;  // futex: changes with the step, and when a take or a waiter leaves
 };
@@ -395,7 +394,7 @@ struct QueueHead {
 // Which process gets the lock first; only hints, see lock.hpp.
 struct Fairness {
     uint64_t asked;  // 1: a process was passed over for a while
-    int64_t keep_off_ns;  // up to this time (CLOCK_MONOTONIC) only processes that slept take a token; 0: all do
+    int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only processes that slept may take a token; 0: all may
 };
 
 // What has happened in the segment, for people who ask later. The last kEvents events are kept.
@@ -486,13 +485,13 @@ constexpr Named kActivityNames[] = {
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
 
-// The lowest bits of a token say what became of the process. The other bits identify one stay of one process,
-// and are never used twice. kTold is added when no wait is to be told of the fate any more.
+// The lowest bits of a token say what became of the process. The other bits identify one attachment of one process,
+// and are never used twice. kTold is added once no wait needs to be told of the fate.
 enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits = 7 };
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// Identifies the process that applied, in its contributor's slot (Slot::contributions). Exceeds kNobodys.
+// What a contributor's slot contains (Slot::contributions): the process that applied. Greater than kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 
@@ -525,7 +524,7 @@ enum Ending : uint32_t { kNotEnding, kEndsInOrder, kEndsFailed };
 
 // A process that is gone; see departures.hpp.
 struct Departed {
-    alignas(64) uint64_t token;  // 0: free; with the fate kDead or kFailed, perhaps kTold; without: being written
+    alignas(64) uint64_t token;  // 0: free; no fate: being written; else kDead or kFailed, perhaps with kTold
     uint64_t pid_namespace;
     int64_t at_ns;  // when it was found to be gone
     int64_t applied_step;  // as in Participant
@@ -591,7 +590,7 @@ struct UndoRecord {
 };
 constexpr uint16_t kUndoNumbers = 1 << 15;
 static_assert(kMaxMembers < kUndoNumbers);
-constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for a row or its number
+constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at most, for each row or row number
 constexpr uint64_t kUndoAlign = 16;  // the alignment of each member's first saved row
 constexpr uint64_t undo_aligned(uint64_t bytes) { return (bytes + kUndoAlign - 1) / kUndoAlign * kUndoAlign; }
 

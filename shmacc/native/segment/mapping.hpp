@@ -1,31 +1,30 @@
-// The segment's file in a process's memory: one descriptor, one mapping for each region. A Mapping has the fixed
-// regions, or the regions of one lane; the lane's lock guards it then.
+// The segment's file in a process's memory: one descriptor, one mapping for each region. A Mapping has either the
+// fixed regions, or the regions of one lane, which the lane's lock guards.
 //
-// Two rules prevent SIGBUS. First, memory is touched only after this process has reserved it with
-// posix_fallocate (if /dev/shm is full, that is an error which leaves the state intact), even if another
-// process has recorded it as reserved. For the record may be wrong, and a missing tmpfs page is allocated at
-// the first touch, or raises SIGBUS. Second, the file's size is checked at every entry
-// (OpenSegment::check_file), since another process might truncate the file.
+// Two rules prevent SIGBUS. First, a process touches memory only after it has itself reserved the memory with
+// posix_fallocate, which fails harmlessly if /dev/shm is full. A record that another process has reserved the
+// memory is not enough: it may be wrong, and to touch a missing page raises SIGBUS if /dev/shm is full. Second,
+// every operation begins with a check of the file's size (OpenSegment::check_file), since another process might
+// truncate the file.
 //
 //   Invariant: under the lock, [0, proved) of a region is mapped, has been reserved by this process, and is no
 //              more than what the state records as reserved.
 //
-// A hole is made only above the recorded size: by a take that has given memory back, at the start of an index
-// rebuild, after a reservation that failed. `punch` lowers `proved` in this process. `limit` lowers it in the
-// other processes, when they read the next state of the lane or member. If the record has risen again by then,
+// Holes are made only above the recorded size: when an operation gives memory back, when an index is rebuilt,
+// and after a reservation has failed. `punch` lowers `proved` in this process. `limit` lowers it in the other
+// processes, when they read the next state of the lane or member. If the record has risen again by then,
 // the process that raised it has reserved the pages first.
 //
-// So a process reserves only what is new to it, however large the table is: if the record exceeds what it has
-// proved, it reserves and maps the difference, all at once. The record grows by a sixteenth at a time
-// (lane.hpp), so a process follows another's growth as rarely as the record grows.
+// If the record exceeds what a process has proved, the process reserves and maps only the difference, at once.
+// The record grows by a sixteenth at a time (lane.hpp), so that is rare.
 //
-// The fields of a region change in a thread without the GIL and without any lock that a fork waits for, so a
-// child may be forked between an mremap and the change of `base`, which then points nowhere. Therefore
-// `resizing_` names the region from before the system call until all its fields are changed. A child has a
-// prefix of each thread's stores (fork write-protects pages; a thread's later store waits until the fork is
-// over), and has the mapping as it was before or after the whole system call. If it finds resizing_ empty,
-// the fields and the mapping agree; if not, it forgets the region and maps it again when it needs it. The
-// only cost is the address range, which stays mapped in that child.
+// A thread changes a region's fields without the GIL and without any lock that a fork waits for. So a child may
+// be forked between an mremap and the change of `base`, which then points nowhere. Therefore `resizing_` names
+// the region from before the system call until all its fields are changed. A child has each thread's stores up
+// to some instant (fork write-protects pages; a later store waits until the fork is over), and the mapping from
+// before or after the whole system call. If `resizing_` names no region in the child, fields and mappings agree.
+// If it names one, the child forgets that region, and maps it again when needed; only the old address range
+// stays mapped.
 #pragma once
 
 #include <fcntl.h>
@@ -49,7 +48,7 @@ namespace shmacc {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t page_up(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Keeps all signals off this thread.
+// Blocks all signals in this thread while it exists.
 class WithoutSignals {
   public:
     WithoutSignals() {
@@ -67,12 +66,12 @@ class WithoutSignals {
 
 constexpr uint64_t kPiece = 1 << 21;  // a huge page, where tmpfs has them
 
-// Reserves a part of the file. Returns 0, or the error; then only a front part may be reserved.
+// Reserves a part of the file. Returns 0 or the error's number; after an error, a front part may be reserved.
 //
 // Why in pieces: kernels before 6.11 abort the call at any signal and undo all its pages. A timer that fires
-// during every large call would keep the call from ever completing, under the lock. A piece that was
-// interrupted is tried again with signals blocked; events that still interrupt it (SIGSTOP, a debugger, a
-// frozen control group) do so once each time. Handlers run between the pieces.
+// during every large call would keep the call from ever completing, under the lock. An interrupted piece is
+// tried again with signals blocked; what still interrupts it (SIGSTOP, a debugger, a frozen control group) is
+// rare. Signal handlers run between the pieces.
 inline int reserve_pieces(int fd, uint64_t offset, uint64_t bytes) {
     auto reserve = [fd](uint64_t from, uint64_t to) {
         return posix_fallocate(fd, static_cast<off_t>(from), static_cast<off_t>(to - from));
@@ -140,9 +139,8 @@ class Mapping {
     }
 
     // Under the lock: reserves [from, to) of a region. committed: how many bytes the committed state records as
-    // reserved, more than `from` if the operation has given some up. The kernel makes all pages at once, at a third of
-    // the cost of one fault for each. If it throws, the pages that no process has recorded are given back: they
-    // contain nothing.
+    // reserved; more than `from` if the operation has given memory up. The kernel makes all pages at once, at a third
+    // of the cost of a fault for each page. An error gives back the pages above the recorded size; they are empty.
     //
     // Room is checked before the growth, so that it does not even briefly take memory that is kept for others.
     // It is checked again afterwards, since lanes and segments that grow at the same time may all have seen the

@@ -8,18 +8,16 @@
 //   Invariant: no descriptor of a file is closed in a process while something of the process relies on a
 //              record lock on that file.
 //
-// The list of open files is guarded by the GIL: it is read and changed only with the GIL held and never
-// released in between, so a file that is not in the list has no other descriptor while it is being opened.
-// That needs no lock of its own, hence none can be held when the process forks, when a finalizer runs or
-// when a signal handler opens the very same name. The system calls concerned do not block: /dev/shm is
-// memory, and a file that is not regular is refused before it is opened.
+// The GIL guards the list of open files: a thread keeps the GIL while it reads and changes the list. So a file
+// that is not in the list has no other descriptor while it is being opened. The list has no lock, which might be
+// held when the process forks, or when a finalizer or a signal handler opens the same name. The system calls
+// under the GIL do not block: /dev/shm is memory, and a file that is not regular is refused before it is opened.
 //
-// A descriptor may also be closed by other code (a daemonizing process closes all it finds), and its number
-// may then lead to another file. Every fstat compares the file's identity, before anything is locked,
-// reserved or mapped, and a descriptor that is not ours any more is neither used nor closed. If such a file is
-// opened again, it gets a new SegmentFile. Its new descriptor may have the old one's number, which then leads to
-// the very same file again. So the old SegmentFile first forgets that number, and hands over the descriptors that
-// it still has: closing them would drop the locks of the new SegmentFile.
+// Other code may close a descriptor (a daemonizing process closes all), and its number may then lead to another
+// file. So fstat compares the file's identity before anything is locked, reserved or mapped, and a descriptor
+// of another file is neither used nor closed. A segment's file that is opened again after that gets a new
+// SegmentFile, whose descriptor may have the old number. So the old SegmentFile first forgets that number, and
+// hands over the descriptors that it still has: closing them would drop the locks of the new SegmentFile.
 #pragma once
 
 #include <fcntl.h>
@@ -65,9 +63,9 @@ class Descriptor {
 };
 
 // Opens a file as open(2) does, with a descriptor above the standard streams. A process may have closed these
-// streams, as daemons do, and still print: perror() writes to descriptor 2, wherever that leads. So no
-// descriptor that is kept may be 0, 1 or 2, and no writable one may be so even briefly. While the file is
-// opened, O_PATH descriptors, which cannot be written to, occupy the free ones of these numbers.
+// streams, as daemons do, and still print: perror() writes to descriptor 2, wherever that leads. So a
+// segment's descriptor must never be 0, 1 or 2. While the file is opened, O_PATH descriptors, to which nothing
+// can be written, occupy those of these numbers that are free.
 inline Descriptor open_above_streams(const std::string& path, int flags, mode_t mode = 0) {
     Descriptor streams[3];
     for (Descriptor& stream : streams) {
@@ -91,7 +89,7 @@ inline struct statvfs space_of_directory() {
 }
 inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.f_bavail} * space.f_frsize; }
 
-// bytes: how many were needed, where that is known. doing: what failed, and why.
+// bytes: how many were needed; 0: not known. doing: what failed, and why.
 [[noreturn]] inline void shared_memory_full(const std::string& doing, uint64_t bytes,
                                             const struct statvfs& space) {
     const uint64_t free = free_bytes(space), total = uint64_t{space.f_blocks} * space.f_frsize;
@@ -147,7 +145,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
                          : "/proc is not mounted, through which files are opened: mount -t proc proc /proc"));
 }
 
-// Throws the error for a failed system call on /dev/shm. bytes: how many were needed, where that is known.
+// Throws the error for a failed system call on /dev/shm. bytes: how many were needed; 0: not known.
 [[noreturn]] inline void system_failure(const std::string& what, int error, uint64_t bytes = 0) {
     const std::string why = std::string(": ") + std::strerror(error);
     switch (error) {
@@ -179,7 +177,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
     shared_memory_full(what + why, bytes, space);
 }
 
-// Whose segments may be attached; no list: all users'.
+// The uids whose segments may be attached; no list: any uid's.
 using Owners = std::optional<std::vector<uint32_t>>;
 
 [[noreturn]] inline void belongs_to_another(const struct stat& found, const std::string& why) {
@@ -242,13 +240,13 @@ class SegmentFile {
     SegmentFile(const SegmentFile&) = delete;
     SegmentFile& operator=(const SegmentFile&) = delete;
     ~SegmentFile() {
-        // The entry may be a successor's: then other code has closed this one's descriptors.
+        // If other code closed these descriptors, the entry in the list may be a new SegmentFile's.
         if (auto at = list().find(id_); at != list().end() && at->second.expired()) list().erase(at);
         forget_lost();
     }
 
-    // Opens the file once more, by the name that it was just given, and closes the descriptor that it was
-    // made with: nothing relies on a record lock on it yet. False: the name leads elsewhere by now.
+    // Opens the file again by its new name, and closes the descriptor that `create` made: the process has no
+    // record lock on the file yet. False: the name does not lead to the file any more.
     bool open_by_name(const std::string& path) {
         // An O_PATH descriptor first, as in `open`: the name may lead to a file on which this process has
         // locks.
@@ -273,8 +271,8 @@ class SegmentFile {
         return found;
     }
 
-    // The file's length. Set once it has been checked, before the file is used as a segment. Atomic, since a
-    // thread that opens the file once more sets the same length again, while others use it.
+    // The file's length. Set after it was checked, before the file is used as a segment. Atomic, since a
+    // thread that opens the file again stores the same length while others read it.
     void set_size(uint64_t size) { size_.store(size, std::memory_order_relaxed); }
     uint64_t size() const { return size_.load(std::memory_order_relaxed); }
 
@@ -292,12 +290,12 @@ class SegmentFile {
     void check_open() const { status(); }
     // How many bytes of memory the file has.
     uint64_t occupied() const { return static_cast<uint64_t>(status().st_blocks) * 512; }
-    // For a size that the segment claims, before memory is allocated or reserved for it.
+    // Checks a size that the segment's records claim, before memory is allocated or reserved for it.
     void check_occupied(uint64_t bytes) const {
         if (bytes > occupied()) data_loss("a recorded size is larger than what the segment occupies");
     }
 
-    // Whether a name leads to this very file. Throws if it cannot find out: callers act on "does not lead there".
+    // Whether a name leads to this very file. Throws if that cannot be found out, since callers act on false.
     bool is_at(const std::string& path) const {
         struct stat found{};
         if (lstat(path.c_str(), &found) != 0) {
@@ -329,13 +327,13 @@ class SegmentFile {
     std::weak_ptr<OpenSegment> open_segment;
 
   private:
-    // look: a descriptor that was just opened. It cannot have the number of one that is still open.
+    // look: a descriptor that was just opened. If it has the number of fd(), other code has closed fd().
     bool is_open(int look) const { return fd() != look && leads_here(fd()); }
     void forget_lost(int look = -1) {
         for (Descriptor* fd : {&readable_, &writable_})
             if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
     }
-    // After this, this SegmentFile is not open any more, whichever descriptor numbers are used again.
+    // After this, this SegmentFile never counts as open again, whichever files get its old descriptors' numbers.
     void hand_over(SegmentFile& successor, int look) {
         forget_lost(look);
         successor.readable_ = std::move(readable_);
