@@ -20,8 +20,8 @@
 
 namespace shmacc {
 
-// The number of the calling thread. No other thread of the process has or had it; pthread_self gives a new thread the
-// number of one that has ended, perhaps with a round open. kNoThread: none.
+// A thread's number, which no other thread of the process has or had. (pthread_self may give a new thread the number
+// of an ended thread that had a round open.)
 using ThreadNumber = uint64_t;
 constexpr ThreadNumber kNoThread = 0;
 inline ThreadNumber this_thread() {
@@ -42,7 +42,7 @@ class Caller {
 };
 
 // The last round that this process has opened in a segment. A segment has one open round at a time: an older round
-// has ended, and `hold` returns false for it. A forked child forgets its parent's (OpenSegment::after_fork).
+// has ended, and `hold` returns false for it. A forked child forgets its parent's round (OpenSegment::after_fork).
 class OwnRound {
   public:
     enum class State { kOthers, kOffered, kHeld, kThreads };
@@ -55,7 +55,7 @@ class OwnRound {
         offered_ = loop != kNoThread;
         serial_ = holder.serial;
     }
-    // The loop's thread calls this. False: the round was given up, or has ended, before another one was opened.
+    // The loop's thread calls this. False: the round was given up, or another round was opened since.
     bool hold(uint64_t serial) {
         if (serial_ != serial) return false;
         held_ = serial;

@@ -1,7 +1,7 @@
 // The members of a segment: what each accumulates, and its name.
 //
-// They are packed one after the other into the Directory region when the segment is made, and never change.
-// A process reads them once, when it opens the segment, through the descriptor; their checksum stands in Config.
+// The members are packed one after the other into the Directory region when the segment is made, and never
+// change. A process reads them once, when it opens the segment, through the descriptor. Config has their checksum.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct MemberSpec {
     uint64_t highest;
     std::string name = {};
 
-    // The declared dims of a round's values (sparse: without the leading one); none if some are unknown.
+    // The declared dims of a round's values (sparse: without the first); none if some are unknown.
     std::optional<Dims> round = {};
     OptimizerSpec optimizer = {};  // only for parameters
     TableSpec table = {};  // only for a table; its declared dims are those of a row

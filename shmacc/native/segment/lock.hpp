@@ -5,11 +5,11 @@
 // own file. The kernel drops the lock when the process ends, however it ends, and at no other time; pids play
 // no part, so pid namespaces and reused pids cannot mislead it; a process that is merely stopped keeps it.
 //
-// In front of it is a named semaphore, which is a hint and nothing more: it lets waiters sleep until a
-// release instead of spinning on the record lock, and its value proves nothing. To acquire, a process gets a
-// token from the semaphore, or waits for one slice of time without getting one, and then tries the record
-// lock; if it gets that, it owns the lane, with a token or without. A token taken without getting the record
-// lock is thrown away. To release, the owner drops the record lock, then makes sure that there is a token.
+// In front of the record lock is a named semaphore, which is a hint and nothing more: it lets waiters sleep until
+// a release instead of spinning on the record lock, and its value proves nothing. To acquire the lane, a process
+// waits for a token of the semaphore, at most for a slice of time. Then it tries the record lock, even without
+// a token; if it gets the record lock, it owns the lane. If not, its token is thrown away. To release the lane,
+// the owner drops the record lock, then makes sure that there is a token.
 //
 //   Invariant: a process that writes to committed state holds the record lock.
 //   Progress:  if no process holds the record lock, then either there is a token, or every waiter's slice
@@ -35,16 +35,16 @@
 // process without a token spins briefly before it sleeps. But then a process that applies in a loop would
 // always be faster than one that must wake up first. A process that was passed over for a millisecond therefore
 // asks (Fairness::asked), and the next release keeps others off for as long as a sleeper takes to wake. This
-// decides only which process goes first, never which one owns the lock. It expires by itself, whichever process
-// dies and whatever the words contain.
+// decides only which process tries first, never which process owns the lock. It expires by itself, whichever
+// process dies and whatever the words contain.
 //
 // Rejected: a robust process-shared mutex (it trusts the bytes of the segment, and thread ids across pid
 // namespaces); open-file-description locks (a forked child shares them, and so keeps the lock of a dead
 // parent); an owner's pid next to the semaphore (it is wrong for the instants before it is written).
 //
-// Record locks belong to a process. Hence threads first wait for a mutex of their own process, a forked
-// child starts with a fresh one, and the process must have one descriptor of the file and no more, since
-// closing any other would drop the lock (segment_file.hpp ensures that).
+// Record locks belong to a process. Hence threads first wait for a mutex of their own process, and a forked
+// child starts with a fresh mutex. Closing any other descriptor of the file would drop the lock;
+// segment_file.hpp prevents that.
 #pragma once
 
 #include <fcntl.h>
@@ -61,10 +61,10 @@
 
 namespace shmacc {
 
-// False: another process holds the lock; or the descriptor is not the segment's any more, which callers see
-// from SegmentFile::state. If the kernel lacks memory for a lock (ENOLCK), locking throws, since that does not
-// mean that another process holds it. Unlocking tries until it succeeds: a process that gave up would keep
-// others out for as long as it lives.
+// Sets or drops the record lock on a byte. False: another process holds the lock; or the descriptor is not the
+// segment's any more, which callers see from SegmentFile::state. If the kernel lacks memory for a lock (ENOLCK),
+// locking throws: false would mean that another process holds the lock. Unlocking tries until it succeeds: a
+// process that gave up would keep others out for as long as it lives.
 inline bool set_record_lock(int fd, int64_t byte, short type) {
     struct flock lock{};
     lock.l_type = type;

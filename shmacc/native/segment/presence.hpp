@@ -1,21 +1,20 @@
 // The processes that are attached, the proof that they live, and what became of processes that are gone.
 //
-// A process takes record locks on two bytes at its first operation, and holds them until it leaves or ends.
-// The first free presence_byte(i) that it finds *is* the allocation of entry i. If the entry contains no
-// token, it takes life_byte(i) too, and writes a fresh token: from then on it is attached, and the second
-// lock proves that the process of this token lives. The kernel drops both with the process, and no earlier.
+// At its first operation a process takes record locks on two bytes, and holds them until it leaves or ends. The
+// lock on presence_byte(i), the first that is free, allocates entry i to the process. If the entry contains no
+// token, the process also locks life_byte(i), and writes a fresh token. From then on it is attached, and the
+// second lock proves that the process of this token lives. The kernel drops both locks when the process ends,
+// and no earlier.
 //
-// A dead process leaves its token behind, and its entry is not given to another process until a sweep, under
-// a lane's lock, has removed it from the queue. A newcomer that looks at such an entry holds the first
+// A dead process leaves its token behind. No other process gets the entry until a sweep, under a lane's lock,
+// has removed the dead process's takes from the queue. A newcomer that looks at such an entry holds the first
 // byte for a moment, but never the second: so even a newcomer that is stopped there does not make a dead
 // waiter look alive. A newcomer that found entries of dead processes sweeps once it has an entry; if none was
-// free, it sweeps before it searches again. So an entry is free when a process needs one, however many forked
-// children come and die.
+// free, it sweeps before it searches again. So forked children that come and die do not use up the entries.
 //
-// `top` bounds the entries that are ever looked at. It rises before a token is written, and falls in a sweep,
-// entry by entry, while the sweeper holds the entry's presence byte and there is no token: a process that has
-// the entry, or is about to take it, holds that byte, so `top` never falls below an entry in use, nor below a
-// dead one's.
+// Entries from `top` on are never looked at. `top` rises before a token is written. A sweep lowers `top` entry
+// by entry, while it holds the entry's presence byte and the entry has no token. A process that has the entry,
+// or is about to take it, holds that byte. So `top` stays above all entries in use and all that the dead left.
 //
 // Leaving takes no lock of the segment. So while a sweep judges a token, its process may leave, and another
 // process may get the entry. A process that leaves changes its token before it unlocks its bytes: so it is dead only
@@ -23,18 +22,18 @@
 // contains the token that was judged; no token is ever used twice, not even by the same process.
 //
 // Record locks do not distinguish threads, and a sweep runs without the GIL. Another thread may claim the
-// process's entry meanwhile: hence the order in which `claim` publishes it, and `placed` in `sweep`.
+// process's entry meanwhile: therefore `claim` sets index_ before the token, and `sweep` has `placed`.
 //
 // What becomes of a process. It leaves in order, or leaves as failed, or dies. A process that leaves in order
 // frees its entry. The others leave an entry behind whose token says kFailed, or kHere although the process is
-// dead. A sweep frees such an entry; first it makes a record elsewhere if others are still to be told
-// (departures.hpp). So the table has entries only of attached processes, and of gone ones that no sweep has
-// found yet.
+// dead. A sweep frees such an entry; if a wait is still to be told, the sweep first makes a record elsewhere
+// (departures.hpp). So the table has entries only of attached processes, and of gone processes that no sweep
+// has found yet.
 //
 // A process that has failed may go on, with another handle or a thread in an operation. Then its token stays
-// kHere, and `failures` counts its failures. A process that tells of them stores in `told` how many were told,
-// together with half of the token: if the failed process leaves at that moment, the entry may become another
-// process's, for which that number must mean nothing.
+// kHere, and `failures` counts its failures. The process whose wait is told of them stores in `told` how many
+// were told, and half of the failed process's token: that process may leave at that moment, and for the next
+// process of the entry `told` must mean nothing.
 //
 // `applied_ns` and `took` are set before the commit that they announce: a process that dies in between is
 // reported as if it had applied (or taken), as it was about to. Each instant of death:
@@ -44,7 +43,7 @@
 //   in leave, after the token       the process has left; the kernel drops the locks on its bytes.
 //   in sweep, before the token      the next sweep does the same again. It may find the process's takes removed
 //                                   from the queue, and the record made; it writes the record once more.
-//   in sweep, after the token       done; only the event may be missing, which is for people.
+//   in sweep, after the token       done; only the event may be missing, which no process relies on.
 #pragma once
 
 #include <unistd.h>
@@ -249,7 +248,7 @@ class Presence {
                 died(entry);
             return true;
         });
-        // A process that has an entry claims no other one: so no other thread of it locks the same byte now.
+        // Without an entry, another thread of this process may be claiming one, and locking the same byte.
         if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;

@@ -1,9 +1,8 @@
 // The identity of this process, and the detection of forks.
 //
-// A forked child has its parent's memory but none of its record locks and threads. The fork itself does
-// nothing about that: no lock is taken around it, and a child that never uses shmacc pays for one addition.
-// Objects that belong to a process record their fork generation, and are reset when they are first used in
-// another generation (OpenSegment::after_fork).
+// A forked child has its parent's memory but none of its record locks and threads. At the fork, shmacc takes no
+// lock, and only adds 1 to the fork generation. Objects that belong to a process record their fork generation,
+// and are reset when they are first used in another generation (OpenSegment::after_fork).
 #pragma once
 
 #include <fcntl.h>
@@ -38,7 +37,7 @@ inline void watch_forks() {
 
 struct ProcessIdentity {
     uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: unknown
-    uint64_t start_ticks = 0;    // field 22 of /proc/self/stat; 0: unknown
+    uint64_t start_ticks = 0;  // field 22 of /proc/self/stat; 0: unknown
 };
 
 inline uint64_t own_start_ticks() {
@@ -66,7 +65,7 @@ inline uint64_t fresh_bits() {
     return bits;
 }
 
-// With the GIL.
+// Needs the GIL.
 inline const ProcessIdentity& this_process() {
     static ProcessIdentity identity;
     static uint64_t of_generation = UINT64_MAX;

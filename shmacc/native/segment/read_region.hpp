@@ -27,7 +27,7 @@ class ReadRegion {
     ReadRegion& operator=(const ReadRegion&) = delete;
 
     uint64_t bytes() const { return bytes_; }
-    // Returns the region, whose first `bytes` are proved reserved. They must be recorded as reserved; at most
+    // Proves the first `bytes` reserved, and returns the region. The bytes must be recorded as reserved; at most
     // bytes().
     const unsigned char* proved(const SegmentFile& file, uint64_t bytes) {
         const uint64_t proved = load(proved_);

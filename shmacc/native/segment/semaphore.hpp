@@ -2,14 +2,13 @@
 //
 // The file's name contains the segment's token, so no other process can make it first. It is complete, with
 // owner and mode, before it has the name (O_TMPFILE and linkat, as for the segment). The file under the name is
-// checked before it is opened, without following links: it must be a regular file of the right size that
-// belongs to the segment's owner. No other file is mapped: if another user truncates it, its next use raises
-// SIGBUS. Nor is it opened: it may be a hard link to a segment's file, and closing that would drop the
-// process's locks on it.
+// checked before it is opened, without following links: it must be a regular file of a semaphore file's size.
+// Else it might be a hard link to a segment's file, and closing that would drop the process's locks on it. The
+// file is mapped only if it belongs to the segment's owner: another user might truncate it, and its next use
+// would raise SIGBUS.
 //
-// The file contains a glibc sem_t for each lane, as sem_open would make it; sem_open itself chooses owner and
-// mode by uid and umask, cannot report whom the file belongs to, and its result would have to be corrected
-// afterwards by name.
+// The file contains a glibc sem_t for each lane, as sem_open would make it. sem_open itself is not used: it chooses
+// owner and mode by uid and umask, and cannot report whom the file belongs to.
 //
 // While a new segment is being made, its semaphore already has a name, but the segment has none. A flock on the
 // semaphore's file protects it from the cleaner. The kernel releases the flock with the descriptor: so a cleaner
@@ -47,8 +46,8 @@ class NamedSemaphore {
         return fd;
     }
 
-    // Whether the segment of this semaphore may still be in the making. False: its creator has finished or died;
-    // or the semaphore does not exist, or this user may not remove it.
+    // Whether the segment of this semaphore may still be in the making. False: its creator has finished or died,
+    // or the semaphore does not exist or cannot be opened.
     static bool is_being_made(const std::string& path) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDONLY, found);

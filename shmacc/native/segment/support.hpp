@@ -1,4 +1,4 @@
-// Errors, clocks, ordered loads and stores, used by every other header here.
+// Errors, clocks, ordered loads and stores.
 #pragma once
 
 #include <atomic>
@@ -69,13 +69,13 @@ class Error : public std::exception {
     throw Error(Failure::kDataLoss, "The segment is damaged: " + what);
 }
 
-// Memory order. The comments next to the stores explain what must be ordered, and why: commit.hpp for
-// everything that an operation writes, lock.hpp, presence.hpp, wait_queue.hpp. In short:
+// Memory order. What must be ordered, and why, is explained in commit.hpp (everything that an operation
+// writes), lock.hpp, presence.hpp and wait_queue.hpp. In short:
 //
-//   * Readers without the lock use atomic words, with the orders below; plain ones would be a data race.
+//   * Readers without the lock use atomic words, with the orders below; plain words would be a data race.
 //   * The lock's next owner needs no order: the lock passes through the kernel, which orders everything.
-//   * A process is killed between two instructions. Their order alone, which `compiler_barrier` keeps,
-//     determines the state that its death leaves.
+//   * A process is killed between two instructions. The order of instructions alone, which `compiler_barrier`
+//     keeps, determines the state that a death leaves.
 //
 // tools/model/litmus checks these orders against the memory models of C++, AArch64 and x86-64. On x86-64 all but
 // full_barrier are ordinary instructions, or none.
@@ -101,7 +101,7 @@ void store_relaxed(T& word, T value) {
 inline void store_barrier() { std::atomic_thread_fence(std::memory_order_release); }
 // Loads before this, including the kernel's in a system call, stay before loads and stores after it.
 inline void load_barrier() { std::atomic_thread_fence(std::memory_order_acquire); }
-// Both of these; and stores before this stay before loads after it, which even x86-64 reorders.
+// Both of the above; and stores before this stay before loads after it, which even x86-64 reorders.
 inline void full_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 // Instructions before this stay before those after it, as seen by a signal, and so by a death.
 inline void compiler_barrier() { std::atomic_signal_fence(std::memory_order_acq_rel); }
@@ -137,8 +137,8 @@ inline int64_t clock_ns(clockid_t clock) {
 }
 inline int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
-// The clock of all times in a segment. Nobody can set it, so ages within a boot are right; and no segment
-// outlives a boot, since memory does not. It is the coarse clock because every operation reads it.
+// The clock of all times in a segment. Nobody can set it, so ages within a boot are right; and no segment in
+// memory outlives a boot. It is the coarse clock because every operation reads it.
 inline int64_t timestamp_ns() { return clock_ns(CLOCK_MONOTONIC_COARSE); }
 
 // Converts a timestamp to time since the epoch, by the present wall clock. Version 2.0.0 stored time since the
