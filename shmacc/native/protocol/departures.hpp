@@ -123,7 +123,7 @@ class Departures {
         bool led = false;
         presence_.for_each([&](uint32_t i, uint64_t token) {
             const Participant& entry = presence_.table()[i];
-            // If the token changes, the process has just left, and another one may have the entry: look again.
+            // If the token changes, the process has just left, and another may have the entry: look again.
             for (uint64_t seen = 0; token != seen; token = load(entry.token)) {
                 seen = token;
                 led = has_taken(entry) && is_here(token) && !ends(i) && presence_.alive(i, token);
@@ -151,12 +151,12 @@ class Departures {
     void for_each(Each each) {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i) each(i);
     }
-    // A process that is ending counts as one that has left.
+    // A process that is ending counts as if it had left.
     bool ends(uint32_t i) { return load_relaxed(presence_.table()[i].ending) != kNotEnding; }
     bool died(uint32_t i, uint64_t token) { return is_here(token) && !ends(i) && !presence_.alive(i, token); }
 
-    // Returns the process's record; else a free or the oldest entry, now marked with its identity and no fate.
-    // kMaxDeparted: there is none.
+    // Returns the process's record; else a free entry or the oldest, now marked with the process's identity and no
+    // fate. kMaxDeparted: there is none.
     uint32_t entry_for(uint64_t token) {
         const uint64_t identity = identity_of(token);
         for (;;) {

@@ -203,7 +203,7 @@ class OpenSegment {
     void check_file() const {
         const struct stat found = mapping_->file().status();
         if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
-        load_barrier();  // if the name is gone, a mark made before that is seen (mark_given_up)
+        load_barrier();  // if the name is gone, a mark made before is seen (mark_given_up)
         if (found.st_nlink == 0 && !load(header_.unlinked))
             throw Error(Failure::kNotFound,
                         "The segment was removed under its users (systemd's RemoveIPC does that at "

@@ -211,7 +211,7 @@ inline void mark_given_up(SegmentFile& file) {
     const uint64_t mark = 1;
     if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
         system_failure("Removing it", errno);
-    store_barrier();  // before the unlink: without the name, the mark is seen (OpenSegment::check_file)
+    store_barrier();  // before the unlink: who finds no name sees the mark (OpenSegment::check_file)
 }
 // Returns the names that it removed. The semaphore's may be missing: once the segment has no name, a cleaner may
 // remove the semaphore first.

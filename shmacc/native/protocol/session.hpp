@@ -64,7 +64,7 @@ class HeldLocks {
         const auto how = segment_.lanes()[lane]->lock().acquire(deadline, interruption);
         if (how == Lock::Acquired::kNot) return false;
         end_ = lane + 1;
-        // The caller checked at the start; after a wait the file may have changed.
+        // The caller has checked the file, but it may have changed during the wait.
         if (how == Lock::Acquired::kAfterWaiting) guard([&] { segment_.check_file(); });
         return true;
     }

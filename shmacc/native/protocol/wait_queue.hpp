@@ -1,11 +1,11 @@
 // The queue of waiting takes: first come, first served; dead processes' entries are removed.
 //
 // An entry is in the queue while its ticket is not 0. Tickets only grow; the head is the living entry with
-// the lowest one. The waiting process itself takes, under all lanes' locks, when it is the head and its
+// the lowest ticket. The waiting process itself takes, under all lanes' locks, when it is the head and its
 // number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
 // or is cancelled has consumed nothing.
 //
-//   join    under all lanes' locks: the fields first, then the ticket. Death in between: not joined.
+//   join    under all lanes' locks: stores the fields, then the ticket. Death in between: not joined.
 //   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
 //   cancel  one store cancels every ticket given so far; a count tells takes that wait for the lock and have no
 //           ticket yet. The waiters see the cancel when woken; or when their slice ends, if the cancelling
@@ -33,8 +33,8 @@
 // TensorFlow closes a round in the very apply that reaches the head's number: a gradient that comes later
 // belongs to the next round, and is stale if it was computed for this one. Here the head must come and take
 // first, so such a gradient waits for it (HeadGrace in queue_entry.hpp). If the head lives but does not come
-// (it is stopped), after HeadGrace::kHeadGrace the apply goes on and the gradient joins the round, which a
-// take allows too: "at least num_required".
+// (it is stopped), the apply goes on after HeadGrace::kHeadGrace, and its gradient joins the round: a take asks
+// for at least num_required gradients.
 //
 // Slices. A sleeper finds out some things only when its slice ends: that a process in front of it died, that
 // the process that should have woken it died, that the file was truncated or its name removed, and a signal

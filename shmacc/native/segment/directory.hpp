@@ -56,8 +56,8 @@ using MemberSpecs = std::vector<MemberSpec>;
 
 constexpr uint32_t kMaxMemberName = 1024;  // bytes; 200 characters are at most 800
 
-// A member's entry in the region starts with this. The dims follow, the name in whole words, the optimizer's
-// numbers if there is one, and a table's TableSpec.
+// A member's entry in the region starts with this. Then come the dims, the name in whole words, the numbers of the
+// optimizer if there is one, and a table's TableSpec.
 struct DirectoryEntry {
     uint32_t kind, dtype, sum, components, reduction;
     uint32_t declared_rank;

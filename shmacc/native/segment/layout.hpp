@@ -242,7 +242,7 @@ struct Config {
     int64_t capacity;  // gradients that may be pending
     uint64_t token;  // identifies this segment among all that had the name
     uint64_t hash_key[4];  // random; for the index's hash, see index.hpp
-    int64_t created_ns;  // timestamp_ns, like all times here but `keep_off_ns`
+    int64_t created_ns;  // by timestamp_ns, like all times in a segment except `keep_off_ns`
     uint64_t directory_bytes;
     uint64_t directory_checksum;
     char name[kMaxName];
@@ -302,7 +302,7 @@ struct RoundState {
     uint64_t spread;  // the number of the round in which contributors may be in other lanes than their own
     uint64_t needs;  // the record is valid from this generation of the first lane on
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
-    uint64_t restores;  // how often everything was replaced, ever; see Header::finished
+    uint64_t restores;  // how many there were, ever; see Header::finished
     RoundHolder holder;
     FinalRound final;
     uint64_t checksum;
@@ -311,7 +311,7 @@ struct RoundState {
 // State of a lane. Changed only with the lane's lock. Kept twice; see commit.hpp.
 struct LaneState {
     uint64_t generation;
-    uint64_t round;  // the next two fields belong to it
+    uint64_t round;  // the round to which the next two fields belong
     int64_t count;  // gradients
     int64_t weight;  // sum of the gradients' weights
     uint64_t applied;  // gradients accepted, ever
@@ -343,7 +343,7 @@ constexpr Counter<LaneState> kLaneCounters[] = {{"applied", &LaneState::applied}
 // State of one member in a lane. Kept twice; the newer copy that the lane has committed is current (commit.hpp).
 struct MemberState {
     uint64_t generation;
-    uint64_t round;  // the next four fields belong to it
+    uint64_t round;  // the round to which the next four fields belong
     int64_t count;  // gradients that had this member; parameters: updates of it
     union {
         int64_t weight;  // sum of these gradients' weights

@@ -65,7 +65,7 @@ class Table {
         : mapping_(mapping), region_(region), capacity_(capacity), top_(top),
           entries_(reinterpret_cast<Entry*>(mapping.map_table(region, uint64_t{capacity} * sizeof(Entry)))) {}
 
-    // How many entries may be in use; these can be touched.
+    // Returns how many entries may be in use, and reserves them, so that they can be touched.
     uint32_t size() {
         uint32_t top = std::min(load(top_), capacity_);
         reserve(top);
@@ -196,7 +196,7 @@ class Presence {
         set_record_lock(fd_, presence_byte(i), F_UNLCK);
     }
 
-    // In a forked child: the entry, and the lock that proves it, are the parent's.
+    // In a forked child: the entry and the locks on its bytes are the parent's.
     void after_fork_in_child() {
         claimed_ = false;
         index_ = kNobody;

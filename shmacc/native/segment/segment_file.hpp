@@ -197,7 +197,7 @@ class SegmentFile {
     // The file at `path`; null if there is none. Does not check its contents.
     static std::shared_ptr<SegmentFile> open(const std::string& path, Access access, const Owners& owners) {
         // An O_PATH descriptor can be closed again: that drops no record locks.
-        // A link in /proc is followed to the descriptor's file, which may have no name; a link in /dev/shm is not.
+        // A link in /proc is followed to the descriptor's file, which may have no name; a link in /dev/shm is refused.
         const int follow = path.compare(0, 6, "/proc/") == 0 ? 0 : O_NOFOLLOW;
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | follow));
         if (!look) {
