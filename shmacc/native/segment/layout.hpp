@@ -302,7 +302,7 @@ struct RoundState {
     uint64_t spread;  // the number of the round in which contributors may be in other lanes than their own
     uint64_t needs;  // the record is valid from this generation of the first lane on
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
-    uint64_t restores;  // how many there were, ever; see Header::finished
+    uint64_t restores;  // how many restores there were, ever; see Header::finished
     RoundHolder holder;
     FinalRound final;
     uint64_t checksum;
