@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class Damage(Protocol):
     def do(self, file: SegmentFile, other: SegmentFile) -> None:
-        """Do it to `file`; `other` is a sound segment of another kind."""
+        """Damage `file`; `other` is an intact segment of another kind."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FlipBit:
 
 @dataclass(frozen=True)
 class Resize:
-    """Truncates or extends the file, and perhaps restores its length, but not its content."""
+    """Truncates or extends the file; `and_back` then restores its length, but not its content."""
 
     size: int
     and_back: bool = False
@@ -65,9 +65,9 @@ class Transplant:
 
 @dataclass(frozen=True)
 class SetField:
-    """Sets a field of a record, or adds to it; corrects the checksum or not.
+    """Sets a field of a record, or adds to it if `relative`; corrects its checksum if `checksum`.
 
-    `number` None: the committed copy, of a record that is kept twice.
+    `number` is the record's index; None: the committed one of two copies.
     """
 
     record: str
@@ -95,7 +95,7 @@ class SetField:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Wrong sizes that agree with each other, with correct checksums."""
+    """Writes wrong sizes that agree with each other, with correct checksums."""
 
     rows: int
     dims: tuple[int, ...]
@@ -129,7 +129,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class UndoLog:
-    """Makes an operation look interrupted, with an undo log."""
+    """Writes an undo log, as if an operation had been interrupted."""
 
     records: tuple[tuple[int, int, int], ...]  # first slot, slots, member
     counted: int
@@ -153,7 +153,7 @@ class UndoLog:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Does a damage in another lane, to another member or to the set of contributors."""
+    """Damages another lane or member; after the last member comes the set of contributors."""
 
     lane: int
     member: int
@@ -169,7 +169,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class AgeOfCopies:
-    """Gives both copies of a member a generation, relative to the lane's."""
+    """Sets the generations of a member's two copies, relative to the lane's generation."""
 
     first: int
     second: int
@@ -201,7 +201,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class PhantomWaiter:
-    """Puts a take that nobody makes into the queue, in the name of an attached process."""
+    """Queues a take that no process makes, with the token of an attached process."""
 
     entry: int
     ticket: int
@@ -230,7 +230,7 @@ numbers: Final = st.one_of(
     st.sampled_from(_CORNERS), st.integers(0, 300), st.integers(-(1 << 63), (1 << 64) - 1)
 )
 
-# Ranges of bytes in use; those on which more depends are listed more often, so drawn more often.
+# Ranges of bytes in use. Important ones are repeated, so that they are drawn more often.
 _SPANS: Final = (
     *[(0, layout.HEADER_USED)] * 4,
     (0, ctypes.sizeof(layout.Config)),
@@ -349,5 +349,5 @@ damages: Final[st.SearchStrategy[Damage]] = st.one_of(
 
 
 def several(most: int = 3) -> st.SearchStrategy[list[Any]]:
-    """A few damages, one after the other."""
+    """Draw up to `most` damages, to be done one after the other."""
     return st.lists(damages, min_size=1, max_size=most)

@@ -1,7 +1,7 @@
 """Every public call, made on a segment that somebody may have damaged.
 
-The process that makes the calls is the victim: it has a small /dev/shm of its own, so that no lie
-about a size can cost the machine its memory, and its death by a signal is seen from outside.
+Another process, the victim, makes the calls. It has a small /dev/shm of its own, so that a wrong
+size cannot use up the machine's memory. If a signal kills it, the test fails.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SHM_BYTES: Final = 64 << 20
 PATIENCE: Final = 120.0 if SANITIZED else 30.0
 VICTIM, OTHER, WITNESS = "victim", "other", "witness"
 
-# These calls look at every process of the machine; the other calls would wait for them.
+# These calls look at every process of the machine: only one scenario in `_SELDOM` makes them.
 _SLOW: Final = ("inspection.check", "inspection.describe")
 _SELDOM: Final = 4
 _THREAD_PATIENCE: Final = 30.0
 
-# Seconds that an apply waits: a round that only seems open, or a full capacity, may never end.
+# Seconds that an apply waits: damage may make a round seem open, or the capacity full, for ever.
 _PATIENCE: Final = 0.05
 
 
@@ -51,15 +51,15 @@ class Scenario:
 
     Attributes:
         kind: "sparse", "dense" or "group" (of one of each).
-        dtype: The accumulator's.
-        shape: Of a row, or of the dense array.
-        applies: How many gradients are in it.
-        taken: Whether a round was taken before those.
-        attached: Whether it is damaged while the victim has it open; else at rest.
-        waiting: Whether a thread of the victim waits in the queue (attached only).
-        order: Seed of the order of the calls.
-        lanes: How many lanes it has.
-        contributors: Whether the gradients in it have contributors.
+        dtype: The dtype of the accumulator, or of both members.
+        shape: The shape of a row, or of the dense array.
+        applies: How many gradients the segment holds.
+        taken: Whether a round was taken before these gradients were applied.
+        attached: Whether the victim has the segment open when it is damaged.
+        waiting: Whether a thread of the victim waits in the queue (only if `attached`).
+        order: The seed for the order of the calls.
+        lanes: The number of lanes.
+        contributors: Whether the gradients have contributors.
     """
 
     kind: str = "sparse"
@@ -76,7 +76,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended: with a result (""), an error of shmacc, or another error."""
+    """How a call ended: `error` is the exception's class; "": the call returned."""
 
     call: str
     error: str
@@ -85,15 +85,15 @@ class Outcome:
 
 
 class Victim:
-    """The process that gets damaged segments; a new one when it has died of one."""
+    """Runs calls on damaged segments in another process; starts a new one after its death."""
 
     def __init__(self, address_space: int = 4 << 30) -> None:
-        """Let its calls use so many bytes of address space."""
+        """Limit the calls to this many more bytes of address space."""
         self._address_space = address_space
         self._process: Apart | None = None
 
     def outcomes(self, scenario: Scenario, *damages: Damage) -> list[Outcome]:
-        """How every call ended after the damage."""
+        """Make the segment, damage it, make every call; return how each call ended."""
         if self._process is None:
             self._process = Apart(_serve, self._address_space, shm=SHM_BYTES)
         process = self._process
@@ -113,7 +113,7 @@ class Victim:
         return outcomes
 
     def end(self) -> None:
-        """Let it see to it that nothing else was written to."""
+        """End the process, which first checks that nothing was written to another segment."""
         if self._process is not None:
             with self._process as process:
                 process.say(None)
@@ -121,8 +121,8 @@ class Victim:
 
 
 def _serve(address_space: int, *, pipe: Pipe) -> None:
-    """Prepare, let the damage be done, make every call, report; again and again."""
-    logging.disable()  # steps are set to lower ones here
+    """For each scenario: make its segment, wait for the damage, make every call, report."""
+    logging.disable()  # a call that sets a lower step logs a warning
     if not SANITIZED:
         with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
             mapped = int(statm.read().split()[0]) * resource.getpagesize()
@@ -173,7 +173,7 @@ def _is_sparse(acc: Any) -> bool:
 
 
 def _apply(acc: Any, scenario: Scenario, rows: range, contributor: int | None = None) -> bool:
-    # Choose by its present kind: the file may have been swapped for another kind's.
+    # Not by `scenario.kind`: the damage may have changed the kind that `attach` found.
     array = np.ones(scenario.shape, np.uint8)
     slices = rows, np.ones((len(rows), *scenario.shape), np.uint8)
     terms: Any = {"contributor": contributor, "timeout": _PATIENCE}
@@ -226,7 +226,7 @@ def _tell(call: str, function: Callable[[], Any]) -> Outcome:
         return Outcome(call, type(error).__name__, fine=True, detail=str(error)[:300])
     except BaseException as error:  # noqa: BLE001 - any exception is a result
         return Outcome(call, type(error).__name__, fine=False, detail=repr(error)[:300])
-    # All arrays of the result must be the caller's own memory: read them.
+    # Read the result's arrays: they must be the caller's own memory.
     for value in vars(result).values() if hasattr(result, "__dict__") else ():
         if isinstance(value, np.ndarray):
             value.sum()
@@ -307,7 +307,7 @@ def _all_of(calls: dict[str, Callable[[], Any]], order: int) -> list[Outcome]:
 
 
 def operate(acc: Any, scenario: Scenario, order: int) -> list[Outcome]:
-    """Every operation on an accumulator, in some order."""
+    """Make every operation on an accumulator; `order` is the seed for their order."""
     return _all_of(_operations(acc, scenario), order)
 
 
@@ -342,7 +342,7 @@ def _at_rest(scenario: Scenario) -> list[Outcome]:
 
 
 def _afterwards(scenario: Scenario) -> list[Outcome]:
-    """Check that the name can be removed whatever the damage, and be used again."""
+    """Check that, whatever the damage, the name can be removed and used again."""
 
     def clean_up() -> None:
         for leftover in inspection.leftovers(VICTIM):
@@ -372,7 +372,7 @@ def _must(outcome: Outcome) -> Outcome:
 
 
 def _check_witness(witness: Any, rounds: int) -> None:
-    # Two gradients were in it from the start, on rows 0 to 19 and 1 to 20.
+    # `make` applied two gradients to the witness, on rows 0 to 19 and 1 to 20.
     taken = witness.take_partial(rounds + 2, timeout=0)
     expected = np.zeros(max(rounds, 20) + 1)
     expected[:20] += 1

@@ -1,4 +1,4 @@
-"""The installed `shmacc-inspect` in pipes and on terminals, and segments in odd states for it."""
+"""Runs `shmacc-inspect`, in pipes or on terminals, and brings segments into odd states for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COMMAND: Final = Path(sys.executable).with_name("shmacc-inspect")
 # A test runner in the background ignores SIGINT, and its children inherit that.
 HEEDING_CTRL_C: Final = ("env", "--default-signal=INT")
-OTHERS_FILES: Final = 0b1110  # root's powers over them: DAC_OVERRIDE, DAC_READ_SEARCH and FOWNER
+OTHERS_FILES: Final = 0b1110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER
 
 
 def run(
@@ -46,14 +46,14 @@ def run(
     weak: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `shmacc-inspect` in this process; one of its own, in pipes, if anything about it is said.
+    """Run `shmacc-inspect`: in this process, or in another one if the keywords require that.
 
     Args:
         arguments: The command line.
-        before: A program that starts it.
-        command: What to start: `COMMAND`, or a copy of it.
-        weak: Whether root is to be as weak as others, in a fork of this process.
-        environment: What else is in its environment. Only a namespace needs no process of its own.
+        before: A program that starts `shmacc-inspect`, and its arguments.
+        command: What to start in place of `COMMAND`, such as a copy of it.
+        weak: Whether a fork of this process first gives up root's rights to others' files.
+        environment: More environment variables. SHMACC_NAMESPACE alone needs no other process.
     """
     if weak:
         done: subprocess.CompletedProcess[str] = run_apart(_run_weak, arguments)
@@ -93,7 +93,7 @@ def _run_weak(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     header, powers = struct.pack("Ii", 0x20080522, 0), (ctypes.c_uint32 * 6)()
     for call in (library.capget, library.capset):
         assert call(header, powers) == 0, os.strerror(ctypes.get_errno())
-        powers[0] &= ~OTHERS_FILES  # the effective ones
+        powers[0] &= ~OTHERS_FILES  # [0]: the effective ones
     return run(*arguments)
 
 
@@ -207,7 +207,7 @@ class Terminal:
             os.close(self._fd)
 
 
-# -- what stands in shared memory -----------------------------------------------------------------
+# -- segments in shared memory --------------------------------------------------------------------
 
 
 def path_of(name: str) -> Path:
@@ -241,7 +241,7 @@ def idle(name: str) -> None:
 
 
 def wait_in_line(name: str, num_required: int) -> None:
-    """Take; being cancelled is fine."""
+    """Wait in the queue for a take, which may be cancelled."""
     with shmacc.attach(name) as acc:
         try:
             acc.take(num_required)
@@ -250,7 +250,7 @@ def wait_in_line(name: str, num_required: int) -> None:
 
 
 def make_as(uid: int, name: str) -> None:
-    """Make a segment as another user, and leave it."""
+    """Make a segment as another user, and close it."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -258,7 +258,7 @@ def make_as(uid: int, name: str) -> None:
 
 
 def attached(name: str) -> int:
-    """How many living processes have it open."""
+    """Return how many living processes have the accumulator open."""
     return inspection.describe(name).stats.attached
 
 
@@ -271,7 +271,7 @@ def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Apart:
 
 
 def hold_the_lock_mostly(name: str, changes: bool) -> None:
-    """Apply for ever, or look for ever."""
+    """Apply for ever if `changes`, else read the state for ever."""
     acc: Any
     with shmacc.attach(name) as acc:
         rows = np.arange(50_000), np.ones((50_000, 16), np.float32)
@@ -281,7 +281,7 @@ def hold_the_lock_mostly(name: str, changes: bool) -> None:
 
 @contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Iterator[int]:
-    """Stop a process in the middle of an apply, or of a look; yield its pid."""
+    """Stop a process that has the lock to apply or, unless `changes`, to read; yield its pid."""
     child = start(crew, hold_the_lock_mostly, name, changes)
     try:
         stop_within(child.pid, name, in_operation=changes)
@@ -291,7 +291,7 @@ def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Ite
 
 
 def stop_within(pid: int, name: str, *, in_operation: bool = True) -> None:
-    """Stop a process that works all the time while it has the segment's lock."""
+    """Stop a busy process at a moment at which it has the segment's lock."""
     deadline = time.monotonic() + LONG
     while True:
         stop(pid)

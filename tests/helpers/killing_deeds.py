@@ -1,6 +1,6 @@
-"""Deeds of processes, from creating to cleaning, and a judge of what an interrupted one leaves.
+"""Deeds, such as creating or cleaning, and checks of what a process leaves that is interrupted.
 
-A deed is cut short at a system call (stepping_calls.py): by the process's death, or by an error.
+A deed is interrupted at a system call (stepping_calls.py): the process dies, or the call fails.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MODE: Final = 0o640
 
-# One gradient is in it; the next one brings new rows.
+# One gradient has been applied; the next one has a new row.
 SCENE: Final = Scene(
     "one more",
     "float32",
@@ -60,7 +60,7 @@ def create(name: str | None = NAME) -> Any:
 
 
 def create_arrays(*_: Any) -> SharedArrays:
-    """Make shared arrays, private ones, and look at them."""
+    """Make private shared arrays, and check their contents."""
     params = SharedArrays({"zeros": TensorSpec((3,)), "given": range(2000)}, mode=MODE)
     try:
         assert [array.sum() for array in params.values()] == [0, 1999000]
@@ -71,7 +71,7 @@ def create_arrays(*_: Any) -> SharedArrays:
 
 
 def lay_out(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
-    """Make private parameters whose first update needs memory, and a group of their gradients."""
+    """Make private parameters whose first update needs memory, and a group with a gradient."""
     params = Parameters(
         {"rows": np.ones((900, 32)), "all": TensorSpec((9000,), "float64")},
         optimizer=optim.Adagrad(0.5),
@@ -85,7 +85,7 @@ def lay_out(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
 
 
 def update(begun: tuple[Parameters, AccumulatorGroup]) -> None:
-    """Make the update if it has not been made; it must be in completely, or not at all."""
+    """Update unless that was done; assert that all or nothing of it is in the parameters."""
     params, group = begun
     try:
         if group.num_accumulated():
@@ -103,7 +103,7 @@ _OLD, _NEW, _GONE = np.arange(10), np.arange(5, 905), np.array([0, 1, 7, 900])
 
 
 def lay_out_table(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
-    """Make private parameters whose table grows by the next update, and a group of gradients."""
+    """Make private parameters whose table grows in the next update, and a group with a gradient."""
     spec = TableSpec((32,), initial=init.Constant(3))
     params = Parameters({"table": spec}, optimizer=optim.SGD(1), mode=MODE)
     group = AccumulatorGroup(params.member_specs(), reduction_type="SUM", mode=MODE)
@@ -115,7 +115,7 @@ def lay_out_table(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
 
 
 def update_table(begun: tuple[Parameters, AccumulatorGroup]) -> None:
-    """Make the update if it has not been made; its adds, changes, removals are all in, or none."""
+    """Do as `update`, with an update that adds, changes and removes rows of a table."""
     params, group = begun
     try:
         if group.num_accumulated():
@@ -145,14 +145,13 @@ class Both(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Deed:
-    """Work of a process that is cut short.
+    """Work in which a process is interrupted.
 
     Attributes:
         name: The work, in a few words.
-        before: Prepares shared memory, in the test's own process, which keeps the result open
-            until the deed is over.
-        begin: The process's own preparation; gets the result of `before`.
-        act: The deed; gets the result of `begin`. May return an accumulator.
+        before: Prepares shared memory in the test's process, which closes the result afterwards.
+        begin: Prepares the process that is interrupted; gets the result of `before`.
+        act: Does the work; gets the result of `begin`. May return an accumulator.
     """
 
     name: str
@@ -169,7 +168,7 @@ def nothing(*_: Any) -> None:
 
 
 def _of_another_time() -> None:
-    """Leave the semaphore of a segment of this name that is gone."""
+    """Leave a semaphore, as of an earlier segment with the same name."""
     semaphore = Path(names.semaphore_path(os.path.basename(path()), 0x1234567))  # noqa: PTH119
     semaphore.write_bytes(bytes(32))
 
@@ -195,7 +194,7 @@ def filled() -> None:
 
 
 def left_by_the_dead() -> None:
-    """Leave a filled segment, with a dead process in its table."""
+    """Leave a filled segment that a killed process had attached, and no semaphore."""
     filled()
     bystander(NAME).kill()
     for name in testing.leaked_names(names.current_namespace()):
@@ -210,7 +209,7 @@ def _stand_in_line(pipe: Pipe) -> None:
 
 
 def with_a_dead_one_in_line() -> None:
-    """Leave a filled segment; a dead process's take, not served yet, is first in its queue."""
+    """Leave a filled segment whose queue still holds the take of a dead process."""
     filled()
     with Apart(_stand_in_line) as process, shmacc.attach(NAME) as acc:
         process.hear()
@@ -267,7 +266,7 @@ def left() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What is in shared memory, so that it can be judged in more than one way."""
+    """A copy of everything in shared memory, which can be written back and judged again."""
 
     modes: dict[str, int]
     segments: dict[str, Image]
@@ -298,14 +297,14 @@ def _file(name: str) -> Path:
 
 
 class Watcher(Apart):
-    """Sees what is in shared memory, whenever it is asked.
+    """A process that copies shared memory whenever it is asked.
 
-    It is a process of its own: a process that has a segment attached must not open and close its
-    file, or it loses its record locks there.
+    The test itself cannot: by closing the file of a segment that it has attached, it would lose
+    its record locks on the segment.
     """
 
     def __init__(self) -> None:
-        """Start the process, before it would inherit anything attached."""
+        """Start the process; the test must not have attached anything that it would inherit."""
         super().__init__(_tell_changes)
 
     def change(self) -> Leftovers | None:
@@ -325,7 +324,7 @@ def _tell_changes(pipe: Pipe) -> None:
 
 
 def clean_up() -> None:
-    """Remove everything; no process may have any of it open."""
+    """Remove all segments and semaphores; no process may have them open."""
     for leftover in inspection.leftovers(namespace=names.current_namespace()):
         assert leftover.removable, leftover
         inspection.clean(leftover)
@@ -333,7 +332,7 @@ def clean_up() -> None:
 
 
 def judge() -> Testimony | None:
-    """Check that what the dead left is usable; return what the next process finds in it.
+    """Check that the next process can use what is left; return what it finds, None: no segment.
 
     Afterwards shared memory is empty.
     """
@@ -348,7 +347,7 @@ def judge() -> Testimony | None:
         found = SCENE.testify()
     except errors.NotFoundError:
         found = None
-    # The name can be used anew, and at once.
+    # A new segment can have the name at once.
     start = slept()
     with create() as acc:
         assert slept() - start < SOON

@@ -26,7 +26,7 @@ TIMING = Timing(heartbeat=0.1, announce=0.01, lease=1.0, grace=0.3, expiry=5.0, 
 
 
 class Host:
-    """A host: its segment, its forwarder, the shards that are there, and whether it is reached."""
+    """A host with its segment, its forwarder and its shards; it may be unreachable."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -39,7 +39,7 @@ class Host:
         self.start()
 
     def start(self) -> None:
-        """Start a forwarder; the call that enrols it never gets lost."""
+        """Start a forwarder once the host is reachable; its enrolment is never lost."""
         self.core = None
         self.shipping = set()
         if not self.reachable:
@@ -52,14 +52,14 @@ class Host:
         self.poll(core)
 
     def die(self) -> None:
-        """Kill the forwarder: its round of the segment ends, and the host's pieces are lost."""
+        """Kill the forwarder, which ends its round; the host's shards lose their pieces."""
         self.core = None
         self.shards.clear()
         self.segment.held = False
         self.world.after(self.world.random.uniform(0.02, 0.3), self.start)
 
     def poll(self, core: ForwarderCore) -> None:
-        """Do what the driver of a forwarder does all the time."""
+        """Run the forwarder and send its reports when they are due; repeat this every 5 ms."""
         if core is not self.core:
             return
         self.run(core)
@@ -103,7 +103,7 @@ class Host:
         raise AssertionError("the forwarder finds no end")
 
     def ship(self, core: ForwarderCore, grant: int) -> None:
-        """Send pieces until each shard has answered."""
+        """Send each shard its pieces, repeatedly until it has answered."""
         world = self.world
         self.shipping.add(grant)
         key = BatchKey(self.name, self.incarnation, grant)
@@ -138,7 +138,7 @@ class Host:
 
 
 class Worker:
-    """Computes gradients, each at the step that its host's segment has."""
+    """Applies gradients to its host's segment, each computed at the segment's current step."""
 
     def __init__(self, world: World, host: Host, contributor: int | None, *, follows: bool) -> None:
         self.world, self.host, self.contributor, self.follows = world, host, contributor, follows
@@ -166,7 +166,7 @@ class Worker:
         if result and len(segment.content) > before:
             self.world.accepted[gradient.identity] = gradient
             if self.host.core is not None:
-                # The owner adopts a new segment at its first fence, or not at all.
+                # No fence: the segment is new. An owner adopts it at the first fence, or never.
                 fence = self.host.core.fence or Fence(1, 0)
                 self.world.accepted_at[gradient.identity] = fence
         if self.follows:
@@ -200,7 +200,7 @@ class Chief:
         self.ask(self.ticket)
 
     def ask(self, ticket: str) -> None:
-        """Call the owner again and again, also in the block, where the call is the heartbeat."""
+        """Call the owner every 0.1 s, to ask for a round, stay in its block, or leave the block."""
         world = self.world
         if not self.alive or ticket != self.ticket:
             return
@@ -223,7 +223,7 @@ class Chief:
         if not self.alive or ticket != self.ticket or self.in_block or self.leaving is not None:
             return
         if isinstance(answer, NotReady):
-            if isinstance(self.world.owner.answer(ticket), NotReady):  # not set meanwhile
+            if isinstance(self.world.owner.answer(ticket), NotReady):  # still not set
                 self.set_step(self.world.chief_step)
         elif isinstance(answer, Opened):
             self.fetch(ticket, answer)
@@ -234,10 +234,10 @@ class Chief:
             self.next_round()
 
     def fetch(self, ticket: str, opened: Opened) -> None:
-        """Have the shards add up, or tell the owner that pieces are lost.
+        """Get and check the shards' pieces, or tell the owner that pieces are lost.
 
-        A shard's host that does not answer is asked again with the chief's next heartbeat, until
-        the owner says that it is lost.
+        If a shard's host is unreachable, the chief's next call to the owner leads here again,
+        until the owner counts the host as lost.
         """
         world = self.world
         got: list[Gradient] = []
@@ -268,7 +268,7 @@ class Chief:
             world.after(seconds, self.die)
         else:
             world.after(seconds, lambda: self.end(ticket, consume=True))
-        self.in_block = True  # until it leaves, it sends heartbeats
+        self.in_block = True  # `ask` now sends heartbeats
 
     def end(self, ticket: str, *, consume: bool) -> None:
         if self.alive and ticket == self.ticket:
@@ -276,7 +276,7 @@ class Chief:
             self.left(ticket, consume=consume)
 
     def left(self, ticket: str, *, consume: bool) -> None:
-        """The chief's last message of the round arrives."""
+        """Let the chief's last message of the round arrive, and the answer be sent."""
         world = self.world
         consumed = world.owner.leave(ticket, world.now, consume=consume)
         world.orders()

@@ -1,8 +1,7 @@
 """Hosts, shards, an owner and chiefs around the protocol's core, in one thread and simulated time.
 
-Messages are dropped, doubled, delayed and so reordered; everything may be killed. Segments, books
-and the clock are the simulation's; here work takes no time, and everything goes wrong. The books
-check each round that is consumed.
+Messages are lost, doubled, delayed and thereby reordered; every part may be killed. Segments, books
+and the clock come from `shmacc_simulate`. The books check each consumed round.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Faults:
 
 
 class World:
-    """Everything, and the books."""
+    """The owner, hosts, workers and a chief; their faults; and the books that check the rounds."""
 
     def __init__(
         self,
@@ -66,8 +65,8 @@ class World:
         self.identities = itertools.count(1)
         self.faults = faults or Faults()
         self.accepted: dict[int, Gradient] = {}
-        self.accepted_at: dict[int, Fence] = {}  # the fence of the segment that accepted it
-        self.dropped: set[Fence] = set()  # by advance_step
+        self.accepted_at: dict[int, Fence] = {}  # the accepting segment's fence
+        self.dropped: set[Fence] = set()  # fences at which `advance_step` dropped gradients
         self.rounds: list[tuple[int, list[Gradient]]] = []
         self.owner_steps: dict[str, int] = {}
         self.chief_step = 0
@@ -91,7 +90,7 @@ class World:
         return self.clock.now
 
     def send(self, arrive: Callable[[], None], host: Host | None = None) -> None:
-        """Send a message, from or to a host."""
+        """Send a message, from or to `host`; faults may lose, double or delay it."""
         for _ in range(2 if self.random.random() < self.faults.double else 1):
             if self.random.random() < self.faults.drop:
                 continue
@@ -210,7 +209,7 @@ class World:
     def _restart_owner(self) -> None:
         self.term += 1
         self.chief_step = max(self.chief_step, self.owner.step)
-        if self.chief.leaving:  # its parameters already have the next step
+        if self.chief.leaving:  # the chief's parameters already have the next step
             self.chief_step = max(self.chief_step, self.owner_steps[self.chief.ticket] + 1)
         self.owner = self._owner(None)
         if self.chief.alive and self.chief.in_block and self.chief.leaving is None:
@@ -232,7 +231,7 @@ class World:
         )
 
     def end_others(self, contributor: int) -> None:
-        """Do what the error says: end all workers of a contributor but the latest."""
+        """End all workers of a contributor but the latest, as the error of a conflict advises."""
         self.happened["conflicts"] += 1
         for worker in [w for w in self.workers if w.alive and w.contributor == contributor][:-1]:
             worker.alive = False
@@ -246,7 +245,7 @@ class World:
         world = self
 
         class Owner(OwnerCore):
-            """Shows its rounds to the books as they are consumed."""
+            """Has the books check each round when it is consumed."""
 
             def _end_block(self, *, consume: bool) -> None:
                 block, ticket = self.block, self._block_ticket
@@ -266,8 +265,8 @@ class World:
     def lost(self) -> list[Gradient]:
         """Return gradients of past steps that were accepted and are in no round.
 
-        Those that `advance_step` has dropped are left out: the owner has left the fence to which
-        their segment belonged when it accepted them.
+        Gradients that `advance_step` dropped are left out: segments accepted them at a fence that
+        is in `dropped`.
         """
         return [
             gradient

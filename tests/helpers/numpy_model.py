@@ -1,7 +1,7 @@
 """A plain NumPy model of both accumulators: computes the expected answers in the obvious way.
 
 Nothing here is shared with the library: no segment, no hash, no kernel, no lock. Sums of integers
-are Python integers, rows are a dictionary, and checks run in the order in which they must report.
+are Python integers, rows are a dictionary, and checks run in the order that the library must keep.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def text(shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a take must hand out; a dense take has no indices, row counts and shape."""
+    """What a take must return; a dense take has no indices, row counts or shape."""
 
     count: int
     step: int
@@ -65,11 +65,11 @@ class Model:
     dropped: int = 0
 
     def set_global_step(self, step: int) -> None:
-        """Set the step to anything, backwards too; what is accumulated stays."""
+        """Set the step, even to a lower one; accumulated gradients stay."""
         self.step = step
 
     def advance_step(self, step: int) -> int:
-        """Move the step forward, drop the gradients and unseal; a step not ahead does nothing."""
+        """If `step` is higher: set it, drop the gradients, unseal. Return how many were dropped."""
         if step <= self.step:
             return 0
         dropped = self.count
@@ -81,7 +81,7 @@ class Model:
         self.sealed = False
 
     def take(self, num_required: int) -> Outcome:
-        """Divide, hand out, empty and count the step up, or refuse and leave everything."""
+        """Return the result, drop the gradients and go to the next step; or refuse, unchanged."""
         if num_required <= 0:
             raise invalid(f"Argument num_required must be positive, but was {num_required}")
         self._need(num_required)
@@ -93,7 +93,7 @@ class Model:
         return outcome
 
     def take_partial(self, num_required: int, *, seal: bool = False) -> Outcome:
-        """Hand out undivided sums and empty; the step stays."""
+        """Return the undivided sums and drop the gradients; the step stays."""
         if num_required < 0:
             raise invalid()
         self._need(num_required)
@@ -212,7 +212,7 @@ class DenseModel(Model):
 
 
 def _rows(array: Array) -> list[Array]:
-    # Not by iterating: the rows of a vector would be bare numbers, and forget the dtype.
+    # Iterating over a vector would give bare numbers without its dtype.
     return [array[i : i + 1].reshape(array.shape[1:]) for i in range(len(array))]
 
 
@@ -226,7 +226,7 @@ class SparseModel(Model):
     def apply_grad(
         self, indices: Array, values: Array, given: Array | None, local_step: int
     ) -> bool:
-        """Add one gradient; repeated rows are summed in their order first and count once."""
+        """Add one gradient; rows with the same index are first summed in order, and count once."""
         self._check_arguments(indices, values, given, fresh=self._fresh(local_step))
         if not self._admits(local_step, 1):
             return False
@@ -272,7 +272,7 @@ class SparseModel(Model):
     def _check_arguments(
         self, indices: Array, values: Array, given: Array | None, *, fresh: bool
     ) -> None:
-        """Make the checks that need the arguments alone, TensorFlow's first."""
+        """Make the checks that need only the arguments; those of TensorFlow come first."""
         self._check_ranks(indices, values)
         shape = [] if given is None else [int(d) for d in given.reshape(-1)]
         declared = self.declared or ()

@@ -1,7 +1,7 @@
 """The layout of a segment's file, written down a second time, after layout.hpp.
 
-It is not taken from the extension on purpose: a test that damages a segment and corrects its
-checksums must not rely on the code that is to notice. `test_damaged_layout.py` compares this with
+It is not read from the extension on purpose: a test that damages a segment and corrects its
+checksums must not rely on the code under test. `test_damaged_layout.py` compares this layout with
 live segments.
 """
 
@@ -34,7 +34,7 @@ _U64, _I64 = ctypes.c_uint64, ctypes.c_int64
 
 
 def _fields(*rows: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
-    """Return a structure's fields: each row has a type, and the names of those that are of it."""
+    """Return a structure's fields; each row is a type and the names of the fields of that type."""
     return tuple((name, of_type) for of_type, names in rows for name in names.split())
 
 
@@ -204,7 +204,7 @@ NEXT_EVENT: Final = PARTICIPANTS_TOP + 64
 EVENTS: Final = NEXT_EVENT + 64
 HEADER_USED: Final = EVENTS + 64 * ctypes.sizeof(Event)
 
-# In a lane's part of the states.
+# Offsets in a lane's part of the region "states".
 _LANES: Final = 64
 _JOURNAL: Final = _cache_line(_LANES + 2 * ctypes.sizeof(LaneState))
 _FAIRNESS: Final = _cache_line(_JOURNAL + ctypes.sizeof(Journal))
@@ -214,7 +214,7 @@ _MEMBER_BYTES: Final = 2 * ctypes.sizeof(MemberState)
 
 @dataclass(frozen=True)
 class Table:
-    """The places of one lane's part of one member, in a segment with these members and lanes.
+    """The offsets of one lane's part of one member, in a segment of `members` and `lanes`.
 
     The member after the last one is the set of contributors.
     """
@@ -243,7 +243,7 @@ class Table:
         return len(LANE_REGIONS) + (self.members + 1) * len(MEMBER_REGIONS)
 
     def region(self, name: str) -> int:
-        """Return a region's offset: the segment's, the lane's, or the member's in the lane."""
+        """Return the offset of a region of the segment, of the lane, or of the lane's member."""
         if name in FIXED_REGIONS:
             return FIXED_REGIONS.index(name) * REGION_SPAN
         number = len(FIXED_REGIONS) + self.lane * self._regions_of_lane
@@ -257,7 +257,7 @@ class Table:
         return RECORDS[kind][2](self)
 
 
-# Each kind of record: its structure, how many are of interest, and where the first one is.
+# Each kind of record: its structure, how many of them tests use, and the offset of the first.
 RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], int]]]] = {
     "config": (Config, 1, lambda _: 0),
     "unlinked": (Word, 1, lambda _: UNLINKED),
@@ -300,7 +300,7 @@ SINGLE: Final = Table()
 
 
 def region(name: str) -> int:
-    """Where a region of an accumulator of one tensor begins."""
+    """Return the offset of a region of an accumulator of one tensor."""
     return SINGLE.region(name)
 
 
