@@ -1,4 +1,4 @@
-"""Runs functions in processes of their own; a death by a signal fails with a clear message."""
+"""Runs functions in processes of their own; if a signal kills one, the test's error says so."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Apart:
     """A process that runs one function; it and the test can talk to each other.
 
     Args:
-        function: What to run. It gets the process's end of a pipe if it takes a ``pipe``.
-        shm: Bytes of a /dev/shm of its own; None: the system's.
-        uid: The user, and group, that it becomes; None: no other.
-        method: How multiprocessing starts it; None: by a bare fork.
+        function: What to run. If it has a parameter ``pipe``, it gets the process's end of a pipe.
+        shm: Size in bytes of a private /dev/shm; None: the system's.
+        uid: The user id and group id that the process takes; None: unchanged.
+        method: The start method of multiprocessing; None: a bare fork.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Apart:
             os.waitpid(self.pid, os.WUNTRACED)
 
     def wait(self) -> int:
-        """Wait for its end; return its status, as from `os.waitpid`."""
+        """Wait for the process's end; return its status, as from `os.waitpid`."""
         if self.status is None and self._process is not None:
             self._process.join()
             code = self._process.exitcode or 0
@@ -113,7 +113,7 @@ class Apart:
         return self.status
 
     def kill(self) -> None:
-        """Kill the process, wherever it is."""
+        """Kill the process if it has not ended."""
         if self.status is None:
             if self._process is not None:
                 self._process.kill()
@@ -184,7 +184,7 @@ def _run_and_end(
         _answer(pipe, lambda: _result(pipe, function, args, shm, uid))
         status = 0
     finally:
-        # Whatever happens, there must not be a second test runner.
+        # The fork must never go on as a second test runner.
         os._exit(status)
 
 

@@ -1,6 +1,6 @@
 """A plain NumPy model of a group: the expected results of rounds of gradients.
 
-Whole numbers throughout, so that every sum is exact in any order.
+All values are whole numbers, so that every sum is exact in any order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ gradients: Final[st.SearchStrategy[dict[str, Any]]] = st.fixed_dictionaries(
 
 @dataclass
 class Part:
-    """A member's part of gradients: rows with their weights, or an array."""
+    """The sums of one member's gradients: rows with their weights, or an array."""
 
     count: int
     weight: int
@@ -177,7 +177,7 @@ class ModelledGroup:
         return partial, sums
 
     def round(self, *, raises: bool) -> None:
-        """Open a round, and leave it by an exception or in order."""
+        """Open a round, and leave its block by an exception or normally."""
         if not self.sums.count:
             return
         try:

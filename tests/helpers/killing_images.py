@@ -71,7 +71,7 @@ class Image:
         }
 
     def write(self, path: str) -> None:
-        """Make a file of these bytes; there must be none."""
+        """Make a file of these bytes; the path must not exist."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.ftruncate(fd, self.size)
@@ -97,7 +97,7 @@ def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _reserved(path: str) -> Iterator[tuple[int, int]]:
-    """Yield the reserved ranges, recorded or not; the kernel reports untouched ones as holes."""
+    """Yield the ranges with reserved memory, which the kernel reports as holes until used."""
     with SegmentFile(path) as file:
         for name in layout.FIXED_REGIONS:
             yield layout.region(name), _PAGE
@@ -126,12 +126,13 @@ class Windows:
 
     Args:
         path: The file.
-        images: Of the file at other times. The view covers their pieces, each with one page more,
-            and the first page of each region. Its own images have all memory that these have.
+        images: Images of the file at other times. The view covers their pieces, one more page
+            after each, and the first page of each region. `image` counts the ranges that any of
+            these images occupies as occupied.
     """
 
     def __init__(self, path: str, *images: Image) -> None:
-        """Map them, one behind the other: so one comparison says whether any has changed."""
+        """Map the pages one behind the other, so that one comparison shows any change."""
         lengths = dict.fromkeys(_regions(path), _PAGE)
         for image in images:
             for offset, content in image.pieces:
@@ -156,7 +157,7 @@ class Windows:
         """Return the offsets of the windows that have changed since the last look."""
         if not _memcmp(self._address, self._all, len(self._all)):
             return ()
-        # A look comes at each instruction, so only changed windows are copied.
+        # Copy only the windows that have changed: there is a look at each instruction.
         before, self._all = self._all, self._map[:]
         changed = [offset for offset, at in self._places.items() if before[at] != self._all[at]]
         self._seen |= {offset: self._all[self._places[offset]] for offset in changed}

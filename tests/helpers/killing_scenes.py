@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from helpers.numpy_model import Array
     from helpers.stepping_tracer import Mark
 
-Record = Callable[[str, object], None]  # of pytest's record_property
+Record = Callable[[str, object], None]  # the type of pytest's record_property
 
 NAME: Final = "killed"
 
@@ -57,14 +57,13 @@ class Scene:
     """An operation, what comes before it, and a gradient that shows that work can go on.
 
     Attributes:
-        name: What it is.
+        name: The operation, in a few words.
         dtype: The accumulator's dtype.
         width: Numbers in a row; 0: the accumulator is dense.
-        before: Called on a new accumulator, in a process that ends in order.
-        operation: The call that is cut short; gets what `begin` returned.
-        more: Rows of a gradient that the finder of the segment applies afterwards.
-        begin: Called on the accumulator just before, by the process that dies; the operation gets
-            its result.
+        before: Called on a new accumulator, in a process that ends normally.
+        operation: The call in which a process dies; gets what `begin` returned.
+        more: Rows of a gradient that the next process applies.
+        begin: Called on the accumulator just before the operation, by the process that dies.
     """
 
     name: str
@@ -79,12 +78,12 @@ class Scene:
         return self.name
 
     def prepare(self) -> Image:
-        """The segment as it is before the operation; no name is left."""
+        """Return the segment before the operation; its name is removed."""
         image: Image = run_apart(_prepare, self, ())
         return image
 
     def perform(self) -> Image:
-        """The segment as it is after the operation, when nobody is killed."""
+        """Return the segment after the operation without a death; its name is removed."""
         image: Image = run_apart(_prepare, self, (self.operation,))
         return image
 
@@ -145,7 +144,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class GroupScene(Scene):
-    """A scene with a group of two sparse members and a dense one; ``width`` is the first's.
+    """A scene with a group of two sparse members and a dense one; ``width`` is for "rows".
 
     Attributes:
         lanes: How many lanes the group has.
@@ -175,16 +174,16 @@ class GroupScene(Scene):
 
 
 class Testimony(NamedTuple):
-    """What can be seen of an accumulator, exactly."""
+    """All that can be read from an accumulator."""
 
     counters: tuple[Any, ...]  # those of its stats that only operations change, and contributors
-    state: tuple[tuple[str, bytes], ...]  # saved before anything else is done to it
+    state: tuple[tuple[str, bytes], ...]  # from `state()`, before any change
     content: tuple[Any, ...]  # its round, with one more gradient added to it
-    next_round: tuple[Any, ...]  # a round after that
+    next_round: tuple[Any, ...]  # the round after that one
 
 
 def path(name: str = NAME) -> str:
-    """The file of the segment that all scenes play in, or of another one."""
+    """Return the path of the scenes' segment, or of another one."""
     return names.segment_name(name).path
 
 

@@ -1,4 +1,4 @@
-"""A chief that is cut short in an update of parameters, and what readers and the next chief find.
+"""A chief that dies in an update of parameters, and what readers and the next chief find then.
 
 Two segments take part: the parameters, and the group whose round updates them.
 """
@@ -35,20 +35,20 @@ _TABLE: Final = TableSpec((WIDTH,), initial=init.Uniform(-1, 1, seed=5))
 
 Gradient = dict[str, Any]
 State = tuple[tuple[str, bytes], ...]
-# The parameters' states: before the update, after it, after one more gradient.
+# The parameters' states: before the update, after it, after it with one more gradient.
 Known = tuple[State, State, State]
 
 
 @dataclass(frozen=True)
 class UpdateScene:
-    """An update that is cut short.
+    """An update in which the chief dies.
 
     Attributes:
-        name: What it is.
-        optimizer: Of both arrays, a table of five rows and one number.
-        lanes: The group's.
-        skips: Whether the round is skipped.
-        values: New contents in place of optimizers.
+        name: The scene's name.
+        optimizer: The optimizer of both arrays: "table" of five rows, "one" of seven numbers.
+        lanes: The group's number of lanes.
+        skips: Whether the chief skips the round.
+        values: New contents that the chief sets, without an optimizer.
     """
 
     name: str
@@ -72,7 +72,7 @@ class UpdateScene:
         return params, group
 
     def gradient(self, seed: int) -> Gradient:
-        """Some rows, and all of the other array."""
+        """Return a gradient of three rows of "table", and of all of "one"."""
         rng = np.random.default_rng(seed)
         return {
             "table": ([0, 3, 4], rng.standard_normal((3, WIDTH)).astype(np.float32)),
@@ -91,7 +91,7 @@ class UpdateScene:
             return self.update(params, taken)
 
     def act(self, mark: Mark) -> None:
-        """Act as a chief that marks the beginning and the end of the extension's call."""
+        """Act as a chief that marks the beginning and the end of the extension's `update`."""
         with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
             mark_call(_core, "update", mark)
             self.one_round(params, group)
@@ -99,12 +99,12 @@ class UpdateScene:
 
 @dataclass(frozen=True)
 class TableScene(UpdateScene):
-    """An update of a table that is cut short.
+    """An update of a table in which the chief dies.
 
     Attributes:
         there: The ids of the first round.
         gone: The ids that the first round removes.
-        changed: The ids of the second round, which is cut short.
+        changed: The ids of the second round, in whose update the chief dies.
         removed: The ids that the second round removes.
     """
 
@@ -165,7 +165,7 @@ def _rows_of(state: State) -> dict[int, Any]:
 
 
 def images(scene: UpdateScene, *operations: Operation) -> Images:
-    """Make the scene, do the operations; return both segments' images. No name is left."""
+    """Make the scene, do the operations; return both segments' images. Both names are removed."""
     made: Images = run_apart(_images, scene, operations)
     return made
 
@@ -208,16 +208,16 @@ def _states(scene: UpdateScene) -> Known:
 
 
 def testify(scene: UpdateScene, known: Known) -> bool:
-    """Act as the next chief: the update must be in completely or not at all. No name is left.
+    """Act as the next chief: check that all or nothing of the update is there; remove both names.
 
     Returns:
-        Whether the update was in.
+        Whether the update was there.
     """
     before, after, after_more = known
     touched = scene.is_touched(known)
     with AccumulatorGroup.attach(GROUP) as group:
         accepted = group.apply(scene.gradient(3), 1)
-        # A gradient counts only if nothing that it may have been computed from was changed.
+        # A gradient that may have been computed from changed contents must be refused.
         assert not (accepted and touched)
         with Parameters.attach(PARAMS) as params:
             assert params.snapshot()[0] in {1, 2}
@@ -238,7 +238,7 @@ def testify(scene: UpdateScene, known: Known) -> bool:
 
 
 def contents() -> list[bytes]:
-    """Return the contents of the arrays, torn or not."""
+    """Return the bytes of both arrays, even if an update of them is half done."""
     found = []
     with SegmentFile(path(PARAMS)) as file:
         for member, size in enumerate((15 * 4, 7 * 8)):

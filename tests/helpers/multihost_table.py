@@ -11,7 +11,7 @@ from shmacc_simulate.books import Gradient, Segment
 
 
 class Table:
-    """An owner with hosts that act only when the test says so; at first they have reported."""
+    """An owner, and hosts that act only when the test says so, after a first report."""
 
     def __init__(self, *hosts: str, step: int | None = 0, term: int = 1, shards: int = 1) -> None:
         self.owner = OwnerCore(term, step, TIMING, shards)
@@ -77,7 +77,7 @@ class Table:
         return self.owner.ask(ticket, required, self.now)
 
     def opened(self, required: int, ticket: str = "t", *hosts: str) -> Opened:
-        """Ask, have hosts ship, and get the round."""
+        """Ask for a round, have hosts ship, and return the round."""
         self.ask(required, ticket)
         self.settle(*hosts)
         opened = self.ask(required, ticket)
@@ -94,7 +94,7 @@ class Table:
 
 
 def with_a_gradient_each(*hosts: str, shards: int = 1) -> Table:
-    """Make hosts that have each reported a gradient; the contributors are 1, 2 and so on."""
+    """Return a table of hosts with a reported gradient each, by contributors 1, 2 and so on."""
     table = Table(*hosts, shards=shards)
     for contributor, host in enumerate(hosts, 1):
         assert table.apply(host, contributor)

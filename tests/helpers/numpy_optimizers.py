@@ -1,4 +1,4 @@
-"""The optimizers' updates in NumPy, by their docstrings: equal to the library's to the bit."""
+"""The optimizers' updates in NumPy, after their docstrings; the library's must be bitwise equal."""
 
 from __future__ import annotations
 
@@ -168,4 +168,4 @@ ALL = (
     optim.Ftrl(0.1, l1=0.01, l2=0.1),
     optim.Ftrl(0.1, -0.7, 0.2, 0.01),
 )
-"""Every optimizer, in every way that it computes."""
+"""Every optimizer, with options for each of its formulas."""

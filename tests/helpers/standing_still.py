@@ -26,17 +26,17 @@ NAME: Final = "still"
 
 
 def begin(crew: Crew, *deeds: Callable[[Any], Any], name: str = NAME) -> Apart:
-    """Start a process that does one thing after another, and leaves; it is attached."""
+    """Start a process that does the deeds in order and leaves; return once it is attached."""
     return start(crew, do, name, *deeds)
 
 
 def once(crew: Crew, *deeds: Callable[[Any], Any], name: str = NAME) -> None:
-    """Let a process do one thing after another, and wait for its end."""
+    """Let a process do the deeds in order, and wait for its end."""
     crew.start(do, name, *deeds).result()
 
 
 def do(name: str, *deeds: Callable[[Any], Any]) -> None:
-    """Attach, do one thing after another, and leave."""
+    """Attach, do the deeds in order, and leave."""
     with shmacc.attach(name) as acc:
         for deed in deeds:
             deed(acc)
@@ -47,7 +47,7 @@ def pause(_: Any) -> None:
 
 
 def apply(acc: Any, step: int = shmacc.NEVER_STALE) -> bool:
-    """Apply a gradient of ones, whatever kind it is of."""
+    """Apply a gradient of ones to an accumulator of any kind."""
     if isinstance(acc, shmacc.AccumulatorGroup):
         return acc.apply({"w": np.ones(2, np.float32)}, step)
     if isinstance(acc, shmacc.SparseConditionalAccumulator):
@@ -63,7 +63,7 @@ def work(acc: Any) -> None:
 
 
 def take(number: int) -> Callable[[Any], Any]:
-    """Take so many gradients; to be cancelled is fine."""
+    """Return a deed that takes `number` gradients, unless it is cancelled."""
 
     def deed(acc: Any) -> None:
         with contextlib.suppress(errors.CancelledError):
@@ -83,11 +83,11 @@ def hold_a_round(acc: Any) -> None:
         signal.pause()
 
 
-# -- what is to be seen of it ---------------------------------------------------------------------
+# -- checks of what is reported -------------------------------------------------------------------
 
 
 def patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let this be how long a standstill must have lasted."""
+    """Set how many seconds a standstill must have lasted before it is reported."""
     for module, names in (
         (_nobody_takes, ("_AFTER_TAKES", "AT_THE_START")),
         (_standstill, ("_AFTER_GRADIENTS", "_AFTER_A_DEATH", "AT_THE_START")),
@@ -98,7 +98,7 @@ def patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if what has lasted at all had lasted for seconds."""
+    """Let every standstill be reported at once."""
     patience(monkeypatch, 0.0)
 
 
@@ -106,20 +106,20 @@ impatient = pytest.mark.usefixtures("impatience")
 
 
 def doing(activity: str) -> int:
-    """How many living processes do that."""
+    """Return how many living processes have this activity."""
     processes = inspection.describe(NAME).processes
     return sum(each.alive and each.activity == activity for each in processes)
 
 
 def stop(child: Any) -> int:
-    """Stop a child; its pid."""
+    """Stop a child; return its pid."""
     pid: int = child.pid
     support.stop(pid)
     return pid
 
 
 def kill(child: Any) -> int:
-    """Kill a child; the pid that it had."""
+    """Kill a child; return the pid that it had."""
     pid: int = child.pid
     child.kill()
     return pid

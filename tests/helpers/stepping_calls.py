@@ -69,12 +69,12 @@ class _Info(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Call:
-    """A system call that the child stands before, or after.
+    """A system call before or after which the child is stopped.
 
     Attributes:
-        before: Whether the child stands before the call.
-        number: The machine's number of the call; valid before it.
-        arguments: The call's arguments; valid before it.
+        before: Whether the child is stopped before the call.
+        number: The machine's number of the call; valid only if `before`.
+        arguments: The call's arguments; valid only if `before`.
     """
 
     before: bool
@@ -83,7 +83,7 @@ class Call:
 
 
 class Calling(Traced):
-    """A child that runs ``function(mark)``; nothing else happens while it stands at a call."""
+    """A child that runs ``function(mark)``, and stops before and after each system call."""
 
     def __init__(self, function: Callable[[Mark], object]) -> None:
         """Fork a process that stops before the first instruction of the function."""
@@ -91,7 +91,7 @@ class Calling(Traced):
         ptrace(SETOPTIONS, self.pid, EXITKILL | _TRACESYSGOOD)
 
     def calls_to_mark(self) -> Iterator[Call]:
-        """Go on from call to call, with a stop before and one after each, to the next mark."""
+        """Run to the next mark. Yield each system call twice, before and after it."""
         while True:
             self._go(SYSCALL, 0 if self.stopped_by == MARK else self.stopped_by)
             if self.stopped_by == MARK:
@@ -113,7 +113,7 @@ class Calling(Traced):
         return call.before and NAMES.get(call.number) == "fcntl" and call.arguments[1] == _F_GETLK
 
     def lets_go(self, call: Call) -> bool:
-        """Whether the call, before which the child stands, releases a record lock."""
+        """Whether the call before which the child is stopped releases a record lock."""
         if NAMES.get(call.number) != "fcntl" or call.arguments[1] != _F_SETLK:
             return False
         with open(f"/proc/{self.pid}/mem", "rb") as memory:  # noqa: PTH123  no text
@@ -121,7 +121,7 @@ class Calling(Traced):
         return int.from_bytes(kind, sys.byteorder) == fcntl.F_UNLCK
 
     def fail(self, code: int) -> None:
-        """Let the call, before which the child stands, fail without being made."""
+        """Skip the call before which the child is stopped, and let it return this error."""
         ptrace(_POKEUSER, self.pid, -1, _NUMBER)
         self._go(SYSCALL)
         assert self.stopped_by == _AT_A_CALL

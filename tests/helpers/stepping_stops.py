@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from helpers.numpy_model import Array
     from helpers.stepping_tracer import Traced
 
-# Longer than every slice and every patience there is (lock.hpp, wait_queue.hpp, operation.hpp).
+# Seconds; longer than each interval in waits (lock.hpp, wait_queue.hpp, operation.hpp).
 LONGER: Final = 1.6
 
 FIRST: Final = rows(*range(12), width=64)
@@ -48,7 +48,7 @@ TAKING: Final = replace(APPLYING, name="taking", operation=lambda acc: acc.take(
 
 @cache
 def _middle(scene: Scene) -> tuple[Image, int]:
-    """The scene's segment, and after how many instructions the operation is in its middle."""
+    """Return the scene's segment before the operation, and half its number of instructions."""
     image = scene.prepare()
     with begun(scene.act, {NAME: image}, NAME) as (child, steps):
         count = sum(1 for _ in steps)
@@ -58,7 +58,7 @@ def _middle(scene: Scene) -> tuple[Image, int]:
 
 
 def middle(scene: Scene) -> int:
-    """Leave the scene's segment, as it was before the operation; return where its middle is."""
+    """Leave the scene's segment before its operation; return half its number of instructions."""
     image, step = _middle(scene)
     image.write(path())
     return step

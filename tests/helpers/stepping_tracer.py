@@ -54,7 +54,7 @@ class Traced:
     """
 
     def __init__(self, function: Callable[[Mark], object]) -> None:
-        """Fork it; it stands before the first instruction of the function."""
+        """Fork a process that stops before the first instruction of the function."""
         self.status: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
@@ -68,7 +68,7 @@ class Traced:
             self._go(CONT, self.stopped_by)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Go on, looking after each system call, until the condition holds."""
+        """Run until the condition holds; check it before and after each system call."""
         while not condition():
             self._go(SYSCALL)
 
@@ -101,18 +101,18 @@ class Traced:
             self.end()
 
     def stop(self) -> None:
-        """Leave it where it stands, no longer traced, stopped as by SIGSTOP."""
+        """Stop the child where it is, as SIGSTOP does, and trace it no longer."""
         ptrace(DETACH, self.pid, signal.SIGSTOP)
         assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
     def resume(self) -> None:
-        """Continue it after `stop`, and see it to its end, which must be a good one."""
+        """Continue the child after `stop`, wait for its end, and check that it did not fail."""
         os.kill(self.pid, signal.SIGCONT)
         status = self.end()
         assert status == 0, f"the continued child ended with status {status}"
 
     def end(self) -> int:
-        """Wait for its end after `stop`; return its status, as from `os.waitpid`."""
+        """Wait for the child's end after `stop`; return its status, as from `os.waitpid`."""
         while self.status is None:
             self._collect()
         return self.status
@@ -142,7 +142,7 @@ class Traced:
 
 
 def mark_call(module: Any, function: str, mark: Mark) -> None:
-    """Have that function of the module mark its beginning and its end, in this process."""
+    """Make a module's function call `mark` before and after its work, in this process."""
     real = getattr(module, function)
 
     def marked(*args: Any) -> Any:

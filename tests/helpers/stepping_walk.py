@@ -1,8 +1,8 @@
-"""A walk through an operation, instruction by instruction, with a look at its segments after each.
+"""Steps a child through an operation by single instructions, and looks at its segments after each.
 
-Every look that differs from the last is a place where the process may be killed: after an
-instruction that changes no byte of a segment, a death leaves the same as before it. `instants`
-picks those that are judged: the operation must be there wholly or not at all.
+Only looks at which a byte has changed matter: a death after any other instruction leaves the same
+as a death before it. `instants` picks the looks to judge: what a death there leaves must have all
+of the operation or nothing of it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 Images = dict[str, Image]  # by shared name
 
-# Journals, both copies of all committed records, and the generations that say which is current.
+# Where journals, both copies of all records, and the generations that tell the current copy are.
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
-# Of the looks at which only rows, slots, index entries or undo records had changed, the last before
-# each change of a record is judged, and one in this many.
+# Looks at which only rows, slots, index entries or undo records had changed are judged only if the
+# next look is at a changed record, and one in this many.
 _ONE_IN: Final = 64
 
 
@@ -44,9 +44,9 @@ class Look:
     """The segments at one instant.
 
     Attributes:
-        step: After how many instructions.
-        in_records: Whether the header or the lanes' states had changed.
-        images: The bytes.
+        step: The number of instructions so far.
+        in_records: Whether the header or the lanes' states have changed since the last look.
+        images: The segments' bytes.
     """
 
     step: int
@@ -69,7 +69,7 @@ class LockView:
 
 
 def write(images: Images) -> None:
-    """Write the segments; there must be none of these names."""
+    """Write the segments; none of their names may exist."""
     for name, image in images.items():
         image.write(path(name))
 
@@ -78,10 +78,11 @@ def write(images: Images) -> None:
 def begun(
     act: Act, before: Images, lock: str | None = None, *, to_mark: bool = False
 ) -> Iterator[tuple[Traced, Iterator[int]]]:
-    """Stop a child at its first mark, or where it gets the lock of the named segment then.
+    """Stop a child at its first mark or, with `lock`, when it then gets that segment's lock.
 
     Yields:
-        The child, and its steps by single instructions: to the lock's release, or to the next mark.
+        The child, and its single steps: to the lock's release; without `lock`, or if `to_mark`, to
+        the next mark.
     """
     write(before)
     with on_one_core(), Traced(act) as child, ExitStack() as stack:
@@ -101,15 +102,15 @@ def walk(
     to_mark: bool = False,
     ends: bool = True,
 ) -> list[Look]:
-    """Step through the child; return the instants at which the segments were no longer the same.
+    """Step through the child; return a look after each instruction that changed a segment.
 
     Args:
         act: What the child does.
         before: The segments at first.
-        after: The segments at another time: with `before` they tell which pages are used.
+        after: The segments at another time; `before` and `after` show which pages are used.
         lock: As for `begun`.
-        to_mark: Likewise.
-        ends: Whether it comes to its end by itself; else it is killed at last.
+        to_mark: As for `begun`.
+        ends: Whether the child ends by itself; else it is killed.
     """
     looks = []
     with begun(act, before, lock, to_mark=to_mark) as (child, steps), ExitStack() as stack:
@@ -127,7 +128,7 @@ def walk(
         child.kill()
         for name, window in windows.items():
             window.look()
-            # Had anything ever been written outside the windows, it would show now.
+            # This shows whether anything was written outside the windows.
             assert window.image().pages() == Image.of(path(name)).pages()
             Path(path(name)).unlink()
     return looks
@@ -137,8 +138,8 @@ def instants(looks: list[Look], part: int = 1) -> Iterator[Look]:
     """Write the segments as they were at each look that is to be judged; the judge removes them.
 
     Args:
-        looks: Of a walk.
-        part: Of those that are picked one in this many is judged, and the last one.
+        looks: The result of `walk`.
+        part: One in this many of the picked looks is judged, and always the last one.
     """
     picked = [
         look
@@ -170,13 +171,14 @@ def stopped(act: Act, step: int) -> Iterator[Traced]:
 
 
 def stops(act: Act, number: int, begin: float, end: float) -> Iterator[None]:
-    """Stop a child at so many places between its marks, spread evenly; it ends after each.
+    """Stop at places evenly spread between the child's marks; run a new child for each.
 
     Args:
         act: What the child does.
         number: How many places.
-        begin: The first one's place, as a part of the way; the rest may be Python's own.
-        end: The last one's.
+        begin: The first place, as a fraction of the instructions between the marks. (Those before
+            it may be Python's own.)
+        end: The last place, as such a fraction.
     """
     with on_one_core():
         with Traced(act) as child:
@@ -197,7 +199,7 @@ def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) 
     The looks must be those of one walk: once the operation is there, it stays.
 
     Returns:
-        How many were judged.
+        How many looks were judged.
     """
     done, judged = False, 0
     for look in instants(looks):

@@ -1,4 +1,4 @@
-"""What several test modules share: exact comparison, refusals, waiting."""
+"""Shared by several test modules: exact comparison, refusals, waiting."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _stands_still(pid: int) -> bool:
 
 
 def same_bits(got: Any, want: Array) -> None:
-    """Assert equal dtype, shape and bytes; one NaN is as good as another."""
+    """Assert equal dtype, shape and bytes; all NaNs count as equal."""
     assert isinstance(got, np.ndarray)
     assert got.dtype == want.dtype
     assert got.shape == want.shape
@@ -121,7 +121,7 @@ def _bits(array: Array) -> bytes:
 
 
 def same_outcome(got: Any, want: Outcome) -> None:
-    """Assert that a ``Taken`` or ``Partial`` says what the model says."""
+    """Assert that a ``Taken`` or ``Partial`` equals the model's outcome."""
     assert got.count == want.count
     assert got.step == want.step
     if want.indices is None:
@@ -138,7 +138,7 @@ def same_outcome(got: Any, want: Outcome) -> None:
 
 
 def same_taken(got: Any, want: Any) -> None:
-    """Assert that two takes or partials say the same, or the members of two of a group."""
+    """Assert that two takes or partials, of an accumulator or a group, are equal."""
     assert (got.count, got.weight, got.step) == (want.count, want.weight, want.step)
     same_bits(got.contributors, want.contributors)
     if isinstance(want, Mapping):

@@ -1,8 +1,8 @@
-"""Runs a program half way until it is killed, then to its end, then with a worker that raises.
+"""Runs a program three times: killed half way, undisturbed, and with a worker that raises.
 
-The run after the killed one comes to the program's result, whatever is left under its names. A
-worker's exception ends the program before its waits time out. An exception before the worker's
-first gradient is only printed, as soon; then the user presses Ctrl-C. Nothing is left afterwards.
+The undisturbed run must give the program's result, whatever the killed one has left. A worker's
+exception must end the program before its waits time out. Before the worker's first gradient, an
+exception must only be printed in this time; then Ctrl-C ends the program. Nothing may be left.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HOOK: Final = Path(__file__).parent / "disturbed"
 _TYPO: Final = "ValueError: a typo"
 # Python 3.15 gives this warning for a spawned process's main module while it prints a traceback.
 _OF_TRACEBACKS: Final = "ignore:Module globals is missing a __spec__:DeprecationWarning"
-# In programs without any, segments are private, and files are none.
+# A program that matches none of these has only private segments, and no files.
 _WITH_NAMES: Final = re.compile(r"if_exists|shared_name|unlink|attach\(|save\(")
-# The chief's call at which it is killed: in its fourth round. Programs of fewer calls: half way.
+# The chief is killed at this call, in its fourth round; half way if it makes fewer calls.
 _KILLED_AT: Final = 7
 
 
@@ -38,11 +38,11 @@ class Thrice:
 
     Attributes:
         script: The program.
-        folder: Where it runs, and its processes count their calls.
-        namespace: That of this process's environment.
+        folder: Where the program runs, and where its processes count their calls.
+        namespace: The namespace in this process's environment.
         seconds: How long a run may take: less than the timeouts in the program.
-        typos: The applies, counted from 1, before which a worker raises, each in a run of its own.
-            (Before its first apply no chief knows a worker: few programs need both.)
+        typos: For each number, a run in which a worker raises instead of making its apply of that
+            number, counted from 1. (1 is special: no chief knows the worker yet.)
     """
 
     script: Path
@@ -59,12 +59,12 @@ class Thrice:
         return cls(script, folder, *given, **more)
 
     def run(self) -> str:
-        """Run it three times; return what it printed when nothing disturbed it."""
+        """Run the program three times; return what the undisturbed run printed."""
         text = self.script.read_text()
         printed, calls_it = None, re.search(r"\.(apply|round|take)\w*\(", text)
-        if calls_it and _WITH_NAMES.search(text):  # else a run finds nothing of an earlier one
+        if calls_it and _WITH_NAMES.search(text):  # else a killed run leaves nothing to find
             printed = self._killed_at(_KILLED_AT)
-            if printed is not None:  # it ended before
+            if printed is not None:  # it made fewer calls
                 calls = self._count(f"killed-{_KILLED_AT}", "calls")
                 assert self._killed_at(calls // 2 + 1) is None
         again = self._undisturbed()
@@ -88,9 +88,9 @@ class Thrice:
         return out
 
     def _killed_at(self, call: int) -> str | None:
-        """Kill the chief, and workers that would not end by themselves when told of its death.
+        """Kill the chief at this call, and its workers unless they end themselves when it dies.
 
-        What it printed, if it ended before that call.
+        Returns what the program printed, if it ended before that call.
         """
         all_of_them = not re.search(r'\.steps\(.*on_death="raise"', self.script.read_text())
         with self._start(f"killed-{call}", killed_at=call, kills_all=all_of_them) as process:
@@ -99,15 +99,15 @@ class Thrice:
         return out if process.returncode == 0 else None
 
     def _raising_at(self, number: int) -> None:
-        """Let one worker raise in place of its apply of this number, counted from 1.
+        """Let one worker raise instead of making its apply of this number, counted from 1.
 
-        If the program kills workers itself, each raises: one could be killed while it ends.
+        If the program kills workers itself, let all raise: a single one could be killed first.
         """
         kills = ".kill()" in self.script.read_text()
         with self._start(f"raising-{number}", raises_at=number, all_raise=kills) as process:
             assert process.stderr is not None
             seen = ""
-            # A worker is unknown before its first gradient; `take_partial` raises for none.
+            # The chief raises nothing: it does not know the worker, or never asks about deaths.
             if number == 1 or "take_partial(" in self.script.read_text():
                 for line in process.stderr:
                     seen += line
@@ -120,7 +120,7 @@ class Thrice:
 
     @contextlib.contextmanager
     def _start(self, run: str, **disturbed: int) -> Iterator[subprocess.Popen[str]]:
-        """Start the program; in the end none of its processes is left, whatever has happened."""
+        """Start the program; kill all of its processes at the end of the block."""
         counts = self.folder / run
         counts.mkdir()
         how = {f"DISTURBED_{name.upper()}": str(value) for name, value in disturbed.items()}
@@ -143,7 +143,7 @@ class Thrice:
                     os.killpg(process.pid, signal.SIGKILL)
 
     def _end(self, process: subprocess.Popen[str]) -> tuple[str, str]:
-        """Wait for the end of all of its processes: they have its stdout."""
+        """Wait until all of the program's processes have ended: each keeps its stdout open."""
         try:
             return process.communicate(timeout=self.seconds)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""A process whose reservations (fallocate) are seen, and answered, by the test.
+"""Lets a test decide the result of another process's reservations (calls of fallocate).
 
-A seccomp filter with a listener: the kernel holds each call until the test has decided its result.
-So a test can simulate a call that a signal interrupts, or a /dev/shm that is full at the third
-call, without a hook in the library.
+By a seccomp filter with a listener, the kernel holds each call until the test has decided. So a
+test can simulate a call that a signal interrupts, or a /dev/shm that is full at the third call,
+without a hook in the library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Pipe
 
-# (seccomp, fallocate) by machine.
+# The numbers of the system calls (seccomp, fallocate), by machine.
 _GENERIC: Final = (277, 47)
 _NUMBERS: Final = {"x86_64": (317, 285), "aarch64": _GENERIC, "riscv64": _GENERIC}
 
@@ -49,12 +49,12 @@ _CONTINUE: Final = 1
 
 @dataclass(frozen=True)
 class Reservation:
-    """One call, before it is done.
+    """A call of fallocate that has not been made yet.
 
     Attributes:
         thread: The thread that makes it.
-        offset: Where in the file.
-        size: How many bytes.
+        offset: The first byte to reserve in the file.
+        size: The number of bytes.
     """
 
     thread: int
@@ -62,7 +62,7 @@ class Reservation:
     size: int
 
     def blocks(self, number: signal.Signals) -> bool:
-        """Whether its thread blocks this signal."""
+        """Whether the calling thread blocks this signal."""
         with open(f"/proc/{self.thread}/status", encoding="ascii") as status:  # noqa: PTH123
             (mask,) = (line for line in status if line.startswith("SigBlk:"))
         return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
@@ -82,7 +82,7 @@ def watched(
     Args:
         function: As for `Apart`.
         args: Its arguments.
-        decide: Returns the error for a call; 0: let it happen. Giving memory back always happens.
+        decide: Returns the error for a call; 0: let it happen. Calls that free memory always do.
     """
     with Apart(_run, function, args) as process:
         listener = process.hear_descriptor()
@@ -91,7 +91,7 @@ def watched(
         try:
             yield process
         finally:
-            process.kill()  # if it still runs; then the listener hangs up
+            process.kill()  # its end makes `_watch` return
             watching.join(LONG)
             os.close(listener)
             assert not watching.is_alive()
