@@ -1,12 +1,12 @@
 """Runs an action at the n-th point of a call, for every n.
 
-Points are the lines, or the instructions, of shmacc's own Python that the call runs: wherever a
-signal handler can run, and more. The extension can only be interrupted where it makes a Python
-object: that may collect garbage, which may run anything. So these are points, too.
+Points are the lines, or the instructions, of shmacc's Python code that the call runs: every place
+where a signal handler can run, and more. In the extension, other code can run only where it makes a
+Python object, which may start a garbage collection. So collections are points, too.
 
 Python checks for signals where a function begins, where a call has returned and where a loop goes
-back, and a called function may raise because of one. So only the instructions before and after
-these are points; with SHMACC_EVERY_INSTANT=1 all are.
+back, and a called function may raise because of a signal. So only the instructions before and after
+these places are points; with SHMACC_EVERY_INSTANT=1 all are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-# Accumulators are closed by finalizers of weakref.
+# weakref's code is included because its finalizers close accumulators.
 _OWN_FILES: Final = (str(Path(shmacc.__file__).parent) + os.sep, weakref.__file__)
 
 
@@ -64,7 +64,7 @@ class Between:
 
 @contextmanager
 def coming_between(act: Callable[[], object], points: Points, number: int) -> Iterator[Between]:
-    """Call ``act`` at that point of the block's code; an exception of it is raised there."""
+    """Call ``act`` at point ``number`` of the block's code; its exceptions are raised there."""
     between = Between(act, number)
     if points is Points.COLLECTIONS:
         with _at_collections(between):
@@ -82,14 +82,14 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
                 between.point()
             return trace
 
-        # Else Python 3.14 heeds f_trace_opcodes only when the same code is called once more.
+        # Without this, Python 3.14 ignores f_trace_opcodes until the same code is called again.
         frame.f_trace = trace
         return trace
 
     def enter(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         return tracing(frame) if frame.f_code.co_filename.startswith(_OWN_FILES) else None
 
-    # Before the tracing begins: only then does Python 3.12 check whether any frame has this.
+    # Set this before sys.settrace: only there does Python 3.12 check whether any frame has it.
     sys._getframe().f_trace_opcodes = points is Points.INSTRUCTIONS
     sys.settrace(enter)
     try:

@@ -21,7 +21,7 @@ def make() -> ConditionalAccumulator:
 
 
 def news(acc: Any) -> tuple[Any, ...] | None:
-    """What a take is told that has to wait: pids, reasons, contributors; None: nothing."""
+    """Return pids, reasons and contributors of the deaths that a take is told of; None: none."""
     try:
         acc.take(2**40, timeout=0, on_death="raise")
     except errors.WorkerDiedError as error:
@@ -38,7 +38,7 @@ def _stay(name: str, *, pipe: Pipe) -> None:
 
 
 def bystander(name: str) -> Apart:
-    """A process that is attached, and stays until told to end."""
+    """Start a process that attaches, and stays until told to end."""
     process = Apart(_stay, name)
     process.hear()
     return process
@@ -53,7 +53,7 @@ def _work(name: str, contributor: int | None, *, pipe: Pipe) -> None:
 
 
 def worker(contributor: int | None = None, name: str = NAME) -> Apart:
-    """A process that has applied, and stays until told to end."""
+    """Start a process that applies a gradient, and stays until told to end."""
     process = Apart(_work, name, contributor)
     process.hear()
     return process

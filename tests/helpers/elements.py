@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Element:
-    """One of the 19 dtypes: as callers pass it, as a plain number of the same bytes, as sums."""
+    """One of the 19 dtypes: as callers pass it, as `plain` numbers of the same bytes, as `sums`."""
 
     name: str
     dtype: np.dtype[Any]

@@ -39,7 +39,7 @@ def make_room() -> None:
 
 
 def says_it_all(error: errors.ResourceExhaustedError) -> None:
-    """Check that the message says what was needed, what is free, and how to get more."""
+    """Check that the message says what is needed, what is free, and how to get more memory."""
     message = str(error)
     assert isinstance(error, MemoryError)
     assert "--shm-size" in message

@@ -60,14 +60,14 @@ def _floats(
 
 
 def shapes(max_dims: int = 3) -> st.SearchStrategy[Shape]:
-    """Declared shapes: none, partly known, known."""
+    """Draw declared shapes: unknown, partly known or known."""
     dims = st.one_of(st.none(), st.integers(1, 4))
     return st.one_of(st.none(), st.lists(dims, max_size=max_dims).map(tuple))
 
 
 @st.composite
 def filled(draw: st.DrawFn, declared: tuple[int | None, ...], wrong: int = 10) -> tuple[int, ...]:
-    """Draw dims that agree with declared ones, but once in ``wrong`` times perhaps not."""
+    """Draw dims that agree with declared ones; in about one of ``wrong`` draws they may not."""
     dims = [draw(st.integers(0, 3)) if d is None else d for d in declared]
     if draw(st.integers(0, wrong)) == wrong:
         how = draw(st.sampled_from(["longer", "shorter", "other"]))

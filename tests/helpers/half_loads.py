@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def loading(path: Path, attach: Callable[[], dict[str, Any]]) -> Callable[[Mark], None]:
-    """Return a loader that marks the beginning and the end of the extension's call."""
+    """Return a loader that marks the beginning and the end of the extension's `load`."""
 
     def load(mark: Mark) -> None:
         what = attach()

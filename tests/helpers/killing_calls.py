@@ -1,8 +1,8 @@
-"""A process that is killed at the n-th of its stops before and after system calls, for every n.
+"""Kills a process at each of its stops, which are before and after each system call.
 
-A death at a stop leaves the bytes that are in shared memory at that stop, and no lock. So a stop
-before which no byte changed needs no judgement of its own, and the bytes can be judged without a
-death. At some stops the process is really killed, and the kernel takes back what it held.
+A death at a stop leaves the bytes that are in shared memory then, and no lock. So a copy of the
+bytes can be judged instead, and only if they have changed since the last stop. At some stops the
+process is really killed, so that the kernel releases its locks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     Failure = Callable[[Call], int | None]
     Fails = Callable[[], Failure]
 
-# At one stop in this many of those before which bytes changed, and of all, a process is killed.
+# Real deaths: at one in this many of the stops where bytes have changed, and of all stops.
 _ONE_CHANGED_IN: Final = 1 if EVERY_INSTANT else 4
 _ONE_IN: Final = 1 if EVERY_INSTANT else 32
 
 
 def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
-    """Leave what a death at each stop would leave, and what a real death at some of them leaves.
+    """For each stop, leave a copy of what a death there leaves; at some, what a real death leaves.
 
     The last death is after the last stop.
 
     Args:
         deed: The deed that is cut short.
-        fails: Makes one of its calls fail; then only stops from that call on count.
+        fails: Makes one of the deed's calls fail; stops before that call do not count.
 
     Yields:
         The number of the stop, ascending, once its leftovers are there; the caller cleans up.
@@ -59,7 +59,7 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
 
 
 def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], int]:
-    """Return the leftovers at each stop where they changed; the number after the last stop."""
+    """Return the leftovers at each stop where they changed, and one more than the last stop."""
     seen, stop = {}, 0
     with Watcher() as watcher, _stopping(deed, fails) as stops:
         for stop, _ in enumerate(chain(stops, [None]), start=1):
@@ -72,9 +72,9 @@ def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], in
 
 @contextmanager
 def _stopping(deed: Deed, fails: Fails | None) -> Iterator[Iterator[Call]]:
-    """Let a process do the deed, which stops before and after each of its calls; kill it at last.
+    """Start a process for the deed; yield its stops before and after each call; kill it at last.
 
-    It stands at the last stop that was asked for, or has done its deed.
+    The process runs only while the caller asks for the next stop.
     """
     kept = deed.before()
 

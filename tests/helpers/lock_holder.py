@@ -1,4 +1,4 @@
-"""Processes that stand in the way: one that holds the lock, one that is stopped at the head."""
+"""Processes that block others: one holds the lock, one is stopped at the head of the queue."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def hold_byte(path: str, byte: int, *, pipe: Pipe) -> None:
 
 @contextmanager
 def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
-    """A stopped process holds the lock (or the right to the name), until it is killed or continued.
+    """Have a stopped process hold the lock, or lock another byte, until it is killed or continued.
 
-    The record lock alone is the lock. Other tests stop a process within an operation.
+    The process has nothing but the record lock. Other tests stop a process within an operation.
     """
     with Apart(hold_byte, names.segment_name(name).path, byte) as holder:
         holder.hear()
@@ -50,7 +50,7 @@ def _take(name: str, num_required: int, *, pipe: Pipe) -> Any:
 
 @contextmanager
 def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
-    """A process waits in the queue with its take, and is stopped."""
+    """Start a process whose take waits in the queue, and stop it there."""
     with Apart(_take, name, num_required) as head:
         head.hear()
         until(lambda: sleeps_in(name, head.pid, "waits in the queue"))
@@ -61,7 +61,7 @@ def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
 def sleeps_in(name: str, pid: int, doing: str) -> bool:
     """Whether the process sleeps in this wait, so that a stop does not find it with the lock.
 
-    It is seen in the queue earlier: it joins under the lock, and looks once more.
+    Its activity alone does not show this: a process joins the queue while it has the lock.
     """
     return activity(name, pid) == doing and sleeps(pid)
 

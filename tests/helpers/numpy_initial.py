@@ -1,4 +1,4 @@
-"""The first contents of tables' rows in NumPy, by the docstrings of shmacc.init."""
+"""The first contents of tables' rows in NumPy, after the docstrings of shmacc.init."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def quantile(p: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def logarithm(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the logarithm by its series."""
+    """Return the natural logarithm by a series."""
     mantissa, exponent = np.frexp(x)
     small = mantissa < 0.75
     mantissa = np.where(small, mantissa * 2, mantissa)
@@ -89,7 +89,7 @@ def _polynomial(coefficients: list[float], x: npt.NDArray[Any]) -> Any:
 
 
 def _coefficients() -> list[list[float]]:
-    """Read the coefficients from Python's own module: numerator, divisor; near 0.5, then far."""
+    """Read coefficients from `statistics`: numerator, divisor near 0.5; both far from 0.5."""
     source = Path(statistics.__file__).read_text(encoding="utf-8")
     body = source[source.index("def _normal_dist_inv_cdf") :]
     numbers = [

@@ -1,4 +1,4 @@
-"""What the tests of opening, and of names, have in common."""
+"""Shared by the tests of opening and of names."""
 
 from __future__ import annotations
 

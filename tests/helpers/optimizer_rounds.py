@@ -45,12 +45,12 @@ def gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array
 
 
 def beginning(dtype: str) -> Array:
-    """Return contents away from zero, where Adam's float32 powers in TensorFlow would show."""
+    """Return contents not near zero: there, TensorFlow's float32 powers in Adam would show."""
     rng = np.random.default_rng(0)
     numbers = rng.uniform(0.5, 2, (_ROWS, _WIDTH)) * rng.choice([-1, 1], (_ROWS, _WIDTH))
     return np.asarray(numbers, dtype)
 
 
 def assert_close(ours: Array, theirs: Array, history: Array, tolerance: float = 1e-6) -> None:
-    """Compare, with a tolerance relative to `history`: first content plus all changes' sizes."""
+    """Compare; `tolerance` is relative to `history`, the sum of absolute contents and changes."""
     assert np.all(np.abs(ours - theirs) <= tolerance * history)

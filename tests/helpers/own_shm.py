@@ -39,7 +39,7 @@ def enter_own_namespace() -> None:
 
 
 def mount(source: str, target: str, kind: str = "", *, flags: int = 0, options: str = "") -> None:
-    """Make the system call, in a mount namespace of this process's own."""
+    """Make the system call; this process must be in a mount namespace of its own."""
     call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
 
 

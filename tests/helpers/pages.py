@@ -1,4 +1,4 @@
-"""The programs of the README and the pages, which run as a reader would paste them."""
+"""The programs in the README and the documentation, as a reader would copy and run them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES: Final = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "tools" / "model" / "README.md",
 ]
-# Its programs belong together, and run in a test of their own.
+# The tutorial's programs belong together, and run in a test of their own.
 TUTORIAL: Final = ROOT / "docs" / "tutorial.md"
 # Packages that `make test` does not install; programs that import them are run by `make test-home`.
 _OTHERS: Final = re.compile(
@@ -32,7 +32,7 @@ def page_id(page: Path) -> str:
 
 
 def programs(*, with_others: bool) -> dict[str, str]:
-    """Return the blocks of Python by page and number: those that import other packages, or not."""
+    """Return the pages' Python blocks that import `_OTHERS` or not, by page and number."""
     return {
         f"{page_id(page)}-{number}": program
         for page in PAGES
@@ -45,9 +45,9 @@ def programs(*, with_others: bool) -> dict[str, str]:
 
 
 def examples(*, with_others: bool) -> list[Path]:
-    """Return the programs in docs/examples: those that import other packages, or the rest.
+    """Return the programs in docs/examples that import `_OTHERS`, or the rest.
 
-    Those over Ray need a cluster: `make test-ray` runs them.
+    Programs over Ray are left out: they need a cluster, and `make test-ray` runs them.
     """
     found = sorted((ROOT / "docs" / "examples").rglob("*.py"))
     found = [path for path in found if path.parent.name != "ray"]
@@ -76,9 +76,9 @@ def run(
 
 
 def run_tutorial(folder: Path, environment: Path, but: str = "") -> None:
-    """Run the tutorial's commands, but one, in a folder and a virtual environment.
+    """Run the tutorial's commands, except `but`, in a folder and a virtual environment.
 
-    What they print is what the tutorial shows.
+    Check that they print what the tutorial shows.
     """
     blocks = tutorial()
     assert {kind for kind, _ in blocks} == {"python", "console"}

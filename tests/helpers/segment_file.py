@@ -18,11 +18,11 @@ _MOST_MEMBERS: Final = 64
 
 
 class SegmentFile:
-    """The file, open.
+    """A segment's file, open for reading and writing.
 
     Use it in a process that does not have the segment attached: closing the file drops the
-    process's record locks on it. Records of lanes and members are those of ``table``, which begins
-    as the first lane's first member.
+    process's record locks on the file. Records of lanes and members are those of the lane and
+    member that `look_at` has chosen, at first the first ones.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -47,7 +47,7 @@ class SegmentFile:
         )
 
     def read(self, offset: int, count: int) -> bytes:
-        """Bytes; fewer at the file's end."""
+        """Return `count` bytes, or fewer at the file's end."""
         return os.pread(self._fd, count, offset)
 
     def write(self, offset: int, data: bytes) -> None:
@@ -66,7 +66,7 @@ class SegmentFile:
         return structure.from_buffer_copy(self.read(offset, size).ljust(size, b"\0"))
 
     def put(self, kind: str, record: Any, number: int = 0, *, checksum: bool = True) -> None:
-        """Write a record back, with a right checksum if it has one."""
+        """Write a record back; correct its checksum if it has one."""
         structure = layout.RECORDS[kind][0]
         if checksum and hasattr(record, "checksum"):
             record.checksum = layout.checksum_of(record)

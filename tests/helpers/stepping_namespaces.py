@@ -57,11 +57,11 @@ class Elsewhere:
 
 @contextmanager
 def elsewhere(govern: Callable[..., object], *args: Any) -> Iterator[Elsewhere]:
-    """Start a process elsewhere.
+    """Start a process that is process 1 of a new pid namespace.
 
     Args:
         govern: Runs in a process whose next child is process 1; sends that child's pid by the pipe.
-        args: For ``govern``.
+        args: Arguments of ``govern``; the pipe comes after them.
     """
     with Apart(_govern, govern, args) as governor:
         pid = governor.hear()
@@ -78,11 +78,11 @@ def _govern(govern: Callable[..., object], args: tuple[Any, ...], pipe: Pipe) ->
 
 
 def perform(function: Callable[..., object], *args: Any) -> object:
-    """Govern a process that runs this function; send its pid when it has said something.
+    """Run a function in a process whose pid is sent after its first message; for `elsewhere`.
 
     Args:
-        function: Gets the arguments but the last, and then its own pipe.
-        args: The last one is the governor's pipe.
+        function: Gets the arguments, with its own pipe in place of the last one.
+        args: The function's arguments, and the pipe by which to send the pid.
     """
     *others, pipe = args
     with Apart(_see_and_run, function, others) as process:
@@ -97,7 +97,7 @@ def _see_and_run(function: Callable[..., object], args: Sequence[Any], pipe: Pip
 
 
 def stop(act: Callable[[Mark], None], step: int, pipe: Pipe) -> int:
-    """Govern a process that is stopped under the lock; return how it ended."""
+    """Stop a process under the lock, send its pid, return its exit status; for `elsewhere`."""
 
     def see_and_act(mark: Mark) -> None:
         see_own_pids()

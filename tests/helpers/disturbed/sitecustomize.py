@@ -1,4 +1,4 @@
-"""Disturbs the program that runs with this folder in PYTHONPATH, in each of its processes.
+"""Disturbs each process of a program that runs with this folder in PYTHONPATH.
 
 Python imports a module of this name at its start; thrice.py starts such programs. Calls of the
 library are counted in files, one byte a call, by all processes of the program together.
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
-# The process that makes this call of a chief, counted from 1, is killed. 0: none.
+# The process that makes a chief's call of this number, counted from 1, is killed. 0: none.
 _KILLED_AT: Final = int(os.environ.get("DISTURBED_KILLED_AT", "0"))
 _KILLS_ALL: Final = os.environ.get("DISTURBED_KILLS_ALL") == "True"
-# The first worker that comes to this apply of its own raises, or each does. 0: none.
+# The first worker (or each, by _ALL_RAISE) raises instead of its apply of this number. 0: none.
 _RAISES_AT: Final = int(os.environ.get("DISTURBED_RAISES_AT", "0"))
 _ALL_RAISE: Final = os.environ.get("DISTURBED_ALL_RAISE") == "True"
 
@@ -72,7 +72,7 @@ def _wrap(owner: type[Any], name: str, before: Callable[[], None]) -> None:
 
 
 def _disturb() -> None:
-    import shmacc  # not where nothing is to be disturbed: it takes a while
+    import shmacc  # slow, so only in processes to disturb
 
     for cls in (
         shmacc.AccumulatorGroup,
