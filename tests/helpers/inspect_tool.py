@@ -113,7 +113,7 @@ def run_here(*arguments: str) -> tuple[int, str]:
 
 
 class _Screen(pyte.Screen):
-    """After a letter in the last column the cursor stays on it, as on real terminals.
+    """A screen whose cursor stays on a letter in the last column, as on real terminals.
 
     Clearing the rest of the line, or of the screen, then clears that letter, too.
     """
@@ -220,7 +220,7 @@ def semaphore_of(name: str) -> Path:
 
 
 def scribble(path: Path, offset: int, data: bytes) -> None:
-    # In another process: closing the file here would release all record locks of this one on it.
+    # In another process: closing the file here would release this process's record locks on it.
     place = [f"of={path}", "oflag=seek_bytes", f"seek={offset}", "conv=notrunc", "status=none"]
     subprocess.run(["dd", *place], input=data, check=True)
 

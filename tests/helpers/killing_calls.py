@@ -59,7 +59,7 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
 
 
 def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], int]:
-    """Return the leftovers at each stop where they changed, and one more than the last stop."""
+    """Return the leftovers at each stop where they changed, and the last stop's number plus 1."""
     seen, stop = {}, 0
     with Watcher() as watcher, _stopping(deed, fails) as stops:
         for stop, _ in enumerate(chain(stops, [None]), start=1):

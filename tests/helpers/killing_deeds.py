@@ -1,4 +1,4 @@
-"""Deeds, such as creating or cleaning, and checks of what a process leaves that is interrupted.
+"""Deeds, such as creating or cleaning, and checks of what an interrupted deed leaves.
 
 A deed is interrupted at a system call (stepping_calls.py): the process dies, or the call fails.
 """

@@ -176,7 +176,7 @@ class GroupScene(Scene):
 class Testimony(NamedTuple):
     """All that can be read from an accumulator."""
 
-    counters: tuple[Any, ...]  # those of its stats that only operations change, and contributors
+    counters: tuple[Any, ...]  # stats that only operations change, and contributors
     state: tuple[tuple[str, bytes], ...]  # from `state()`, before any change
     content: tuple[Any, ...]  # its round, with one more gradient added to it
     next_round: tuple[Any, ...]  # the round after that one

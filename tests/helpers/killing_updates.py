@@ -61,7 +61,7 @@ class UpdateScene:
         return self.name
 
     def make(self) -> tuple[Parameters, AccumulatorGroup]:
-        """Parameters after a first round, and a group with a gradient in it."""
+        """Return parameters after a first round, and a group with a gradient for the second."""
         table = np.arange(15, dtype=np.float32).reshape(5, WIDTH)
         params = Parameters({"table": table, "one": np.ones(7)}, PARAMS, optimizer=self.optimizer)
         group = AccumulatorGroup(params.member_specs(["table"]), GROUP, lanes=self.lanes)
@@ -114,7 +114,7 @@ class TableScene(UpdateScene):
     removed: tuple[int, ...] = ()
 
     def make(self) -> tuple[Parameters, AccumulatorGroup]:
-        """Parameters after a first round, and a group with a gradient in it."""
+        """Return parameters after a first round, and a group with a gradient for the second."""
         params = Parameters({"t": _TABLE}, PARAMS, optimizer=self.optimizer)
         group = AccumulatorGroup(params.member_specs(), GROUP, lanes=self.lanes)
         assert group.apply({"t": _rows(self.there, 1)}, 0)

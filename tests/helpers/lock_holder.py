@@ -34,7 +34,7 @@ def hold_byte(path: str, byte: int, *, pipe: Pipe) -> None:
 def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
     """Have a stopped process hold the lock, or lock another byte, until it is killed or continued.
 
-    The process has nothing but the record lock. Other tests stop a process within an operation.
+    The process is in no operation. Other tests stop a process within an operation.
     """
     with Apart(hold_byte, names.segment_name(name).path, byte) as holder:
         holder.hear()

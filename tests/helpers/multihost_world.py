@@ -1,4 +1,4 @@
-"""Hosts, shards, an owner and chiefs around the protocol's core, in one thread and simulated time.
+"""Hosts, an owner and chiefs that drive the protocol's core, in one thread and simulated time.
 
 Messages are lost, doubled, delayed and thereby reordered; every part may be killed. Segments, books
 and the clock come from `shmacc_simulate`. The books check each consumed round.

@@ -89,7 +89,7 @@ def _polynomial(coefficients: list[float], x: npt.NDArray[Any]) -> Any:
 
 
 def _coefficients() -> list[list[float]]:
-    """Read coefficients from `statistics`: numerator, divisor near 0.5; both far from 0.5."""
+    """Read the four lists of coefficients for `quantile` from Python's `statistics`."""
     source = Path(statistics.__file__).read_text(encoding="utf-8")
     body = source[source.index("def _normal_dist_inv_cdf") :]
     numbers = [

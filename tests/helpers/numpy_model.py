@@ -81,7 +81,7 @@ class Model:
         self.sealed = False
 
     def take(self, num_required: int) -> Outcome:
-        """Return the result, drop the gradients and go to the next step; or refuse, unchanged."""
+        """Return the result, drop the gradients and go to the next step; or only raise."""
         if num_required <= 0:
             raise invalid(f"Argument num_required must be positive, but was {num_required}")
         self._need(num_required)

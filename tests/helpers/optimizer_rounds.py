@@ -45,7 +45,7 @@ def gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array
 
 
 def beginning(dtype: str) -> Array:
-    """Return contents not near zero: there, TensorFlow's float32 powers in Adam would show."""
+    """Return contents not near zero: near it, TensorFlow's float32 powers in Adam would show."""
     rng = np.random.default_rng(0)
     numbers = rng.uniform(0.5, 2, (_ROWS, _WIDTH)) * rng.choice([-1, 1], (_ROWS, _WIDTH))
     return np.asarray(numbers, dtype)

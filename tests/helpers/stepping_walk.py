@@ -135,7 +135,7 @@ def walk(
 
 
 def instants(looks: list[Look], part: int = 1) -> Iterator[Look]:
-    """Write the segments as they were at each look that is to be judged; the judge removes them.
+    """Write the segments as they were at each look to judge; the caller removes them.
 
     Args:
         looks: The result of `walk`.
