@@ -267,7 +267,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Raises:
             FinishedError: The accumulator is finished.
             ChiefDiedError: ``on_death`` is "raise", and all processes that have ever taken are dead
-                or have failed (those that have ended normally do not count), and no living process
+                or have failed (those that have left in order do not count), and no living process
                 has taken or waits to take.
             DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
@@ -316,7 +316,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
                 if an exception has left its ``with`` block of the accumulator, or ended the
                 process. Each such process is reported once, by the next wait with "raise"; one
                 error may name several. A process that has closed the accumulator, or ended
-                normally, is not dead.
+                in order, is not dead.
 
         Returns:
             A `SparseTaken` or a `DenseTaken`. A group returns a mapping from member to one of

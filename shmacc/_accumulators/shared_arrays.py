@@ -80,7 +80,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             if_exists: "attach"; "error": raise if the name is taken; "replace": remove existing
                 arrays that no living process has attached, and create new ones.
             unlink_on_close: Whether the name is removed when its creator closes this object or ends
-                normally.
+                in order.
 
         Raises:
             InvalidArgumentError: A bad argument; or existing arrays disagree (the message names the

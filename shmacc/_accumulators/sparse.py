@@ -64,7 +64,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
                 it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
                 has it attached, and create a new one. Without effect on private accumulators.
             unlink_on_close: Whether the name is removed when the process that created the
-                accumulator closes this object or ends normally. A process that is killed leaves
+                accumulator closes this object or ends in order. A process that is killed leaves
                 the name, and the flag of a process that attaches has no effect.
             lanes: How many applies can go on at the same time (1 to 32); None: 1, or as many as an
                 existing accumulator has. A take adds the lanes up in order of lane. With several

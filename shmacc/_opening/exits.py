@@ -2,7 +2,7 @@
 
 An object that its user opened and never closed warns when it is collected, as files do.
 
-If a process closes its handles or ends normally, waits with ``on_death="raise"`` do not report it.
+If a process closes its handles or ends in order, waits with ``on_death="raise"`` do not report it.
 If an exception ends the process, it has failed, and these waits report the exception. An ordinary
 process runs ``atexit`` functions at its end, and so weakref's finalizers: there the exception is
 the last one that Python printed, if it left the program's outermost frame. A child of
@@ -28,7 +28,7 @@ from shmacc._opening import children
 
 
 class Owner:
-    """An object whose handle is closed when it is collected, or when the process ends normally.
+    """An object whose handle is closed when it is collected, or when the process ends in order.
 
     An object that a user has opened, by a constructor or ``attach``, gives a ``ResourceWarning`` if
     it is collected unclosed. Four sorts of objects do not warn, since no user could have closed
@@ -73,7 +73,7 @@ class Owner:
 
 
 def close_with(owner: Owner, handle: _core.Handle) -> "weakref.finalize[..., Any]":
-    """Close the handle when its owner is collected, or the process ends normally."""
+    """Close the handle when its owner is collected, or the process ends in order."""
     at_exit = _leave_at_exit(handle)
     if children.is_unpickling():
         # Once the child has unpickled its process object, multiprocessing forgets its finalizers.
@@ -167,7 +167,7 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
 
 
 class _LeavesLast(threading.Thread):
-    """Leaves normally when a child's other threads have ended: until then they apply and take."""
+    """Leaves in order when a child's other threads have ended: until then they apply and take."""
 
     def __init__(self, handle: _core.Handle) -> None:
         super().__init__(name="shmacc leaves last", daemon=False)
