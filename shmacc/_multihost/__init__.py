@@ -6,27 +6,27 @@ with actors, the tests with a transport that drops, doubles and delays messages.
 exception: it does a forwarder's actions on a real group.)
 
 The parts
-    host       Has a segment, an ordinary group. Its workers know nothing of all this.
+    host       Has a segment, an ordinary group. Its workers know nothing of the protocol.
     forwarder  One for each host (forwarder.py): makes the segment follow the owner.
-    owner      One (owner.py, rounds.py): has the step, counts, decides. It never sees a row.
-    shards     One or more (shard.py), on hosts that live: keep the rows that hosts have shipped
-               (pieces.py).
+    owner      One (owner.py, rounds.py): keeps the step, counts gradients, decides what a round
+               consists of. It never sees a row.
+    shards     One or more (shard.py), on living hosts: keep the rows that hosts ship (pieces.py).
     chief      Any process that calls `round` or `take`; several wait in the queue at the owner.
 
 A round
     1. Hosts report how many gradients their segments have. A chief asks for `required` of them.
-    2. The counts reach the number: the owner makes a grant. It says where the shards are, on hosts
-       that report. Every forwarder opens a round of its own segment, which seals it (also if it is
-       empty), ships the sums to the shards, and then reports its batch: the count, the
+    2. Once the counts reach that number, the owner makes a grant. It says on which hosts the shards
+       are. Every forwarder opens a round of its own segment: that seals the segment, also an empty
+       one. The forwarder ships the sums to the shards, and then reports its batch: the count, the
        contributors, and which shards have a piece of it.
-    3. All living hosts have reported their batches: the owner fixes these as the members of the
-       round, and the chief has the shards add up exactly these. The block begins. (If enough
+    3. Once all living hosts have reported their batches, the owner fixes these as the members of
+       the round, and the chief has the shards add up exactly these. The block begins. (If enough
        gradients are there, the owner waits no longer than `grace` for hosts that have not even
        sealed; a grant ends in any case after `expiry`.)
-    4. The block ends: the owner moves the step on by one. Every forwarder consumes its segment's
-       round, which moves the segment's step on and wakes its workers. Or the block raises: every
-       forwarder gives its segment's round up. The gradients stay where they are, and so they are
-       in the next round, with those that have come since.
+    4. When the block ends, the owner moves the step on by one. Every forwarder consumes its
+       segment's round, which moves the segment's step on and wakes its workers. If the block
+       raises, every forwarder gives its segment's round up. The segments keep the gradients: the
+       next round has them, with those that have come since.
 
 Why nothing is lost, doubled or stale
 
@@ -44,84 +44,84 @@ Why nothing is lost, doubled or stale
 
     Invariant 3. A batch belongs to one grant, a grant to one fence, and no two grants of any owners
     have the same number. For every grant, every host ships what it has, under a new name (host,
-    incarnation, grant), and the chief asks for pieces by these names. So all pieces of a member are
-    where its grant said, and none is of another grant's content. A shard that was only out of reach
-    and comes back is asked for nothing.
+    incarnation, grant), and the chief asks for pieces by these names. So all pieces of a batch are
+    at the shards that its grant named, and none has the content of another grant. A shard that was
+    out of reach, and is back, is asked for nothing.
 
     Invariant 4. Messages in both directions carry whole states, not events: a report has all that
-    the owner must know of a host, its answer all that the host must follow. Each has a number, and
-    a message with a lower number than the last is thrown away. So a message that is lost, doubled
-    or late is repaired by the next one, and a host cannot miss a grant that was made while it
-    learnt of a step.
+    the owner must know of a host, the answer all that the host must do. Each has a number, and a
+    message with a lower number than the last is thrown away. So the next message repairs the loss,
+    repetition or delay of one, and a host cannot miss a grant that was made while it learnt of a
+    step.
 
 What dies, and what that costs
     worker     As with one host: its last gradient is in the segment wholly or not at all.
-    forwarder  The round that it had open in the segment takes applies again, and keeps its
-               gradients. The next incarnation seals it, ships and reports again; a lower
-               incarnation is refused. Between its enrolment and its first report nobody knows what
-               the segment has: until its lease ends, a grant waits for that report, and a failed
-               grant is made again although the others have too few. If its batch was a member
-               already, gradients that came in between are dropped with the step, although their
-               applies returned True.
+    forwarder  Its round in the segment ends: the segment accepts gradients again, and keeps those
+               that it has. The next incarnation seals, ships and reports again; reports of a lower
+               one are refused. Between an enrolment and the first report nobody knows what the
+               segment has: until the host's lease ends, a grant waits for that report, and a failed
+               grant is made again although other hosts have too few gradients. If the dead one's
+               batch was already in a round, gradients that came in between are dropped with the
+               step, although their applies returned True.
     host       After `lease` without a report its gradients do not count, until it reports again. A
                grant goes on without it, if it has no shard. What is in an open block stays there.
     shard      Dies with its host. A grant with a shard on a lost host ends at once. A chief
                that finds pieces missing says so. In both cases the owner makes another grant in
                the same moment: hosts stay sealed, and ship to shards on hosts that live.
-    chief      The queue forgets it after `chief_lease`. In the block: nothing is consumed. Unlike
-               on one host, a chief that was only stopped for that long has lost its round, too: the
-               end of its block raises.
+    chief      The queue forgets it after `chief_lease`. If it was in its block, nothing is
+               consumed. Unlike on one host, a chief that was only stopped for that long has lost
+               its round, too: the end of its block raises.
     owner      The next one does not know the step, and refuses rounds until `set_global_step`.
-               Only the chief can know whether the last round was consumed. Segments whose step is
-               the one that was set keep their gradients, the others start empty. The owner's `term`
-               is part of all its numbers, so what its predecessor said is thrown away. A chief in
-               its block only says that it is alive (`hear`), and asks for nothing: so the next
-               owner gives it no round whose gradients it has not seen. The term is the time, and
-               the clock of another node may be behind: hosts report the latest term that they know,
-               and the owner goes on in a later one.
+               Only the chief can know whether the last round was consumed. Segments that are at the
+               step that it sets keep their gradients, the others start empty. The owner's `term` is
+               part of all its numbers, so what its predecessor said is thrown away. A chief in its
+               block only says that it is alive (`hear`), and asks for nothing: so the next owner
+               gives it no round whose gradients it has not seen. A term is the time at which its
+               owner was made. The clock of a new owner's node may be behind: so hosts report the
+               latest term that they know, and the owner changes to a later one.
 
 Void steps
-    A void step moves on by one without a round: its gradients are dropped, and workers, which
-    follow the step, compute theirs again. What the chief waits for is the next step. Reasons:
+    A void step ends without a round. The step moves on by one, its gradients are dropped, and
+    workers, which follow the step, compute new ones. The chief waits for these. Reasons:
 
     A contributor at two hosts. Within a host the segment sees to it that a contributor is in a
     round once. If a worker is restarted on another host after its first gradient was accepted, both
     segments have accepted one, and a sum cannot be taken apart again. In the next step a worker
-    that has moved is at one host only. If the contributor is at two hosts again, processes on both
-    live and apply as the same one: that is the chief's error, at every other such step, until one
-    of them is ended.
-      The owner compares the batches' contributors when it is about to fix a round's members, so
-    before anybody has seen the round. Cost: eight bytes for each contributor and round; one step
-    for each worker that is restarted elsewhere in the step of its first apply. Rejected: refusing
-    one host's batch alone, since its other workers would wait for a step that does not come;
-    keeping contributors' gradients apart, which would ship all of them instead of their sums.
+    that has moved is at one host only. If the contributor is at two hosts again, living processes
+    on both apply as the same contributor: the chief gets an error, at every second such step, until
+    one of them is ended.
+      The owner compares the batches' contributors just before it fixes a round's members, when
+    nobody has seen the round yet. Cost: eight bytes for each contributor and round; one step for
+    each worker that is restarted elsewhere in the step of its first apply. Rejected: refusing one
+    host's batch alone, since its other workers would wait for a step that does not come; keeping
+    contributors' gradients apart, which would ship all of them instead of their sums.
 
-    Too few after all. Hosts have sealed for a grant, and refused gradients, and then others were
-    lost, so that too few are left. Workers whose gradients were refused wait for the next step. On
-    one host they do so too, but there the round that they were too late for always comes. To find
-    out whether any was refused, every host would have to keep books of every grant; a step is
-    cheaper.
+    Too few gradients after all. Hosts seal for a grant, and so refuse gradients; then others are
+    lost, and too few gradients are left. Workers whose gradients were refused wait for the next
+    step. On one host they do so too, but there the round that they were too late for always comes.
+    To find out whether any was refused, every host would have to record it for every grant; a void
+    step is cheaper.
 
-    Nothing comes, in a doubtful case. In some cases nobody knows whether workers wait for the next
-    step in the same way: after the death of an owner, after a step that was set while hosts were
-    sealed or that emptied a segment at its own step, and if a host is lost after a round was given
-    up. So if a chief waits then, has too few, and nothing has come for `chief_lease`, the step is
-    void; once. A block that raises is no such case: its gradients are all there, and enough.
+    In doubt, and nothing comes. In some cases nobody knows whether workers wait for the next step
+    in the same way: after the death of an owner, after a step that was set while hosts were sealed
+    or that emptied a segment at its own step, and if a host is lost after a round was given up. If
+    a chief then waits, too few gradients are there, and nothing has come for `chief_lease`, the
+    step is void; once. A block that raises is no such case: its gradients are all kept.
 
 The end
     `finish` ends the run for good: the owner makes no grant any more, and every forwarder finishes
     its segment once no block is open. If a process of a host finishes its segment, the whole
     group is finished: the forwarder reports it, and does not empty the segment before the owner
-    knows it. An earlier run may have left its segment finished: who makes the group's segments
-    begins such a one anew, before a forwarder looks at it.
+    knows it. An earlier run may have left its segment finished: the host's actor begins such a
+    segment anew, before its forwarder looks at it.
 
 What True means
     The gradient of an apply that returned True is in the mean of its step, unless its host was
     lost, its forwarder died or did not answer in time while others were enough, or the step was
     void, or left by `advance_step`.
 
-    A host follows the owner with its next order. Until then its segment is at the step that the
-    owner has left, and accepts gradients of it, which are dropped with that step, as on one host an
-    apply right before `advance_step` is. In the same way a host that joins begins with a new
-    segment at step 0, and drops what came before its first order if the owner is elsewhere.
+    A host moves to a new step with its next order. Until then its segment accepts gradients of the
+    old step. They are dropped, like those that are applied right before `advance_step` on one host.
+    Likewise, a host that joins begins with a new segment at step 0. If the owner is at another
+    step, what the segment accepts before its first order is dropped.
 """

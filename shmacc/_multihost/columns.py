@@ -1,9 +1,9 @@
 """Columns: the sums or results of many members in few arrays, one member's part after the other.
 
-In a message, a small array costs more than its bytes. So a message from a host to a shard, or
-from a shard to the chief, is one table of its members, one column of all their rows, and one of all
-their values. The extension writes and reads them (shmacc/native/rows/columns.hpp), and checks what
-comes in when it reduces it.
+Each array in a message has a cost of its own, however small it is. So a message from a host to a
+shard, or from a shard to the chief, is one table of its members, one column of all their rows, and
+one of all their values. The extension writes and reads them (shmacc/native/rows/columns.hpp), and
+checks what comes in when it reduces it.
 """
 
 import ctypes
@@ -32,13 +32,13 @@ def keep_freed_memory() -> None:
     Otherwise the kernel gives new memory for each column, which costs more than filling it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc's: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD (its greatest value)
+    if mallopt is not None:  # glibc: M_TRIM_THRESHOLD and the greatest M_MMAP_THRESHOLD
         mallopt(-1, 256 << 20)
         mallopt(-3, 32 << 20)
 
 
 def aligned(size: int) -> int:
-    """Return where the next part may begin after one that ends there."""
+    """Return `size`, rounded up to where the next part may begin."""
     return size + -size % ALIGNED
 
 
@@ -47,8 +47,8 @@ class Rows:
     """The members of a message, and the rows of its sparse members.
 
     Attributes:
-        table: int64, a line for each member that is there, in order of number: number, count and
-            weight of its gradients, and how many rows it has, or elements if it is dense.
+        table: int64, a line for each member in the message, by number: the member's number, its
+            gradients' count and weight, and how many rows (dense: elements) it has.
         numbers: int64: the number of each row.
         counts: int64: the total weight of each row's gradients.
     """
@@ -112,7 +112,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Format:
-    """How the values of a group's members, by number, lie in a column.
+    """How the values of a group's members lie in a column; each attribute is by member number.
 
     Attributes:
         sparse: Whether each member has rows.
@@ -136,7 +136,7 @@ class Format:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Return how many bytes a row of each member takes, or an element of a dense one."""
+        """Return the bytes of one row of each sparse member, of one element of each dense one."""
         return tuple(
             dtype.itemsize * (math.prod(dims) if is_sparse else 1)
             for is_sparse, dims, dtype in zip(self.sparse, self.dims, self.dtypes, strict=True)

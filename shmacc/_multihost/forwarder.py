@@ -24,7 +24,7 @@ class Do(Enum):
 
 
 Action = tuple[Do, int]
-"""What to do, and the grant to ship for, or the step to set; else 0."""
+"""What to do; and with SHIP the grant, with RESET and SET_STEP the step, else 0."""
 
 
 class ForwarderCore:
@@ -40,7 +40,7 @@ class ForwarderCore:
         self._count = 0
         self._is_finished = False
         self._held = False
-        self._sealed_for: int | None = None  # the grant that it was last sealed for
+        self._sealed_for: int | None = None  # the grant that the segment was last sealed for
         self._unshipped: Batch | None = None  # sealed for that grant, and not shipped yet
         self._batch: Batch | None = None  # shipped for that grant
         self._seal_began = float("-inf")
@@ -57,7 +57,7 @@ class ForwarderCore:
 
     @property
     def has_answer_to_come(self) -> bool:
-        """Whether this ships for a grant without having answered it: a report will come soon."""
+        """Whether a report will come soon: this ships for a grant that it has not answered."""
         last = None if self._reported is None else self._reported.sealed_for
         return self._unshipped is not None and self._sealed_for != last
 
@@ -195,7 +195,7 @@ class ForwarderCore:
         if _told_at_once(report) != _told_at_once(last):
             return now
         if report.sealed_for != last.sealed_for:
-            # Pieces usually arrive long before `grace` ends: then one report says all.
+            # If the pieces arrive soon, one report tells of both the seal and the batch.
             answer = now if self._unshipped is None else self._seal_began + self._timing.grace / 4
             return min(answer, self._reported_at + self._timing.patience(self._pace) / 4)
         slack = 1 if self._order is None else self._order.slack

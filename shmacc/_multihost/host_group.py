@@ -15,7 +15,7 @@ from shmacc._records.taken import DenseTaken, GroupPartial, GroupTaken, SparseTa
 
 
 class HostGroup(AccumulatorGroup):
-    """An ordinary group, to the processes of its host; engines and simulations drive it."""
+    """A group that the processes of its host see as an ordinary one."""
 
     @property
     def handle(self) -> _core.Handle:

@@ -16,7 +16,7 @@ class Host:
 
     Attributes:
         name: Its name.
-        incarnation: The latest one of its forwarder.
+        incarnation: The latest incarnation of its forwarder.
         heard: When it reported last.
         lost: Whether its lease has ended since.
         gates: Publishers that keep new steps from it, since its arrays are of an earlier step.
@@ -24,7 +24,7 @@ class Host:
             too.
         report: The last report of this incarnation, if there was one.
         fence: The fence that its segment's content was last known to belong to, in any incarnation.
-        consumed: The grant of its batch that the round before the present fence consumed.
+        consumed: The grant of its batch in the last round; None: it had no batch there.
         deaths: The number of the last death that this incarnation has reported.
     """
 
@@ -91,8 +91,8 @@ class Host:
         owner is new. Then the chief that set the step has said which gradients belong to it.
 
         Args:
-            fence: The present one.
-            step: The present one.
+            fence: The present fence.
+            step: The present step.
             set_at: The fence at the last `set_global_step`.
         """
         if self.report is None or self.report.step != step:
@@ -112,13 +112,13 @@ class Grant:
     def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
         """Return the hosts that have not shipped for this grant.
 
-        That includes hosts that have reported no gradient, or nothing: they may have accepted one
-        since.
+        This includes hosts that have reported no gradients, or have not reported at all: they may
+        have accepted a gradient meanwhile.
         """
         return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
 
     def is_over(self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool) -> bool:
-        """Whether all of the grant's batches are there, or late."""
+        """Whether all of the grant's batches have come, or it waits no longer for the others."""
         waited_for, age = self.waits_for(hosts), now - self.since
         if not waited_for or age >= timing.expiry:
             return True
@@ -191,7 +191,7 @@ class Hosts:
     def publishes(self, publisher: Publisher) -> bool:
         """Note which hosts a publisher has fed; return whether that opens a gate.
 
-        Later hosts begin unfed.
+        The publisher has not fed hosts that come later.
         """
         self._publishers[publisher.name] = publisher
         waited = [h for h in self if publisher.name in h.unfed and h.name in publisher.fed]
@@ -200,7 +200,7 @@ class Hosts:
         return bool(waited)
 
     def lose_publishers(self, since: float) -> bool:
-        """Forget publishers that were silent since then; return whether that opens a gate."""
+        """Forget publishers last heard of before `since`; return whether that opens a gate."""
         silent = {each.name for each in self._publishers.values() if each.heard < since}
         self._publishers = {n: each for n, each in self._publishers.items() if n not in silent}
         waited = [host for host in self if host.unfed & silent] if silent else []
@@ -221,7 +221,7 @@ class Hosts:
         return host.incarnation
 
     def heard(self, report: Report, now: float) -> Host | None:
-        """Keep a report; None if it is of an earlier incarnation, or an earlier report."""
+        """Keep a report, return its host; None: it is an old one, or of an earlier incarnation."""
         host = self._known(report.host, report.incarnation, now)
         if report.incarnation < host.incarnation:
             return None
@@ -236,7 +236,7 @@ class Hosts:
 
     def silent(self, now: float, timing: Timing) -> list[Host]:
         """Return the hosts that have been silent for too long, and are not marked as lost yet."""
-        lease = timing.patience(1.0)  # the shortest one: most hosts need no closer look
+        lease = timing.patience(1.0)  # the shortest lease: most hosts need no closer look
         return [
             host
             for host in self
@@ -259,7 +259,7 @@ class Hosts:
         self.consumed(())
 
     def consumed(self, members: Iterable[Member]) -> None:
-        """Note which hosts' batches were consumed by the round before the present fence."""
+        """Note which batches the last round consumed."""
         grants = {(key.host, key.incarnation): key.grant for key, _ in members}
         for host in self:
             host.consumed = grants.get((host.name, host.incarnation))

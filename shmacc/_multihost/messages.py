@@ -1,4 +1,4 @@
-"""What the parts say to each other: whole states, numbered, so that late ones are recognised."""
+"""The parts' messages: whole states, numbered, so that late ones are recognised."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Timing:
         heartbeat: The longest time between two reports of a forwarder.
         announce: The shortest time between two reports of a grown count.
         heartbeats: How many reports a second the owner wants from all hosts together. If there
-            would be more, each host reports more rarely, by the `Order.pace`.
+            would be more, each host reports more rarely, by the factor `Order.pace`.
         lease: A host that has not reported for this long, or for four heartbeats, is lost.
         grace: How long a round that has enough waits for hosts that have not answered the grant.
         expiry: How long a grant waits for hosts that have answered it, and still ship.
@@ -68,7 +68,7 @@ NO_FENCE = Fence(0, 0)
 
 
 class BatchKey(NamedTuple):
-    """The name of a batch, and of its pieces at the shards: later ones are greater."""
+    """The name of a batch and of its pieces at the shards; a host's later batch is greater."""
 
     host: str
     incarnation: int
@@ -83,7 +83,7 @@ class Batch:
         count: How many gradients.
         weight: Their total weight.
         contributors: The contributors that the gradients named.
-        members: From member to the count and weight of the gradients that had it.
+        members: For each member, the count and weight of the gradients that had it.
         shards: The shards that have a piece of it.
     """
 
@@ -98,7 +98,7 @@ class Death(NamedTuple):
     """Processes of a host that had applied gradients, and have died or failed.
 
     Attributes:
-        number: This message's number, counted in the forwarder's incarnation.
+        number: This message's number; each incarnation of the forwarder begins with 1.
         pids: The processes, as their own pid namespace knows them.
         contributors: Their contributors in the host's round.
         reasons: As in a `WorkerDiedError`.
@@ -117,7 +117,7 @@ class Report:
     Attributes:
         host: Its name.
         incarnation: Its forwarder's incarnation.
-        number: This report's number, counted in the incarnation.
+        number: This report's number; each incarnation begins with 1.
         fence: The fence that the segment's content belongs to; None: the forwarder has just
             started.
         step: The segment's step.
@@ -127,7 +127,7 @@ class Report:
         deaths: All deaths that were noticed since the fence moved on.
         pace: The pace of the last order: the owner waits for the next report accordingly.
         term: The term of the last order, whichever owner gave it.
-        finished: Whether the segment is finished: a process of the host may have done so.
+        finished: Whether the segment is finished: a process of the host may have finished it.
     """
 
     host: str
@@ -146,13 +146,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """All that a host must follow.
+    """All that a host must do.
 
     Attributes:
         term: The owner's.
         serial: This order's number in the term; each change raises it.
-        incarnation: The incarnation of the forwarder that it is for.
-        ready: False: the owner knows no step yet, and nothing is to be done.
+        incarnation: The forwarder's incarnation that this is for.
+        ready: False: do nothing; the owner knows no step yet, or keeps it from this host.
         refused: A later incarnation is known; this one must end.
         fence: The fence that the content must belong to.
         step: The step.
@@ -160,7 +160,7 @@ class Order:
         finished: Whether the segment must be finished.
         grant: The grant to ship for; None: nothing is to be shipped.
         places: With a grant, the host of each shard.
-        consumed: The grant of the host's batch that the round before this fence consumed.
+        consumed: The grant of the host's batch in the last round; None: it had no batch there.
         adopt: Whether content of an earlier forwarder or owner counts as content of this fence.
         slack: By how much the count must have grown to be worth a report at once.
         pace: The factor by which the times between two reports are longer than `Timing` says.
@@ -223,7 +223,7 @@ class Opened:
         return totals
 
     def of_shard(self, shard: int) -> tuple[BatchKey, ...]:
-        """Return the names of the pieces that a shard must have for it."""
+        """Return the names of the pieces that a shard must have for the round."""
         return tuple(member.key for member in self.members if shard in member.batch.shards)
 
 
@@ -281,7 +281,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """An answer to a chief that wants to be told: these were lost while it waited."""
+    """An answer to a chief that asked to be told of losses: those while it waited."""
 
     losses: tuple[Loss, ...]
 

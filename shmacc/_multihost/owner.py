@@ -1,6 +1,6 @@
-"""The owner: the messages of hosts and chiefs to it, and its answers.
+"""The owner: how it answers the messages of hosts and chiefs.
 
-It has the step, counts gradients over all hosts, and decides what a round consists of (rounds.py).
+It keeps the step, counts gradients over all hosts, and decides what a round has (rounds.py).
 """
 
 from shmacc._multihost.hosts import Publisher
@@ -19,12 +19,12 @@ from shmacc._multihost.rounds import Rounds
 
 
 class OwnerCore(Rounds):
-    """The owner; made as `Rounds`."""
+    """The owner. It takes the arguments of `Rounds`."""
 
     # Hosts
 
     def enrol(self, host: str, now: float) -> int:
-        """Return the incarnation of a forwarder that starts; earlier ones are refused from now."""
+        """Return the incarnation of a forwarder that starts; earlier ones are refused then."""
         incarnation = self._hosts.enrol(host, now)
         self._changed()
         return incarnation
@@ -58,7 +58,7 @@ class OwnerCore(Rounds):
             return Order(term, self.serial, incarnation)
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
-            self._in_doubt = True  # it is emptied, and its workers wait for a step
+            self._in_doubt = True  # its segment is emptied; its workers wait for a new step
         sealed = self._grant is not None or self.block is not None
         return Order(
             term=term,
@@ -78,13 +78,13 @@ class OwnerCore(Rounds):
         )
 
     def gate(self, name: str, by: str, now: float, *, closed: bool) -> None:
-        """Hold back new steps from a host until the data for them has arrived; or stop that.
+        """Close or open a host's gate: while it is closed, the host learns of no new step.
 
-        A grant does not wait for such a host: its gradients belong to a fence that is over.
+        A grant does not wait for a host whose gate is closed: its gradients' fence is over.
 
         Args:
             name: The host, known or not.
-            by: Who sends that data. There may be several; each opens only what it has closed.
+            by: Who sends the host data for the step. Each sender opens only what it has closed.
             now: The time.
             closed: Whether the host gets no new steps.
         """
@@ -95,11 +95,11 @@ class OwnerCore(Rounds):
     def publishes(
         self, by: str, hosts: frozenset[str] | None, fed: frozenset[str], now: float
     ) -> None:
-        """Hold back new steps from hosts that join from now on, until the data has arrived.
+        """Keep new steps from hosts that join later, until the sender has fed them.
 
         A machine on which Ray is started again may have old arrays: its workers would see the new
-        step with these. So this lasts as long as the sender repeats the call: nobody else feeds a
-        host.
+        step with these. The hosts wait only for as long as the sender repeats this call, since
+        nobody else feeds them.
 
         Args:
             by: As for `gate`.
@@ -124,11 +124,11 @@ class OwnerCore(Rounds):
 
     @property
     def pace(self) -> float:
-        """The factor by which hosts report more rarely than usual, to spare an owner of many."""
+        """The factor by which hosts report more rarely than usual, to spare an owner with many."""
         return self._timing.pace(self._hosts.counted(self.fence)[1])
 
     def _slack(self) -> int:
-        """Return how many new gradients are worth a report at once: O(hosts x log) reports a round.
+        """Return how many new gradients are worth a report at once.
 
         Between two rounds no chief waits, yet most orders are given then. So if there are many
         hosts, this assumes that the next round requires as many gradients as the last one.
@@ -203,7 +203,7 @@ class OwnerCore(Rounds):
         self.tick(now)
 
     def finish(self, now: float) -> None:
-        """End the run, for good: no round is opened from now on; one that is open goes on."""
+        """End the run, for good: no round is opened from now on; an open one goes on."""
         if not self.finished:
             self.finished = True
             self._grant = None
@@ -224,7 +224,7 @@ class OwnerCore(Rounds):
     def set_global_step(self, step: int, request: str, now: float) -> int:
         """Set the step; gradients stay; a round that is open ends. Return the step before.
 
-        Gradients that a host has accepted before it follows count as having been there before.
+        Gradients that a host accepts before its next order count as accepted before this call.
         """
         before = self.step
         if self._queue.served(request) is None:

@@ -23,8 +23,8 @@ from shmacc.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from shmacc._records.array_types import IndexArray
 
-_SMALL = 1 << 14  # elements of a dense member that are not worth a message to each shard
-_LARGE = 1 << 20  # bytes of a result that has memory of its own
+_SMALL = 1 << 14  # a dense member with fewer elements goes to one shard
+_LARGE = 1 << 20  # a result with at least this many bytes has memory of its own
 
 
 class Plan:
@@ -84,8 +84,8 @@ class Plan:
 class Joining:
     """Joins a round from the shards' parts, as they arrive.
 
-    First all shards say which rows they have, which is little. Then the place of each row is known,
-    and the values of a shard are put there while those of others are on their way.
+    First all shards say which rows they have: these messages are small. Then the place of each row
+    is known, and each shard's values are put in place as they arrive.
 
     Args:
         plan: Which part is at which shard.

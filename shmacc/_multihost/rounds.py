@@ -2,10 +2,10 @@
 
     counting --- a chief waits, and enough are there  ---> granted
     granted  --- the batches are there, and enough    ---> block
-             --- they are there, or late, and too     ---> granted again, if enough are there;
-                 few; or a host with a shard is lost       else counting, at the next step (void)
-             --- a contributor is in two of them      ---> counting, at the next step (void);
-                 once; if it is again, the chief is told, and gets no round
+             --- too few are in them, or a host with  ---> granted again, if enough are there;
+                 a shard is lost                           else counting, at the next step (void)
+             --- a contributor is in two batches      ---> counting, at the next step (void);
+                 if so in two steps in a row, the chief gets an error instead of a round
     block    --- its chief leaves it in order         ---> counting, at the next step
              --- it raises, or its chief is lost      ---> counting
              --- shards have lost their pieces        ---> as a grant with too few batches
@@ -28,7 +28,7 @@ _logger = logging.getLogger("shmacc")
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of one owner; one that was started again begins with zeros.
+    """Counters of one owner; an owner that is started again begins with zeros.
 
     Attributes:
         rounds: Rounds consumed.
@@ -56,7 +56,7 @@ class Counters:
 
 
 class Rounds:
-    """What the owner decides.
+    """The owner's state and decisions.
 
     Args:
         term: A term higher than those of all earlier owners.
@@ -82,13 +82,13 @@ class Rounds:
         self.block: Opened | None = None  # the round that the head of the queue has
         self._block_ticket = ""
         self._opening = 0  # `serial` when the block was opened
-        self._last_required = 0  # what the last chief that got a block required
+        self._last_required = 0  # by the last chief that got a block
         self.finished = False
-        # Whether workers may wait for the next step with nothing in this one: their gradients were
+        # Whether workers may wait for the next step without a gradient in this one: theirs were
         # refused for a grant that led to no round, or dropped without a new step.
         self._in_doubt = not self.is_ready
         self._granted = False  # whether there was a grant at this fence
-        self._seen: tuple[tuple[int, int], float] | None = None  # see _is_stuck; since when
+        self._seen: tuple[tuple[int, int], float] | None = None  # by _is_stuck, and since when
 
     @property
     def accumulated(self) -> int:
@@ -154,7 +154,7 @@ class Rounds:
         members = self._hosts.members(grant.number)
         head = self._queue.head
         enough = head is not None and sum(m.batch.count for m in members) >= head.required
-        cut = not self.lost.isdisjoint(grant.places)  # no piece can reach its shards
+        cut = not self.lost.isdisjoint(grant.places)  # some of its shards get no pieces
         if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
             return
         self._grant = None
@@ -174,8 +174,8 @@ class Rounds:
         """Make another grant after one that led to no round, without a release in between.
 
         If there are too few gradients now, those that the seal has refused would never come: the
-        step is void. But while a forwarder has just started, nobody knows yet what its segment has:
-        then the grant waits for its first report.
+        step is void. But if a forwarder has just started, nobody knows yet what its segment has:
+        then a new grant waits for its first report.
         """
         if self._wants_round():
             if self._is_enough() or any(host.is_coming for host in self._hosts):
@@ -189,7 +189,7 @@ class Rounds:
         head, last = self._queue.head, self._conflict
         self._conflict = conflict
         if head is not None and last is not None and last.contributor == conflict.contributor:
-            # Tell once. Gradients left by a process that is then ended are no reason to tell again.
+            # Tell once: then the chief ends a process, whose last gradient may conflict once more.
             head.conflict, self._conflict = self._conflict, None
 
     def _void(self, why: str) -> None:
@@ -224,10 +224,10 @@ class Rounds:
         self._changed()
 
     def _raise_term(self, term: int) -> None:
-        """Go on in a later term: this clock is behind that of an earlier owner, whom hosts follow.
+        """Change to a later term: hosts know an earlier owner, whose clock was ahead of this one.
 
-        A round or grant that is open ends. Hosts at this owner's old fence count as an earlier
-        owner's: they keep their gradients if they are at its step.
+        A round or grant that is open ends. Hosts at a fence of the old term are treated as an
+        earlier owner's: they keep their gradients if they are at this owner's step.
         """
         self._end_round()
         self.fence = self._set_at = Fence(term, 0)

@@ -1,7 +1,7 @@
 """A host's segment, as its forwarder uses it: the actions of forwarder.py on an ordinary group.
 
-The seal is a round that the forwarder has open: applies of this step are refused, later ones wait,
-nothing is consumed, and the death of the forwarder ends it.
+Sealing opens a round of the group: applies of its step are refused, and later ones wait. If the
+forwarder dies, the round ends, and nothing is consumed.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Content:
 
     @classmethod
     def of(cls, taken: TakenRound, names: list[str]) -> Self:
-        """Make it from a round divided among shards, of a group with these members."""
+        """Make the content from a round that is divided among shards; `names` are its members."""
         columns = [Columns.of(shard) for shard in taken.columns()]
         pieces = {
             shard: Piece(own, taken.count, taken.weight, taken.step)
@@ -58,7 +58,7 @@ class LocalSegment:
         return self._round != 0
 
     def deaths(self) -> WorkerDiedError | None:
-        """Return the error that a take would get for processes that are gone; for each one once."""
+        """Return the error that a take would get for processes that are gone, each one once."""
         try:
             self._handle.check_departures()
         except WorkerDiedError as error:
@@ -72,7 +72,7 @@ class LocalSegment:
             self._handle.look(taken, None)
         else:
             if self.group.stats().round_pid is not None:
-                # It is an earlier forwarder's, stopped but alive: a new step ends its round.
+                # A round of an earlier forwarder, stopped but alive: setting the step ends it.
                 self._handle.set_step(self.group.global_step)
             self._handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
             self._round = taken.serial
@@ -92,7 +92,7 @@ class LocalSegment:
     def reset(self, step: int) -> None:
         """Empty the segment and set its step; an open round ends.
 
-        Forwards, an end that a process makes meanwhile stays; else it begins anew.
+        A finished segment stays finished only if the step increases.
         """
         if step > self.group.global_step:
             self._handle.advance_step(step)

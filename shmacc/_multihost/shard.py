@@ -24,7 +24,7 @@ class ShardCore(Generic[_Piece]):
         return len(self._pieces)
 
     def stage(self, fence: Fence, key: BatchKey, piece: _Piece) -> bool:
-        """Keep a piece; False if its fence is over, or a later one of its host is here."""
+        """Keep a piece; False: its fence is over, or a later piece of its host is here."""
         if fence < self.fence:
             return False
         self.forget(fence)
@@ -40,7 +40,7 @@ class ShardCore(Generic[_Piece]):
             self._pieces.clear()
 
     def latest(self, hosts: Iterable[str]) -> tuple[BatchKey, ...]:
-        """Return the last batch of each of these hosts, if all have staged one; else nothing."""
+        """Return the key of each host's last piece; nothing, unless all of them have one here."""
         own = [self._pieces.get(host) for host in hosts]
         return tuple(one[0] for one in own if one is not None) if all(own) else ()
 

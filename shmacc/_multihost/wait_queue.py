@@ -32,9 +32,9 @@ class Ticket:
 class WaitQueue:
     """Tickets in order of arrival, and the results of those that have left.
 
-    A ticket that has left is remembered, so that its messages that are doubled or late do not put
-    it into the queue again, and so that a chief which lost the answer to its last message can ask
-    again. Its chief has stopped sending long before 1,024 others have left.
+    Tickets that have left are remembered: their late or repeated messages do not queue them again,
+    and a chief that missed the answer to its last message can ask again. The last 1,024 are enough:
+    the chiefs of earlier ones have long stopped sending.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class WaitQueue:
 
     @property
     def head(self) -> Ticket | None:
-        """The next one to be served."""
+        """The next ticket to be served."""
         return next(iter(self._waiting.values()), None)
 
     def find(self, name: str) -> Ticket | None:
@@ -62,10 +62,10 @@ class WaitQueue:
                 ticket.lost, self._untold = self._untold, []
 
     def leave(self, name: str, *, served: bool, told: int = 0) -> None:
-        """Take the ticket out of the queue; the first result is the one that is remembered.
+        """Take the ticket out of the queue, and remember its first result.
 
-        Losses are for the next one, but for those of which it says that it was told, and unless it
-        was served: it may have left by its timeout, or have died before an answer reached it.
+        If it was not served, another ticket gets its losses, except for the first `told`: the chief
+        may have left by its timeout, or have died before an answer reached it.
         """
         ticket = self._waiting.pop(name, None)
         if ticket is not None and not served:
@@ -83,7 +83,7 @@ class WaitQueue:
         return list(self._waiting)
 
     def silent(self, since: float) -> list[str]:
-        """Return the tickets that were last heard of before then."""
+        """Return the tickets that were last heard of before `since`."""
         return [ticket.name for ticket in self._waiting.values() if ticket.heard < since]
 
     def lost(self, loss: Loss) -> None:
