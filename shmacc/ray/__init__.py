@@ -11,7 +11,7 @@ The chief makes the group here instead of with `shmacc.AccumulatorGroup`; nothin
 Each node gets an actor, and nodes that join later get one, too. In it a forwarder makes the group's
 segment on that node and carries out the owner's orders. Shards in these actors add up the rows;
 they are spread over the nodes. The owner, an actor on the chief's node, has the step, decides what
-a round consists of, and starts the nodes' actors, also again when one has ended. All are detached
+a round consists of, and starts the nodes' actors, and restarts those that end. All are detached
 actors: they live until `unlink`. The package ``shmacc._multihost`` explains the protocol, and what
 the death of each part costs.
 

@@ -1,11 +1,11 @@
 """Finds the parts of an existing group, makes its owner, and ends parts.
 
-The owner is on the node of the chief that made it, and nowhere else: elsewhere, a cut link between
-the two would cost a round that all others could have. If it dies, the next chief that calls it
-makes another one, on its own node, which does not know the step until it is told. Ray does not
-restart it, for two reasons. Ray would choose any node. And if the node that schedules a new owner
-is lost, Ray counts the owner as dead although it never ran; restarted, it would refuse rounds from
-the start.
+The owner is on the node of the chief that made it: elsewhere, a cut link between their two nodes
+would stop rounds that all other hosts could have. If the owner dies, the next chief that calls it
+makes another one on its own node. That one does not know the step until it is told. Ray must not
+restart an owner, for two reasons. Ray would choose any node. And if the node that schedules a new
+owner is lost, Ray counts the owner as dead although it never ran; restarted, it would refuse rounds
+from the start.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _END = 15.0  # seconds for parts to remove their names
 def find_config(name: str, until: float | None = None) -> Config | None:
     """Return the config of the cluster's group of that name; None: there is no such group.
 
-    If its owner has died, the actors of its hosts know it.
+    If its owner has died, the actors of its hosts know the config.
 
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.

@@ -1,9 +1,9 @@
 """The forwarder of a node: its loop, which runs until the owner is lost.
 
-The thread waits a moment for answers of the owner and of shards, looks at the segment, and does the
-core's actions: so everything that touches the segment or the core is in one thread. While nothing
-happens, it reads only the count, which takes no lock, and pauses for a fiftieth of the idle time.
-So an idle node costs little more than an idle actor of Ray's.
+One thread does everything with the segment and the core. It waits a moment for answers of the owner
+and of shards, looks at the segment, and does what the core asks for. While nothing happens, it
+reads only the count, which takes no lock, and pauses for a fiftieth of the idle time. So an idle
+node costs little more than an idle actor of Ray's.
 """
 
 import queue
@@ -62,7 +62,7 @@ class Shared:
         store: Ray's object store on the node.
         asked: Copies that chiefs want.
         woken: Set when an answer has come, or another thread asks for something.
-        stopped: Whether it is to end.
+        stopped: Set when the forwarder must end.
     """
 
     config: Config
@@ -84,22 +84,22 @@ class Incarnation:
         self._shared, self._config = shared, config
         self._group, self._counters, self._woken = group, counters, shared.woken
         self._heartbeat = config.timing.heartbeat
-        self._around_at = 0.0  # when it looks around next
+        self._around_at = 0.0  # when `_look_around` is due
         self._owner: Any = owner  # None: it has died, and no chief has made another one
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
-        self._places: tuple[str, ...] = ()  # the shards' nodes, for pieces on their way
+        self._places: tuple[str, ...] = ()  # the shards' nodes when the last shipping began
         self._core = ForwarderCore(self._host, self._incarnation, config.timing)
         self._segment = LocalSegment(group, Plan(config.members, config.shards))
         self._serial = -1
         self._fence: Fence | None = None  # the last order's
-        self._polls: list[Future[Order]] = []  # calls of the owner that have not been answered
+        self._polls: list[Future[Order]] = []  # calls to the owner without an answer yet
         self._poll_from = 0.0
         self._sealed: Content | None = None
         self._shipping: Shipping | None = None
 
     def run(self) -> bool:
-        """Go on until it is stopped; False: the owner knows a later incarnation."""
+        """Follow the owner until stopped; False: the owner knows a later incarnation."""
         try:
             changed = due = time.monotonic()
             seen: object = None
@@ -115,7 +115,7 @@ class Incarnation:
                     continue
                 self._look_around(now)
                 self._answer()
-                self._look()  # last: it may see the end of the run, which no action may undo
+                self._look()  # last: if the segment is finished, no action may undo that
                 if not self._act():
                     return False
                 self._talk(now)
@@ -156,7 +156,7 @@ class Incarnation:
                 asked.set_exception(error)
 
     def _count(self, what: str, number: int = 1) -> None:
-        """Add to a counter that `show` shows; a death meanwhile loses at most this number."""
+        """Add to a counter of ``shmacc-inspect show``; a death meanwhile loses at most this."""
         self._counters[what][...] += number
 
     def _act(self) -> bool:  # noqa: C901  one case for each action
@@ -214,7 +214,7 @@ class Incarnation:
     def _stage(
         self, shard: int, fence: Fence, key: BatchKey, piece: Piece
     ) -> "Future[None] | None":
-        """Send a shard a piece; None: there is no actor of its node now."""
+        """Send a shard a piece; None: its node has no actor now."""
         place = self._places[shard]
         if place == self._host:
             return self._wakes(self._shared.here.keep(shard, fence, key, piece))
@@ -229,7 +229,7 @@ class Incarnation:
         self._peers.pop(self._places[shard], None)
 
     def _shipped(self) -> None:
-        """Take note of pieces that have arrived; send those again that have not."""
+        """Tell the core once all pieces have arrived; send those for lost shards again."""
         shipping = self._shipping
         if shipping is not None and shipping.is_done():
             self._core.shipped(shipping.key.grant)
@@ -261,7 +261,7 @@ class Incarnation:
     def _wait(self, seconds: float) -> bool:
         """Wait for an answer, and handle all that have come; return whether any has."""
         if woken := self._woken.wait(seconds):
-            self._woken.clear()  # only if woken: a later answer ends the next wait at once
+            self._woken.clear()  # only if woken: an answer that comes now must end the next wait
         for call in [call for call in self._polls if call.done()]:
             self._polls.remove(call)
             self._heard(call)

@@ -2,8 +2,8 @@
 
 While a node's gate is closed, the owner tells it nothing: so no step reaches its segment. A chief
 may have rounds of several groups open, and publish in any of their blocks. So the gate is closed at
-the owners of all these groups, and of groups that open a round later: the node does not see the
-next step, whichever group it is of.
+the owners of all these groups, and of groups that open a round later: the node sees no
+next step of any of them.
 
 A node that joins may have arrays of an earlier step, too, if Ray was started again there and
 /dev/shm stayed. So owners keep their steps from nodes that join, until they hear that these are
@@ -28,8 +28,8 @@ class Gates:
     def __init__(self, by: str, hosts: frozenset[str] | None) -> None:
         self._by, self._hosts = by, hosts
         self._links: dict[str, set[Link]] = {}  # by node: links to owners that closed its gate
-        self._unsure: dict[Link, set[str]] = {}  # nodes of these whose owners have not answered
-        self._told: frozenset[Link] = frozenset()  # owners who know which nodes are fed
+        self._unsure: dict[Link, set[str]] = {}  # nodes whose closing the owner has not confirmed
+        self._told: frozenset[Link] = frozenset()  # links to owners that know which nodes are fed
 
     @property
     def nodes(self) -> set[str]:
@@ -42,7 +42,7 @@ class Gates:
         for link in open_links():
             known = {node for node in asked if link in self._links.get(node, ())}
             if new := asked - (known - self._unsure.get(link, set())):
-                # An owner that does not answer in time may close them later: so they are known.
+                # Note them before the call: an owner that answers too late has closed them.
                 for node in new:
                     self._links.setdefault(node, set()).add(link)
                 self._unsure.setdefault(link, set()).update(new)
@@ -70,7 +70,7 @@ class Gates:
     def open(self, node: str, until: float) -> None:
         """Have a node's gate opened. After an error it can be tried again.
 
-        `PublishedArrays.close` calls this without the lock, perhaps while its feeder does.
+        `PublishedArrays.close` calls this without the lock, perhaps while its feeder calls it.
         """
         for link in tuple(self._links.get(node, ())):
             with contextlib.suppress(FailedPreconditionError):  # the group is closed, or gone

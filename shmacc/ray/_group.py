@@ -54,15 +54,15 @@ class AccumulatorGroup:
         the time that Ray takes to notice.
 
         Args:
-            members: As for ``shmacc.AccumulatorGroup``; all dimensions must be known, but for the
-                first one of sparse members.
+            members: As for ``shmacc.AccumulatorGroup``; all dimensions must be known, except
+                the first one of sparse members.
             shared_name: As there, but not None: workers attach to it.
             name: As there.
             reduction_type: As there.
             mode: As there.
             owners: As there.
-            if_exists: What to do with segments that nodes have under this name from earlier, and
-                with a group that the cluster has.
+            if_exists: What to do if the cluster has a group of this name, or nodes have segments of
+                this name from earlier.
             unlink_on_close: Whether `close` removes the group.
             lanes: The lanes of each host's segment.
             capacity: The capacity of each host's segment; None: what /dev/shm has room for beside
@@ -148,12 +148,12 @@ class AccumulatorGroup:
 
     @property
     def reduction_type(self) -> str:
-        """The reduction of members without their own."""
+        """The reduction type of members that do not have their own."""
         return self._link.config.reduction
 
     @property
     def lanes(self) -> int:
-        """How many applies go on at the same time, on each host."""
+        """How many applies can go on at the same time, on each host."""
         return self._link.config.options["lanes"] or 1
 
     @property
@@ -191,7 +191,7 @@ class AccumulatorGroup:
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> GroupTaken:
-        """Take the gradients of all hosts; as on one host, a `round` without a block.
+        """Take the gradients of all hosts: as on one host, a `round` with an empty block.
 
         Raises:
             As entering a round.
@@ -216,8 +216,8 @@ class AccumulatorGroup:
         Args:
             num_required: How many gradients, of all hosts together.
             timeout: Seconds to wait for them; None: for ever.
-            on_death: "raise": WorkerDiedError ends the wait, once for each loss, if a host is lost,
-                or a process that had applied on any host has died since the last take.
+            on_death: "raise": end the wait with WorkerDiedError if a host is lost, or a process
+                that had applied has died since the last take; once for each loss.
         """
         return Round(self._link, num_required, timeout, on_death, sharded=False)
 
@@ -234,10 +234,10 @@ class AccumulatorGroup:
     def set_global_step(self, new_global_step: int) -> None:
         """Set the step of all hosts; gradients stay. A lower step logs a warning.
 
-        After the owner was started again, this is what makes it go on: see `round`.
+        An owner that was started again refuses rounds until this call.
 
         Args:
-            new_global_step: The step; a gradient of an earlier one is dropped from now on.
+            new_global_step: The step; gradients of earlier steps are dropped from now on.
         """
         new = arguments.int64(new_global_step, "new_global_step")
         old = self._link.call("do", "set_global_step", new, uuid.uuid4().hex)
@@ -247,7 +247,7 @@ class AccumulatorGroup:
     def advance_step(self, step: int) -> int:
         """Move on to a later ``step`` and drop the gradients of older ones; return how many.
 
-        An owner that was started again takes any step, and knows it from then on.
+        An owner that was started again accepts any step, and knows its step from then on.
         """
         dropped: int = self._link.call("do", "advance_step", arguments.int64(step, "step"))
         return dropped
@@ -257,21 +257,21 @@ class AccumulatorGroup:
 
         Raises:
             DeadlineExceededError: The `timeout` passed (seconds; None: for ever).
-            FinishedError: The group is finished; but a step that is past `after` is returned.
+            FinishedError: The group is finished, and its step is not past `after`.
             FailedPreconditionError: As for `global_step`.
             InvalidArgumentError: A bad argument.
         """
         return self._link.wait_step(arguments.int64(after, "after"), arguments.timeout(timeout))
 
     def steps(self, *, timeout: float | None = None) -> Iterator[int]:
-        """Return the step at once, then the newest whenever it has moved on, until finished.
+        """Yield the step at once, then the newest step whenever it has moved on, until `finish`.
 
         Args:
             timeout: Seconds, for each wait; None: for ever.
 
         Raises:
-            DeadlineExceededError: The timeout passed, in this wait.
-            FailedPreconditionError: As for `wait_step`. Once the step is set, call it again.
+            DeadlineExceededError: The timeout of one wait passed.
+            FailedPreconditionError: As for `wait_step`. Call `steps` again once the step is set.
             InvalidArgumentError: A bad argument.
         """
         arguments.timeout(timeout)
@@ -291,9 +291,9 @@ class AccumulatorGroup:
     def finish(self) -> None:
         """End the run, for good and on all hosts.
 
-        From now on applies return False. Takes, rounds and waits for a step raise FinishedError, in
-        chiefs and in workers, those that wait now and later ones. A block that is open goes on to
-        its end first. A worker that calls its segment's `finish` does the same.
+        From now on applies return False. Takes, rounds and waits for a step raise FinishedError in
+        chiefs and in workers: later ones, and those that wait now. A block that is open goes on to
+        its end first. A worker that calls its segment's `finish` ends the run in the same way.
         """
         self._link.call("do", "finish")
 
@@ -313,7 +313,7 @@ class AccumulatorGroup:
         Each living host is read at some instant during this call, not all at the same one.
 
         Raises:
-            DeadlineExceededError: After `timeout` seconds a host had not answered; says which.
+            DeadlineExceededError: A host had not answered after `timeout` seconds; names it.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
             FailedPreconditionError: As for `global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
@@ -332,14 +332,14 @@ class AccumulatorGroup:
         """Return the counters of each living host's segment, by the id of its node.
 
         Raises:
-            DeadlineExceededError: After `timeout` seconds a host had not answered; says which.
+            DeadlineExceededError: A host had not answered after `timeout` seconds; names it.
         """
         return stats_of_hosts(self._link, Wait(arguments.timeout(timeout)))
 
     def close(self) -> None:
         """Let go of the group. It stays in the cluster, unless `unlink_on_close`.
 
-        A round of it that this process has open is given up; the end of its block raises.
+        A round of the group that this process has open is given up; the end of its block raises.
         """
         if self._unlink_on_close:
             self.unlink()
@@ -350,7 +350,7 @@ class AccumulatorGroup:
             self._link.closed = True
 
     def unlink(self) -> None:
-        """Remove the group: its actors, and the segments' names on all nodes. Also after `close`.
+        """Remove the group's actors, and its segments' names on all nodes; also after `close`.
 
         A node that cannot be reached keeps its names: a warning (logger ``shmacc``) says so.
         """

@@ -1,4 +1,4 @@
-"""Questions to Ray's head, which may be away for a minute: it is being started again, say.
+"""Questions to Ray's head, which may be away for a minute, for instance while it is restarted.
 
 Everything else in the cluster goes on meanwhile, and so must rounds. But Ray's own calls wait for
 the head, take no timeout, and keep their thread. So each question has a thread of its own, and a
@@ -32,14 +32,14 @@ _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last an
 def answer_of_head(
     question: str, ask: Callable[[], _Answer], seconds: float, *, late: bool = False
 ) -> _Answer:
-    """Return what ``ask()`` returns, or what a call that is already asking the same gets.
+    """Return what ``ask()`` returns; a call that already asks the same shares its answer.
 
     Args:
         question: What is asked.
         ask: Asks it.
         seconds: How long to wait.
-        late: Whether an answer that comes later is kept for the next caller: one that asks again
-            and again, each time for less than a busy head takes, would never get one.
+        late: Whether an answer that comes too late is kept for the next caller. Without this, a
+            caller that waits only a moment, again and again, gets no answer of a busy head.
 
     Raises:
         DeadlineExceededError: The question has been open for `seconds`.
@@ -49,11 +49,11 @@ def answer_of_head(
         if late and (kept := _late.pop(key, None)) is not None:
             return kept  # type: ignore[return-value]
         if key not in _open:
-            # The thread needs the lock. If it cannot be started, the question is not open.
+            # First, since it may fail: then no question is open. (The thread waits for the lock.)
             threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
             _open[key] = time.monotonic(), Future()
         began, answer = _open[key]
-        # A short wait counts from the oldest open question, so that it is not spent on each.
+        # A short wait counts from the oldest open question: waits for several do not add up.
         if seconds < _BUSY:
             began = min(asked for (head, _), (asked, _) in _open.items() if head == key[0])
     try:
@@ -89,7 +89,7 @@ def living_nodes(chosen: Collection[str] | None) -> set[str]:
 
 
 def kill(actor: Any) -> None:
-    """Kill an actor; while Ray's head is away, that is done when it is back."""
+    """Kill an actor; if Ray's head is away, the actor is killed when the head is back."""
     name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  the one name that every actor has
     with contextlib.suppress(DeadlineExceededError):
         answer_of_head(name, lambda: ray.kill(actor), _BUSY)

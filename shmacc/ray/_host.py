@@ -30,10 +30,10 @@ from shmacc.ray._parts import LOST, Config, Missing, counters_of, find
 from shmacc.ray._shard import HostShard
 
 CONCURRENCY = {"shards": 4}
-"""Threads for the methods of shards, with `max_concurrency` for all others."""
+"""Threads for the methods of shards; all other methods share `max_concurrency` threads."""
 
 _THREADS = 2  # for the node's own pieces, and for reductions that a chief will probably ask for
-_AGAIN = 0.2  # seconds until it looks for an owner again
+_AGAIN = 0.2  # seconds until the forwarder looks for an owner again
 _COPY = 10.0  # seconds for the thread to copy the segment's content
 
 _COUNTERS = (
@@ -72,7 +72,7 @@ class HostActor:
         self._pool = ThreadPoolExecutor(_THREADS, "shmacc shards")
         self._shards: dict[int, HostShard] = {}
         self._making = threading.Lock()  # guards the making of a shard
-        self._turn = threading.Condition()  # guards what follows
+        self._turn = threading.Condition()  # guards the attributes below
         self._calls = 0
         self._work: Future[None] = Future()
         self._thread: threading.Thread | None = None
@@ -139,10 +139,10 @@ class HostActor:
         self._group = HostGroup(
             config.members, config.name, reduction_type=config.reduction, **options
         )
-        if not is_ours and not self._group.running:  # an earlier run's: this one would end at once
+        if not is_ours and not self._group.running:  # an earlier run finished it
             segment = LocalSegment(self._group, Plan(config.members, config.shards))
             segment.reset(self._group.global_step)
-        self._group.handle.keep_free(self._shared.store.room())  # the owner may be long in coming
+        self._group.handle.keep_free(self._shared.store.room())  # there may be no owner for long
         self._counters = SharedArrays(
             dict.fromkeys(_COUNTERS, np.int64(0)),
             counters_of(config.name),
@@ -216,8 +216,8 @@ class HostActor:
     def rows(self, shard: int, opened: Opened) -> Rows | Missing:
         """Return which rows a shard has in a round.
 
-        They have a call of their own, since they are small: they reach the chief before the values
-        have been copied.
+        They have a call of their own: they are small, and so reach the chief before the values have
+        been copied.
         """
         reduced = self._shard(shard).reduced(opened)
         return reduced if isinstance(reduced, Missing) else reduced.rows

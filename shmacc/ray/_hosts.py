@@ -50,8 +50,8 @@ def stats_of_hosts(link: Link, wait: Wait) -> dict[str, Stats]:
 def _parts(link: Link, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
     """Return the owner's step, and copies of living hosts' content at its fence.
 
-    A host at an earlier fence has nothing for the owner's yet: its content does not count. If the
-    owner has moved on meanwhile, all are asked again.
+    The content of a host at another fence does not count. If the owner has moved on meanwhile, all
+    hosts are asked again.
     """
     while True:
         step, fence, copies = _ask(link, wait, "copy")
@@ -64,7 +64,7 @@ def _ask(link: Link, wait: Wait, method: str) -> tuple[int | None, Fence, dict[s
     """Call the actors of living hosts; those that are lost meanwhile are left out.
 
     Returns:
-        The owner's step and fence before that, and the answers by node.
+        The owner's step and fence before these calls, and the answers by node.
     """
     step, fence, actors = link.call("actors", until=wait.until)
     calls = {getattr(each, method).remote(): name for name, each in actors.items()}

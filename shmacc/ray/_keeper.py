@@ -1,4 +1,4 @@
-"""The actor that writes the published arrays of its node, and the rows that it is sent."""
+"""The actor that writes the published arrays of its node, and the rows that a chief sends it."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from shmacc.errors import InvalidArgumentError, ShmaccError
 
 Arrays = dict[str, npt.NDArray[Any]]
 Rows = Mapping[str, tuple[npt.NDArray[Any] | None, npt.NDArray[Any]]]
-"""From array to the numbers of rows and their values; None: the whole."""
+"""From array to the numbers of rows (None: all rows) and their values."""
 
 
 class KeeperActor:
@@ -57,7 +57,7 @@ class KeeperActor:
 
 
 def refusal(shared_name: str, node: str, cause: Exception) -> Exception:
-    """Return the keeper's error, with the id of the node, which cannot have the arrays."""
+    """Return a keeper's error, with the id of its node added to the message."""
     if not isinstance(cause, ShmaccError):
         return cause
     return type(cause)(f"Node {node} cannot have {shared_name!r}: {cause}")

@@ -1,7 +1,7 @@
 """The link to a group's owner, which a chief's group and its rounds share.
 
-Every call ends: with an answer, or with an error that says which part on which node did not give
-one. A call finds another owner if the one that it knew has died (`_finding.py`).
+Every call ends: with an answer, or with an error that says which part on which node did not answer.
+If the known owner has died, a call finds or makes another (`_finding.py`).
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class _Gates:
     def tell(self, owner: Any, until: float) -> None:
         """Tell the owner of the closed gates, and wait until it knows them.
 
-        Ray keeps no order of calls to an actor with an event loop, and a step may be the next.
+        Ray may reorder calls to an actor with an event loop, and the next one may set a step.
 
         Raises:
             DeadlineExceededError: The owner has not answered.
@@ -65,7 +65,7 @@ _gates: dict[int, _Gates] = {}
 
 
 class Link:
-    """A chief's way to the owner.
+    """A chief's connection to the owner.
 
     Args:
         config: What the group is to be made with, if there is none of this name.
@@ -97,7 +97,7 @@ class Link:
         return self._hosts.get(name)
 
     def lost_host(self, name: str) -> None:
-        """Find the actor of a host again: it has ended."""
+        """Forget the actor of a host, which has ended: the next call of `host` looks again."""
         self._hosts.pop(name, None)
 
     def call(
@@ -107,7 +107,7 @@ class Link:
         until: float | None = None,
         **options: Any,
     ) -> Any:
-        """Call the owner, or its successor, until one answers. All its methods may be repeated.
+        """Call the owner, or its successor, until one answers: all its methods may be repeated.
 
         Raises:
             FailedPreconditionError: The handle is closed, or the group was removed.
@@ -169,18 +169,18 @@ class Link:
         return lost
 
     def gate(self, hosts: Collection[str], by: str, until: float, *, closed: bool) -> None:
-        """Close or open hosts' gates; an owner that comes after this one knows the closed ones."""
+        """Close or open hosts' gates; a later owner is told which are closed."""
         self._gates.note(hosts, by, closed=closed)
         self.call("gate", hosts, by, until=until, closed=closed)
 
     def tell(self, method: str, *args: Any, **options: Any) -> None:
-        """Call the owner, and wait for no answer."""
+        """Call the owner without waiting for an answer."""
         getattr(self._owner, method).remote(*args, **options)
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner; the last argument says how long it may keep the call.
+        """Call the owner; a last argument is added: how many seconds it may keep the call.
 
-        That is `wait.parked()`, but no longer than the time between two heartbeats of a chief.
+        These are `wait.parked()`, but no more than the time between two heartbeats of a chief.
 
         Raises:
             As `call`; the owner has until the end of the wait to answer.
@@ -211,7 +211,7 @@ class Link:
     def end(self) -> list[str]:
         """Remove the group; return the nodes that have not said that they removed its names.
 
-        The owner ends last: until then no other chief makes one. A group that another chief has
+        The owner ends last: until then no other chief can make one. A group that another chief has
         made in place of this one stays.
         """
         config = self.config
@@ -235,9 +235,9 @@ class Link:
 
 
 OPEN: dict[str, tuple[Link, threading.Thread]] = {}
-"""The rounds that this process has open, by ticket: the group's link, and the thread.
+"""This process's open rounds: by ticket, the group's link, and the thread.
 
-An ended thread's number may be a new thread's."""
+The thread itself, since a later thread may get its number."""
 
 
 def open_links() -> set[Link]:

@@ -1,4 +1,4 @@
-"""How a chief gets a group: it makes the cluster's, or finds it."""
+"""How a chief makes a group, or finds the cluster's group of that name."""
 
 import time
 import uuid
@@ -90,7 +90,7 @@ def find(name: str, seconds: float | None) -> Link:
 
 
 def _check_agreement(existing: Config, asked: Config) -> None:
-    """Refuse other members, and lanes or a capacity that were given and are others."""
+    """Refuse a group whose members, or lanes or capacity if given, are not those asked for."""
     pairs: list[tuple[str, object, object]] = [
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))
         for name in sorted(existing.members.keys() | asked.members.keys())

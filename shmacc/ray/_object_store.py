@@ -7,8 +7,8 @@ an object, or the raylet, and with it the node, if the object comes from another
 segment leaves room for all pages that the file does not have yet (`_core.Handle.keep_free`). When a
 page is taken between two looks, the free memory shrinks before the kept memory does: the segment
 leaves too much for a moment, and never too little. With ``RAY_preallocate_plasma_memory=1`` the
-file has all its pages. Even then a little is kept, so that a worker which does not wait for rounds
-waits for room: a full /dev/shm would be an error.
+file has all its pages. Even then a little is kept free, so that a worker that is ahead of the
+rounds waits for room: a full /dev/shm would be an error.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class ObjectStore:
 
     def __init__(self) -> None:
         self._files: list[Path] = []
-        with contextlib.suppress(OSError):  # of another user: then nothing is known
+        with contextlib.suppress(OSError):  # another user's: then nothing is known
             for link in Path(f"/proc/{os.getppid()}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(link.readlink()).startswith(_STORE):

@@ -28,7 +28,7 @@ from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # seconds until a host actor that has ended is started again
 _AT_MOST = 30.0  # the longest such pause, if actors end again and again
-_SERVED = 10.0  # an actor that has served this long had started well
+_SERVED = 10.0  # after this many seconds of service the pause is short again
 
 _logger = logging.getLogger("shmacc")
 
@@ -36,15 +36,15 @@ _logger = logging.getLogger("shmacc")
 class OwnerActor:
     """The owner. Its methods run in one event loop, so the core needs no lock.
 
-    The step is None for an owner that takes the place of a dead one: it does not know the step. Its
-    term is the time, which is later than its predecessor's if clocks agree.
+    An owner that takes the place of a dead one does not know the step: `step` is None. Its term is
+    the present time, which is later than its predecessor's term if clocks agree.
     """
 
     def __init__(self, config: Config, step: int | None) -> None:
         self._config = config
         self._core = OwnerCore(time.time_ns() // 1_000_000, step, config.timing, config.shards)
         self._changed = asyncio.Event()
-        self._serial = self._core.serial  # when `_changed` was last set
+        self._serial = self._core.serial  # the core's, when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
         self._actors: dict[str, Any] = {}  # by node
         self._making: set[asyncio.Future[Any]] = set()  # calls that make actors
@@ -92,7 +92,7 @@ class OwnerActor:
         return self._core.answer(ticket)
 
     async def do(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the core with the present time; let calls that wait look again."""
+        """Call a method of the core with the present time; wake calls that wait."""
         answer = getattr(self._core, method)(*args, now=time.monotonic(), **options)
         self._wake()
         return answer
@@ -140,7 +140,7 @@ class OwnerActor:
         """Start nothing again: the group is about to be removed.
 
         Returns:
-            The nodes that have no part of it.
+            The nodes that have no part of the group.
         """
         for task in self._tasks:
             task.cancel()
@@ -192,7 +192,7 @@ class OwnerActor:
             try:
                 self._actors[node] = actor = await self._made(node)
                 await actor.serve.remote()
-                await asyncio.to_thread(kill, actor)  # a later actor is known
+                await asyncio.to_thread(kill, actor)  # the owner knows a later actor of the node
             except ray.exceptions.RayTaskError as error:
                 self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
                 _logger.warning("Node %s has no part in the group: %s", node, self._problems[node])
@@ -207,7 +207,7 @@ class OwnerActor:
             await asyncio.sleep(pause)
 
     async def _made(self, node: str) -> Any:
-        """Make the actor in a thread: that needs an answer of Ray's head, which may be away."""
+        """Make the actor, in a thread: this needs an answer of Ray's head, which may be away."""
         making = asyncio.ensure_future(asyncio.to_thread(self._make, node))
         self._making.add(making)
         making.add_done_callback(self._making.discard)
@@ -217,12 +217,12 @@ class OwnerActor:
         """Make the actor of a node, or find the one that an earlier owner has made."""
         kind = ray.remote(concurrency_groups=CONCURRENCY)(HostActor)
         given = self._config.actor(f"host {node}"), node, self._config, node
-        return make_actor(kind, *given, max_concurrency=4)  # one call is `serve`
+        return make_actor(kind, *given, max_concurrency=4)  # `serve` takes one of the four
 
     # Calls that wait
 
     def _wake(self) -> None:
-        """Let calls look again, if orders or answers have changed.
+        """Let waiting calls look again, if orders or answers have changed.
 
         A report that changes nothing wakes nobody: otherwise each report would wake the calls of
         all hosts, which wait here.

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
-_namespaces: dict[str, str | None] = {}  # of nodes that this process has asked
+_namespaces: dict[str, str | None] = {}  # by node, as far as this process has asked
 _MOMENT = 0.2  # seconds for the head's answer, if the caller asks again anyway
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
-"""What a call raises if its actor has died; the second, if Ray's memory monitor killed it."""
+"""What a call raises if its actor has died; OutOfMemoryError: Ray's memory monitor killed it."""
 
 LOST = (
     *DIED,
@@ -106,7 +106,7 @@ def make_actor(
     """Make an actor on a node, or find the one of that name, which need not be on this node.
 
     Raises:
-        DeadlineExceededError: Ray's head has not answered. The actor may come all the same.
+        DeadlineExceededError: Ray's head has not answered. The actor may still be made.
     """
     made = kind.options(
         name=name,
@@ -121,7 +121,7 @@ def make_actor(
 
 
 def check_connected(seconds: float = LONG) -> None:
-    """Refuse a process that is not connected to Ray, or whose names are not those of its node.
+    """Refuse a process that is not connected to Ray, or whose namespace is not that of its node.
 
     Raises:
         FailedPreconditionError: This is such a process; the message says what to do.
@@ -168,7 +168,7 @@ class HostState:
     Attributes:
         alive: Whether it has reported lately.
         accumulated: How many of its gradients count.
-        problem: Why it has no segment, if it could not be made; it is tried again.
+        problem: Why its segment could not be made; the owner tries again.
     """
 
     alive: bool
@@ -186,7 +186,7 @@ class Missing:
 
 
 class Shard:
-    """A part of a round that stays where it is: rows whose numbers hash to it.
+    """A part of a round, which stays at its shard: rows whose numbers hash to the shard.
 
     Attributes:
         number: The shard's number.
@@ -210,13 +210,13 @@ class Shard:
 
         Raises:
             Whatever the function raises. If the shard has died, RayActorError; if its node has been
-            lost for a minute, DeadlineExceededError: let it leave the block, and the next round has
-            the same gradients.
+            lost for a minute, DeadlineExceededError. Let the error leave the block: then the next
+            round has the same gradients.
         """
         call = self._actor.run.remote(self.number, self._opened, function, args)
         node, heard = self._opened.places[self.number], time.monotonic()
         while not ray.wait([call], timeout=until_asked())[0]:
-            if node not in self._lost():  # a function that keeps the GIL makes it lost for a while
+            if node not in self._lost():  # it is, for a while, if a function keeps the GIL
                 heard = time.monotonic()
             elif time.monotonic() - heard > PATIENCE:
                 raise DeadlineExceededError(
@@ -248,7 +248,7 @@ class ShardedTaken:
         step: The step that the round closes.
         weight: The total weight of these gradients.
         contributors: int64, ascending: the contributors that gradients named.
-        members: From member to its count and weight.
+        members: From member to the count and weight of its gradients.
         shards: The parts.
     """
 

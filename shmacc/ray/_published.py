@@ -1,19 +1,19 @@
 """Shared arrays whose contents one process, the chief, hands on to all nodes.
 
 Each node has ordinary `shmacc.SharedArrays` of the same name; workers attach to those of their own
-node, and do not import Ray. The chief writes those of its node; a keeper, an actor, writes those of
-another node. `publish` sends rows through Ray's object store, and returns when the arrays of every
-living node have them.
+node, and do not import Ray. The chief writes those of its node; on every other node an actor, the
+keeper, writes them. `publish` sends rows through Ray's object store, and returns when the arrays of
+every living node have them.
 
 Why a worker that sees a new step sees its parameters
 
     `publish` is called in the block of a round. The owner moves the step on after the block, and no
     segment's step moves before the owner's. So all writes of a step are made before any worker of
-    any node can see the step; and a worker gets there through its segment's lock (`wait_step`,
-    `global_step`), which orders memory. As on one host, workers of the step that the block closes
-    may read while it is written; what they compute then is of a step that is over, unless the block
-    raises. Keep each step's parameters in a copy of their own (step % 2) where that may happen, or
-    where a chief may die in its block.
+    any node can see the step; and a worker reads the step (`wait_step`, `global_step`) under its
+    segment's lock, which orders memory. As on one host, workers of the step that the block closes
+    may read arrays while they are written; their gradients are of a step that is over, unless the
+    block raises. Keep each step's parameters in a copy of their own (step % 2) where that may
+    happen, or where a chief may die in its block.
 
 What dies, or does not answer, and what that costs
 
@@ -25,14 +25,14 @@ What dies, or does not answer, and what that costs
             before `publish` goes on without it, the owner closes its gate: its segment learns of no
             step until a keeper there has everything again, and so no worker there sees a step
             before the parameters. If that owner dies, the chief's process tells the next one of the
-            gates: set the step in that process. Outside of a block, `publish` waits for as long as
+            gates: so set the step there. Outside of a block, `publish` waits for as long as
             Ray considers the node alive.
     joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
             round (`_start_feeding`), and its gate is closed until then: its memory may have arrays
             from before (`_gates.py`). That copy may contain what the chief has written and not
             published yet: it is of a step that no worker has seen, and that is still to be
             published.
-    chief   The next one, on any node, makes the arrays again: where there are some, it finds what
+    chief   The next one, on any node, makes the arrays again; if its node has some, they have what
             was published last. Keepers obey only the last chief. A chief that was merely silent for
             longer than the lease gets an error from `publish`; but it has written the arrays of its
             own node, so the next chief belongs on another node or waits for its end.
@@ -95,7 +95,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             shared_name: As there, but not None: workers attach to it.
             mode: As there.
             owners: As there.
-            if_exists: As there; other nodes' are written, and replaced only if they disagree.
+            if_exists: As there; "replace" replaces other nodes' arrays only if they disagree.
             unlink_on_close: Whether `close` removes the arrays of all nodes.
             hosts: The ids of Ray's nodes, as for the group; None: all.
 
@@ -115,13 +115,13 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._keepers: dict[str, Any] = {}  # by node; each was sent all arrays first
         self._slow: dict[str, Any] = {}  # keepers of nodes that were not waited for
         self._given: dict[str, Any] = {}  # the last call to nodes that have not answered it
-        self._patience: dict[str, float] = {}  # seconds for the next answer of nodes that were slow
+        self._patience: dict[str, float] = {}  # seconds that slow nodes have for the next answer
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gates = Gates(shared_name, self._hosts)
         self._fed = frozenset({self._here})  # nodes that have got everything
         self._lock = threading.Lock()  # guards these, and the order of calls to keepers
         self._stop = threading.Event()
-        self._end_keeper_here()  # left by a chief on another node
+        self._end_keeper_here()  # a chief on another node may have left it
         self._arrays = SharedArrays(contents, shared_name, **self._options)
         try:
             self.publish({})
@@ -164,8 +164,8 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     ) -> None:
         """Have the arrays of all other nodes follow; nodes that are new get everything.
 
-        In the block of a round, this does not wait for a host that the owner considers lost: it
-        takes no part until it has everything again.
+        In the block of a round, this does not wait for a host that the owner considers lost: such a
+        host takes no part until it has everything again.
 
         Args:
             changed: From array to the numbers of the rows that have changed (the first dimension;
@@ -174,7 +174,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
 
         Raises:
             DeadlineExceededError: A node has not answered; the message names it. Call this again.
-            FailedPreconditionError: Another chief publishes these arrays now; or this has ended.
+            FailedPreconditionError: Another chief publishes now; or these are closed or removed.
             InvalidArgumentError: No array of this name; or rows are not given by their numbers.
             IndexError: No such row.
         """
@@ -201,7 +201,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
     def _send_to(self, calls: Mapping[str, Any], wait: Wait) -> None:
         """Wait until each node has answered, is dead, or is lost to an open round."""
         waiting = {call: node for node, call in calls.items()}
-        refusals: list[Exception] = []  # raised last: else the next call would get other answers
+        refusals: list[Exception] = []  # raised once all nodes have answered
         while waiting:
             ended = ray.wait(list(waiting), timeout=until_asked(wait.until))[0]
             for call in ended:
@@ -234,7 +234,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         except ray.exceptions.RayTaskError as error:
             self._keepers.pop(node, None)
             raise refusal(self._name, node, error.cause) from error.cause
-        if obeys is None:  # the error of that was not waited for: it is given them again
+        if obeys is None:  # it has no arrays: a call that was not waited for has failed
             self._keepers.pop(node, None)
             return False
         if not obeys:
@@ -250,7 +250,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._gates.open(node, until)
 
     def _are_fed(self, nodes: set[str]) -> None:
-        """Note which nodes have answered. A node whose keeper is gone gets everything again."""
+        """Note that these nodes have everything; forget fed nodes whose keepers are gone."""
         fed = (self._fed | nodes) & self._keepers.keys()
         self._fed = frozenset({self._here, *fed})
 
@@ -281,7 +281,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         keeper = make_actor(*given, seconds=seconds)
         everything = ray.put({name: np.asarray(array) for name, array in self.items()})
         call = keeper.obey.remote(self._chief, self._options, everything)
-        self._keepers[node] = keeper  # now: Ray's object store may have been full
+        self._keepers[node] = keeper  # not before: `put` fails if Ray's object store is full
         return call
 
     def _feed(self) -> None:
@@ -314,10 +314,10 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._open_gates(time.monotonic() + ANSWER)
 
     def _answers_in_time(self, node: str, call: Any) -> bool:
-        """Whether a node answers the call that has sent it everything, while nothing is published.
+        """Whether a node answers the call that has sent it everything in time.
 
-        A later answer would be of arrays that others may have rows of since. So a node that was too
-        slow has twice as long the next time: large arrays take their time.
+        `publish` waits until then. After a late answer the node may lack rows published since, so
+        it is sent everything again, and has twice as long: large arrays take their time.
         """
         seconds = self._patience.pop(node, until_asked())
         end = time.monotonic() + seconds
@@ -326,7 +326,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             with contextlib.suppress(DeadlineExceededError, FailedPreconditionError):
                 until = time.monotonic() + ANSWER
                 lost = lost.union(*(link.lost(until) for link in open_links()))
-            self._gates.tell_again(self._fed)  # else owners forget this publisher: this may be long
+            self._gates.tell_again(self._fed)  # often: owners forget silent publishers
             if time.monotonic() >= end or node in lost or self._stop.is_set():
                 self._patience[node] = min(2 * seconds, PATIENCE)
                 return False
@@ -352,7 +352,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             self._stop.set()
             if self._unlink_on_close:
                 self.unlink()
-            for node in self._gates.nodes:  # owners must open these gates
+            for node in self._gates.nodes:  # else owners would keep them closed
                 with contextlib.suppress(DeadlineExceededError):
                     self._gates.open(node, time.monotonic() + ANSWER)
             self._closed = True
@@ -415,7 +415,7 @@ def _keep_feeding(
         try:
             feed()
         except Exception as error:
-            if isinstance(error, FailedPreconditionError) and error.__cause__ is None:  # for good
+            if isinstance(error, FailedPreconditionError) and error.__cause__ is None:  # final
                 _logger.warning("%s: nodes that join get nothing of this process", error)
                 return
             said = "Nodes that have joined did not get %r: %s", name, error

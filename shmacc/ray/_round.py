@@ -57,7 +57,7 @@ class Round(Generic[_Result]):
         self._tell = arguments.on_death(on_death)
         self._sharded = sharded
         self._ticket = ""
-        self._told = 0  # losses that the owner has told it of
+        self._told = 0  # how many losses the owner has told this chief
         self._heartbeat: threading.Event | None = None  # set to end the heartbeats
 
     def __enter__(self) -> _Result:
@@ -69,9 +69,9 @@ class Round(Generic[_Result]):
             WorkerDiedError: A host was lost, or a process that had applied died or failed, and
                 ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
-                `set_global_step`; or it is gone; or this thread is in a block of the group.
+                `set_global_step`; or it is gone; or this thread has a round of the group open.
             AlreadyExistsError: The same contributor was accepted on two hosts in two consecutive
-                steps. (In one step alone it is a worker that moved; that costs the step.)
+                steps. (If in one step only, a worker has moved, and the step is void.)
             FinishedError: The group is finished.
             CancelledError: ``cancel()`` was called; or the owner has not heard from this process
                 for ``timing.chief_lease``.
@@ -161,7 +161,7 @@ class Round(Generic[_Result]):
         Raises:
             FailedPreconditionError: The round has ended before its block; or the owner died just
                 now, and whether the round was consumed is not known.
-            DeadlineExceededError: The owner does not answer, so that is not known, either.
+            DeadlineExceededError: The owner does not answer: then that is not known, either.
         """
         if kind is not None:
             self._give_up()
@@ -201,9 +201,9 @@ class _Answers:
         self._has_all = True
 
     def of(self, calls: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
-        """Wait for the answers to calls by shard; return them in the order in which they come.
+        """Yield each shard and its answer, in the order in which answers come.
 
-        The owner says which hosts are lost: nobody waits for shards there.
+        The owner says which hosts are lost: this does not wait for shards there.
         """
         waiting = {call: number for number, call in calls.items()}
         while waiting:

@@ -22,10 +22,9 @@ class HostShard:
     checks pieces as gradients are checked: a piece that does not fit is an error of the round, and
     corrupts no memory.
 
-    Once all hosts of the last round have sent their pieces it reduces them, while these hosts tell
-    the owner, and the owner the chief. What the chief then asks for is compared with the reduced
-    share: if hosts have come or gone, pieces are reduced once more. At most one reduction is kept,
-    until its fence is over.
+    Once all hosts of the last round have sent new pieces, the shard reduces them, before the chief
+    asks. If the chief then asks for another share, since hosts have come or gone, pieces are
+    reduced once more. At most one reduction is kept, until its fence is over.
     """
 
     def __init__(self, config: Config, number: int, pool: Executor) -> None:
@@ -35,13 +34,13 @@ class HostShard:
         members = Plan(config.members, config.shards).at_shard(number)
         self._group = HostGroup(members, reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._hosts: tuple[str, ...] = ()  # those of the last round, if it had no other pieces
+        self._hosts: tuple[str, ...] = ()  # the last round's, if all its gradients were here
         self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:
         with self._lock:
             if self._core.stage(fence, key, piece) and self._core.latest(self._hosts):
-                self._pool.submit(self._reduce_ahead)  # the host waits for the end of this call
+                self._pool.submit(self._reduce_ahead)  # later: the host waits for this call
 
     def forget(self, before: Fence) -> None:
         """Free the memory of rounds that are over."""
@@ -93,6 +92,6 @@ class HostShard:
 
     def _reduce(self, share: Share, pieces: list[Piece]) -> Columns:
         if self._reduced is None or self._reduced[0] != share:
-            self._reduced = None  # two at a time might not fit
+            self._reduced = None  # memory might not hold two
             self._reduced = share, self._group.reduce(pieces, share)
         return self._reduced[1]

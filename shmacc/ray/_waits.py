@@ -18,16 +18,16 @@ PARKED = 1.0
 """Seconds that a call waits at the owner: also the chief's heartbeat."""
 
 PATIENCE = 60.0
-"""Seconds that a call which waits for nothing has for its answer."""
+"""Seconds for the answer to a call that the owner does not keep waiting."""
 
 ANSWER = 1.0
 """Seconds that an answer may take after its call's waiting time."""
 
 LOOK = 10.0
-"""Seconds that a part has to say what its group was made with."""
+"""Seconds for a part to say what its group was made with."""
 
 
-_UNANSWERED = 0.5  # seconds without an answer of a host until the owner is asked
+_UNANSWERED = 0.5  # seconds without an answer until the owner is asked which hosts are lost
 
 
 def left_until(until: float) -> float | None:
