@@ -32,7 +32,7 @@ from shmacc._multihost.messages import Report
 from shmacc.ray._parts import find_actor
 
 ROWS, WIDTH, GRADIENTS, HOSTS, SHARDS = 50_000, 64, 4, 2, 2
-TABLE = 1_000_000  # its rows
+TABLE = 1_000_000  # rows of all members
 ROUNDS = 10
 
 _WORKERS = """
@@ -103,7 +103,7 @@ def main() -> None:
             object_store_memory=1 << 30,
             env_vars={"SHMACC_NAMESPACE": f"{run}{number}"},
         )
-    os.environ["SHMACC_NAMESPACE"] = f"{run}0"  # that of this process's node
+    os.environ["SHMACC_NAMESPACE"] = f"{run}0"  # the namespace of this process's node
     ray.init(address=cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
     try:
         measure(run, number_of_members)

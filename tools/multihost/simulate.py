@@ -23,7 +23,7 @@ ROUNDS: Final = {2: 30, 10: 30, 30: 20, 100: 8, 300: 2}  # by the number of host
 
 
 def sweep() -> list[Scenario]:
-    """Return jobs with more and more hosts, with one other difference each."""
+    """Return jobs with more and more hosts, and the same with other owners, timing or shards."""
     measured, fast = "the owner as measured", "an owner of 10,000 calls a second"
     chatty, often = "as measured, and no host slows down", Timing(heartbeats=1e6)
     return [
@@ -43,7 +43,7 @@ def tables() -> list[Scenario]:
 
 
 def deaths() -> list[Scenario]:
-    """Return jobs whose hosts die: with the default lease of 2 s, unless they say otherwise."""
+    """Return jobs whose hosts die, with the default lease of 2 s and with 5 s."""
     return [
         Scenario(f"{title}, {lease}", 30, shards=shards, rounds=rounds, deaths=rate, timing=timing)
         for title, shards, rate, rounds in (
@@ -127,7 +127,7 @@ DEATHS: Final[Sequence[Column]] = (
 
 
 def show() -> None:
-    """Simulate everything; print the tables, "none" where no round was over in time."""
+    """Simulate everything; print the tables, with "none" where no round ended in time."""
     _print("Hosts", sweep(), HOSTS)
     _print("Tables: 100 hosts and 100 shards", tables(), TABLES)
     _print("Deaths: 30 hosts, one is away for 5 s with all that was on it", deaths(), DEATHS)

@@ -1,7 +1,7 @@
 """Gradients, the segments that they are applied to, and the books that check each round.
 
 The protocol sees only counts. Here each gradient has an identity of its own, so that a round shows
-exactly what is in it. The tests' world, where everything goes wrong, uses these as well.
+exactly what is in it. The tests that inject faults use these as well.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Segment:
         return Batch(len(self.content), weight, self._contributors(), members, at)
 
     def reset(self, step: int) -> None:
-        """Empty the segment, and set its step. Forwards it stays finished."""
+        """Empty the segment, and set its step. It stays finished only if the step increases."""
         self.dropped += len(self.content)
         self.finished = self.finished and step > self.step
         self.step, self.content, self.held = step, [], False
@@ -106,14 +106,14 @@ class BrokenPromiseError(AssertionError):
 
 
 class Books:
-    """Accounts kept outside the protocol."""
+    """What segments and rounds had, recorded outside the protocol."""
 
     def __init__(self, required: int) -> None:
-        self.required = required  # gradients of a round
+        self.required = required  # gradients that a round requires
         self.shipped: dict[BatchKey, Sequence[Gradient]] = {}
         self.consumed: dict[int, int] = {}  # the step of each gradient that is in a round
         self.accepted = self.refused = 0  # by segments
-        self.lost = 0  # accepted, and in no round when their segment was emptied
+        self.lost = 0  # accepted, but in no round when their segment was emptied
 
     def emptied(self, content: Iterable[Gradient]) -> None:
         """Note that a segment is emptied: what no round consumed is lost."""

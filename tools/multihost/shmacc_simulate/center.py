@@ -23,7 +23,7 @@ _PARKED = 1.0  # seconds that a chief's call waits at the owner
 
 @dataclass(frozen=True)
 class _Call:
-    """A forwarder's call that waits until the current order is not number `serial` any more."""
+    """A forwarder's call that waits until there is a newer order than number `serial`."""
 
     host: Host
     incarnation: int
@@ -94,7 +94,7 @@ class Owner:
         self._look()
 
     def leave(self, ticket: str) -> Steps[None]:
-        """End the chief's block, in order."""
+        """End the chief's block without an error."""
         yield self._processor.done(2 * self._half)
         opened, step = self.core.block, self.core.step
         if self.core.leave(ticket, self._world.clock.now, consume=True) and opened is not None:
@@ -139,7 +139,7 @@ class Owner:
 
 
 class Shard:
-    """A shard at one host. It handles one call at a time; pieces are numbers of bytes."""
+    """A shard at one host. It handles one call at a time; a piece is its size in bytes."""
 
     def __init__(self, world: World, at: int) -> None:
         self._world = world

@@ -56,7 +56,7 @@ class Chief:
             self._fetch(answer)
         elif isinstance(answer, Waiting):
             self._ask()
-        elif isinstance(answer, Ended):  # the owner took too long to handle the calls
+        elif isinstance(answer, Ended):  # the owner was too busy to hear the chief in time
             self.next_round()
         else:
             raise TypeError(f"The owner's answer to the chief is {answer}")

@@ -68,7 +68,7 @@ class Host:
         self._drive()
 
     def die(self) -> None:
-        """Everything on the host is gone."""
+        """End everything on the host."""
         self.alive = False
         for shard in self.shards.values():
             shard.alive = False
@@ -77,7 +77,7 @@ class Host:
         self._life += 1
 
     def shard(self, number: int) -> Shard | None:
-        """Return a shard of the host; None: it is dead."""
+        """Return a shard of the host; None: the host is dead."""
         if self.alive and number not in self.shards:
             self.shards[number] = Shard(self._world, self.number)
         return self.shards.get(number)
@@ -173,7 +173,7 @@ class Host:
             self._follow()
 
     def _seal(self, core: ForwarderCore) -> Steps[None]:
-        """Copy the segment's content, which keeps the thread busy. Each shard gets rows, if any."""
+        """Copy the segment's content, which keeps the thread busy. Any rows go to all shards."""
         batch = self.segment.sealed()
         if batch.count:  # the core does not ship a batch without gradients
             batch = dataclasses.replace(batch, shards=frozenset(range(len(core.places))))
@@ -187,7 +187,7 @@ class Host:
             self._drive()
 
     def _ship(self, core: ForwarderCore, grant: int) -> None:
-        """Send a piece to each shard. Hosts begin with different ones, to spread the load."""
+        """Send a piece to each shard. Hosts begin with different shards, to spread the load."""
         fence = core.fence
         if fence is None:
             raise RuntimeError("A segment of no fence was to be shipped")

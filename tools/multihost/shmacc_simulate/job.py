@@ -40,7 +40,7 @@ class Job:
         return self._result(started)
 
     def _next_death(self) -> None:
-        """Let a host die and come back; never the first, which has the owner and the chief."""
+        """Let hosts die and come back, except the first: it has the owner and the chief."""
 
         def strike() -> None:
             living = [host for host in self.hosts[1:] if host.alive]

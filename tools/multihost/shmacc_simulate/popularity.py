@@ -49,7 +49,7 @@ class Table:
 
 @cache
 def _bins(table: Table) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return how many rows each bin has, and the probability that a draw is a given one of them."""
+    """Return how many rows each bin has, and the probability that a draw hits one given row."""
     ends = np.arange(1, min(_EXACT, table.rows) + 1, dtype=np.float64)
     if table.rows > _EXACT:
         ends = np.concatenate(

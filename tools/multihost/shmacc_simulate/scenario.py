@@ -36,8 +36,8 @@ class Machine:
 
 
 # Measured on the machine of docs/many-hosts.md; `owner_call` and the bandwidth by `make bench-ray`:
-# 870 reports a second; and, in 125 ms by bare Ray calls, half of each host's 50.5 MB to the other
-# one, then half of 91.5 MB to the chief.
+# 870 reports a second; in 125 ms, bare Ray calls sent half of each host's 50.5 MB to the other
+# host, and then half of 91.5 MB to the chief.
 MEASURED: Final = Machine(
     bandwidth=(50.5e6 / 2 + 91.5e6 / 2) / 0.125,
     latency=0.0,
@@ -108,6 +108,6 @@ class Result:
     late: float  # share of the gradients that segments refused: their step was over or sealed
     lost: float  # share of the accepted gradients that got into no round
     died: int  # deaths of hosts
-    regrants: int  # grants that came to nothing, and batches that shards had lost
+    regrants: int  # grants that came to nothing, and blocks whose shards had lost pieces
     voided: int  # void steps
-    lost_hosts: int  # how often the owner took a host for lost
+    lost_hosts: int  # how often the owner considered a host lost

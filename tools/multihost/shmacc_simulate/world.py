@@ -29,11 +29,11 @@ class Clock:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, time: float, do: Callable[[], None]) -> None:
-        """Have something done at a time; one that has passed means now."""
+        """Call `do` at a time; a time that has passed means now."""
         heapq.heappush(self._events, (max(time, self.now), next(self._order), do))
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
-        """Have something done after this many seconds."""
+        """Call `do` after this many seconds."""
         self.at(self.now + seconds, do)
 
     def start(self, steps: Steps[None]) -> None:
@@ -67,15 +67,15 @@ class Processor:
 class Network:
     """Carries messages between hosts, each with a NIC that sends and receives at the same time.
 
-    Large messages take their time at both NICs, one after the other: first come, first served.
-    Switches are never the limit. Small ones (reports, orders, answers) do not wait
-    behind large ones, since they would not in a network that divides its bandwidth among streams.
+    Large messages queue at both NICs: first come, first served. Switches are never the limit. Small
+    messages (reports, orders, answers) do not wait behind large ones, since they would not in a
+    network that divides its bandwidth among streams.
     A message from a host to itself takes no time and is not counted.
     """
 
     def __init__(self, clock: Clock, hosts: int, bandwidth: float, latency: float) -> None:
         self._clock = clock
-        self._out_free, self._in_free = [0.0] * hosts, [0.0] * hosts  # when each NIC is
+        self._out_free, self._in_free = [0.0] * hosts, [0.0] * hosts  # when each NIC is free
         self._bandwidth, self._latency = bandwidth, latency
         self.messages = 0
         self.large_bytes = 0.0
@@ -88,7 +88,7 @@ class Network:
         return self._clock.now + self._latency + size / self._bandwidth
 
     def large(self, sender: int, receiver: int, size: float, ready: float) -> Steps[None]:
-        """Carry a large message that is ready at a time."""
+        """Carry a large message, which can be sent from the time `ready` on."""
         if sender == receiver:
             yield ready
             return
