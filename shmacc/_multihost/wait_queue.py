@@ -1,4 +1,4 @@
-"""The chiefs that wait at the owner: first come, first served, and each ticket served once."""
+"""The chiefs that wait at the owner: first come, first served, each ticket once."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field

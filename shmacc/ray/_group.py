@@ -234,7 +234,7 @@ class AccumulatorGroup:
     def set_global_step(self, new_global_step: int) -> None:
         """Set the step of all hosts; gradients stay. A lower step logs a warning.
 
-        An owner that was started again refuses rounds until this call.
+        An owner that was started again refuses rounds until this or `advance_step`.
 
         Args:
             new_global_step: The step; gradients of earlier steps are dropped from now on.

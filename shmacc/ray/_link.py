@@ -76,7 +76,7 @@ class Link:
         config: What the group was made with.
         plan: Which row is at which shard.
         closed: Whether the chief has let go of the group.
-        removed: Whether it has removed the group.
+        removed: Whether the chief has removed the group.
     """
 
     def __init__(self, config: Config, step: int | None, until: float | None = None) -> None:

@@ -9,11 +9,11 @@ Why a worker that sees a new step sees its parameters
 
     `publish` is called in the block of a round. The owner moves the step on after the block, and no
     segment's step moves before the owner's. So all writes of a step are made before any worker of
-    any node can see the step; and a worker reads the step (`wait_step`, `global_step`) under its
-    segment's lock, which orders memory. As on one host, workers of the step that the block closes
-    may read arrays while they are written; their gradients are of a step that is over, unless the
-    block raises. Keep each step's parameters in a copy of their own (step % 2) where that may
-    happen, or where a chief may die in its block.
+    any node can see the step; and `wait_step` and `global_step`, by which a worker sees it, order
+    memory. As on one host, workers of the step that the block closes may read arrays while they are
+    written; their gradients are of a step that is over, unless the block raises. Keep each step's
+    parameters in a copy of their own (step % 2) where that may happen, or where a chief may die in
+    its block.
 
 What dies, or does not answer, and what that costs
 
@@ -22,16 +22,15 @@ What dies, or does not answer, and what that costs
             begun.
     node    `publish` does not wait for a host that the round's owner considers lost, after
             `timing.lease`: long before Ray sees that its node is dead. The host may be alive. So
-            before `publish` goes on without it, the owner closes its gate: its segment learns of no
-            step until a keeper there has everything again, and so no worker there sees a step
-            before the parameters. If that owner dies, the chief's process tells the next one of the
-            gates: so set the step there. Outside of a block, `publish` waits for as long as
-            Ray considers the node alive.
+            before `publish` goes on without it, the owner closes the host's gate: the segment there
+            learns of no step until a keeper there has everything again, and so no worker there sees
+            a step before the parameters. If that owner dies, the chief's process tells the next one
+            of the gates; so set the step in the chief's process. Outside of a block, `publish`
+            waits for as long as Ray considers the node alive.
     joins   A node that joins, or is back, gets everything within seconds, whether or not there is a
             round (`_start_feeding`), and its gate is closed until then: its memory may have arrays
-            from before (`_gates.py`). That copy may contain what the chief has written and not
-            published yet: it is of a step that no worker has seen, and that is still to be
-            published.
+            from before (`_gates.py`). What it gets may include what the chief has written and not
+            published yet: that is of a step that no worker has seen.
     chief   The next one, on any node, makes the arrays again; if its node has some, they have what
             was published last. Keepers obey only the last chief. A chief that was merely silent for
             longer than the lease gets an error from `publish`; but it has written the arrays of its
@@ -114,7 +113,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         self._keepers: dict[str, Any] = {}  # by node; each was sent all arrays first
         self._slow: dict[str, Any] = {}  # keepers of nodes that were not waited for
-        self._given: dict[str, Any] = {}  # the last call to nodes that have not answered it
+        self._given: dict[str, Any] = {}  # by node: the last call, until it is answered
         self._patience: dict[str, float] = {}  # seconds that slow nodes have for the next answer
         self._refused: set[str] = set()  # nodes whose keepers have raised
         self._gates = Gates(shared_name, self._hosts)
