@@ -165,7 +165,7 @@ class OwnerCore(Rounds):
             return Finished() if self.finished else Ended()
         if found.conflict is not None:
             return found.conflict
-        if found.lost and self._grant is None:  # with a grant, the round comes first
+        if found.lost and self._grant is None:  # not during a grant: first the round
             return Died(tuple(found.lost))
         living = [host for host in self._hosts if not host.lost]
         late = [] if self._grant is None else self._grant.waits_for(self._hosts)

@@ -46,7 +46,7 @@ class Plan:
         for name, spec in members.items():
             dims = spec.shape
             if _is_sparse(spec):
-                dims = spec.shape[1:] if spec.shape else None  # a row's
+                dims = spec.shape[1:] if spec.shape else None  # dimensions of a row
             if dims is None or None in dims:
                 raise InvalidArgumentError(
                     f"Member {name!r} of a group over several hosts needs a shape whose dimensions "

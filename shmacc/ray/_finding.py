@@ -25,7 +25,7 @@ from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
-_HEAD = 3.0  # least seconds for an answer of Ray's head, or of an owner that starts
+_HEAD = 3.0  # at least these seconds for an answer of Ray's head or a starting owner
 _AGAIN = 0.1  # seconds until Ray is asked again to start an owner
 _END = 15.0  # seconds for parts to remove their names
 
@@ -85,7 +85,7 @@ def make_owner(config: Config, step: int | None, until: float | None) -> tuple[A
             raise DeadlineExceededError(
                 f"The owner of {config.name!r} does not answer: it is stopped, or cut off"
             ) from None
-        except LOST as error:  # it has died, or the node that was to schedule it
+        except LOST as error:  # the owner has died, or the node that was to schedule it
             if time.monotonic() > end:
                 raise FailedPreconditionError(
                     f"Ray does not start the owner of {config.name!r}: {error}"

@@ -92,7 +92,7 @@ class Incarnation:
         self._core = ForwarderCore(self._host, self._incarnation, config.timing)
         self._segment = LocalSegment(group, Plan(config.members, config.shards))
         self._serial = -1
-        self._fence: Fence | None = None  # the last order's
+        self._fence: Fence | None = None  # the fence of the last order
         self._polls: list[Future[Order]] = []  # calls to the owner without an answer yet
         self._poll_from = 0.0
         self._sealed: Content | None = None
@@ -115,7 +115,7 @@ class Incarnation:
                     continue
                 self._look_around(now)
                 self._answer()
-                self._look()  # last: if the segment is finished, no action may undo that
+                self._look()  # last: an action that follows an older look could undo a finish
                 if not self._act():
                     return False
                 self._talk(now)

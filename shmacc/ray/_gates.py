@@ -28,7 +28,7 @@ class Gates:
     def __init__(self, by: str, hosts: frozenset[str] | None) -> None:
         self._by, self._hosts = by, hosts
         self._links: dict[str, set[Link]] = {}  # by node: links to owners that closed its gate
-        self._unsure: dict[Link, set[str]] = {}  # nodes whose closing the owner has not confirmed
+        self._unsure: dict[Link, set[str]] = {}  # nodes whose gates may not be closed there yet
         self._told: frozenset[Link] = frozenset()  # links to owners that know which nodes are fed
 
     @property

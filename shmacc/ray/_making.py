@@ -39,7 +39,7 @@ def new_config(
 ) -> Config:
     """Check the arguments for a group, and fill in what is not given."""
     names.segment_name(shared_name)
-    names.segment_name(counters_of(shared_name))  # its longest name on a node
+    names.segment_name(counters_of(shared_name))  # the group's longest name on a node
     with AccumulatorGroup(members, reduction_type=reduction_type) as group:
         specs, reduction = group.members, group.reduction_type
     found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(hosts)))
@@ -70,7 +70,7 @@ def make(config: Config) -> Link:
     try:
         _wait_for_hosts(link, wanted)
     except BaseException:
-        if link.config.number == config.number:  # nobody else has made it
+        if link.config.number == config.number:  # this call has made the group
             warn_of_left(config.name, link.end())
         raise
     return link

@@ -25,7 +25,7 @@ class ObjectStore:
 
     def __init__(self) -> None:
         self._files: list[Path] = []
-        with contextlib.suppress(OSError):  # another user's: then nothing is known
+        with contextlib.suppress(OSError):  # another user's raylet: its files are unknown
             for link in Path(f"/proc/{os.getppid()}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(link.readlink()).startswith(_STORE):

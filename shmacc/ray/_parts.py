@@ -216,7 +216,7 @@ class Shard:
         call = self._actor.run.remote(self.number, self._opened, function, args)
         node, heard = self._opened.places[self.number], time.monotonic()
         while not ray.wait([call], timeout=until_asked())[0]:
-            if node not in self._lost():  # it is, for a while, if a function keeps the GIL
+            if node not in self._lost():  # a function that keeps the GIL stops the node's heartbeat
                 heard = time.monotonic()
             elif time.monotonic() - heard > PATIENCE:
                 raise DeadlineExceededError(

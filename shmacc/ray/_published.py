@@ -275,7 +275,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         """Have a new keeper write everything; return the call."""
         seconds = min(PATIENCE, max(ANSWER, until - time.monotonic()))
         if find_actor(self._keeper(self._here), seconds) is not None:
-            raise self._replaced()  # by a chief on another node, which feeds this one
+            raise self._replaced()  # a chief on another node feeds this one
         given = ray.remote(KeeperActor), self._keeper(node), node, self._name
         keeper = make_actor(*given, seconds=seconds)
         everything = ray.put({name: np.asarray(array) for name, array in self.items()})

@@ -34,13 +34,13 @@ class HostShard:
         members = Plan(config.members, config.shards).at_shard(number)
         self._group = HostGroup(members, reduction_type=config.reduction)
         self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._hosts: tuple[str, ...] = ()  # the last round's, if all its gradients were here
+        self._hosts: tuple[str, ...] = ()  # the last round's, if each had a piece here
         self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:
         with self._lock:
             if self._core.stage(fence, key, piece) and self._core.latest(self._hosts):
-                self._pool.submit(self._reduce_ahead)  # later: the host waits for this call
+                self._pool.submit(self._reduce_ahead)  # in a thread: the host waits for this call
 
     def forget(self, before: Fence) -> None:
         """Free the memory of rounds that are over."""

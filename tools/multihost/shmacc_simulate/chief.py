@@ -22,7 +22,7 @@ class _Fetch:
     """The calls to all shards that have a part of a round."""
 
     opened: Opened
-    mean: float  # bytes, if the chief fetches it
+    mean: float  # its bytes; 0: it stays at the shards
     waiting: set[int]
     is_whole: bool = True  # no shard has lost a piece
 

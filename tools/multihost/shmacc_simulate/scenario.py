@@ -8,7 +8,7 @@ from typing import Final
 from shmacc._multihost.messages import Timing
 from shmacc_simulate.popularity import Table
 
-WIDTH = 64  # numbers of float32 in a row of every table
+WIDTH = 64  # float32 values in a row of every table
 ROW_BYTES = WIDTH * 4 + 8 + 8  # as shipped: values, index, count
 SMALL_BYTES = 300  # a report, an order, a call without rows; each contributor adds 8
 
