@@ -15,7 +15,7 @@ struct ApplyRequest {
     MemberGradient* const* members;
     size_t member_count;
     std::vector<int64_t> contributors;  // ascending
-    // A contributor that is in the round already: for a partial an error; a single gradient is not added again.
+    // If a contributor is in the round already, a partial fails, and a single gradient is accepted but not added.
     bool partial;
     int64_t deadline;
 };
@@ -24,13 +24,13 @@ class Apply : public Operation {
   public:
     using Operation::Operation;
 
-    // False: dropped, as stale or because of a seal.
+    // False: the gradient was dropped, since it is stale or its step is sealed.
     bool apply(const ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock);
         HeadGrace grace;
         Refused refused;
         bool given_back = false;
-        bool waited = false;  // not only for the lock; while it checks again, inspection shows that wait
+        bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
         for (bool everywhere = contributors_everywhere(request);;) {
             if (!waited) activity.now(kWaitsForLock);
             ApplySession session(segment_, contributor_of(request), everywhere,
@@ -98,7 +98,7 @@ class Apply : public Operation {
         }
     }
 
-    // For a gradient that does not fit the round: drops it if it is stale. Returns whether it was.
+    // Drops a gradient that does not fit the round if it is stale. Returns whether it was.
     bool drop_if_stale(int64_t local_step, int64_t gradients, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         ApplySession session(segment_, std::nullopt, false, lock_deadline(deadline), interruption_);
@@ -108,9 +108,9 @@ class Apply : public Operation {
         return true;
     }
 
-    // For Load: replaces all gradients by the request's, in a round at its step; `commit_replaced` commits that. This
-    // ends an open round, and a finished accumulator goes on. session: has all lanes' locks. If this throws, nothing
-    // has changed; afterwards `session.roll_back` undoes it.
+    // For Load: replaces all gradients by the request's, and the step by the request's step. Ends an open round; a
+    // finished accumulator goes on. `commit_replaced` commits, `session.roll_back` undoes it; if this throws, nothing
+    // has changed. session: has all lanes' locks.
     void replace(ApplySession& session, const ApplyRequest& request) {
         RoundState& round = session.round;
         round.discarded += static_cast<uint64_t>(session.pending().count);
@@ -131,15 +131,15 @@ class Apply : public Operation {
     }
 
   private:
-    // The last attempt that was refused because it needed memory that is kept free for others.
+    // The last attempt that failed because it needed memory that is kept free for others.
     struct Refused {
         uint64_t needed = 0;  // bytes; 0: there was none
         uint64_t round = 0;
         int64_t pending = 0;
         uint32_t lane = 0;
 
-        // Whether another attempt would be refused, too. An attempt looks up the gradient's rows under the lock, which
-        // takes long, and a waiting process asks twenty times a second.
+        // Whether another attempt would fail, too. Checked first, since an attempt looks up the gradient's rows under
+        // the lock, which takes long, and a waiting process tries twenty times a second.
         bool still(const ApplySession& session, int64_t now_pending, const SegmentFile& file) const {
             return needed != 0 && pending != 0 && pending == now_pending && round == session.round.round &&
                    lane == session.lane_number() && !file.has_room(needed);
@@ -187,8 +187,8 @@ class Apply : public Operation {
         activity.count(&Participant::dropped, gradients);
     }
 
-    // A gradient's contributor is looked up, and stored, in its own lane. A partial's contributors are looked up in all
-    // lanes, and after a partial all contributors of this round are (RoundState::spread).
+    // Contributors are stored in the lane of their gradient. A single gradient looks in its own lane for its
+    // contributor; a partial, and any gradient after a partial in the same round (RoundState::spread), in all lanes.
     bool contributors_everywhere(const ApplyRequest& request) const {
         return request.partial && !request.contributors.empty() && segment_.lanes().size() > 1;
     }
@@ -196,8 +196,8 @@ class Apply : public Operation {
         if (request.partial || request.contributors.empty()) return std::nullopt;
         return request.contributors.front();
     }
-    // Whether this gradient must be compared with other lanes: for its contributor; or for the round's shape, if the
-    // gradient is the lane's first and its shape is not the declared one.
+    // Whether this gradient must be compared with other lanes: because its contributor may be there, or because it is
+    // the lane's first gradient and has another shape than the declared one, so that other lanes may disagree.
     bool must_look_everywhere(ApplySession& session, const ApplyRequest& request) const {
         if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
         for (size_t i = 0; i < request.member_count; ++i) {
@@ -245,15 +245,15 @@ class Apply : public Operation {
             throw;
         }
     }
-    // False: the gradient needs memory that is kept free for others, and nothing has changed. All growth is in
-    // `prepare` and Lane::reserve_undo, before Lane::begin: no row has been added to, and no index entry made.
-    // `roll_back` gives back the regions that grew before the refused one, none of which is recorded. Only room for
-    // the undo may be recorded, if nothing else had to grow; the next attempt needs it as well. A death on the way
-    // leaves pages that nothing records, as in any apply that grows.
+    // False: the gradient needs memory that is kept free for others, and nothing has changed. Regions grow only in
+    // `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry has been written. `roll_back`
+    // gives back the regions that grew before one was refused; no commit has recorded them. Only room for the undo
+    // may be recorded, if nothing else had to grow; the next attempt needs it as well. A death meanwhile leaves pages
+    // that no commit records, as in any apply that grows.
     //
     // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If none
-    // are, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give it back, and only
-    // a gradient that does not fit then (last) is an error.
+    // are, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give that back first,
+    // and a gradient that still does not fit is an error. last: they have given it back.
     bool put_in_if_room(ApplySession& session, const ApplyRequest& request, ActivityScope& activity,
                         bool last, Refused& refused) {
         activity.now(kApplies);
@@ -266,8 +266,8 @@ class Apply : public Operation {
             return false;
         }
         if (request.partial && session.round.spread != session.round.round) {
-            // From here on this round's contributors are looked up in all lanes. (A death before the gradient's
-            // commit leaves that as it is.)
+            // From here on every gradient of this round looks in all lanes for its contributor, even if this process
+            // dies before the partial's commit.
             session.round.spread = session.round.round;
             segment_.round().commit(session.round);
         }
@@ -346,7 +346,7 @@ class Apply : public Operation {
             if (other.state.round == session.round.round) check_shape(other, gradient.dims());
         }
     }
-    // An error of a group's member names it.
+    // Adds the member's name, if it has one, to its error.
     template <class Act>
     void of_each(const ApplyRequest& request, Act act) {
         for (size_t i = 0; i < request.member_count; ++i) {

@@ -1,4 +1,4 @@
-// A table of parameters: rows whose ids nobody knows beforehand, changed under the lock, read without it.
+// A table of parameters: rows whose ids are not known beforehand, changed under the lock, read without it.
 //
 // A table uses the regions of an accumulator's sparse member (layout.hpp), with the same index. But its rows come and
 // go one by one, so each slot has a stamp that says whether it is in use: the lane's generation when the slot was
@@ -6,48 +6,48 @@
 //
 //   Invariant: at the committed generation g, the table's rows are the slots below MemberState::rows whose stamp says
 //              that they were given at g or before. No two of them have the same id, and the index leads to each.
-//              The other slots below it form one list, which starts at MemberState::free_slot: each has the next
-//              one's number in place of its step.
+//              The other slots below MemberState::rows form a linked list, which starts at MemberState::free_slot:
+//              each stores the next free slot's number in place of its step.
 //
 // An update, between `begin` and its commit, which makes generation G = g + 1:
 //   1  saves the ids, stamps and steps that it is going to change in slots below `rows`, and counts them as saved
 //   2  writes the steps, and stamps the slots that it gives to new ids as given at G
-//   3  writes their rows' first contents; then, row by row, saves and changes rows (rows/optimizers.hpp)
-//   4  writes their ids
+//   3  writes the new rows' first contents; then, row by row, saves and changes rows (rows/optimizers.hpp)
+//   4  writes the new ids
 //   5  stamps the slots of removed ids as free from G on, and links them
 //   6  adds entries to the index; or builds a new one, in the region that is not current, with stamp G
-// It gives away only slots that were free at g. It links the slots that it frees, for a later update to give away.
+// It gives only slots that were free at g to new ids. Those that it frees itself are for later updates.
 //
 // At each instant of death the log has the old content of slots below `rows`, and Lane::recover puts it back
 // (saved_arrays.hpp) before it commits G itself. Rows of free slots need not be put back: nobody reads them. Slots
-// from `rows` on may keep a stamp of G. `rows` excludes them until an update gives them away, with its own stamp.
-// Index entries left behind lead to slots that are free or have another id; a lookup compares stamp and id, so it
-// finds neither (LaneState::leftovers counts such entries). A new index left behind is not current, and no later
-// index gets its stamp.
+// from `rows` on may keep a stamp of G, but nobody reads them until a later update gives them to ids, and stamps them
+// again. A dead update's index entries lead to slots that are free or have another id; a lookup compares stamp and id,
+// so it ignores them (LaneState::leftovers counts such entries). A dead update's new index is not current, and no
+// later index gets its stamp.
 //
 // Readers take no lock, and never wait. A reader loads the committed state, of a generation g; looks an id up in the
 // index of that state, and takes a slot below `rows` that has the id and whose stamp says that it was given at g or
 // before; copies the row; and checks that id and stamp are unchanged. Then it has the id's row, because:
 //
-//   * The stamp of a slot in use changes only in step 5, and changes back only if that is undone. In between the slot
-//     is not given away: only slots that a commit has freed are, and a commit is not undone. No generation is used
-//     twice. So an unchanged stamp means that the slot was the id's all the time. An unchanged id would not: while
-//     the reader slept, its id may have been removed, another id have got the slot, and then the first one again.
+//   * The stamp of a slot in use changes only in step 5, and changes back only if step 5 is undone. Until then no id
+//     gets the slot: an update gives away only slots that a commit has freed, and a commit is not undone. No
+//     generation is used twice. So an unchanged stamp means that the slot belonged to the id all the time. An unchanged
+//     id proves less: while the reader slept, the slot may have gone to another id, and then back to the first one.
 //   * The next owner of the slot writes its numbers after a barrier (Lane::begin's), and the slot was stamped as free
 //     before that barrier. A reader that has copied one of these numbers and passed a load_barrier sees that stamp or
 //     a later one.
-//   * A stamp above g is of an update that had not committed when the reader began: the id is being added, so it
-//     may be found or not. No stamp of g or before is left by a dead update: its slots have been put back, or lie
-//     from `rows` on, which was loaded together with g.
+//   * A stamp above g is of an update that had not committed when the reader began: the id is being added, so the
+//     reader may find it or not. No stamp of g or before comes from a dead update: its slots have been put back, or
+//     lie from `rows` on, and the reader loaded `rows` together with g.
 //
-// If a reader finds no such slot, or another stamp afterwards, this very id has changed, or the index is not current
-// any more. So the reader loads the state again and searches once more, unless the index is still the same. (It
+// If a reader finds no such slot, or another stamp afterwards, then this very id has changed, or the index is not
+// current any more. So the reader loads the state again, and searches again unless the index is still the same. (It
 // compares the index's stamp, not its place: a new index is built in the place of the one before the last, which a
 // reader that slept may be reading.) An id that is in the table at g is in the index of g, and entries are neither
-// removed nor moved. So an id that was there when the reader began, and is not removed, is never missed.
+// removed nor moved. So a reader never misses an id that was in the table when it began and was not removed since.
 //
-// No memory is given back to the system: a reader may be in any region at any time. By reading it would fill a hole,
-// or be killed if /dev/shm is full.
+// No memory is given back to the system, since a reader may be in any region at any time: reading a hole would fill it,
+// or kill the reader if /dev/shm is full.
 #pragma once
 
 #include "protocol/lane.hpp"
@@ -183,8 +183,8 @@ class IdTable {
         reserve();
     }
 
-    // What is saved: ids, stamps and steps of slots that are given away or freed (`marked`), then steps and rows of
-    // slots whose ids are changed (`touched`).
+    // An update saves ids, stamps and steps of slots that it gives away or frees (`marked`), then steps and rows of
+    // slots whose rows it changes (`touched`).
     SavedArray saved_marks() const {
         SavedArray saved{member_.number(), marked_.size(), 1, {}};
         saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
@@ -255,7 +255,7 @@ class IdTable {
         state_.index_filled += fresh_.size();
     }
 
-    // All ids, ascending, with their slots. Not together with `prepare`.
+    // All ids, ascending, with their slots. Do not call it after `prepare`.
     std::vector<std::pair<int64_t, uint64_t>> all() {
         const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
         const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
@@ -307,7 +307,7 @@ class IdTable {
                     Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
         if (rebuilds_) {
             // Room for nearly twice the rows: if a table grows little by little, each row then moves to a new index
-            // twice, not five times.
+            // about twice, instead of five times.
             const uint64_t least = Index::buckets_for(state_.in_table + fresh_.size());
             buckets_ = least + least / 2;
             member_.ensure_reserved(other_index(), buckets_ * sizeof(Bucket), false);

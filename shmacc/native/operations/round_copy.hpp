@@ -1,5 +1,5 @@
-// The copy of a round that a take hands out: reduced into the caller's memory before the round is consumed. A member's
-// sums in several lanes are added up in the order of the lanes.
+// The copy of a round that a take hands out. Sums are reduced into the caller's memory before the round is consumed; a
+// member's sums in several lanes are added up in the order of the lanes.
 #pragma once
 
 #include <optional>
@@ -28,7 +28,7 @@ struct TakenMember : MemberInRound {
 
 struct Taken {
     uint64_t serial;  // the serial of the round that the take opened; 0: it opened none
-    uint64_t half_updated;  // Config::token of the parameters whose update by that round is begun but not in; or 0
+    uint64_t half_updated;  // Config::token of the parameters if that round's update has begun and is not in; else 0
     int64_t count;
     int64_t weight;
     int64_t step;
@@ -46,7 +46,7 @@ struct TakeRequest {
     bool advance_step;  // else it hands out a partial: sums that are not reduced
     bool seal;
     bool hold;  // opens the round instead of consuming it
-    bool raise_departures;  // instead of waiting on, when processes that had applied are gone
+    bool raise_departures;  // throws when processes that had applied gradients are gone, instead of waiting on
     ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
 };
 
@@ -79,7 +79,7 @@ class Tables {
     std::optional<Merge<T>> merge_;
 };
 
-// A round as a take will hand it out, and the identity of the round that it copies. Made with all lanes' locks.
+// A round as a take will hand it out, and what identifies the original. Make it with all lanes' locks.
 class RoundCopy {
   public:
     // heads: another take is the head of the queue and the round belongs to it, so this one gets nothing.
@@ -173,7 +173,7 @@ class RoundCopy {
                          is_streamed(values.get(), tables.rows() * row_bytes, row_bytes));
         return tables.read(to, reduce);
     }
-    // Reduces a dense member, each shard's run into the shard's columns.
+    // Reduces a dense member, and writes each shard's run of elements into that shard's columns.
     template <class T>
     static bool divide(ColumnsWriter& columns, MemberLine line, std::vector<const T*> arrays,
                        const Division& division, uint32_t components, uint64_t numbers, const Reduce& reduce) {

@@ -1,4 +1,4 @@
-// Takes and rounds: waiting in the queue, handing out, consuming.
+// Takes and rounds: how they wait in the queue, are handed out, and are consumed.
 #pragma once
 
 #include "operations/operation.hpp"
@@ -11,17 +11,18 @@ class Take : public Operation {
   public:
     using Operation::Operation;
 
-    // Waits until this take is the head and num_required gradients are pending (at_least, at the deadline); hands out
-    // all pending gradients.
+    // Waits until this take is the head of the queue and num_required gradients are pending (at the deadline at_least
+    // are enough). Then hands out all pending gradients.
     //
-    // Copying a large round takes milliseconds, and a signal that comes meanwhile must find a take that has consumed
-    // nothing. So signals are handled between copy and commit: without the lock, since handlers run Python, but with
-    // the take's entry in the queue. So nobody else takes the round, and no gradient joins it (the head's number is
-    // reached, so applies wait). The round may change all the same: by advance_step, an apply that runs out of
-    // patience, a death that costs the entry, or the handler itself. Then it is copied again; after kLooks such copies
-    // the take commits without handling signals first. A process that dies between copy and commit has taken nothing.
+    // Copying a large round takes milliseconds, and if a signal handler raises because of a signal that came meanwhile,
+    // the take must have consumed nothing. So signals are handled between copy and commit: without the lock, since
+    // handlers run Python, but with the take's entry in the queue. So nobody else takes the round, and no gradient
+    // joins it (the head has its number of gradients, so applies wait). The round may still change: by advance_step, by
+    // an apply that runs out of patience, by a death that removes the entry, or by the handler itself. Then it is
+    // copied again; after kLooks such copies the take commits without handling signals first. A process that dies
+    // between copy and commit has taken nothing.
     //
-    // After the commit `taken` has the round even if this throws, since nobody else has it any more.
+    // After the commit `taken` has the round even if this throws, since it is nowhere else any more.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock);
         QueueEntry entry(segment_);
@@ -111,7 +112,7 @@ class Take : public Operation {
         return true;
     }
 
-    // What a take of everything would give now. Consumes nothing, and waits only for the lock.
+    // Returns what a take of all gradients would give now. Consumes nothing, and waits only for the lock.
     RoundCopy look(bool advance_step, const Division* division, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, lock_deadline(deadline), interruption_);
@@ -122,7 +123,7 @@ class Take : public Operation {
                          {0, 0, kForever, division, advance_step, false, false, false, {}}, false);
     }
 
-    // Throws, as a waiting take with raise_departures would, if processes that had applied have died or failed.
+    // Throws, as a waiting take with raise_departures would, if processes that had applied gradients are gone.
     void check_departures() {
         if (!segment_.departures().any()) return;
         ActivityScope activity(segment_, kWaitsForLock);
@@ -134,8 +135,8 @@ class Take : public Operation {
     using Operation::commit;
     using Operation::deadline_exceeded;
 
-    // Ends a wait when the take is cancelled or the accumulator is finished; also a wait for the lock, which a stopped
-    // process may have.
+    // Ends a wait, in the queue or for the lock (a stopped process may hold it), when the take is cancelled or the
+    // accumulator is finished.
     class InQueue : public Interruption {
       public:
         InQueue(Take& take, QueueEntry& entry, const TakeRequest& request)
@@ -161,7 +162,7 @@ class Take : public Operation {
                               "; the global step is " + std::to_string(now.round.step),
                           now, dropped_before, {{"required", request.num_required}});
     }
-    // What the take waited for, if not for gradients. Read without the lock, so fit for a message only.
+    // Says what the take waited for, if not for gradients. For a message only, since it reads without the lock.
     std::string obstacle(const TakeRequest& request, const Totals& now) {
         if (round_is_open(now.round)) {
             const auto at = static_cast<uint32_t>(now.round.holder.participant);
@@ -171,9 +172,9 @@ class Take : public Operation {
         if (now.count < request.num_required) return "";
         return ", but other takes were before it in the queue, or the lock was held all the time";
     }
-    // For a message: the processes whose gradients the round may lack. They have died or failed since the last take, or
-    // since the one before, after which they would have gone on to this round. This does not mark a departure as told
-    // (departures.hpp). The kernel is asked about deaths only after a wait in the queue, which asks it, too.
+    // For a message: the processes that have died or failed during this step or the one before, and whose gradients
+    // the round may therefore lack. This does not mark a departure as told (departures.hpp). It asks the kernel about
+    // deaths only if the take has waited in the queue.
     std::string missed(RoundSession& session, bool has_waited) {
         if (has_waited) segment_.wait_queue().sweep();
         std::vector<Events::Gone> lost = segment_.events().gone_since(session.state.step - 1);
@@ -217,9 +218,9 @@ class Take : public Operation {
             interruption_.check();
             entry.check_cancelled();
             if (past(request.deadline)) return;
-            // Not woken. This take may be the head all the same, or have a dead take in front of it. There is no need
-            // to ask while this take could not be served: the apply that makes it possible removes the dead, and wakes
-            // the head.
+            // Not woken. Still, this take may be the head by now, or a dead take may be in front of it. This matters
+            // only if enough gradients are pending: otherwise the apply that adds the last one removes dead takes and
+            // wakes the head.
             const Totals now = totals(segment_);
             if ((now.count >= request.num_required || is_final(now.round)) && !round_is_open(now.round)) {
                 const uint32_t head = queue.head();
@@ -237,7 +238,7 @@ class Take : public Operation {
     static constexpr int kLooks = 2;
     static constexpr std::size_t kNamed = 3;  // processes that a message names
 
-    // A final round that nobody holds gives no partials. A take consumes it only if its update is in.
+    // A final round that nobody holds gives no partials. A take without `hold` gets it only if its update is in.
     static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {
         if (!request.advance_step) refuse_in_update(round, "No partial can be taken");
         if (first && !request.hold && round.final.phase == kUpdateBegun)
@@ -248,9 +249,9 @@ class Take : public Operation {
             throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
     }
 
-    // Hands out the round, which stays until `consume_round`: no gradient joins it, no take is served. Nothing but
-    // RoundState changes, so a death at any instant leaves the round open or not. An open round whose process is
-    // proved dead does not count as open (round_is_open), and has all its gradients.
+    // Hands out the round and keeps it until `consume_round`; until then no gradient joins it, and no other take is
+    // served. Only RoundState changes, in one commit, so after a death at any instant the round is either open or not.
+    // An open round whose process is proved dead does not count as open (round_is_open), and has all its gradients.
     void open_round(RoundSession& session, const TakeRequest& request, RoundCopy& copy) {
         RoundState& state = session.state;
         check_step_can_advance(state);

@@ -3,28 +3,27 @@
 // Two segments take part: the accumulator whose round is open, and the parameters. Each has its own commits. An
 // update takes four steps, in this order. The first three are made under the parameters' lock:
 //
-//   1  RoundState of the accumulator: final, the update has begun. The round keeps exactly these gradients from here
-//      on: an exception, a close and the holder's death leave it sealed, and the next round hands them out again.
-//   2  the parameters' journal gets its stamp (Lane::begin). This is no commit. Then entries are copied, counted as
-//      saved, and changed
-//   3  RoundState of the parameters, with the new step, then the lane's state: one commit (RoundState::needs)
-//   4  RoundState of the accumulator: the update is in. The round may be consumed.
+//   1  The accumulator's RoundState says that the update has begun: the round is final. From here on it keeps exactly
+//      these gradients. After an exception, a close or the holder's death the next block gets the same gradients.
+//   2  Lane::begin stamps the parameters' journal, which is no commit. Then entries are copied, counted as saved, and
+//      changed.
+//   3  The parameters' RoundState with the new step, then the lane's state: together one commit (RoundState::needs).
+//   4  The accumulator's RoundState says that the update is in. The round may be consumed.
 //
-//   Invariant: the parameters are those of `step`, with the updates of the rounds before it. If their journal is
-//              stamped, this holds once the entries that it counts as saved are put back, which the next owner of
-//              their lock does (Lane::recover).
+//   Invariant: the parameters contain the updates of all rounds before `step`, and no others. If their journal is
+//              stamped, this is true after the next owner of their lock has put back the entries that the journal
+//              counts as saved (Lane::recover).
 //   Invariant: a gradient that counts was computed from parameters that no update had begun to change since the
 //              round was opened: a round whose update has begun takes no more gradients.
 //
 // Each instant of death:
-//   before 1            nothing has happened: the round is open again as it was.
+//   before 1            nothing has happened: the round takes gradients again.
 //   between 1 and 2     the round is final. The next chief that opens it makes its update.
-//   between 2 and 3     as between 1 and 2. But first the old entries are put back by whoever comes first: the next
-//                       update, a snapshot, a restore, or a process that attaches. Until then workers, which read
-//                       without the lock, may see half an update; the gradients that they compute from it are of a
-//                       sealed step. The next chief may compute new contents from the arrays in its block, so the
-//                       arrays are whole when the block begins, if the chief has attached them by then
-//                       (Handle::recover_parameters).
+//   between 2 and 3     as between 1 and 2. But first the next update, snapshot or restore, or the next process that
+//                       attaches, puts the old entries back. Until then workers, which read without the lock, may
+//                       see half an update; the gradients that they compute from it belong to a sealed step. The
+//                       next chief may compute new contents from the arrays. So if it has attached them before its
+//                       block begins, that beginning puts the entries back (Handle::recover_parameters).
 //   between 3 and 4     the update is in, though the round says only that it has begun. The next chief asks for the
 //                       update. The parameters' step shows that it is in, so only 4 is left to do.
 //   after 4             the round is consumed, by its block's end, by the next chief, or by advance_step.
@@ -33,8 +32,8 @@
 // tools/model/update.pml checks all of this with two chiefs. It finds a fault if one of these is left out: finality,
 // putting back, the parameters' step, the refusal of ends.
 //
-// The accumulator's lock is taken while the parameters' lock is held, never the other way round. No signal handler
-// runs meanwhile, since it might use either segment. If a lane of the accumulator is busy, both locks are released.
+// The accumulator's lock is taken while the parameters' lock is held, never the other way round. No signal handler runs
+// while both are held, since it might use either segment. If a lane of the accumulator is busy, both are released.
 #pragma once
 
 #include <list>
@@ -155,7 +154,7 @@ class ArraysSession {
         }
         if (saving.streamed) end_of_stream();
     }
-    // updates: how often each changed array was updated, in the order of the changes; empty: as `change` counted.
+    // updates: how often each changed array was updated, in order of the changes; empty: `change` has counted it.
     void commit(int64_t step, const std::vector<int64_t>& updates = {}) {
         for (size_t i = 0; i < updates.size(); ++i) arrays_[i].state.count = updates[i];
         round.step = step;
@@ -296,7 +295,7 @@ class UpdatedRound {
     UpdatedRound(OpenSegment& segment, uint64_t serial, const OpenSegment& parameters)
         : segment_(segment), serial_(serial), parameters_(parameters.config()) {}
 
-    // Makes the round final. is_in: its update is in already. False: a lane stayed busy.
+    // Makes the round final. is_in: the parameters have its update already. False: a lane stayed busy.
     bool begin(bool is_in) {
         Uninterrupted uninterrupted;
         HeldLocks locks(segment_);
@@ -320,9 +319,9 @@ class UpdatedRound {
         commit(state, is_in ? kUpdateIn : kUpdateBegun);
         return true;
     }
-    // Notes in the round that its update is in. If a lane is busy until the deadline, the round goes on saying that
-    // its update has begun, as after a death between 3 and 4. But this process knows that the update is in
-    // (HeldRounds), so the block ends all the same.
+    // Notes in the round that its update is in. If a lane is busy until the deadline, the round still says that the
+    // update has begun, as after a death between 3 and 4. But this process remembers that the update is in
+    // (HeldRounds), so it can end the block.
     void end(int64_t deadline, Interruption& interruption) {
         is_in_ = true;
         HeldLocks locks(segment_);
@@ -333,7 +332,7 @@ class UpdatedRound {
     bool is_in() const { return is_in_; }
 
   private:
-    // Needs all lanes' locks. Does not look at what lanes hold, so that it allocates nothing.
+    // Needs all lanes' locks. Allocates nothing, since it does not read the lanes' states.
     RoundState current() {
         segment_.round().settle();
         return segment_.round().current();
