@@ -23,8 +23,8 @@ class IdReader {
     const MemberState& state() const { return state_; }
     const RecordShape& shape() const { return shape_; }
 
-    // Calls found(i, at) for each id that is in the table, in any order, where `at` is its slot; again if the slot has
-    // changed meanwhile. Calls absent(i) for each id that is not in the table.
+    // Calls found(i, slot) for each id that is in the table, in any order, and calls it again if the slot has changed
+    // meanwhile. Calls absent(i) for each id that is not in the table.
     template <class Found, class Absent>
     void each(const int64_t* ids, uint64_t count, Found found, Absent absent) {
         std::vector<uint64_t> missing, left;
@@ -99,8 +99,8 @@ class IdReader {
     static constexpr int kAttempts = 1000000;
     static constexpr uint32_t kBlock = 4096;
 
-    // item(i): the i-th id; number(i): its position in the call of `each`. missing, left: get the positions of ids that
-    // have no slot, or whose slot changed meanwhile.
+    // item(i): the i-th id; number(i): its position in the arguments of `each`. missing: gets the positions of ids
+    // that have no slot. left: gets those of ids whose slot changed meanwhile.
     template <class Item, class Number, class Found>
     void look_up(uint64_t count, Item item, Number number, Found found, std::vector<uint64_t>& missing,
                  std::vector<uint64_t>& left) {
@@ -150,7 +150,8 @@ class IdReader {
             const uint64_t generation = lane_.committed().snapshot().generation;
             MemberStates& states = lane_.states(member_);
             state_ = load_words(states.copies[current_copy(states, generation)]);
-            // A copy that is being overwritten fails its checksum. One of a later generation is read together with it.
+            // A copy that is being overwritten fails its checksum. A copy of a later generation is no use either, since
+            // `generation` was read before it: read both again.
             if (state_.generation <= generation && state_.checksum == checksum_of(state_)) {
                 known_.generation = generation;
                 break;

@@ -1,15 +1,15 @@
 // Loads replace the contents of one segment, or of several together.
 //
-// A load holds the locks of all its segments from the first change to the last: the parameters' locks first, as in an
-// update, then the accumulators', each in order of token. So two loads do not mix, and do not wait for each other
-// for ever. All that can fail comes before the first commit: the gradients are put in under each lane's journal, and
-// the parameters' journals are written. A failure there is undone. No signal handler runs while a lock is held, and
-// nothing throws after the first commit. So only a death can end a load half way, and the commits are in this order:
+// A load holds the locks of all its segments from the first change to the last. Like an update it takes the parameters'
+// locks first, then the accumulators', each in order of token. So two loads neither mix nor deadlock. All that can
+// fail comes before the first commit: the gradients are put in under each lane's journal, and the parameters' journals
+// are written. A failure there is undone. No signal handler runs while a lock is held, and nothing throws after the
+// first commit. So only a death can end a load half way. The commits come in this order:
 //
-//   1  RoundState of all parameters: marked as being loaded (RoundState::sealed), with the process that loads
-//   2  RoundState and lane of each parameters' segment: its arrays
-//   3  RoundState and lane of each accumulator: its gradients. This ends its open round.
-//   4  RoundState of all parameters: the mark is removed
+//   1  All parameters' RoundStates: mark them as being loaded (RoundState::sealed), and by which process.
+//   2  Each parameters' RoundState and lane: their arrays are in.
+//   3  Each accumulator's RoundState and lane: its gradients are in. This ends its open round.
+//   4  All parameters' RoundStates: remove the mark.
 //
 // A single segment has one commit, 2 or 3, and no mark. Each instant of death:
 //   before 1            nothing has changed. Gradients put in are undone by the lanes' next owners.
@@ -17,7 +17,7 @@
 //                       Without the mark, parameters of an older step could take the update of a round that does not
 //                       belong to them, since steps may be skipped.
 //   in 4                everything is in; parameters that are still marked must be loaded again.
-// After such a death blocks that update nothing can still consume rounds of the accumulators.
+// After such a death, blocks without an update can still consume rounds of the accumulators.
 #pragma once
 
 #include <deque>
@@ -54,7 +54,7 @@ class Load {
         for (const Gradients& each : gradients_) activities.emplace_back(*each.segment, kWaitsForLock);
         while (OpenSegment* const busy = replace_if_free(activities)) {
             interruption_.check();
-            HeldLocks wait(*busy);  // its locks may be long in coming: no other lock is held meanwhile
+            HeldLocks wait(*busy);  // this may take long, so no other lock is held meanwhile
             wait.acquire_all(kForever, interruption_);
         }
     }
@@ -65,7 +65,7 @@ class Load {
         return one.segment->config().token < other.segment->config().token;
     }
 
-    // Loads, if all locks are free. Returns the segment whose lock is not; null: it is done.
+    // Loads if all locks are free, and returns null. Otherwise returns a segment whose lock is not free.
     OpenSegment* replace_if_free(std::deque<ActivityScope>& activities) {
         Uninterrupted uninterrupted;
         std::deque<ArraysSession> parameters;

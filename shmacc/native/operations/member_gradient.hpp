@@ -1,4 +1,4 @@
-// A gradient on its way in: a MemberGradient for each member that it has. Only `prepare` and `add` run under the lock.
+// A gradient that is being added has a MemberGradient for each of its members. Only `prepare` and `add` need the lock.
 #pragma once
 
 #include "operations/buffer.hpp"
@@ -29,9 +29,9 @@ class MemberGradient {
         uint64_t undo_rows = 0;
         uint64_t undo_bytes = 0;
     };
-    // Under the lane's lock. Reserves memory; if it throws, no change is visible after a commit.
+    // Reserves memory, under the lane's lock. If it throws, the next commit shows no change.
     virtual Need prepare(Member& member) = 0;
-    // Between begin and commit.
+    // Adds the gradient, between Lane::begin and the commit.
     virtual void add(Member& member, Undo& undo) = 0;
 
   private:

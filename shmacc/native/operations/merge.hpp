@@ -88,7 +88,7 @@ class Merge {
 
     const std::vector<RowSource<T>> sources_;
     const uint64_t width_;
-    std::vector<uint64_t> starts_;  // where each source begins among all rows
+    std::vector<uint64_t> starts_;  // for each source, how many rows the sources before it have
     std::vector<uint32_t> source_of_;  // for each row, the number of its source
     uint64_t total_ = 0;
     std::vector<int64_t> keys_;  // ascending, each once

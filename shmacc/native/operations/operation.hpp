@@ -1,7 +1,7 @@
 // What all operations have in common.
 //
-// Each one works under the lock of a lane, or of all, without running any Python code there (no signal handler,
-// finaliser or thread switch can come between), and ends with a commit.
+// Each operation works under one lane's lock, or under all lanes' locks, and ends with a commit. It runs no Python code
+// under a lock, so no signal handler, finaliser or thread switch can come between.
 #pragma once
 
 #include "protocol/session.hpp"
@@ -18,9 +18,9 @@ inline int64_t lock_deadline(int64_t deadline) {
 // Some living processes that are attached.
 struct Attached {
     std::vector<int64_t> pids;  // ascending
-    uint32_t more;  // how many more there are at most
+    uint32_t more;  // at most this many more are attached
 };
-// Asks the kernel about kAsked processes only, since a question costs more the more processes there are.
+// Asks the kernel about kAsked processes only: each question takes longer the more processes are attached.
 inline Attached some_attached(Presence& presence) {
     constexpr uint32_t kAsked = 16;
     Attached attached{};
@@ -73,7 +73,7 @@ class ActivityScope {
     OpenSegment& segment_;
     Participant& entry_;
     const Origin origin_;
-    bool waited_ = false;  // for others, maybe for hours: the process counts as idle only since the wait's end
+    bool waited_ = false;  // for other processes, maybe for hours: then seen_ns is set again at the end
 };
 
 class Operation {
@@ -92,7 +92,7 @@ class Operation {
                         " pending; restore(state()) goes on with it, if_exists=\"replace\" begins a new one",
                     {{"accumulated", now.count}, {"step", now.round.step}});
     }
-    // Whether an update by this round has begun: then it takes no more gradients, held or not (update.hpp).
+    // Whether an update by this round has begun: then the round takes no more gradients, open or not (update.hpp).
     static bool is_final(const RoundState& round) { return round.final.phase != kNotFinal; }
     bool is_closed(const RoundState& round) { return is_final(round) || round_is_open(round); }
     [[noreturn]] static void refuse_in_update(const RoundState& round, const std::string& what) {
@@ -148,8 +148,8 @@ class Operation {
         return Error(failure, what + ": " + in_words(departures), {}, std::move(lists),
                      {{"reasons", std::move(reasons)}});
     }
-    // dropped_before: gradients dropped before the wait first looked; none: it never got the lock. Then nothing was
-    // dropped during the wait, since the process that kept the lock kept all others from dropping anything.
+    // dropped_before: how many gradients had been dropped when the wait first looked. none: it never got the lock;
+    // then nothing was dropped during the wait, since dropping needs the lock.
     [[noreturn]] void deadline_exceeded(const std::string& what, const Totals& now,
                                         std::optional<uint64_t> dropped_before, Error::Fields fields = {}) {
         const auto since_take = static_cast<int64_t>(now.ever.dropped - now.round.dropped);

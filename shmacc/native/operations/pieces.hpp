@@ -1,4 +1,4 @@
-// Reduces pieces of several hosts' rounds as if they were one round: what a shard does (shmacc.ray).
+// Reduces pieces of several hosts' rounds as if they were one round, as each shard of shmacc.ray does.
 //
 // Pieces come from other processes, and are checked before use: a wrong piece is an error, and never a read outside its
 // memory. Pieces are read in place, and their sums are written once.
@@ -45,12 +45,12 @@ class PieceReader {
         if (byte != piece.bytes) wrong_values();
     }
 
-    // The line of a member; null: the piece has none. Ask for members in ascending order.
+    // Returns a member's line; null: the piece does not have the member. Ask for members in ascending order.
     const MemberLine* find(uint32_t number) const {
         const bool is_here = line_ < table_.size() && table_[line_].number == number;
         return is_here ? &table_[line_] : nullptr;
     }
-    // The part of the member that find() returned last. Once per member.
+    // Returns the rows or elements of the member that find() returned last. Call it once per member.
     template <class T>
     RowSource<T> next() {
         const MemberLine& line = table_[line_++];
@@ -125,7 +125,7 @@ class PieceReader {
 
 class ReducedPieces {
   public:
-    // count, weight: the whole round's, including gradients that have nothing in the pieces.
+    // count, weight: of all gradients in the round, including those that have nothing in the pieces.
     ReducedPieces(const MemberSpecs& specs, int64_t count, int64_t weight)
         : specs_(specs), count_(count), weight_(weight) {}
 

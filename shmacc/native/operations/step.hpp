@@ -1,4 +1,4 @@
-// Sets the global step, moves it on, waits for it; and removes the seal.
+// Sets, advances and awaits the global step, and removes its seal.
 #pragma once
 
 #include "operations/operation.hpp"
@@ -47,7 +47,7 @@ class Step : public Operation {
     bool belong_to(uint64_t parameters) {
         if (segment_.round().snapshot().final.parameters == parameters) return true;
         RoundSession session(segment_, monotonic_ns() + kLockPatience, interruption_);
-        if (!session.held()) return true;  // a stopped process has a lock: the first update checks it again
+        if (!session.held()) return true;  // a stopped process may hold a lock; the first update checks again
         RoundState& state = session.state;
         const bool unused = state.takes == 0 && session.count() == 0 && !is_closed(state);
         if (state.final.parameters && !unused) return state.final.parameters == parameters;
@@ -108,8 +108,8 @@ class Step : public Operation {
         }
     }
     void raise_if_chiefs_are_gone() {
-        // Asked before and after: a take that is served meanwhile had not taken yet when `chiefs` came to its process,
-        // and does not wait any more.
+        // Look for waiting takes before and after `chiefs`: a take that is served meanwhile may be overlooked by both
+        // `chiefs` (it had not taken yet) and the second look (it does not wait any more).
         if (segment_.wait_queue().anybody_waits()) return;
         const std::vector<Departure> departures = segment_.departures().chiefs();
         if (departures.empty() || segment_.wait_queue().anybody_waits()) return;

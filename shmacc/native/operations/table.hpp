@@ -78,9 +78,9 @@ class Rows {
         const Run* const end = found.end();
         undo.start(member_.number());
 
-        // A run (a gradient like an earlier one has long ones) is saved and added as one, in pieces that stay
-        // in the first-level cache. Single rows are fetched kAhead runs in advance, a few lines at a time:
-        // that hides the misses, for which an apply of wide rows mostly waits.
+        // Each run is saved and added in pieces that stay in the first-level cache. (If a gradient resembles an earlier
+        // one, its runs are long.) The start of a run is fetched kAhead runs in advance: this hides the cache misses,
+        // for which an apply of wide rows mostly waits.
         const uint32_t longest = static_cast<uint32_t>(
             std::clamp<uint64_t>(kPieceBytes / std::max<uint64_t>(width * sizeof(T), 1), 1, kPieceRows));
         uint32_t at = 0;
@@ -144,7 +144,7 @@ class Rows {
         if (!fits) Gradient<T>::sum_overflows();
     }
 
-    // In a damaged segment the number may be anything, so it wraps around. A sound one cannot overflow.
+    // In a damaged segment the number may be anything, so the sum may wrap around. In a sound one it cannot.
     static void add_contributions(Slot& slot, int64_t more) {
         slot.contributions = static_cast<int64_t>(static_cast<uint64_t>(slot.contributions) +
                                                   static_cast<uint64_t>(more));

@@ -1,23 +1,22 @@
 // Arrays in shared memory: segments of the kinds kArrays and kParameters.
 //
-// Such a segment gets its name, is attached and loses its name like any other (opening.hpp). It has one lane,
-// in which nothing is ever accumulated. The Directory has each array's name, dtype and shape as those of a
-// dense member; array m is the front of member m's Rows0 region, in C order.
+// Such a segment gets its name, is attached and loses its name like any other (opening.hpp). It has one lane, in which
+// nothing is ever accumulated. The Directory describes each array's name, dtype and shape like a dense member's; array
+// m is at the front of member m's Rows0 region, in C order.
 //
-//   Invariant: where there is a name, all arrays are reserved, and have the contents that they were made with
-//              or what processes have written since.
+//   Invariant: a segment that has a name has all its arrays reserved, with the contents that they were made with or
+//              what processes have written since.
 //
-// That holds because they are reserved and written in a file without a name: a full /dev/shm, a signal handler that
-// raises, and the death of the creator at any instant leave nothing, and nobody sees an array that is half
-// written. What a process has written into shared arrays when it dies, stays: nothing records what to undo.
-// Parameters are written by updates alone (operations/update.hpp). Arrays that cannot fit are refused before any of
-// them is reserved: otherwise other processes would find /dev/shm full for a while, and a container would exceed its
-// memory.
+// For this the arrays are reserved and written in a file without a name: a full /dev/shm, a signal handler that raises,
+// or the death of the creator at any instant leaves nothing behind, and nobody sees an array that is half written.
+// When a process dies, what it has written into shared arrays stays: nothing records what to undo. Parameters are
+// written by updates alone (operations/update.hpp). If the arrays cannot fit, none of them is reserved: otherwise other
+// processes would find /dev/shm full for a while, and a container would exceed its memory.
 //
-// No lock is taken. A NumPy array that was handed out is the mapping itself, which lives for as long as the
-// array or a view of it does, whatever becomes of the handle, of the descriptor, of the name. A process reserves
-// an array once more before it maps it (mapping.hpp says why). What cannot be prevented is the SIGBUS at the
-// next access after another program has truncated the file.
+// No lock is taken. A NumPy array that was handed out is the mapping itself. The mapping lives for as long as the array
+// or a view of it, even if the handle, the descriptor or the name is gone. A process reserves an array once more before
+// it maps it (mapping.hpp says why). If another program truncates the file, the next access ends in a SIGBUS: this
+// cannot be prevented.
 #pragma once
 
 #include <map>
@@ -66,9 +65,9 @@ class NewArrays {
         return reserved;
     }
 
-    // Reserves all arrays, then writes them. If they do not fit, this is known before a page is touched, unless others
-    // take the room meanwhile. It takes long, so it runs without the GIL: no other thread finds the file, which has no
-    // name. If another thread forks meanwhile, the child inherits the descriptor, and with it the memory, as always.
+    // Reserves all arrays, then writes them. Throws before it touches a page if they do not fit, unless others take the
+    // room meanwhile. This takes long, so it runs without the GIL: the file has no name, so no other thread finds it.
+    // If another thread forks meanwhile, the child inherits the descriptor, and with it the memory, as always.
     void fill(const SegmentFile& file, const Config& config) const {
         uint64_t total = 0;
         for (const Array& array : arrays_) total += reserved_for(array.bytes);
@@ -118,7 +117,7 @@ class NewArrays {
         uint64_t bytes;
         std::unique_ptr<ArrayBuffer<unsigned char>> contents;
     };
-    static constexpr uint64_t kFilledAtOnce = 32 * kPiece;  // bytes filled between two looks for signals
+    static constexpr uint64_t kFilledAtOnce = 32 * kPiece;  // bytes filled between two checks for signals
 
     const size_t members_;
     std::vector<Array> arrays_;
@@ -185,8 +184,8 @@ class MappedArrays {
             data_loss("its arrays are larger than what the segment occupies");
     }
 
-    // Returns an ndarray, which keeps its memory mapped, and `keeper` alive. slot: 0 for the array itself; from 1 on, a
-    // slot of the array's optimizer.
+    // Returns an ndarray, which keeps its memory mapped and `keeper` alive. slot: 0 for the array itself, 1 or 2 for a
+    // slot of its optimizer.
     nb::object array(uint32_t number, nb::object keeper, uint32_t slot) {
         const OpenSegment::Use segment = handle_.attached();
         const auto found = arrays_.find({number, slot});
@@ -212,8 +211,9 @@ class MappedArrays {
         return made;
     }
 
-    // Allows writes to read-only arrays from now on. At the first write all of them become this process's own. at_once:
-    // no process changes the arrays any more, so each page may become its own when it is written.
+    // Allows writes to read-only arrays from now on. The first write turns all of them into private copies of this
+    // process. at_once: no process changes the arrays any more, so each page may become a private copy when it is
+    // written.
     void release(bool at_once) {
         for (auto& [place, array] : arrays_)
             if (array.mapping) array.mapping->release(at_once);
@@ -236,7 +236,7 @@ class MappedArrays {
         nb::object keeper;
     };
 
-    // If one dimension is 0, the others are bounded all the same, as in NumPy.
+    // Bounds the other dimensions even if one is 0, as NumPy does.
     static uint64_t size_of(const Dims& dims, nb::handle dtype) {
         auto bytes = static_cast<uint64_t>(PyDataType_ELSIZE(reinterpret_cast<PyArray_Descr*>(dtype.ptr())));
         bool empty = false;
@@ -250,8 +250,8 @@ class MappedArrays {
         return empty ? 0 : bytes;
     }
 
-    // Without the GIL: reserving much takes long. Another thread may do the same meanwhile, or close the
-    // handle.
+    // Runs without the GIL, since reserving much takes long. Meanwhile another thread may map the same array, or close
+    // the handle.
     std::shared_ptr<ArrayMapping> map(OpenSegment& segment, const Place& place) {
         Array& array = arrays_[place];
         const Config& config = segment.config();

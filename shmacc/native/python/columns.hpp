@@ -61,7 +61,7 @@ class IncomingPieces {
     const std::vector<Piece>& pieces() const { return pieces_; }
 
   private:
-    // Whether it is aligned for every type of sums.
+    // Whether a column is aligned for every type of sums.
     template <class T>
     static bool is_aligned(const ArrayBuffer<T>& column) {
         return column.size() == 0 || reinterpret_cast<uintptr_t>(column.data()) % alignof(int64_t) == 0;
@@ -107,7 +107,8 @@ inline nb::tuple merge_columns_of(const nb::list& rows, const nb::list& counts, 
     return nb::make_tuple(array_of<int64_t>(merged, total), array_of<int64_t>(merged_counts, total), made);
 }
 
-// wholes: arrays of uint8 with shape (rows or elements, bytes of one). firsts, lengths: each array's, as in Whole.
+// wholes: arrays of uint8 with shape (rows or elements, bytes of each). firsts, lengths: Whole::first and length of
+// each array.
 inline void put_values_of(const nb::list& wholes, nb::handle firsts, nb::handle lengths, nb::handle positions,
                           nb::handle values) {
     std::deque<ArrayBuffer<uint8_t>> arrays;

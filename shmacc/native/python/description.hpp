@@ -135,9 +135,9 @@ inline nb::dict describe(const Event& event) {
 }
 
 // What a handle reports of its segment, and of the processes attached to it. Everything is read before the first Python
-// object is made: making one may collect garbage, run finalizers, and let another thread close the handle.
+// object is made: making an object may collect garbage, run finalizers, and let another thread close the handle.
 
-// For each participant's entry, whether it belongs to a living process. Asks the kernel about each entry once.
+// Whether each participant's entry belongs to a living process. Asks the kernel about each entry once.
 inline std::vector<bool> living(OpenSegment& segment) {
     Presence& presence = segment.presence();
     std::vector<bool> living(presence.table().size());

@@ -1,11 +1,11 @@
-// Describes why a process has failed: the exception that left one of its blocks, or that ends it, as text.
+// Describes why a process has failed: by the exception that left one of its blocks, or that ends the process.
 #pragma once
 
 #include "python/python.hpp"
 
 namespace shmacc {
 
-// SystemExit of 0 or None ends a process in order.
+// Whether no exception ends the process, or a SystemExit of 0 or None.
 inline bool is_in_order(nb::handle error) {
     if (error.is_none()) return true;
     if (!PyErr_GivenExceptionMatches(error.ptr(), PyExc_SystemExit)) return false;
@@ -13,11 +13,11 @@ inline bool is_in_order(nb::handle error) {
     return code.is_none() || (PyLong_Check(code.ptr()) && PyObject_IsTrue(code.ptr()) == 0);
 }
 
-// What the parent handled when it forked this process, which never leaves that.
+// The exception that the parent was handling when it forked this process; here Python never stops handling it.
 inline PyObject* parents_exception = nullptr;
 
-// A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn does in its workers, has failed by
-// that exception, and not by the SystemExit, whose number says nothing.
+// Returns the exception to report. A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn
+// does in its workers, has failed by that exception: the SystemExit's number says nothing.
 inline nb::object failed_by(nb::handle error) {
     nb::object cause = nb::borrow(error);
     while (PyErr_GivenExceptionMatches(cause.ptr(), PyExc_SystemExit)) {
@@ -49,10 +49,10 @@ inline std::string describe_exception(nb::handle error) {
     return text;
 }
 
-// Returns whether the process has failed with this very exception in this stay before, and marks the exception: it may
-// leave one block after another, and then end the process. A stay, which is a token of Presence, has no other process's
-// number, nor an earlier stay's: an exception may have been pickled by a process that failed with it, and a program may
-// raise one again.
+// Returns whether the process has reported this exception in this stay before, and marks the exception as reported: the
+// same one may leave several blocks, and then end the process. stay: the token in Presence, which differs for each
+// process and each time that it attaches. So an exception that another process has failed with and pickled, or that a
+// program raises again in a later stay, is not known.
 inline bool is_known(nb::handle error, uint64_t stay) {
     constexpr const char* kFailedIn = "_shmacc_failed_in";
     const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
@@ -64,8 +64,8 @@ inline bool is_known(nb::handle error, uint64_t stay) {
     return false;
 }
 
-// Returns the reason for OpenSegment::fail, if a process leaves a segment with this exception, or None. Without memory
-// for the reason it is empty: the process has failed all the same. stay: 0: it is not attached, so nobody is told.
+// Returns the reason for OpenSegment::fail if a process leaves a segment with this exception; none: it has not failed.
+// The reason is empty if there is no memory for it. stay: 0 if the process is not attached, so that nobody is told.
 inline std::optional<std::string> reason_of(nb::handle error, uint64_t stay) {
     if (is_in_order(error)) return std::nullopt;
     if (stay == 0) return "";

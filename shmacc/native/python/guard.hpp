@@ -1,19 +1,19 @@
 // Writes to read-only arrays raise an exception, where the kernel would end the process.
 //
 // NumPy refuses to write to such an array. torch has no read-only tensors, so an optimizer's step, load_state_dict,
-// nn.init or an embedding with max_norm writes to the memory, which is SIGSEGV. Three ways were tried:
+// nn.init or an embedding with max_norm writes to the memory, which raises SIGSEGV. Three ways were tried:
 //
-//   - Writable private copies of the pages, and a look at torch's version counters later: tensor.data and numpy()
-//     write without counting, and until somebody looks the process trains on contents that only it has.
-//   - A signal handler that names the array before the process dies: the program is lost all the same.
-//   - Both together, as here. The handler makes the array's pages private and writable, and the write goes on, into
+//   - Give the process writable private copies of the pages, and check torch's version counters later. But tensor.data
+//     and numpy() write without counting, and until the check the process trains on contents that only it has.
+//   - Let a signal handler name the array before the process dies. But the program is lost.
+//   - Both together, as here. The handler makes the array's pages private and writable, so the write succeeds, in
 //     pages of this process alone. It also asks the interpreter to raise an exception as soon as it can: in the
 //     main thread that is right after the call that wrote. `check_writes` then drops the private pages, so the
 //     array is the shared one again, and read-only.
 //
-// Read-only arrays are mapped MAP_PRIVATE for that. Linux shows a private page that was never written as the
-// file's page, with what others write to it, like MAP_SHARED; a written page becomes this process's own, and
-// MADV_DONTNEED turns it into the file's again. This needs no descriptor, so it also works after `close`.
+// For this, read-only arrays are mapped MAP_PRIVATE. In Linux a private page that was never written is the file's page
+// and shows what others write, like MAP_SHARED; a written page becomes this process's own, and MADV_DONTNEED turns it
+// back into the file's page. This needs no descriptor, so it also works after `close`.
 //
 // The signal is synchronous: the interrupted code is a store into an array, which holds no lock that the handler
 // needs. Other faults go to the handler that was there before.
@@ -35,7 +35,7 @@ struct ReadOnlyArray {
     std::atomic<uintptr_t> begin{0};
     std::atomic<uint64_t> bytes{0};  // 0: nothing is guarded
     std::atomic<bool> written{false};
-    std::atomic<bool> released{false};  // the first write makes all arrays of the owner this process's own
+    std::atomic<bool> released{false};  // the first write turns all arrays of `owner` into private copies
     const void* owner = nullptr;
     std::string name;
     ReadOnlyArray* next = nullptr;
@@ -54,7 +54,7 @@ inline constexpr const char* kInstead =
     "replicas' load_state_dict; call a Replica's step() in place of an optimizer's; in a round change .grad; "
     "for other writes take a copy (copy.deepcopy(model), tensor.clone())";
 
-// Copies every page, so that none of them follows the shared memory any more.
+// Copies every page of the owner's arrays, so that they no longer show what others write.
 inline bool make_own(const void* owner) {
     for (ReadOnlyArray* array = read_only_arrays; array; array = array->next) {
         if (array->owner != owner || array->bytes == 0) continue;
@@ -65,7 +65,7 @@ inline bool make_own(const void* owner) {
     return true;
 }
 
-// Makes a faulting write possible. Returns whether it may be tried again.
+// Makes the array writable, for a write that faulted. Returns whether to try the write again.
 inline bool let_write(ReadOnlyArray& array) {
     if (array.released) return make_own(array.owner);
     if (!array.make_writable()) return false;
@@ -149,8 +149,8 @@ class WriteGuard {
     ReadOnlyArray* const array_;
 };
 
-// Undoes what was written to read-only arrays since the last call, and throws FailedPreconditionError if that was
-// anything.
+// Undoes what this process has written to read-only arrays since the last call. Throws FailedPreconditionError if it
+// has written anything.
 inline void check_writes() {
     std::string names;
     for (ReadOnlyArray* array = read_only_arrays; array; array = array->next) {

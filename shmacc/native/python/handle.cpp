@@ -22,8 +22,8 @@ PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse<Ob
                            {Py_tp_clear, reinterpret_cast<void*>(&clear<Object>)},
                            {0, nullptr}};
 
-// The functions of a block that this package's coroutines and parameters use. Users see the block's own class, which
-// has only the methods of a ``with`` statement.
+// Gives this package's coroutines and parameters the functions of a block that users shall not see: the block's own
+// class has only the methods of a ``with`` statement.
 class BlockAccess {
   public:
     explicit BlockAccess(nb::object block) : block_(std::move(block)) { nb::cast<RoundBlock&>(block_); }

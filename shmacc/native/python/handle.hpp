@@ -1,6 +1,5 @@
-// The C++ side of one accumulator object: a use of the process's OpenSegment, and whether this handle is
-// closed. Python checks arguments before (gradients.py); sizes are checked again here, since memory safety
-// depends on them.
+// The C++ side of one accumulator object: it uses the process's OpenSegment, and can be closed on its own. Python has
+// checked all arguments (gradients.py); sizes are checked again here, since memory safety depends on them.
 #pragma once
 
 #include <deque>
@@ -29,7 +28,7 @@ class Handle {
                 throw Error(Failure::kCancelled,
                             "The operation was cancelled: its accumulator's handle was closed");
         }
-        // A close, and a caller that leaves, wake the wait; a signal does only if it comes to this thread.
+        // `close` and `end_wait` wake the wait; a signal does only if it comes to this thread.
         bool ends_sleep() const override { return released_.signals_come_here(); }
 
       private:
@@ -75,7 +74,7 @@ class Handle {
         call(all);
     }
 
-    // own_names: the names of segment and semaphore, if this handle's close removes them (private, or unlink_on_close).
+    // own_names: the paths of segment and semaphore, if `close` shall remove them (private, or unlink_on_close).
     explicit Handle(std::shared_ptr<OpenSegment> segment,
                     std::optional<std::pair<std::string, std::string>> own_names = {})
         : segment_(OpenSegment::for_handle(std::move(segment))), own_names_(std::move(own_names)),
@@ -96,7 +95,7 @@ class Handle {
         if (!segment_) return;
         const std::optional<std::string> failure = failure_of(error);
         if (maker_.is_here()) unlink_own_names();
-        if (!segment_) return;  // another thread was faster
+        if (!segment_) return;  // another thread has closed it meanwhile
         closed_ = true;
         if (finishes()) (*segment_)->finish();
         const KeptRounds kept = std::exchange(kept_, {});  // dropped last: that may run Python
@@ -109,8 +108,8 @@ class Handle {
         segment->wait_queue().announce_progress();
         give_rounds_up(*segment);
     }
-    // Closes the handle at the end of a process, and leaves the segment even if the process has other handles on it: a
-    // forked child has its parent's.
+    // Closes the handle at the end of a process. Also leaves the segment if the process has other handles on it, as a
+    // forked child has its parent's handles.
     void leave(nb::handle error) {
         if (!segment_) return;
         const std::shared_ptr<OpenSegment> segment = segment_->shared();
@@ -124,7 +123,7 @@ class Handle {
         if (finishes()) (*segment_)->finish_for_others();
         if (!segment_ || !(*segment_)->file().state().intact) return;
         const std::optional<std::string> failure = failure_of(error);
-        if (!segment_) return;  // a thread has closed it: that runs Python
+        if (!segment_) return;  // failure_of runs Python, and another thread has closed the handle
         (*segment_)->fail(failure);
         (*segment_)->presence().end(failure.has_value());
     }
@@ -147,7 +146,7 @@ class Handle {
     // For an operation: keeps the segment open while another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
-        // Each handle that a forked child uses keeps it attached, so at its end the child leaves each of them. This
+        // In a forked child: note this handle, since at its end the child must leave each one that it has used. This
         // comes first: it runs Python, which may raise, or close the handle.
         if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
             nb::module_::import_("shmacc._opening.exits").attr("used_in_child")(nb::find(this));
@@ -180,8 +179,8 @@ class Handle {
         return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients, deadline); });
     }
 
-    // Puts the result in `taken`: a returned result would be lost if a signal handler raised right after the call,
-    // since handlers run between bytecodes. The caller passes `taken` to `keep` if it does not reach the user.
+    // Puts the result in `taken`. A returned result would be lost if a signal handler raised right after the call,
+    // since handlers run between bytecodes. If the result does not reach the user, the caller passes it to `keep`.
     void take(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
               bool raise_departures) {
         const OpenSegment::Use segment = begin_take(num_required);
@@ -194,8 +193,8 @@ class Handle {
     // there was anything.
     bool keep(nb::object taken) { return !closed_ && kept_.keep(std::move(taken)); }
 
-    // Hands out the round as `take` would. The round stays, and its step is sealed, until `consume_round`. It belongs
-    // to this thread, or is offered to the caller's.
+    // Hands out the round as `take` would, but keeps it, and takes no gradients of its step, until `consume_round`. The
+    // round belongs to this thread, or with a `caller` is offered to the caller's thread.
     void open_round(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
                     bool raise_departures, const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
@@ -203,7 +202,7 @@ class Handle {
         const auto note = [&] {
             if (taken.serial() == 0) return;
             opening.add(taken.serial(), caller != nullptr);
-            // A close between the take's commit and this line has not given the round up.
+            // If `close` ran after the take's commit, it did not know of this round.
             if (closed_) give_rounds_up(*segment);
         };
         try {
@@ -242,7 +241,7 @@ class Handle {
     void check_departures() {
         run<Take>([&](Take& act) { act.check_departures(); });
     }
-    // Returns whether the round was still open. After an error it is, and can be consumed again.
+    // Returns whether the round was still open. After an error it still is, so the caller may try again.
     bool consume_round(uint64_t serial) {
         segment();
         if (!rounds_.has(serial)) return false;
@@ -251,7 +250,7 @@ class Handle {
         rounds_.remove(serial);
         return consumed;
     }
-    // It is no error if the round has ended: then this handle does not have it any more.
+    // Does nothing if the round has ended.
     void give_up_round(uint64_t serial) {
         if (!segment_ || !rounds_.has(serial)) return;
         rounds_.remove(serial);
@@ -284,7 +283,7 @@ class Handle {
     }
     void finish() { attached()->finish(); }
     void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, bytes); }
-    // Ends the call that waits for this caller, with an error unless it has what it waited for.
+    // Ends the call that waits for this caller. The call fails unless it already has what it waited for.
     void end_wait(Caller& caller) {
         caller.leave();
         if (!segment_ || !(*segment_)->file().state().intact) return;  // closed: no call waits any more
@@ -305,8 +304,8 @@ class Handle {
     auto update(Call call) {
         return run<Update>(call);
     }
-    // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open. A
-    // handle that another thread has made and not entered yet has no lock.
+    // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
+    // Skips a handle that another thread has made but not entered yet, since that has no lock.
     static void recover_parameters(uint64_t token, int64_t deadline) {
         std::vector<nb::object> found;
         for (Handle* handle : parameters_)
@@ -333,7 +332,7 @@ class Handle {
     int64_t count() const { return totals(in_file()).count; }
 
     // -- for handles.py ------------------------------------------------------------------------
-    // Attaches. False: the segment was unlinked, or the name leads elsewhere by now; start over.
+    // Attaches. False: the segment was unlinked, or the name now leads to another one; start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
         intact();
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
@@ -344,8 +343,8 @@ class Handle {
             if (!with_name_lock(segment.file(), true, [&] { return look_again(segment, path, semaphore_path); }))
                 return false;
         } catch (...) {
-            // This may have made the semaphore of a segment that was removed meanwhile, after the remover had
-            // looked for one.
+            // open_semaphore may have made a semaphore after another process had removed the segment and its names:
+            // nobody else would remove it.
             const SegmentFile::State file = segment.file().state();
             if (file.open && !file.named) ::unlink(semaphore_path.c_str());
             throw;
@@ -375,9 +374,9 @@ class Handle {
         const Presence& presence = segment.presence();
         return reason_of(error, presence.claimed() ? presence.token() : 0);
     }
-    // Whether the close of this handle finishes the run: if its names go with it, nobody can take any more. That is so
-    // for the creator's handle only, not for a forked child's. The names are removed first: if the process dies in
-    // between, no name must lead to a finished run.
+    // Whether closing this handle finishes the run: if it removes the names, nobody can take any more. Only the
+    // creator's handle does so, not a forked child's. The names are removed first: if the process dies in between, no
+    // name must lead to a finished run.
     bool finishes() const {
         return segment_ && owns_ && maker_.is_here() && !has_arrays((*segment_)->config().kind) &&
                (*segment_)->file().state().intact;
@@ -393,7 +392,7 @@ class Handle {
             if (reopened && reopened->id() == segment->file().id())
                 unlink_names(*reopened, path, semaphore_path, false, false);
         }
-        own_names_.reset();  // not before: after an error it can be tried again
+        own_names_.reset();  // only now: after an error the caller can try again
     }
     // Incoming: IncomingRows or IncomingArray; given: what its constructor gets from Python.
     template <template <class> class Incoming, class... Given>
@@ -421,7 +420,7 @@ class Handle {
     OpenSegment::Use begin_take(int64_t num_required) {
         OpenSegment::Use segment = attached();
         rounds_.refuse_in_round();
-        need_numpy();  // before something is taken: there may be no memory for it
+        need_numpy();  // before something is taken, since this may fail for lack of memory
         if (num_required > segment->config().capacity)
             throw Error(Failure::kInvalidArgument,
                         "num_required is " + std::to_string(num_required) + ", but the capacity is " +
@@ -461,8 +460,7 @@ class Handle {
                                  ? ""
                                  : "; a process keeps the lock, so those of dead processes cannot be freed"));
     }
-    // Frees the entries of the dead, unless the lock stays taken for `patience` nanoseconds; returns whether
-    // it did.
+    // Frees the entries of dead processes. False: the lock stayed taken for `patience` nanoseconds.
     bool sweep(OpenSegment& segment, int64_t patience) {
         WithoutGil released;
         Waiting waiting(released, *this);

@@ -108,7 +108,7 @@ class Arrivals {
     }
     const std::vector<MemberGradient*>& gradients() const { return gradients_; }
 
-    // If a mapping's items repeated a name, only one would be added, without a word.
+    // Throws if a member occurs twice: only one of its gradients would be added, silently.
     void refuse_repeats(const MemberSpecs& specs) const {
         std::vector<bool> seen(specs.size());
         for (const MemberGradient* gradient : gradients_) {

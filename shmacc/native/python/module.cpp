@@ -17,8 +17,8 @@ void bind_parameters(nb::module_& m);
 
 namespace {
 
-// Gives an object to Python. If Python has no memory for that, the object is destroyed: otherwise the process would
-// stay attached by an object that nobody can close.
+// Gives an object to Python, or destroys it if Python has no memory: otherwise the process would stay attached by an
+// object that nobody can close.
 template <class T>
 nb::object give_to_python(std::unique_ptr<T> made) {
     nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
@@ -150,7 +150,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// Exports what Python needs to know of the layout; shmacc/_layout/layout.py provides it.
+// Exports what Python needs to know of the layout; shmacc/_layout/layout.py makes it available.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;
@@ -181,8 +181,8 @@ void export_layout(nb::module_& m) {
     m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
 }
 
-// In the order of Failure. Looked up once: the interpreter's end could interrupt a translator that runs
-// Python code.
+// In the order of Failure. The classes are looked up once, in advance: a translator that ran Python code could be
+// interrupted by the interpreter's end.
 constexpr const char* kErrorNames[] = {
     "InvalidArgumentError",    "DeadlineExceededError",  "CancelledError",        "NotFoundError",
     "FailedPreconditionError", "ResourceExhaustedError", "PermissionDeniedError", "OutOfRangeError",
@@ -231,8 +231,8 @@ int raise_refused_write(void*) {
     return -1;
 }
 
-// The GIL guards what a handle keeps in this process. A free-threaded interpreter enables its GIL for an extension
-// like this one, which does not declare that it needs none. But a user can forbid that.
+// The GIL guards what a handle keeps in this process. A free-threaded interpreter enables its GIL for an extension that
+// does not declare that it needs none, like this one. But a user can forbid that.
 void refuse_without_gil() {
     const nb::object sys = nb::module_::import_("sys");
     if (nb::hasattr(sys, "_is_gil_enabled") && !nb::cast<bool>(sys.attr("_is_gil_enabled")()))
@@ -243,7 +243,7 @@ void refuse_without_gil() {
 }
 
 // nanobind keeps one registry of types for the process. A second interpreter would replace the first one's types there,
-// and the first one's objects would be unknown from then on. So it is refused before nanobind begins.
+// and make the first one's objects unknown. So this refuses a second interpreter before nanobind begins.
 bool refuse_in_subinterpreter() {
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return false;  // the main one
     PyErr_SetString(
@@ -253,7 +253,7 @@ bool refuse_in_subinterpreter() {
     return true;
 }
 
-// As os.open, but the descriptor has an owner at once, and a number above the standard streams.
+// As os.open, but returns a descriptor that has an owner from the start, and a number above the standard streams.
 Descriptor open_file(nb::handle path, int flags, mode_t mode) {
     PyObject* encoded = nullptr;
     if (!PyUnicode_FSConverter(path.ptr(), &encoded)) nb::raise_python_error();
@@ -288,7 +288,7 @@ NB_MODULE(_core, m) {
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-        // Null: no C++ exception. Python exits this thread, which asked for the GIL again at shutdown (take_gil).
+        // Null: no C++ exception, but Python unwinding this thread, which asked for the GIL at shutdown (take_gil).
         if (!pointer) sleep_until_the_end();
         try {
             std::rethrow_exception(pointer);
@@ -392,8 +392,8 @@ NB_MODULE(_core, m) {
 }
 #undef PyInit__core
 
-// From Python 3.13 on this is called in the main interpreter for all interpreters, and only the slots that it returns
-// run in the importing one.
+// From Python 3.13 on this function runs in the main interpreter for all interpreters; only the slots of the module
+// definition that it returns run in the importing interpreter.
 extern "C" NB_EXPORT PyObject* PyInit__core() {
     using namespace shmacc;
     if (refuse_in_subinterpreter()) return nullptr;

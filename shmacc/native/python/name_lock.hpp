@@ -6,9 +6,9 @@
 
 namespace shmacc {
 
-constexpr int64_t kNamePatience = 2000 * kMillisecond;  // it is held for a few system calls
+constexpr int64_t kNamePatience = 2000 * kMillisecond;  // normally the lock is held for a few system calls
 
-// Calls a function with the name lock held. Meanwhile the GIL is kept: see opening.hpp.
+// Calls a function with the name lock and the GIL held (opening.hpp says why).
 template <class Act>
 auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
     struct Unlock {
@@ -29,8 +29,8 @@ auto with_name_lock(SegmentFile& file, bool with_signals, Act act) {
     return act();
 }
 
-// Removes a file that is still empty and on which no living process holds a lock. Returns whether the name leads to no
-// such file any more: another process may have removed it first, and made a segment. This version makes no such files.
+// Removes a file that is still empty and on which no living process holds a lock; this version makes no such files.
+// Returns whether the name no longer leads to such a file: another process may have removed it first.
 inline bool remove_unfinished(const std::string& path) {
     const Opened opened = open_segment_file(path, SegmentFile::Access::kWrite, std::nullopt);
     if (opened.found != Found::kUnfinished) return opened.found != Found::kHeldUnfinished;
@@ -39,8 +39,8 @@ inline bool remove_unfinished(const std::string& path) {
     });
 }
 
-// Removes a segment's names, and returns the removed ones. if_unused: only if no process uses the segment and `path`
-// leads to it; else null.
+// Removes a segment's names, and returns the removed ones. if_unused: returns null, and removes nothing, if a process
+// uses the segment or `path` does not lead to it.
 inline std::optional<std::vector<std::string>> unlink_names(SegmentFile& file, const std::string& path,
                                                             const std::string& semaphore_path, bool if_unused,
                                                             bool with_signals) {

@@ -79,7 +79,7 @@ nb::object array_of_numbers(PyObject* value) {
     return read_numbers(value, lengths, rank, memory) ? array : nb::object();
 }
 
-// Makes an array of that type (NumPy's type number) from a list or tuple; null: it is not converted here.
+// Makes an array of that type (NumPy's type number) from a list or tuple; null: the value is not converted here.
 inline nb::object array_of_numbers(PyObject* value, int type_number) {
     switch (type_number) {
         case NPY_FLOAT32: return array_of_numbers<float>(value);

@@ -1,4 +1,4 @@
-// Updates of parameters as Python asks for them: arrays viewed for as long as the update lasts.
+// Converts what Python passes to an update of parameters. Its arrays are kept for as long as the update lasts.
 //
 // Row numbers are read several times under the lock, and again after a death. So they must be a private copy, which
 // Python cannot change meanwhile (arrays.py: row_numbers). Values may change: any bytes are valid numbers.
@@ -12,9 +12,9 @@ namespace shmacc {
 // The changes, and the arrays that they read. Made and destroyed with the GIL.
 class IncomingChanges {
   public:
-    // given: in order of the arrays, (number, region, the learning rate or None for new contents, rows in ascending
-    // order or None, values, bytes of the region). A table has ids in place of rows, and in place of bytes (ids to
-    // remove or None for all others, last steps or None).
+    // given: in order of the arrays, tuples (number, region, learning rate, rows, values, bytes of the region). If the
+    // learning rate is None, the values are new contents. Rows ascend; None: the whole array. A table has ids in place
+    // of rows, and (ids to remove, or None for all others; last steps or None) in place of bytes.
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
@@ -89,7 +89,7 @@ class IncomingChanges {
     std::vector<ArrayChange> changes_;
 };
 
-// Updates the parameters with the round of that serial, which `rounds` has open. False: they had this update already.
+// Updates the parameters by the round `serial`, which `rounds` has open. False: they had this update already.
 inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, int64_t step,
                               const nb::list& changes, std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
@@ -106,7 +106,7 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
         const bool is_new = handle.update([&](Update& act) { return act.update(request, round); });
         note();
         return is_new;
-    } catch (...) {  // a signal handler's, after the update
+    } catch (...) {  // for instance from a signal handler that ran after the update
         note();
         throw;
     }

@@ -1,5 +1,5 @@
-// Plain gradients, which are used as they are: arrays of the type of sums, of a shape that fits. They are NumPy's own,
-// other packages' tensors viewed as arrays (tensors.hpp), or made from lists (numbers.hpp).
+// Plain gradients are used without a conversion: arrays of the type of sums, of a shape that fits. These are NumPy's
+// own arrays, other packages' tensors viewed as arrays (tensors.hpp), or arrays made from lists (numbers.hpp).
 //
 // Most gradients are plain, so this fast path comes first. Python converts the others, or reports the error (arrays.py,
 // gradients.py).
@@ -11,14 +11,15 @@
 
 namespace shmacc {
 
-// Whether an object is a NumPy array, no subclass, of that type (NumPy's number), that an ArrayBuffer can read directly.
+// Whether an object is a NumPy array of that type (NumPy's type number), not of a subclass, which an ArrayBuffer can
+// read directly.
 inline bool is_plain(PyObject* value, int type_number) {
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     return PyArray_CheckExact(value) && PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
 }
 
-// The fast path failed. Return, so that Python retries and reports the error. But an exception that a signal handler
-// raised meanwhile is passed on, as in handlers.py, with the function that called the extension in its traceback.
+// The fast path failed: returns, so that Python retries and reports the error. But if a signal handler raised the
+// exception, passes it on, as handlers.py does, with the function that called the extension in its traceback.
 inline void give_up(nb::python_error& error) {
     const bool ends_program = !error.matches(PyExc_Exception);
     error.restore();
@@ -46,9 +47,9 @@ inline nb::object plain_array(nb::handle value, int type_number) {
 
 // Returns row numbers as a plain array of int64; None: they are not plain. int32, which JAX makes, is converted.
 //
-// It is always a private copy. Row numbers are read several times: they are checked, sorted, looked up and put into
-// tables, mostly without the GIL. If Python could change them meanwhile, what was checked would not be what is used.
-// Values may change: any bytes are valid numbers.
+// The array is always a private copy. Row numbers are read several times: they are checked, sorted, looked up and put
+// into tables, mostly without the GIL. If Python could change them meanwhile, the check would prove nothing. Values may
+// change: any bytes are valid numbers.
 inline nb::object plain_indices(nb::handle value) {
     nb::object given = plain_array(value, NPY_INT64);
     const bool wide = !given.is_none();
@@ -63,12 +64,11 @@ inline nb::object plain_indices(nb::handle value) {
         std::memcpy(PyArray_DATA(reinterpret_cast<PyArrayObject*>(own.ptr())), PyArray_DATA(array),
                     static_cast<size_t>(PyArray_NBYTES(array)));
     if (own) return own;
-    PyErr_Clear();  // there is no memory for it: Python reports that
+    PyErr_Clear();  // there is no memory for the copy: Python reports that
     return nb::none();
 }
 
-// Whether the array's rank, and its dimensions from `first` on, fit the declared shape: integers, and None for unknown
-// dimensions.
+// Whether the array's rank, and its dimensions from `first` on, fit the declared shape (None: an unknown dimension).
 inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first) {
     const int rank = static_cast<int>(PyTuple_Size(declared.ptr()));
     if (PyArray_NDIM(array) != rank) return false;

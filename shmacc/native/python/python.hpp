@@ -1,4 +1,4 @@
-// Between C++ and the interpreter: the GIL, signals, arrays in and out.
+// The interface between C++ and the interpreter: the GIL, signals, arrays in both directions.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -38,8 +38,8 @@ inline nb::object checked(PyObject* made) {
 inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
 inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
-// What nanobind's casters for std::tuple and std::vector do, without their memory: on the stable ABI they allocate, and
-// call exhausted memory a wrong type.
+// These replace nanobind's casters for std::tuple and std::vector, which allocate Python objects on the stable ABI, and
+// report a lack of memory as a wrong type.
 template <class... T, size_t... i>
 std::tuple<T...> unpacked(const nb::tuple& given, std::index_sequence<i...>) {
     return {nb::cast<T>(given[i])...};
@@ -67,13 +67,13 @@ inline bool finalizing() {
 #endif
 }
 
-// When a thread asks for the GIL while the interpreter shuts down, Python exits it by unwinding its stack,
-// which no destructor survives; it sleeps instead until the process is gone.
+// When a thread asks for the GIL while the interpreter shuts down, Python unwinds the thread's stack, which no
+// destructor survives. Such a thread sleeps here instead until the process is gone.
 [[noreturn]] inline void sleep_until_the_end() {
     for (;;) pause();  // a handler that never ends rethrows nothing
 }
 
-// Calls a C function, which throws nothing, and may ask for the GIL.
+// Calls a C function that throws nothing itself, but may ask for the GIL.
 template <class Call>
 auto call_python(Call call) {
     try {
@@ -96,8 +96,8 @@ inline void take_gil(PyThreadState* state) {
     call_python([state] { PyEval_RestoreThread(state); });
 }
 
-// The thread that shuts the interpreter down keeps the GIL: it could not be distinguished from the others
-// when it asked for it again, and no other thread could use it.
+// The thread that shuts the interpreter down keeps the GIL: if it asked for the GIL again, `take_gil` could not
+// distinguish it from other threads. And no other thread could use the GIL meanwhile.
 class WithoutGil {
   public:
     WithoutGil() : state_(finalizing() ? nullptr : PyEval_SaveThread()) {}
@@ -129,8 +129,8 @@ class WithoutGil {
                 "The operation was cancelled: a signal handler forked, and only the parent goes on with it");
     }
 
-    // Whether the signals of `check_signals` interrupt this thread itself. The kernel delivers a process's
-    // signals to its main thread; but another Python thread may send itself one, or simulate one.
+    // Whether the signals that `check_signals` handles interrupt this thread's system calls. The kernel delivers a
+    // process's signals to its main thread; but another Python thread may send a signal to itself, or simulate one.
     bool signals_come_here() const { return alone_; }
 
   private:
@@ -138,7 +138,7 @@ class WithoutGil {
     bool alone_ = false;  // not known yet
 };
 
-// Text from a segment need not be UTF-8. Null, with Python's error, if there is no memory.
+// Returns the text, which need not be UTF-8, as a Python string. Null, with Python's error, if there is no memory.
 inline PyObject* in_python(const std::string& text) {
     return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
 }
@@ -189,8 +189,8 @@ void convert_halves(nb::handle from, nb::handle to) {
     convert(source.data(), target.writable(), source.size());
 }
 
-// Multiplies a gradient's values by its weight, into an array of the same type: that of sums (complex: pairs of it).
-// False: a product does not fit.
+// Multiplies a gradient's values by its weight. Both arrays have the type of sums (complex: pairs). False: a product
+// does not fit.
 inline bool weigh_values(nb::handle values, uint32_t sum, uint32_t components, int64_t weight, nb::handle to) {
     return with_sum_type(sum, [&](auto zero) {
         using T = decltype(zero);
@@ -213,9 +213,9 @@ constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
 // Loads NumPy's functions. Call it before they are used: inspection imports the module without NumPy.
 void need_numpy();
 
-// Returns a NumPy array that takes over an Output's memory; two components make a complex number. If there is no memory
-// for the array, the Output keeps its own. It uses NumPy's own interface: a take that was just woken finds no code in
-// the caches, and code that converts between kinds of arrays is long. Call need_numpy first.
+// Returns a NumPy array that takes over an Output's memory; two components make a complex number. If this throws, the
+// Output keeps its memory. It calls NumPy directly: nanobind's conversion of arrays is much code, and a take that was
+// just woken finds no code in the caches. Call need_numpy first.
 template <class T>
 nb::object array_of(Output& output, const int64_t* dims, size_t rank, uint32_t components = 1) {
     static_assert(std::is_same_v<int64_t, npy_intp>);

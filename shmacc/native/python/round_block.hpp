@@ -1,18 +1,18 @@
-// The rounds that blocks have: opened when the block begins, consumed when it ends in order, given up otherwise.
+// The rounds of blocks: opened when the block begins, consumed when it ends in order, given up otherwise.
 //
-// Each end is one call into the extension. The only Python that runs in it is the signal handlers that a wait for the
-// lock lets through, so a handler that raises finds the round open, consumed or given up, and nothing in between.
-// Between Python's instructions, handlers run as well, even before the first instruction of a function written in
-// Python. So these methods must not be overridden, nor called by such a function for a ``with`` statement.
+// Each block ends by one call into the extension. The only Python code that runs during this call is signal handlers,
+// while it waits for the lock. So a handler that raises finds the round open, consumed or given up, and nothing in
+// between. Handlers also run between Python's instructions, even before the first instruction of a Python function. So
+// these methods must not be overridden in Python, nor be called by a Python function in place of a ``with`` statement.
 //
 //   Invariant: a round that is open in this process has a RoundBlock, to which only the block's statement, or its
-//              caller, has a reference. When it is destroyed, the round is given up. This takes one store, cannot fail,
-//              and runs no Python.
+//              caller, has a reference. The RoundBlock's destructor gives up the round. This takes one store, cannot
+//              fail, and runs no Python.
 //
-// Coroutines. A thread waits for the round, and the coroutine takes it over when the event loop gets to it
+// Coroutines. A thread waits for the round, and the coroutine takes the round over when the event loop resumes it
 // (coroutines.py); in between Python runs. So the coroutine runs in a Guarded. If an exception leaves the coroutine, or
-// if it is dropped, the round is given up; or kept for the handle's next take, if it has just been consumed. A thread
-// that was just being started may get the round only after that: it finds that its caller has left, and gives it up.
+// the coroutine is dropped, the round is given up; if it has just been consumed, it is kept for the handle's next take.
+// A thread that is slow to start may get the round even later: it finds that its caller has left, and gives it up.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +82,7 @@ class RoundBlock {
         consumed_ = handle().take_kept(round());
         return consumed_ ? make_(taken_) : nb::none();
     }
-    // Hands the coroutine the round that a thread has opened for it. Returns whether it has it now.
+    // Hands the coroutine the round that a thread has opened for it. False: the round was given up meanwhile.
     bool hold() { return serial() != 0 && handle().hold_round(serial()); }
     bool is_open() { return serial() != 0 && handle().holds_round(serial()); }
     bool is_of(nb::handle handle) const { return handle_.is(handle); }
@@ -98,9 +98,9 @@ class RoundBlock {
             throw;
         }
     }
-    // Nobody gets the result: the handle keeps it if the round was consumed, else the round is given up.
+    // For a result that nobody gets: the handle keeps it if the round was consumed, else the round is given up.
     void give_back() {
-        if (consumed_ && handle_.is_valid())  // else it was cleared
+        if (consumed_ && handle_.is_valid())  // `clear` invalidates it
             handle().keep(taken_);
         else
             give_up();
@@ -142,7 +142,7 @@ class RoundBlock {
     const std::optional<double> timeout_;
     const bool raise_departures_;
     nb::object taken_;
-    nb::object given_;  // the result that was made of taken_
+    nb::object given_;  // the result that `make` returned for taken_
     bool consumed_ = false;
 
     static inline std::vector<RoundBlock*> open_;  // the GIL guards it
@@ -155,7 +155,7 @@ struct AsyncBlock : RoundBlock {
     using RoundBlock::RoundBlock;
 };
 
-// Runs a Python coroutine that works with a RoundBlock; awaited in the coroutine's place.
+// Runs a Python coroutine that works with a RoundBlock. Await this in place of the coroutine.
 class Guarded {
   public:
     Guarded(nb::object coroutine, nb::object block)
@@ -164,7 +164,7 @@ class Guarded {
     }
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
-    // An exception of the coroutine that awaits this may drop it before it has ended.
+    // If the coroutine that awaits this fails, this may be dropped before it has ended.
     ~Guarded() { drop(); }
     nb::object send(nb::handle value) {
         return guarded([&] { return coroutine_.attr("send")(value); });
@@ -214,7 +214,7 @@ class Guarded {
     bool ended_ = false;
 };
 
-// The end of a coroutine's block returns this. The work is done, so an await of it ends at once.
+// What __aexit__ of a coroutine's block returns. The work is done by then, so awaiting it ends at once.
 struct Ended {};
 
 }  // namespace shmacc

@@ -1,9 +1,8 @@
 // A view of a segment for inspection: without attaching, without its lock, without mapping it.
 //
-// Everything is read through the descriptor: a hole reads as zeros and stays a hole, so a view reserves
-// nothing, however full /dev/shm is and whatever sizes the segment claims; a file that is truncated meanwhile
-// is an error, never a SIGBUS; and the right to read is enough. A size that the segment claims is compared
-// with the space that the file occupies before memory is allocated for it.
+// Everything is read through the descriptor. So a hole reads as zeros and stays a hole: a view takes up no space in
+// /dev/shm, whatever sizes the segment claims. A truncated file is an error, never a SIGBUS. Read permission is enough.
+// A size that the segment claims is compared with the space that the file occupies before memory is allocated for it.
 #pragma once
 
 #include <array>
@@ -18,7 +17,7 @@ class SegmentView {
   public:
     SegmentView(std::shared_ptr<SegmentFile> file, const Config& config, MemberSpecs specs)
         : file_(std::move(file)), config_(config), specs_(std::move(specs)) {}
-    // Returns a view of the same segment that reports on one table: that of a member in a lane. (A newly opened view
+    // Returns a view of the same segment that reports on the table of one member in one lane. (A newly opened view
     // reports on the first lane's first member.) The last member is the set of contributors.
     SegmentView table(uint32_t lane, uint32_t member) const {
         if (lane >= config_.lanes || member >= specs_.size())
@@ -31,7 +30,7 @@ class SegmentView {
 
     void close() { file_.reset(); }
 
-    // The configuration of the segment, with that of the table's member.
+    // The configuration of the segment and of the member that the viewed table belongs to.
     nb::dict config() const {
         nb::dict out = describe(config_, specs_);
         const nb::dict member = describe(specs_[member_]);
@@ -53,7 +52,7 @@ class SegmentView {
         // Grows with every commit, of the round and of the table's lane.
         out["generation"] = seen.totals.round.generation + lane.state.generation;
         out["leftovers"] = lane.state.leftovers - lane.members[member_].leftovers_before;
-        // An operation is running, or its process died: rows may differ from the committed ones.
+        // Whether an operation is running, or its process died: then rows may differ from the committed ones.
         out["in_operation"] = lane.in_operation;
         // How many of the operation's undo records are complete (commit.hpp).
         out["undo_records"] = lane.undo_records;
@@ -105,7 +104,7 @@ class SegmentView {
         }
         return out;
     }
-    // Processes that had applied or taken, and are gone, dead or failed; and those that are attached and have failed.
+    // Processes that had applied or taken and have died, or failed and left; and attached processes that have failed.
     nb::list departures() const {
         nb::list out = new_list();
         const std::vector<Participant> attached = participants_table();
@@ -131,9 +130,9 @@ class SegmentView {
         }
         return out;
     }
-    // When a process last began an operation or attached, and when a gradient was last accepted (0: never), as far
-    // as the table still has it: a process that has left keeps what it wrote until another one gets its entry.
-    // Entries are given from the front, so a page without anything is the end.
+    // Returns when a process last began an operation or attached, and when a gradient was last accepted (0: never),
+    // according to the entries of all processes, including those that left if nobody else has got their entry since.
+    // Entries are given from the front, so the first empty page is the end.
     nb::tuple last_used_ns() const {
         constexpr uint32_t kStep = static_cast<uint32_t>(kPage / sizeof(Participant));
         int64_t seen = wall_ns_of(config_.created_ns), applied = 0;
@@ -177,7 +176,7 @@ class SegmentView {
         sem_getvalue(&semaphore, &value);
         return value;
     }
-    // Reads a region as it is now: one that all segments have, or one of the viewed table's (kViewedRegions).
+    // Reads from a region as it is now. region: a fixed one, or one of the viewed lane or table (kViewedRegions).
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)
             throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
@@ -221,7 +220,7 @@ class SegmentView {
         if (writable != file_) return std::nullopt;
         return unlink_names(*writable, path, semaphore_path, if_unused, true);
     }
-    // How many names the file has, of this library and others; 0: it was removed.
+    // How many names the file has, including hard links that others have made; 0: it was removed.
     uint64_t links() const { return file().status().st_nlink; }
     uint64_t allocated_bytes() const { return file().occupied(); }
 
@@ -319,8 +318,8 @@ class SegmentView {
         read_exactly(0, seen.get(), sizeof(Header));
         return seen;
     }
-    // If a segment is so busy that it never stands still while all of it is read, each lane is as it was at an instant
-    // of its own, in the same round.
+    // All lanes as they were at one instant. If the segment is too busy for that, each lane as it was at an instant of
+    // its own, but all in the same round.
     Snapshot snapshot() const {
         file().check_occupied(bytes_of_states(config_));
         for (int attempt = 0;; ++attempt) {
@@ -333,7 +332,8 @@ class SegmentView {
             else
                 for (uint32_t i = 0; i < config_.lanes; ++i)
                     before[i + 1] = read_lane(i, &states[i * bytes_of_lane(config_)]);
-            // Copies are overwritten only on the way to the generation after the next one.
+            // What was read is valid if the generations are unchanged: an operation overwrites only the copies that
+            // are not current.
             const auto still = [&] {
                 return together ? generations() == before : generations()[0] == before[0];
             };
@@ -437,7 +437,7 @@ class SegmentView {
         return word;
     }
 
-    // *pid: set as others_hold sets it.
+    // pid: others_hold sets it.
     bool alive(uint32_t i, uint64_t token, int* pid = nullptr) const {
         if (i >= kMaxParticipants) return false;
         if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i) {

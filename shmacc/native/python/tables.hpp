@@ -15,7 +15,7 @@ class TableAccess {
             throw Error(Failure::kInvalidArgument, "The segment has no such table");
     }
 
-    // Copies the ids' rows into an array of that size. slot: 0: the rows; from 1 on: a slot of the optimizer.
+    // Copies the ids' rows into `to`, which must have their size. slot: 0 for the rows, 1 or 2 for an optimizer's slot.
     void rows(nb::handle ids, uint32_t slot, nb::handle to) {
         const ArrayBuffer<int64_t> wanted(ids, 1);
         const ArrayBuffer<unsigned char> target(to, 1, PyBUF_WRITABLE);

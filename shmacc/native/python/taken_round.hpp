@@ -1,11 +1,11 @@
-// A handle's rounds: taken ones on their way to Python, taken ones that did not reach their caller, and open ones.
+// A handle's rounds: those that a take hands to Python, those that did not reach their caller, and open ones.
 //
 // From the take's commit on only this process has the round. But memory may run out for the arrays and for what Python
-// makes of them, and a signal handler may raise. So the object that holds the round exists before the take: a Python
-// object, made by the caller, which the take fills at its commit. Its arrays are made when they are asked for. If the
-// round does not reach the caller, the handle keeps that very object for its next take of the same sort. Two takes are
-// of the same sort if both advance the step or neither does (a mean is no partial), both seal or neither does (a
-// caller that asks for a seal gets one), and both are divided among the same shards or neither is.
+// makes of them, and a signal handler may raise. So the caller makes a Python object before the take, and the take puts
+// the round into this object at its commit. The round's arrays are made when they are asked for. If the round does not
+// reach the caller, the handle keeps the object for its next take of the same sort. Two takes are of the same sort if
+// both advance the step or neither does (a mean is no partial), both seal or neither does (a caller that asks for a
+// seal gets one), and both are divided among the same shards or neither is.
 //
 //   Invariant: from the commit on the round is in a TakenRound, whatever fails. Putting it there, keeping it, and
 //              passing it on to another TakenRound need no memory and run no Python.
@@ -24,7 +24,7 @@ class TakenRound {
 
     bool advances() const { return advance_; }
     bool seals() const { return seal_; }
-    // null: it is not divided among shards.
+    // How the round is divided among shards; null: it is not divided.
     const Division* division(const MemberSpecs& specs) const {
         if (!division_) return nullptr;
         if (division_->ends.size() != (specs.size() - 1) * division_->shards)
@@ -32,7 +32,7 @@ class TakenRound {
         return &*division_;
     }
 
-    // The take fills it at its commit.
+    // Where the take puts the round at its commit.
     std::optional<Taken>& to_fill(const std::shared_ptr<const MemberSpecs>& specs) {
         specs_ = specs;
         return taken_;
@@ -52,8 +52,8 @@ class TakenRound {
         return contributors_;
     }
 
-    // Returns (number, count, weight) of each member in the round. The other functions take an index into this list. A
-    // divided round has the members' rows and values in its columns.
+    // Returns (number, count, weight) of each member in the round. The next functions take an index into this list, and
+    // throw for a divided round, which has its rows and values in `columns`.
     std::vector<std::tuple<uint32_t, int64_t, int64_t>> members() const {
         std::vector<std::tuple<uint32_t, int64_t, int64_t>> members;
         for (const TakenMember& member : taken().members)
@@ -81,7 +81,7 @@ class TakenRound {
             });
         });
     }
-    // Sparse: the declared first dimension, -1 if there is none, then those of a row.
+    // A sparse member's shape: the declared first dimension, or -1 if none is declared, then a row's dimensions.
     const nb::object& shape(uint32_t i) {
         return once(i, &Arrays::shape, [&](TakenMember& member) {
             const uint64_t rank = member.dims.size() + 1;
@@ -127,7 +127,7 @@ class TakenRound {
 
     const bool advance_, seal_;
     const std::optional<Division> division_;
-    const Origin origin_;  // a forked child has a copy of what its parent has
+    const Origin origin_;  // a forked child must not use the copies of its parent's rounds
     std::shared_ptr<const MemberSpecs> specs_;
     std::optional<Taken> taken_;
     std::vector<Arrays> arrays_;
@@ -145,7 +145,7 @@ class KeptRounds {
         if (!kept.taken_ || kept.taken_->count == 0 || kept.serial() != 0) return false;
         nb::object* at = &first_;
         while (at->is_valid() && !kept.was_kept_) at = &in(*at).next_;
-        kept.was_kept_ = true;  // if it misses its caller once more, it goes in front again
+        kept.was_kept_ = true;  // if its next caller does not get it either, it goes to the front
         kept.next_ = std::move(*at);
         *at = std::move(round);
         return true;
@@ -179,10 +179,11 @@ class KeptRounds {
     nb::object first_;
 };
 
-// The rounds that one handle has open: which thread owns each, and in which process. The GIL guards it.
+// The rounds that one handle has open, each with the thread and the process that own it. The GIL guards this list.
 class HeldRounds {
   public:
-    // Made before a round is opened. Reserves memory, so that `add` cannot fail afterwards, in this or another thread.
+    // Make an Opening before a round is opened: it reserves memory, so that `add` cannot fail afterwards, even if other
+    // threads do the same.
     class Opening {
       public:
         explicit Opening(HeldRounds& held) : held_(held) {
@@ -201,7 +202,7 @@ class HeldRounds {
         HeldRounds& held_;
     };
 
-    // Throws if this thread has a round open: it would wait for the round's end, which only it can bring about.
+    // Throws if this thread has a round open: the thread would wait for an end that only itself can bring about.
     void refuse_in_round() const {
         for (const Round& round : rounds_)
             if (round.thread == this_thread() && round.opened.is_here())
@@ -210,7 +211,7 @@ class HeldRounds {
                             "take or round");
     }
     bool has(uint64_t serial) { return find(serial) != nullptr; }
-    // Notes that the round's update is in, whatever the round's state says.
+    // Notes that the round's update is in, even if RoundState does not say so.
     void note_update(uint64_t serial) {
         if (Round* const round = find(serial)) round->updated = true;
     }

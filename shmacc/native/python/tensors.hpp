@@ -1,16 +1,16 @@
 // Views other packages' arrays as NumPy arrays on the same memory: torch's tensors, and arrays that export a buffer, as
 // JAX's do.
 //
-// Python does the same (foreign.py, arrays.py), but its calls take several times as long as the apply of a few rows.
-// Python converts the values that are not converted here, or reports the error. No package is imported here: a program
-// that has a tensor has imported torch.
+// foreign.py and arrays.py do the same, but their calls take several times as long as the apply of a few rows. They
+// convert the values that are not converted here, or report the error. No package is imported here: a program that has
+// a tensor has imported torch.
 #pragma once
 
 #include "python/python.hpp"
 
 namespace shmacc {
 
-// Names that are looked up for each tensor. They are made once: making a string takes as long as the look-up.
+// Names that are looked up for each tensor, made once, since making a string takes as long as the look-up.
 class Names {
   public:
     static const Names& get() {
@@ -39,7 +39,7 @@ class Names {
     }
 
   private:
-    // Never freed: there is one for the process.
+    // The string is never freed: there is one for the process.
     static PyObject* make(const char* name) {
         PyObject* const made = PyUnicode_InternFromString(name);
         if (!made) throw nb::python_error();
@@ -56,7 +56,7 @@ class Names {
 
 inline nb::object attribute(PyObject* of, PyObject* name) { return checked(PyObject_GetAttr(of, name)); }
 
-// Returns a tensor's array. null: it is no tensor of torch's own class and of that type (NumPy's type number), or it
+// Returns a tensor's array. null: the value is no tensor of torch's own class with that type (NumPy's type number), or
 // requires grad. The array keeps the tensor alive, and torch resizes no tensor that has an array.
 inline nb::object array_of_tensor(PyObject* value, int type_number) {
     const Names& names = Names::get();
@@ -73,8 +73,8 @@ inline nb::object array_of_tensor(PyObject* value, int type_number) {
     return checked(PyObject_CallMethodObjArgs(value, names.numpy, nullptr));
 }
 
-// Returns the array of another package's object that NumPy reads by its buffer; null: it is no such object. Subclasses
-// of NumPy's own array are left out, since some have a mask.
+// Returns the array of another package's object if NumPy reads it by its buffer; else null. Refuses subclasses of
+// NumPy's own array, since some have a mask.
 inline nb::object array_of_buffer(PyObject* value) {
     if (!PyObject_CheckBuffer(value) || PyArray_Check(value)) return {};
     if (!PyObject_HasAttr(reinterpret_cast<PyObject*>(Py_TYPE(value)), Names::get().array)) return {};

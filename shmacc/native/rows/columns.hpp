@@ -1,8 +1,8 @@
-// Columns of a round: a few arrays with all its members, one after the other, which hosts and shards send each other.
-// In a message a small array costs more than its bytes, so there are few arrays.
+// Hosts and shards send each other rounds as columns: a few arrays, each with the data of all members in turn. (In a
+// message a small array costs more than its bytes, so there are few arrays.)
 //
-// One column has the row numbers of all sparse members, and one their counts. One of bytes has the values of all
-// members, each member's from a multiple of kPartAlignment on. A table lists the members.
+// One column has the row numbers of all sparse members, one the counts of these rows. A column of bytes has the values
+// of all members; each member's values begin at a multiple of kPartAlignment. A table lists the members.
 #pragma once
 
 #include <queue>
@@ -29,11 +29,11 @@ struct MemberLine {
 
 struct Columns {
     std::vector<MemberLine> table;
-    uint64_t rows = 0, bytes = 0;  // in use; the memory may be larger
+    uint64_t rows = 0, bytes = 0;  // how many are in use; the memory may be larger
     Output numbers{0}, counts{0}, values{0};
 };
 
-// How members are divided among shards: rows by `shard_of`, a dense member into a run of elements for each.
+// How members are divided among shards: rows by `shard_of`, a dense member into one run of elements per shard.
 struct Division {
     uint32_t shards;
     std::vector<int64_t> ends;  // dense member m's run for shard s ends at ends[m * shards + s]
@@ -56,8 +56,8 @@ struct ColumnsRoom {
     void add_part(uint64_t of_bytes) { bytes = part_up(bytes) + of_bytes; }
 };
 
-// Writes the columns of one shard or of several, member after member. There may be room for more rows than there are,
-// since equal rows are added up: memory that is not touched costs nothing.
+// Writes the columns of one or more shards, member after member. The room may be for more rows than there are, since
+// equal rows are added up: memory that is not touched costs nothing.
 class ColumnsWriter {
   public:
     explicit ColumnsWriter(const std::vector<ColumnsRoom>& rooms) : rooms_(rooms), columns_(rooms.size()) {
@@ -70,8 +70,7 @@ class ColumnsWriter {
         }
     }
 
-    // Calls `read` to write a sparse member's rows into RowTargets, and returns its result. line: its length is set
-    // here.
+    // Calls `read` to write a sparse member's rows into RowTargets, and returns its result. Sets the line's length.
     template <class T, class Read>
     bool write_rows(MemberLine line, uint64_t width, Read read) {
         std::vector<RowTarget<T>> targets;
@@ -97,8 +96,8 @@ class ColumnsWriter {
         }
         return fits;
     }
-    // Returns memory for a run of a dense member: line.length elements. The room is checked: the rows written before
-    // may have changed since room was made for them.
+    // Returns memory for a run of a dense member: line.length elements. Checks the room, since rows that were written
+    // before may have changed, and taken more room, after the room was calculated.
     template <class T>
     T* elements(uint32_t shard, const MemberLine& line, uint32_t components) {
         Columns& own = columns_[shard];
@@ -119,7 +118,8 @@ class ColumnsWriter {
         if (line.length == 0) return;
         to.table.push_back(line);
         const uint64_t begin = part_up(to.bytes);
-        if (begin > to.bytes) std::memset(bytes_of(to) + to.bytes, 0, begin - to.bytes);  // sent, too
+        if (begin > to.bytes)
+            std::memset(bytes_of(to) + to.bytes, 0, begin - to.bytes);  // these bytes are sent, too
         to.bytes = begin + bytes;
     }
 
@@ -176,7 +176,7 @@ inline void merge_columns(const std::vector<RowColumn>& columns, const std::vect
     }
 }
 
-// Where a member's part of a column of values belongs: an array of `size` rows or elements.
+// The array that a member's part of a column of values is written to: `size` rows or elements.
 struct Whole {
     unsigned char* memory;
     uint64_t size;
@@ -185,7 +185,7 @@ struct Whole {
     int64_t first;  // where the part begins, if it is a run; -1: each row has a position of its own
 };
 
-// Puts a shard's values into their arrays. positions: where each row goes, for the parts that are no runs.
+// Puts a shard's values into their arrays. positions: where each row of the parts that are not runs goes.
 inline void put_values(const std::vector<Whole>& wholes, const int64_t* positions, uint64_t count,
                        const unsigned char* values, uint64_t bytes) {
     uint64_t all = 0, at = 0, end = 0;

@@ -1,9 +1,9 @@
 // Finds the distinct rows of a list, in ascending order, and where each of them occurs.
 //
 // A batch's ids come in any order and repeat. If they lie close together (at least one in 128 numbers, on average), a
-// bitmap from the least to the greatest marks those that occur; a row's place is the number of marks before its own.
-// This takes four passes over the rows in order, and one over the bitmap, which stays in the second-level cache. Other
-// rows are sorted by their digits, which takes three times as long.
+// bitmap from the least to the greatest id marks those that occur. A row's place is then the number of marks before its
+// own. This takes four passes over the rows in order, and one over the bitmap, which stays in the second-level cache.
+// Ids that lie further apart are sorted by their digits, which takes three times as long.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ inline DistinctRows distinct_by_bits(const int64_t* rows, uint32_t count, int64_
     std::vector<NumbersWord> words(span / 64 + 1);
     std::vector<uint32_t> places(count);
     for (uint32_t i = 0; i < count; ++i) {
-        // Copied, and bounded, since a caller's memory may change meanwhile.
+        // The row is copied and bounded, since a caller's memory may change meanwhile.
         const uint64_t number = std::min(static_cast<uint64_t>(rows[i]) - static_cast<uint64_t>(least), span);
         places[i] = static_cast<uint32_t>(number);
         words[number / 64].bits |= uint64_t{1} << number % 64;

@@ -1,7 +1,7 @@
-// A sparse gradient before it is added: checked, in ascending order of row, each row once.
+// Prepares a sparse gradient: checks its rows, sorts them, and adds up rows that repeat.
 //
-// All of this happens in the caller, before the lock. Values are not moved unless rows repeat: a gradient
-// that is merely unsorted is read through `order`.
+// The caller does this before it takes the lock. Values are not moved unless rows repeat: a gradient that is merely
+// unsorted is read through `order_`.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace shmacc {
 
 struct RowCheck {
-    bool ascending;    // strictly
-    int64_t over;      // position of the first row number that is not below the limit; -1: none
+    bool ascending;  // strictly
+    int64_t over;  // position of the first row number that is not below the limit; -1: none
     int64_t negative;  // position of the first negative row number; -1: none
 };
 
@@ -53,8 +53,8 @@ class Gradient {
         : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width),
           ascending_(ascending) {}
 
-    // Repeats are summed in their order in the gradient; a row counts once however often it repeats. (The
-    // rows of a partial do not repeat: gradients.py.)
+    // Sums repeats of a row in their order in the gradient. Such a row still counts as one contribution. (The rows of a
+    // partial do not repeat: gradients.py.)
     void sort() {
         if (ascending_) return;
         distinct_ = distinct_rows(keys_, count_);
@@ -92,17 +92,17 @@ class Gradient {
 
     uint64_t at(uint32_t i) const { return order_ ? order_[i] : i; }
 
-    // Adds the rows to their sums, in the order in which they lie in the gradient: so the hardware fetches them
-    // ahead, and only the sums are at random addresses. These are fewer, the most frequent stay in the caches, and the
-    // others are fetched kAhead rows in advance. The other way, the repeats of one sum after the other, every row
-    // is at a random address, and waiting for them took most of an apply. False: a sum does not fit.
+    // Adds the rows to their sums, in the gradient's order. So the hardware prefetches the rows, and only the sums are
+    // at random addresses. The sums are fewer, the most frequent ones stay in the caches, and the others are fetched
+    // kAhead rows in advance. If each sum were finished before the next, every row would be at a random address, and
+    // waiting for rows took most of an apply. False: a sum does not fit.
     template <uint64_t kWidth>
     bool sum(const std::vector<uint32_t>& positions, uint32_t distinct) {
         const uint64_t width = kWidth ? kWidth : width_;
         const bool near = distinct * width * sizeof(T) <= kNearBytes;
         const uint32_t fetching = near || count_ < kAhead ? 0 : count_ - kAhead;
-        // Narrow sums begin as -0.0, which leaves any number as it is when it is added. This is faster than to ask of
-        // each sum whether it has begun.
+        // Narrow sums begin as -0.0, and adding a number to that gives the number itself. This is faster than checking
+        // for each sum whether it has begun.
         constexpr bool kNarrow = kWidth * sizeof(T) > 0 && kWidth * sizeof(T) <= 16;
         if (kNarrow) std::fill_n(merged_.get(), distinct * width, static_cast<T>(-0.0));
         std::vector<bool> begun(kNarrow ? 0 : distinct);

@@ -1,6 +1,6 @@
-// Conversions between float16 and float32, the type of its sums, where the processor has instructions for them.
-// NumPy converts one number at a time, which took longer than all the rest of an apply. The rounding is the
-// same: to the nearest, ties to even, beyond the range to infinity.
+// Converts between float16 and float32 (float16 gradients are summed as float32) if the processor has instructions for
+// that. NumPy converts one number at a time, which took longer than the rest of an apply. The rounding is the same: to
+// nearest, ties to even, beyond the range to infinity.
 #pragma once
 
 #include <cstdint>

@@ -1,45 +1,44 @@
 // The hash from row number to slot: open addressing over buckets of one cache line.
 //
-// A bucket holds ten 16-bit tags (other bits of the hash than those that choose the bucket; 0: free) and ten
-// slot numbers: a lookup touches one line of the index and, on a matching tag, the slot it points to, whose row
-// number decides. Entries are filled from the front and never freed one by one, so the first free one ends a
-// search. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the
-// stamp. (An accumulator uses its first slots. In a table of parameters each slot says whether it is in use:
-// operations/id_table.hpp.)
+// A bucket holds ten entries: a slot number and a 16-bit tag each. The tag has other bits of the hash than those that
+// choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the slots whose tags match:
+// their row numbers decide. Entries are filled from the front and never freed one by one, so a search ends at the first
+// free entry. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the stamp. (An
+// accumulator uses its first slots. In a table of parameters each slot says whether it is in use: id_table.hpp.)
 //
 // 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
 // moves each row about four times in its life.
 //
-// Row numbers may come from an attacker who wants applies to be slow. For a known hash, thirty thousand rows
-// of one bucket are quickly calculated, and each lookup walks past all of them, under the lock. So the hash
-// has a key: 256 random bits, drawn when the segment is made (Config::hash_key), read as two 128-bit numbers
-// a and b.
+// Row numbers may come from an attacker who wants applies to be slow. If the hash were known, thirty thousand rows for
+// the same bucket would be quickly calculated, and each lookup would walk past all of them, under the lock. So the hash
+// has a key: 256 random bits, drawn when the segment is made (Config::hash_key), read as two 128-bit numbers a and b.
 //
 //   y(row) = the upper 64 bits of (a * row + b) mod 2^128     (Dietzfelbinger's multiply-add-shift)
 //   hash   = mix(y), a fixed and invertible mix
 //
 //   Claim: over the keys, the hashes of two different rows are independent and uniform, whatever the rows.
 //   Let u = a * row + b, v = a * other + b and other - row = 2^s * (an odd number); s <= 63. As b is uniform and
-//   independent of a, u is, too. Given u, v = u + a * (other - row) is u plus a uniform multiple of 2^s: the bits of v
-//   from s on are uniform, and its upper 64 are among them. An invertible mix of each keeps that.
+//   independent of a, so is u. Given u, v = u + a * (other - row) is u plus a uniform multiple of 2^s: the bits of v
+//   from s on are uniform, and the upper 64 bits are among these. An invertible mix of both keeps this.
 //
-// So no two rows share a home, or a tag, under more keys than random ones would, and any set of rows that is
-// chosen without the key is expected to have as many collisions as random rows. For linear probing that
-// bounds the expected cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup),
-// where a known hash allows n^2. The mix is for the rows of ordinary programs: without it the homes of 0, 1,
-// 2, ... lie at equal steps around the table, which cluster under one key in a few hundred; with it they are
-// spread like random ones.
+// So two rows share a home, or a tag, under no more keys than random rows would, and any set of rows that is chosen
+// without the key is expected to have as many collisions as random rows. For linear probing this bounds the expected
+// cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup); with a known hash the cost
+// may be n^2. The mix is for the rows of ordinary programs: without it the homes of 0, 1, 2, ... would lie at equal
+// steps around the table, and cluster under one key in a few hundred; with it they are spread like random ones.
 //
-// Not prevented: a user with the right to read the segment can read the key. (The token would be a worse key:
-// it is part of the semaphore's name, which every user of the machine can list.) And nothing is claimed
-// against an attacker who times applies of single rows and chooses the next by the result.
+// Not prevented: a user with the right to read the segment can read the key. (The token would be a worse key: it is in
+// the semaphore's name, which every user of the machine can list.) Nor does this stop an attacker who times applies of
+// single rows and chooses the next row by the result.
 //
-// Rejected: a folded multiplication ("mum", wyhash): no proof; pairs are known that collide under far too
-// many seeds, and rows 2^31 apart cluster. The row xored with a seed before a fixed mix: differences that
-// pass the mix far more often than by chance can be searched for offline, whatever the seed. SipHash: takes
-// longer than all the rest of a lookup in the caches, and would remove only the last of the limits above.
+// Rejected alternatives:
+//   - A folded multiplication ("mum", wyhash) has no proof; some known pairs collide under far too many seeds, and rows
+//     2^31 apart cluster.
+//   - The row xored with a seed before a fixed mix: an attacker can search offline for differences that pass the mix
+//     far more often than by chance, whatever the seed.
+//   - SipHash takes longer than the rest of a lookup in the caches, and would only stop the attacker who times applies.
 //
-// Nothing here is trusted: probes are bounded, and a slot number is used only if it is below the rows in use.
+// The index's contents are not trusted: probes are bounded, and only slot numbers below the rows in use are used.
 #pragma once
 
 #ifdef __SSE2__
@@ -54,7 +53,7 @@ namespace shmacc {
 
 constexpr uint32_t kAbsent = UINT32_MAX;
 
-// Successive keys of a gradient that have consecutive slots; or, with kAbsent, no slots.
+// Successive keys of a gradient that have consecutive slots; if `slot` is kAbsent, keys that have no slots.
 struct Run {
     uint32_t slot;
     uint32_t length;
@@ -77,7 +76,7 @@ class RowHash {
     Wide addend_;
 };
 
-// The slots of an accumulator: those in use are the first ones.
+// The slots of an accumulator: the first `rows` ones are in use.
 struct FirstRows {
     const Slot* table;
     uint64_t rows;
@@ -97,8 +96,8 @@ class Index {
         return filled * 10 > buckets * kBucketEntries * 9;
     }
 
-    // The slots of the keys among the first `rows`: runs that together cover all keys, in order. Keys ascend.
-    // Returns the number of runs, at most one for each key.
+    // Looks the keys, which ascend, up among the first `rows` slots. `runs` gets runs that together cover all keys, in
+    // order. Returns the number of runs, at most one for each key.
     uint32_t find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, Run* runs) const {
         RunList list{runs, runs};
         if (rows == 0 || count_ == 0) {
@@ -114,7 +113,7 @@ class Index {
         }
         return static_cast<uint32_t>(list.end - list.begin);
     }
-    // Calls found(i, slot) for each key, in order; the slot is kAbsent if `known` has none for it. Keys in any order.
+    // Calls found(i, slot) for each key, in order of i; slot: kAbsent if the key has none. Keys may be in any order.
     // known: has the functions of FirstRows.
     template <class Known, class Found>
     void find_each(const int64_t* keys, uint32_t count, const Known& known, Found found) const {
@@ -142,13 +141,13 @@ class Index {
             Bucket& bucket = buckets_[at];
             if (bucket.stamp != stamp_) {
                 std::memset(bucket.tags, 0, sizeof bucket.tags);
-                store(bucket.stamp, stamp_);  // killed before this: still empty
+                store(bucket.stamp, stamp_);  // until this store the bucket counts as empty
             }
             uint32_t free = matching(bucket, 0);
             if (free) {
                 int entry = __builtin_ctz(free);
                 bucket.slots[entry] = slot;
-                store(bucket.tags[entry], home.tag);  // killed before this: still free
+                store(bucket.tags[entry], home.tag);  // until this store the entry is free
                 return;
             }
             if (++at == count_) at = 0;
@@ -162,7 +161,7 @@ class Index {
     struct RunList {
         Run* begin;
         Run* end;
-        // The next `length` keys have `slot` and the slots after it, or, with kAbsent, none.
+        // Adds `length` keys that have `slot` and the slots after it; if `slot` is kAbsent, that have no slots.
         void add(uint32_t slot, uint32_t length) {
             if (end > begin) {
                 Run& last = end[-1];
@@ -180,12 +179,12 @@ class Index {
         }
     };
 
-    // Slots are assigned in order of first touch, so rows that arrived together have slots next to each other. A
-    // gradient like an earlier one finds its rows one after the other; neighbouring rows have slots at the same
-    // distance from each other as their numbers. So a block is searched for right after the previous one, and if its
-    // first and last key are there, the keys between are tried there first, without the index. The row number in the
-    // slot decides whether the guess is right. Meanwhile the slots that the `later` keys after the block would have
-    // are prefetched.
+    // Guesses a block's slots without the index. Slots are assigned in order of arrival, so rows that arrived together
+    // have adjacent slots. If a gradient resembles an earlier one, its rows may be in consecutive slots, or (rows of a
+    // dense range) in slots as far apart as their numbers. So the first key is tried right after the previous block's
+    // last slot. If the last key is then where one of the two patterns puts it, the keys between are tried by the same
+    // pattern. The row number in a slot decides whether a guess is right. The second pattern also prefetches the slots
+    // that it expects for the `later` keys after the block.
     bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const FirstRows& known,
                          RunList& list) const {
         const Slot* const table = known.table;
@@ -206,8 +205,8 @@ class Index {
             return true;
         }
         if (span < rows && known.have(first + span, keys[count - 1])) {
-            // Keys ascend from keys[0] to keys[count - 1]; but a caller's memory may change meanwhile, so the
-            // bound is checked too.
+            // Keys ascend from keys[0] to keys[count - 1]. But a caller's memory may change meanwhile, so the bound is
+            // checked, too.
             auto expected = [&](uint32_t i) {
                 return first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
             };
@@ -243,8 +242,7 @@ class Index {
             found(i, known.have(slots[i], keys[i]) ? slots[i] : search(hashes[i], keys[i], known));
     }
 
-    // The first slot with a matching tag in the home bucket or the one after it, which takes most of the
-    // overflow.
+    // The first slot with a matching tag in the home bucket or the next one, where most of the overflow goes.
     uint32_t first_match(uint64_t hash) const {
         uint64_t at = home(hash);
         for (int probe = 0; probe < 2; ++probe) {
@@ -277,8 +275,8 @@ class Index {
         }
         is_full();
     }
-    // A sound index is never full (`crowded`). If this only meant that the row is absent, each search would walk past
-    // all buckets.
+    // A sound index is never full (`crowded`). A full one is an error: if the row were just reported as absent, each
+    // search would walk past all buckets.
     [[noreturn]] static void is_full() { data_loss("its index is full"); }
 
     // Bit i: tags[i] equals `tag`.
@@ -304,7 +302,7 @@ class Index {
     RowHash hash_;
 };
 
-// Puts absent rows into the index. Each waits for kAhead others while its bucket is fetched.
+// Puts absent rows into the index. Each row is inserted kAhead rows later, so that its bucket is fetched meanwhile.
 class Inserts {
   public:
     explicit Inserts(const Index& index) : index_(index) {}

@@ -1,8 +1,8 @@
 // The initial contents of a table's row: a function of the table's seed and the row's id alone.
 //
-// So they are the same whichever process comes first, on every machine. Random numbers are those of Philox4x32-10
-// (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), keyed by the seed and counted by the
-// id. The formulas stand in the docstrings of shmacc/init.py. IEEE 754 determines the results to the last bit: there
+// So they are the same on every machine, and whichever process comes first. Random numbers come from Philox4x32-10
+// (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), with the seed as key and the id in the
+// counter. The formulas are in the docstrings of shmacc/init.py. IEEE 754 determines the results to the last bit: there
 // is no fused operation (CMakeLists.txt), and only exact functions of the C library are used.
 #pragma once
 
@@ -20,7 +20,7 @@ class RandomWords {
 
     RandomWords(uint64_t seed, int64_t id) : seed_(seed), id_(static_cast<uint64_t>(id)) {}
 
-    // Gets kWords words, from number first_block * 4 on.
+    // Writes the kWords words from number first_block * 4 on.
     void get(uint32_t first_block, uint32_t (&words)[kWords]) const {
         uint32_t c[4][kLanes];
         for (uint32_t i = 0; i < kLanes; ++i) {

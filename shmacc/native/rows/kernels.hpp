@@ -2,7 +2,7 @@
 //
 // For rows that miss the caches, memory determines the time, whatever the instructions. For gradients that stay in
 // the caches, vectors of twice the width save a third of an apply, so the long loops exist twice, and the loader
-// picks one. There are no wider vectors and no fused operations, so both give the same result to the bit.
+// picks one of the two. Neither uses fused operations, so both give the same result to the bit.
 #pragma once
 
 #ifdef __SSE2__
@@ -36,7 +36,7 @@ SHMACC_TWO_WIDTHS static void add_long(double* __restrict__ sums, const double* 
     for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
 }
 
-// Works in pieces without an early exit, and collects differences as bits, so that the compiler vectorises it.
+// Within a piece there is no early exit, and differences are collected as bits, so that the compiler vectorises this.
 SHMACC_TWO_WIDTHS static bool strictly_ascending(const int64_t* keys, uint64_t count) {
     constexpr uint64_t kPiece = 1024;
     for (uint64_t begin = 1; begin < count; begin += kPiece) {
@@ -118,8 +118,8 @@ void copy_numbers(T* __restrict__ to, const T* __restrict__ from, uint64_t count
     for (uint64_t j = 0; j < count; ++j) to[j] = from[j];
 }
 
-// Calls the loop with the width as a constant if it is a common one, else with 0: a loop of unknown length costs
-// as much as the rest of the work on a row.
+// Calls the loop with the width as a constant if the width is common, else with 0. A loop of unknown length costs as
+// much as the rest of the work on a row.
 template <class Loop>
 void with_width(uint64_t width, Loop loop) {
     switch (width) {
@@ -135,7 +135,7 @@ void with_width(uint64_t width, Loop loop) {
     }
 }
 
-// Prefetches a row that is going to be changed. Of a long row only the start: the hardware fetches the rest.
+// Prefetches a row that is going to be changed; only the start of a long row, since the hardware fetches the rest.
 template <class T>
 void prefetch_row(const T* row, uint64_t width) {
     const auto* at = reinterpret_cast<const char*>(row);
@@ -170,9 +170,9 @@ SHMACC_INLINE void stream(unsigned char* to, const void* from, uint64_t bytes) {
     if (bytes) std::memcpy(to, from, bytes);
 }
 
-// Whether to write a result's rows past the caches. Through the caches a take would move half as many bytes again:
-// a large result's lines are read from memory before they are overwritten, and evicted before the caller reads them.
-// Rows must be whole cache lines, since parts of lines would be slower.
+// Whether to write a result's rows past the caches. Through the caches, a take would move half as many bytes again,
+// since a large result's lines are read from memory before they are overwritten, and evicted before the caller reads
+// them. Rows must be whole cache lines: writing parts of lines past the caches is slower.
 inline bool is_streamed(const void* result, uint64_t bytes, uint64_t row_bytes) {
     constexpr uint64_t kLine = 64, kLargestCache = 32 << 20;  // about
     return bytes >= kLargestCache && row_bytes % kLine == 0 && reinterpret_cast<uintptr_t>(result) % kLine == 0;

@@ -1,12 +1,12 @@
-// Changes the rows that a round touched, in an update: one loop, and a rule for each optimizer.
+// Changes the rows of an array or table that an update's gradients are for: one loop, and a rule for each optimizer.
 //
-// The formulas, in the order of their operations, stand in the docstrings of shmacc/optim.py; results are the same
-// to the bit for every width of vectors (no contraction to fused operations: CMakeLists.txt). Coefficients are
-// computed in double and rounded to the type of the array.
+// The docstrings of shmacc/optim.py give the formulas, in the order of their operations. Results are the same to the
+// bit for every width of vectors, since no operations are fused (CMakeLists.txt). Coefficients are computed in double
+// and rounded to the type of the array.
 //
-// Rows that are going to be changed are copied first, some at a time, with their slots, and counted as copied; only
-// then are they changed (operations/update.hpp says why). Most of the time is spent on cache misses, so rows are
-// prefetched. The copies are read only after a death, so they are streamed past the caches if they are many.
+// A few rows at a time are copied, with their slots, then counted as copied, and only then changed
+// (operations/update.hpp says why). Most of the time is spent on cache misses, so rows are prefetched. The copies are
+// read only after a death, so they are streamed past the caches if they are many.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,8 @@
 
 namespace shmacc {
 
-// Rules. kSlots: how many numbers of state each element has, or each group of elements (kRowwise). A rule is called
-// with one element's content, slots and gradient; or with a group's.
+// Rules. kSlots: how many numbers of optimizer state each element has; if kRowwise, each group of elements. A rule is
+// called with the content, slots and gradient of one element, or of one group.
 template <class Rule>
 constexpr bool kRowwise = false;
 
@@ -70,7 +70,7 @@ struct RowwiseAdagrad {
     }
 
   private:
-    // Uses eight sums, so that vectors of any width give the same result to the bit.
+    // Always uses eight sums, so that vectors of any width give the same result to the bit.
     static T mean_of_squares(const T* g, uint64_t group) {
         T sums[8] = {};
         uint64_t j = 0;
@@ -149,14 +149,14 @@ struct Ftrl {
 template <class Rule, class T>
 struct Decayed : Rule {
     T l2;  // l2 * element is added to its gradient; 0 if the decay is decoupled
-    T kept;  // the element is multiplied by this before the rule; 1 unless the decay is decoupled
+    T kept;  // the element is multiplied by this before the rule is applied; 1 unless the decay is decoupled
 };
 template <class Rule>
 constexpr bool kDecays = false;
 template <class Rule, class T>
 constexpr bool kDecays<Decayed<Rule, T>> = true;
 
-// Whether weight decay multiplies an element, in place of being added to its gradient.
+// Whether weight decay multiplies the element instead of being added to its gradient.
 inline bool is_decoupled(const OptimizerSpec& optimizer) {
     switch (static_cast<OptimizerKind>(optimizer.base())) {  // no default, so g++ warns of a missing one
         case kAdamW: return true;
@@ -270,8 +270,8 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
     const uint64_t group = kRowwise<Rule> ? array.group : 1;
     const uint64_t slot_width = kRowwise<Rule> ? width / group : width;
     const bool streamed = saving.streamed;
-    // Several entries are saved, then changed: stores past the caches cost up to four times as much if changes come
-    // between them.
+    // Saves several entries before it changes them: stores past the caches cost up to four times as much if changes
+    // come between them.
     const uint64_t together =
         array.rows ? std::clamp<uint64_t>(kTogetherBytes / sizeof(T) / std::max<uint64_t>(width, 1), 1, 8) : 1;
     unsigned char* to = saving.to;
@@ -327,7 +327,7 @@ void update_entries_plain(const Rule& rule, const TouchedArray<T>& array, Saving
     update_entries<kWidth>(rule, array, saving);
 }
 
-// With decay, and where x86-64 has no AVX2, there is only the loop for any width: each takes seconds to compile.
+// Rules with decay, and x86-64 without AVX2, have only the loop for any width: each loop takes seconds to compile.
 template <class Rule, class T>
 void update_array(const Rule& rule, const TouchedArray<T>& array, Saving& saving) {
 #if defined(__x86_64__)

@@ -1,13 +1,13 @@
-// Memory for results, which are the caller's to keep or drop.
+// Memory for results, which the caller keeps or drops.
 //
-// A take of many rows mostly waits for page faults, so large pieces ask for huge pages. malloc keeps what is freed
-// for the next take, but returns pieces of more than 32 MiB to the kernel, which zeroes their pages once more
+// A take of many rows mostly waits for page faults, so this asks for huge pages for large results. malloc keeps freed
+// memory for the next take, but returns pieces of more than 32 MiB to the kernel, which zeroes their pages once more
 // before the next take overwrites them. So the last few such pieces are kept here. The kernel is told that it may
-// have them back whenever it is short of memory (MADV_FREE): others do not lack that memory.
+// take their pages whenever it is short of memory (MADV_FREE), so other programs do not lack that memory.
 //
-// Nothing is kept where others would lack the memory all the same: where the process's address space is limited
-// (NumPy's next array needs it), where the kernel promises memory for all address space (strict overcommit), and where
-// the kernel cannot take the pages (mlockall).
+// Nothing is kept if others would still lack the memory: if the process's address space is limited (NumPy's next array
+// needs it), if the kernel promises memory for all address space (strict overcommit), or if the kernel cannot take the
+// pages (mlockall).
 #pragma once
 
 #include <malloc.h>
@@ -40,8 +40,8 @@ class KeptMemory {
         }
         return nullptr;
     }
-    // Keeps a piece; frees the oldest one if there is no room. If the piece must not be kept, frees it and all others
-    // (a limit may be new).
+    // Keeps a piece; frees the oldest one if there is no room. If the piece must not be kept, frees it and all other
+    // pieces, since the limit that forbids it may be new.
     void keep(void* piece) {
         const std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return std::free(piece);
@@ -76,7 +76,7 @@ class KeptMemory {
         return madvise(reinterpret_cast<void*>(page_up(begin)), end / kPage * kPage - page_up(begin),
                        MADV_FREE) == 0;
     }
-    // Asked each time: limits change, and a piece of this size costs milliseconds anyway.
+    // Not cached: limits change, and a piece of this size costs milliseconds anyway.
     static bool address_space_is_free() {
         for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
             rlimit limit{};
@@ -101,7 +101,7 @@ class Output {
         if (bytes > KeptMemory::kLarge) {
             memory_.reset(KeptMemory::instance().find(bytes));
             if (memory_) return;
-            size += size / 16;  // for a larger next result; pages that this one does not touch cost nothing
+            size += size / 16;  // so a larger result can reuse it; untouched pages cost nothing
         }
         memory_.reset(allocate(size));
         if (!memory_ && KeptMemory::instance().free_all()) memory_.reset(allocate(size));

@@ -14,8 +14,8 @@ struct Reduce {
     uint64_t highest;
 };
 
-// Returns how to reduce a member's sums; nothing else decides this. weight: the weight of the gradients that
-// have the member; round_weight: the weight of all gradients of the round.
+// Decides, alone, how to reduce a member's sums. weight: the weight of the gradients that have the member;
+// round_weight: the weight of all gradients of the round.
 inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_weight) {
     Reduce reduce{true, 0, spec.lowest, spec.highest};
     switch (static_cast<Reduction>(spec.reduction)) {
@@ -77,7 +77,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     return fits;
 }
 
-// Reduces a row as above. kWidth: its width, or 0 for any. kStreamed: it is written past the caches (is_streamed).
+// Reduces a row as above. kWidth: the row's width, or 0 for any. kStreamed: writes past the caches (is_streamed).
 template <uint64_t kWidth, bool kStreamed, class T>
 bool reduce_row(T* out, const T* sums, uint64_t width, int64_t contributions, const Reduce& reduce) {
     if constexpr (!kStreamed) return reduce_into(out, sums, kWidth ? kWidth : width, contributions, reduce);

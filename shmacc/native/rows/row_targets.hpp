@@ -1,4 +1,4 @@
-// Where a result's rows go as they are read in ascending order: all to one place, or each to its shard's memory.
+// Where a result's rows are written, in ascending order: all to one place, or each to its shard's memory.
 //
 // Rows are best read in the order in which gradients brought them; writing to several places in turn costs little.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace shmacc {
 
-// The shard that has a row. By a hash, since rows that are used often tend to have low numbers.
+// The shard that a row belongs to. Uses a hash, since rows that are used often tend to have low numbers.
 inline uint32_t shard_of(int64_t row, uint32_t shards) {
     return static_cast<uint32_t>(((static_cast<uint64_t>(row) * 0x9E3779B97F4A7C15) >> 32) * shards >> 32);
 }
@@ -31,7 +31,7 @@ template <class T>
 class OneTarget {
   public:
     OneTarget(const RowTarget<T>& to, uint64_t width) : to_(to), width_(width) {}
-    // Row numbers may be put here before the first `add`.
+    // Returns memory for all row numbers, which may be used until the first `add`.
     int64_t* scratch(uint64_t) { return to_.rows; }
     // Writes the i-th row's number and count; returns where its values are to go.
     T* add(uint64_t i, int64_t row, int64_t count) {
@@ -78,7 +78,7 @@ class RowTargets {
     RowTargets(std::vector<RowTarget<T>> by_shard, bool streamed)
         : by_shard_(std::move(by_shard)), streamed_(streamed) {}
 
-    // Calls `read` to write rows of that width. It gets the width as a constant (or 0 for any), whether values are
+    // Calls `read` to write rows of that width, with the width as a constant (or 0 for any), whether values are
     // streamed, and the targets.
     template <class Read>
     bool fill(uint64_t width, uint64_t rows, Read read) {

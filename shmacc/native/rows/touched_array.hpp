@@ -1,4 +1,4 @@
-// What an update passes to the optimizers: the part of an array to change, and where to save it first.
+// What an update passes to the optimizers: the part of an array to change, and where to save this part first.
 //
 // The optimizers are a unit of their own (optimizers.cpp), since each is compiled for several types and widths.
 #pragma once
@@ -43,7 +43,7 @@ SHMACC_INLINE unsigned char* save_numbers(unsigned char* to, const T* from, uint
 }
 
 // The optimizer's slots for an array of these dimensions. group: how many numbers of the array share one number of a
-// slot. rowwise: slots lack the last dimension, also if it is 1.
+// slot. rowwise: slots lack the array's last dimension, even if that is 1.
 struct SlotShape {
     uint32_t count;
     uint64_t group;

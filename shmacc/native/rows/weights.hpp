@@ -1,5 +1,5 @@
-// Multiplies a gradient's values by its weight, if it counts several times. Complex values are multiplied as pairs: a
-// complex product would turn an infinite part into a NaN.
+// Multiplies a gradient's values by its weight. Complex values are multiplied as pairs of numbers: a complex product
+// would turn an infinite part into a NaN.
 #pragma once
 
 #include <cstdint>
