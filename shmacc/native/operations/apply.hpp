@@ -37,7 +37,7 @@ class Apply : public Operation {
                                  lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded(refused);
             if (!waited) activity.now(kApplies);
-            // Read before the queue is read: a take may leave the queue without a lock, and wakes only once.
+            // Read before the queue is: a take may leave the queue without a lock, and announces that only once.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             const bool open = round_is_open(session.round);
             const bool closed = open || is_final(session.round);
@@ -275,7 +275,7 @@ class Apply : public Operation {
         session.commit();
         return true;
     }
-    // Takes the locks itself. False: the round is not empty any more, or takes no gradients.
+    // Takes all locks itself. False: it gave nothing back, since the round is not empty any more or takes no gradients.
     bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {
         activity.now(kWaitsForLock);
         RoundSession session(segment_, lock_deadline(deadline), interruption_);
@@ -285,7 +285,7 @@ class Apply : public Operation {
         session.give_memory_back(true);
         return true;
     }
-    // Call it before the commit: if the process dies in between, others are told (presence.hpp).
+    // Call it before the commit: if the process dies in between, others learn of its death (presence.hpp).
     void note_applied(const ApplySession& session, const ApplyRequest& request) {
         Participant& entry = segment_.presence().own();
         store_relaxed(entry.applied_ns, timestamp_ns());
@@ -330,7 +330,7 @@ class Apply : public Operation {
         check_shape(member, gradient.dims());
         if (session.everywhere()) check_other_lanes(session, gradient);
         if (member.state.count == 0) start_round(member, gradient.dims());
-        member.state.count += gradient.count();  // no overflow: count and weight are at most the lane's
+        member.state.count += gradient.count();  // cannot overflow: at most the lane's count, likewise the weight
         member.state.weight += gradient.weight();
         const MemberGradient::Need more = gradient.prepare(member);
         need.new_rows += more.new_rows;

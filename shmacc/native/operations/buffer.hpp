@@ -15,7 +15,7 @@ class Buffer {
 
     // Reserves room for the sum.
     void prepare() { member_.ensure_reserved(kRows0 + other(), member_.row_bytes(), false); }
-    // Adds a gradient, between begin and commit. first: the round has none for this member yet.
+    // Adds a gradient, between begin and commit. first: this is the member's first gradient in the round.
     void add(const T* values, bool first) {
         const uint64_t count = state_.row_elements;
         T* to = member_.array<T>(kRows0 + other(), count);

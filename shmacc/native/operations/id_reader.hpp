@@ -150,8 +150,7 @@ class IdReader {
             const uint64_t generation = lane_.committed().snapshot().generation;
             MemberStates& states = lane_.states(member_);
             state_ = load_words(states.copies[current_copy(states, generation)]);
-            // A copy that is being overwritten fails its checksum. A copy of a later generation is no use either, since
-            // `generation` was read before it: read both again.
+            // A copy that is being overwritten fails its checksum. If it is of a later generation, read both again.
             if (state_.generation <= generation && state_.checksum == checksum_of(state_)) {
                 known_.generation = generation;
                 break;

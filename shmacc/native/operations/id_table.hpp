@@ -25,9 +25,9 @@
 // so it ignores them (LaneState::leftovers counts such entries). A dead update's new index is not current, and no
 // later index gets its stamp.
 //
-// Readers take no lock, and never wait. A reader loads the committed state, of a generation g; looks an id up in the
-// index of that state, and takes a slot below `rows` that has the id and whose stamp says that it was given at g or
-// before; copies the row; and checks that id and stamp are unchanged. Then it has the id's row, because:
+// Readers take no lock, and never wait. A reader loads the committed state, of a generation g. In the index of this
+// state it finds a slot below `rows` that has the id and, by its stamp, was given at g or before. It copies the row and
+// checks that the slot's id and stamp are unchanged. Then it has the id's row, because:
 //
 //   * The stamp of a slot in use changes only in step 5, and changes back only if step 5 is undone. Until then no id
 //     gets the slot: an update gives away only slots that a commit has freed, and a commit is not undone. No
@@ -78,7 +78,7 @@ void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id
                     static_cast<T>(initial_of_slot(spec.optimizer, k)));
 }
 
-// The slots in use at a committed generation. With the lock, this is the current generation.
+// The slots in use at a committed generation (for the lock's owner: the current one).
 struct SlotsInUse {
     const Slot* table;
     uint64_t rows;
@@ -123,7 +123,7 @@ class IdTable {
     // After prepare: the slots of the changed ids, in their order.
     const std::vector<int64_t>& slots() const { return slots_; }
     uint64_t committed_rows() const { return committed_rows_; }
-    // How many index entries the operation leaves behind if it does not commit.
+    // How many index entries are left over if the operation dies before its commit.
     uint64_t new_entries() const { return rebuilds_ ? 0 : fresh_.size(); }
     int64_t* steps() { return member_.array<int64_t>(kRows1, end_); }
     template <class T>

@@ -12,7 +12,7 @@
 //   4  All parameters' RoundStates: remove the mark.
 //
 // A single segment has one commit, 2 or 3, and no mark. Each instant of death:
-//   before 1            nothing has changed. Gradients put in are undone by the lanes' next owners.
+//   before 1            nothing has changed. The lanes' next owners undo the gradients that were put in.
 //   between 1 and 4     marked parameters take no update and are not saved. Loading once more makes everything whole.
 //                       Without the mark, parameters of an older step could take the update of a round that does not
 //                       belong to them, since steps may be skipped.
@@ -29,7 +29,7 @@ namespace shmacc {
 
 class Load {
   public:
-    // All arrays of parameters, their slots, and how often each was updated, as of `step`.
+    // All arrays and slots of one segment of parameters, and how often each array was updated, at `step`.
     struct Arrays {
         OpenSegment* segment;
         int64_t step;

@@ -119,7 +119,7 @@ class PieceReader {
 
     const MemberSpecs& specs_;
     const Piece piece_;
-    std::vector<MemberLine> table_;  // a copy: others may have the memory, and change it after the check
+    std::vector<MemberLine> table_;  // a copy, since others might change the original after the check
     uint64_t line_ = 0, row_ = 0, byte_ = 0;
 };
 

@@ -43,7 +43,7 @@ struct TakeRequest {
     int64_t at_least;  // this many are enough at the deadline
     int64_t deadline;
     const Division* division;  // how members are divided among shards; null: they are not
-    bool advance_step;  // else it hands out a partial: sums that are not reduced
+    bool advance_step;  // if not, the take hands out a partial: sums that are not reduced
     bool seal;
     bool hold;  // opens the round instead of consuming it
     bool raise_departures;  // throws when processes that had applied gradients are gone, instead of waiting on

@@ -72,8 +72,8 @@ class Step : public Operation {
         const auto is_past = [after](const RoundState& now) { return now.step > after; };
         return wait(is_past, ", not past " + std::to_string(after), deadline, raise_departures).step;
     }
-    // Waits until the step, or the number of restores, differs from `last`. Returns both; none: the accumulator is
-    // finished.
+    // Waits until the step or the number of restores differs from `last`, and returns the new ones. none: the
+    // accumulator is finished.
     using At = std::tuple<int64_t, uint64_t>;
     std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, bool raise_departures) {
         const auto is_new = [&](const RoundState& now) {

@@ -1,4 +1,4 @@
-// The table of a sparse member: adding a gradient's rows, and reading them out. Under the lane's lock.
+// The table of a sparse member: adds a gradient's rows, and reads all rows. Needs the lane's lock.
 #pragma once
 
 #include "protocol/round.hpp"

@@ -28,7 +28,7 @@ class Take : public Operation {
         QueueEntry entry(segment_);
         InQueue interruption(*this, entry, request);
         std::optional<RoundCopy> copy;
-        std::optional<uint64_t> dropped_before;  // gradients that had been dropped at the first look at the state
+        std::optional<uint64_t> dropped_before;  // how many gradients had been dropped when this take began
         for (int looks = 0;;) {
             uint32_t seen = 0;
             bool look = false;
@@ -86,7 +86,7 @@ class Take : public Operation {
                     }
                 }
             }
-            interruption.check();  // before the commit; or woken, but not served: possibly by a close
+            interruption.check();  // before the commit, or after a wake that may come from a close
             if (look || give_up_offered(in_the_way)) continue;
             activity.now(kWaitsInQueue);
             wait_to_be_served(entry, seen, request);
@@ -162,7 +162,7 @@ class Take : public Operation {
                               "; the global step is " + std::to_string(now.round.step),
                           now, dropped_before, {{"required", request.num_required}});
     }
-    // Says what the take waited for, if not for gradients. For a message only, since it reads without the lock.
+    // What the take waited for, if not for gradients. For a message only, since it is read without the lock.
     std::string obstacle(const TakeRequest& request, const Totals& now) {
         if (round_is_open(now.round)) {
             const auto at = static_cast<uint32_t>(now.round.holder.participant);
@@ -214,13 +214,12 @@ class Take : public Operation {
         for (Slices slices;;) {
             futex_wait(word, seen, request.deadline, slices.now());
             segment_.check_file();
-            if (load(word) != seen) return;  // woken: no time to lose
+            if (load(word) != seen) return;  // woken
             interruption_.check();
             entry.check_cancelled();
             if (past(request.deadline)) return;
-            // Not woken. Still, this take may be the head by now, or a dead take may be in front of it. This matters
-            // only if enough gradients are pending: otherwise the apply that adds the last one removes dead takes and
-            // wakes the head.
+            // Not woken. Still, this take may be the head, or behind a dead one. This matters only if enough gradients
+            // are pending: otherwise the apply that adds the last one removes dead takes and wakes the head.
             const Totals now = totals(segment_);
             if ((now.count >= request.num_required || is_final(now.round)) && !round_is_open(now.round)) {
                 const uint32_t head = queue.head();

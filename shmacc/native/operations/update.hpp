@@ -1,4 +1,4 @@
-// Updates of parameters: each is atomic and happens once a round, whichever process dies at whichever instant.
+// Updates of parameters: each is atomic and happens once per round, even if any process dies at any instant.
 //
 // Two segments take part: the accumulator whose round is open, and the parameters. Each has its own commits. An
 // update takes four steps, in this order. The first three are made under the parameters' lock:
@@ -13,8 +13,8 @@
 //   Invariant: the parameters contain the updates of all rounds before `step`, and no others. If their journal is
 //              stamped, this is true after the next owner of their lock has put back the entries that the journal
 //              counts as saved (Lane::recover).
-//   Invariant: a gradient that counts was computed from parameters that no update had begun to change since the
-//              round was opened: a round whose update has begun takes no more gradients.
+//   Invariant: no gradient of a round was computed from parameters that the round's own update had begun to change: a
+//              round whose update has begun takes no more gradients.
 //
 // Each instant of death:
 //   before 1            nothing has happened: the round takes gradients again.
@@ -29,8 +29,8 @@
 //   after 4             the round is consumed, by its block's end, by the next chief, or by advance_step.
 // Within 3, the arrays' states and the RoundState mean nothing before the lane's commit (commit.hpp).
 //
-// tools/model/update.pml checks all of this with two chiefs. It finds a fault if one of these is left out: finality,
-// putting back, the parameters' step, the refusal of ends.
+// tools/model/update.pml checks all of this with two chiefs. It finds a fault if a round does not become final, old
+// entries are not put back, the parameters have no step, or a final round may end without its update.
 //
 // The accumulator's lock is taken while the parameters' lock is held, never the other way round. No signal handler runs
 // while both are held, since it might use either segment. If a lane of the accumulator is busy, both are released.
@@ -61,7 +61,7 @@ struct ArrayChange {
     const int64_t* steps = nullptr;  // for each row, the step of the round that changed it last; null: this round's
 };
 
-// Holds the parameters' lock, and their state as it was committed.
+// Holds the parameters' lock, and a copy of their committed state to change.
 class ArraysSession {
   public:
     ArraysSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
@@ -138,7 +138,7 @@ class ArraysSession {
         for (const ArrayChange& change : changes) {
             if (array->number() != change.array) ++array;
             const bool has_rows = change.rows == nullptr || change.count > 0;
-            // SparseAdam counts an update without rows.
+            // torch's SparseAdam also counts an update without rows.
             if (change.rate) array->state.count += has_rows || array->spec().optimizer.has(kAsTorch);
             if (array->spec().kind == kTable) {
                 with_number(array->spec().sum == kFloat64, [&](auto zero) {

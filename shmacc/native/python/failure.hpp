@@ -58,7 +58,7 @@ inline bool is_known(nb::handle error, uint64_t stay) {
     const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
     const nb::int_ here(stay);
     if (PySequence_Contains(before.ptr(), here.ptr()) == 1) return true;
-    PyErr_Clear();  // something else has that name
+    PyErr_Clear();  // if an attribute of that name is no sequence
     const nb::object after = nb::steal(PySequence_Concat(before.ptr(), nb::make_tuple(here).ptr()));
     if (!after || PyObject_SetAttrString(error.ptr(), kFailedIn, after.ptr()) != 0) PyErr_Clear();
     return false;

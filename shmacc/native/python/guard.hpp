@@ -71,7 +71,7 @@ inline bool let_write(ReadOnlyArray& array) {
     if (!array.make_writable()) return false;
     // In this order: an undo between the two makes the array read-only again, and the write faults once more.
     array.written = true;
-    Py_AddPendingCall(raise_written, nullptr);  // if the queue is full, one of its calls finds this write, too
+    Py_AddPendingCall(raise_written, nullptr);  // if the queue is full, a call in it finds this write, too
     return true;
 }
 
@@ -94,7 +94,7 @@ inline void on_fault(int number, siginfo_t* info, void* context) {
         handler_before.sa_sigaction(number, info, context);
     } else if (handler_before.sa_handler != SIG_DFL && handler_before.sa_handler != SIG_IGN) {
         handler_before.sa_handler(number);
-    } else {  // the access faults again; a signal that was sent does not come again by itself
+    } else {  // a real fault happens again after the return; a signal that was sent has to be raised again
         sigaction(SIGSEGV, &handler_before, nullptr);
         if (info->si_code <= 0) raise(number);
     }

@@ -52,7 +52,7 @@ class Handle {
             return call(act);
         } catch (const Error& error) {
             if (error.failure() == Failure::kFinished)
-                waiting.check();  // a close of this handle may have finished it
+                waiting.check();  // if closing this handle has finished the accumulator, report that
             throw;
         }
     }
@@ -85,12 +85,12 @@ class Handle {
         parameters_.erase(std::remove(parameters_.begin(), parameters_.end(), this), parameters_.end());
         try {
             close();
-        } catch (...) {  // the name stays, for the cleaner
+        } catch (...) {  // the segment's name may stay: the cleaner removes it
         }
     }
 
-    // error: the exception because of which the process leaves, or None. This is C++ from beginning to end, so no
-    // signal handler's exception can end it half way.
+    // error: the exception because of which the process leaves, or None. No Python signal handler can interrupt this
+    // half way, since all of it is C++.
     void close(nb::handle error = nb::none()) {
         if (!segment_) return;
         const std::optional<std::string> failure = failure_of(error);
@@ -189,8 +189,8 @@ class Handle {
     }
     // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
     bool take_kept(TakenRound& taken) { return kept_.pass_on(taken); }
-    // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether
-    // there was anything.
+    // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether there
+    // was anything to keep.
     bool keep(nb::object taken) { return !closed_ && kept_.keep(std::move(taken)); }
 
     // Hands out the round as `take` would, but keeps it, and takes no gradients of its step, until `consume_round`. The
@@ -213,7 +213,7 @@ class Handle {
         }
         note();
     }
-    // The caller takes over the round that it was offered. False: the round was given up meanwhile.
+    // The calling thread takes over the round that it was offered. False: the round was given up meanwhile.
     bool hold_round(uint64_t serial) { return segment().own_round().hold(serial); }
     // Puts what a take would give now in `taken`.
     void look(TakenRound& taken, std::optional<double> timeout) {
@@ -394,7 +394,7 @@ class Handle {
         }
         own_names_.reset();  // only now: after an error the caller can try again
     }
-    // Incoming: IncomingRows or IncomingArray; given: what its constructor gets from Python.
+    // Incoming: IncomingRows or IncomingArray. given: the Python objects for its constructor.
     template <template <class> class Incoming, class... Given>
     bool apply_one(Kind kind, int64_t local_step, nb::handle terms, Given... given) {
         const OpenSegment::Use segment = attached();

@@ -1,4 +1,4 @@
-// Gradients as Python gives them: arrays, kept for as long as their apply lasts.
+// Gradients from Python: arrays, which are kept for as long as their apply lasts.
 #pragma once
 
 #include "operations/member_gradient.hpp"
@@ -57,7 +57,7 @@ class IncomingArray : public Incoming {
 };
 
 // terms: None for a gradient that counts once, has no contributor, and waits for ever; else (count, weight,
-// contributors, timeout). contributors: None, a single one for a gradient, or an ascending array for a partial.
+// contributors, timeout). contributors: None; a number, for a single gradient; or an ascending array, for a partial.
 inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
     ApplyRequest request{local_step, 1, 1, nullptr, 0, {}, false, kForever};
     if (terms.is_none()) return request;

@@ -271,7 +271,7 @@ Descriptor open_file(nb::handle path, int flags, mode_t mode) {
     nb::raise_python_error();
 }
 
-int (*execute)(PyObject*);  // nanobind's
+int (*execute)(PyObject*);  // nanobind's function for Py_mod_exec
 int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : execute(m); }
 
 }  // namespace

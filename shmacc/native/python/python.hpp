@@ -27,7 +27,7 @@ namespace nb = nanobind;
 
 namespace shmacc {
 
-// Takes over what a Python function returned; throws its error if it returned null.
+// Takes over the new reference that a Python function returned. Null: throws Python's error.
 inline nb::object checked(PyObject* made) {
     if (!made) throw nb::python_error();
     return nb::steal(made);
@@ -70,7 +70,7 @@ inline bool finalizing() {
 // When a thread asks for the GIL while the interpreter shuts down, Python unwinds the thread's stack, which no
 // destructor survives. Such a thread sleeps here instead until the process is gone.
 [[noreturn]] inline void sleep_until_the_end() {
-    for (;;) pause();  // a handler that never ends rethrows nothing
+    for (;;) pause();  // never returns: the catch block that called this must not end and rethrow
 }
 
 // Calls a C function that throws nothing itself, but may ask for the GIL.
@@ -107,8 +107,8 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
-    // With the GIL, in the main thread: runs signal handlers, and passes on their exceptions. If one has
-    // forked, the child does not continue its parent's call.
+    // In the main thread: takes the GIL, runs signal handlers, and passes on their exceptions. If a handler has forked,
+    // this throws in the child, which must not continue its parent's call.
     void check_signals() {
         if (getpid() != gettid()) {
             alone_ = true;  // this thread runs no handlers

@@ -49,12 +49,12 @@ class SegmentView {
         out["kept_free"] = seen.kept_free;
         if (given_up(seen.totals.round.holder)) out["round"] = nb::none();
         describe_table(out, seen, lane_, member_);
-        // Grows with every commit, of the round and of the table's lane.
+        // Grows with every commit of the round or of the table's lane.
         out["generation"] = seen.totals.round.generation + lane.state.generation;
         out["leftovers"] = lane.state.leftovers - lane.members[member_].leftovers_before;
         // Whether an operation is running, or its process died: then rows may differ from the committed ones.
         out["in_operation"] = lane.in_operation;
-        // How many of the operation's undo records are complete (commit.hpp).
+        // How many undo records of the running operation are complete (commit.hpp).
         out["undo_records"] = lane.undo_records;
         std::vector<uint64_t> row_bytes;
         for (size_t i = 0; i < specs_.size(); ++i) row_bytes.push_back(specs_[i].row_bytes(lane.members[i]));
@@ -250,7 +250,7 @@ class SegmentView {
         const MemberState& table = seen.lanes[lane].members[member];
         return table.round == seen.totals.round.round && table.count > 0;
     }
-    // Without contents of the current round, a table counts as empty.
+    // A table that has no contents of the current round is described as empty.
     void describe_table(nb::dict& out, const Snapshot& seen, uint32_t lane, uint32_t member) const {
         const MemberState& table = seen.lanes[lane].members[member];
         const bool in_round = this->in_round(seen, lane, member);

@@ -182,8 +182,7 @@ class KeptRounds {
 // The rounds that one handle has open, each with the thread and the process that own it. The GIL guards this list.
 class HeldRounds {
   public:
-    // Make an Opening before a round is opened: it reserves memory, so that `add` cannot fail afterwards, even if other
-    // threads do the same.
+    // To be made before a round is opened: reserves memory, so that `add` cannot fail, even if other threads add too.
     class Opening {
       public:
         explicit Opening(HeldRounds& held) : held_(held) {

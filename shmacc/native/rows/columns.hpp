@@ -181,7 +181,7 @@ struct Whole {
     unsigned char* memory;
     uint64_t size;
     uint64_t row_bytes;
-    uint64_t length;  // the part's
+    uint64_t length;  // how many rows or elements the part has
     int64_t first;  // where the part begins, if it is a run; -1: each row has a position of its own
 };
 

@@ -1,5 +1,5 @@
 // Converts between float16 and float32 (float16 gradients are summed as float32) if the processor has instructions for
-// that. NumPy converts one number at a time, which took longer than the rest of an apply. The rounding is the same: to
+// that. NumPy converts one number at a time, which took longer than the rest of an apply. Rounds as NumPy does: to
 // nearest, ties to even, beyond the range to infinity.
 #pragma once
 

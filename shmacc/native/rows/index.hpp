@@ -127,7 +127,7 @@ class Index {
         uint32_t bucket;
         uint16_t tag;
     };
-    // Prefetches the bucket as well.
+    // Also prefetches the bucket.
     Home home_of(int64_t row) const {
         const uint64_t hash = hash_(row);
         const uint64_t at = home(hash);

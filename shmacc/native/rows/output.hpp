@@ -83,7 +83,7 @@ class KeptMemory {
             if (getrlimit(resource, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) return false;
         }
         constexpr char kStrict = '2';
-        char policy = kStrict;  // unless it can be read
+        char policy = kStrict;  // assumed if the file cannot be read
         const Descriptor fd(::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC));
         return fd && read(fd.get(), &policy, 1) == 1 && policy != kStrict;
     }

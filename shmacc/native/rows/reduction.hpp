@@ -58,7 +58,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
             }
         }
         if constexpr (std::is_integral_v<T>) {
-            // A division takes as long as a dozen shifts. The shift rounds towards zero, as the division does.
+            // A division takes as long as a dozen shifts. Adding `below` makes the shift round towards zero, too.
             if ((divisor & (divisor - 1)) == 0) {
                 const int shift = __builtin_ctzll(static_cast<uint64_t>(divisor));
                 const T below = static_cast<T>(divisor - 1);
