@@ -102,8 +102,8 @@ def _link(descriptor: int, target: Path, directory: int) -> None:
     If the target's name is taken, the file first gets a second name, and is then renamed to the
     target's. The second name is always the same, and a lock on the directory excludes other
     processes from it. So if a process dies between the two steps, the next call removes the file
-    that it left. If another program holds the lock (a program that keeps systemd-tmpfiles away
-    holds it for ever), this call uses a second name of its own, and a death leaves that file.
+    that it left. If another program holds the lock (perhaps for ever, to keep systemd-tmpfiles out
+    of the directory), this call uses a second name of its own, and a death leaves that file.
     """
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):

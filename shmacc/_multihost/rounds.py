@@ -84,11 +84,12 @@ class Rounds:
         self._opening = 0  # `serial` when the block was opened
         self._last_required = 0  # by the last chief that got a block
         self.finished = False
-        # Whether workers may wait for the next step without a gradient in this one: theirs were
-        # refused for a grant that led to no round, or dropped without a new step.
+        # Whether workers may be waiting for a new step although this one has no gradient of theirs:
+        # those were dropped without a new step, or refused during a grant that led to no round.
         self._in_doubt = not self.is_ready
         self._granted = False  # whether there was a grant at this fence
-        self._seen: tuple[tuple[int, int], float] | None = None  # by _is_stuck, and since when
+        # For `_is_stuck`: (gradients, hosts at this fence), and when it first saw these numbers.
+        self._seen: tuple[tuple[int, int], float] | None = None
 
     @property
     def accumulated(self) -> int:

@@ -200,7 +200,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
                 f"{segment_name.system_name}: to cancel is to write, which this user may not"
             )
         return waiting
-    # Attach a bare handle: an accumulator would need NumPy (see the package).
+    # Attach a bare handle: an accumulator would import NumPy, which is slow (__init__.py).
     with contextlib.closing(handles.attach(segment_name, owners="any")) as handle:
         _check_is_taken_from(name, handle.config())
         waiting = int(handle.state()["waiting"])

@@ -119,9 +119,9 @@ class Observation:
 def _process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
-    # A process of this pid namespace has the same pid here. (The kernel might name another process,
-    # which reads the file under a lock.) For a living one of another namespace, the kernel has just
-    # told the pid here. A dead process's pid may have been reused.
+    # In this pid namespace, the entry has the right pid. (The kernel may name another process: one
+    # that holds a lock while it reads the file.) A living process of another namespace: the kernel
+    # has just told its pid here. A dead one: 0, since its old pid here may have been reused.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0

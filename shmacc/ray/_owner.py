@@ -1,4 +1,4 @@
-"""The actor of the owner: its core, calls that wait for a change, and the nodes' actors."""
+"""The owner's actor: it serves calls to its core, and starts the actors of the nodes."""
 
 import asyncio
 import logging
@@ -137,10 +137,10 @@ class OwnerActor:
         return self._core.step if self._core.is_ready else None
 
     async def stop(self) -> frozenset[str]:
-        """Start nothing again: the group is about to be removed.
+        """Stop the tasks that start actors again: the group is about to be removed.
 
         Returns:
-            The nodes that have no part of the group.
+            The nodes whose actors failed, so that they have no part in the group.
         """
         for task in self._tasks:
             task.cancel()

@@ -344,7 +344,7 @@ class Chief:
         buffers = {name: taken[name].value for name in self._buffers if name in taken}
         numbers, left = self._run.copy(), self._left.copy()
         left[ranks] = False  # a replica that gives a gradient has come back
-        left[leaving] = True  # after that: their last gradients may be in this round
+        left[leaving] = True  # set last: the round may also have their last gradients
         numbers[run.STEP] += bool(len(ranks))
         values = {run.RUN: numbers, run.LEFT: left}
         if skipped:

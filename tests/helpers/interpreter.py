@@ -22,7 +22,7 @@ _PREAMBLE: Final = """
             time.sleep(0.0005)
 """
 
-# Scripts that fork beside a thread do so on purpose.
+# Some scripts fork on purpose while another thread runs: ignore Python's warning about that.
 FORKS: Final = "ignore:This process (pid:DeprecationWarning"
 
 

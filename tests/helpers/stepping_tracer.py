@@ -1,7 +1,7 @@
 """A forked child that is run instruction by instruction (ptrace, by ctypes).
 
-Nothing here knows the processor. To learn how far a child has come, ask the kernel (who holds a
-lock?) or let the child send a signal; its registers are never read.
+Nothing here depends on the processor. To learn how far a child has come, ask the kernel (who holds
+a lock?) or let the child send a signal; its registers are never read.
 """
 
 from __future__ import annotations

@@ -167,13 +167,13 @@ proctype chief(byte p) {
 #endif
 leave:
      if
-     :: atomic { runs(p) ->                                                   /* close_round, in order */
+     :: atomic { runs(p) ->                                                   /* leaves the block in order */
           if
           :: is_open && final == 1 && !on(BROKEN_ENDS) -> holder = NOBODY
           :: is_open && (final != 1 || on(BROKEN_ENDS)) -> consume_round()
           :: else
           fi }
-     :: atomic { runs(p) ->                                                   /* by an exception */
+     :: atomic { runs(p) ->                                                   /* leaves it by an exception */
           if
           :: is_open -> holder = NOBODY; final = (on(BROKEN_EXCEPTION) -> 0 : final)
           :: else

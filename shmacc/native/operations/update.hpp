@@ -22,8 +22,8 @@
 //   between 2 and 3     as between 1 and 2. But first the next update, snapshot or restore, or the next process that
 //                       attaches, puts the old entries back. Until then workers, which read without the lock, may
 //                       see half an update; the gradients that they compute from it belong to a sealed step. The
-//                       next chief may compute new contents from the arrays. So if it has attached them before its
-//                       block begins, that beginning puts the entries back (Handle::recover_parameters).
+//                       next chief may compute new contents from the arrays. So opening a round puts the entries
+//                       back if the chief has attached the parameters by then (Handle::recover_parameters).
 //   between 3 and 4     the update is in, though the round says only that it has begun. The next chief asks for the
 //                       update. The parameters' step shows that it is in, so only 4 is left to do.
 //   after 4             the round is consumed, by its block's end, by the next chief, or by advance_step.

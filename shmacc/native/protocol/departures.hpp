@@ -11,21 +11,24 @@
 // that is gone leaves its entry behind, until a sweep frees it. If the process had applied or taken, the sweep
 // first makes a record in the table of the departed:
 //
-//   sweep   free -> being written -> kDead or kFailed; with kTold if it is no news: the process had only taken
+//   sweep   free -> being written -> kDead or kFailed; with kTold if it is no news: the process had never
+//           applied, or its failure had been told already
 //   tell    kDead or kFailed -> the same with kTold, if the process had taken; else free
 //
 // A sweep first looks for a record that another sweep, which may have died, made of the same process. So one
 // death makes one record, even if two lanes sweep at the same time: to free a record takes all lanes' locks.
-// Where records give way (below) there may be two: readers recognise them by their identity. A record gets its
-// identity before its fate, so a half-written record is no news: the participant's entry is still there, and
+// When records give way (below), a process may get two. Readers compare identities, and count it once. A record
+// gets its identity before its fate, so a half-written record is no news: the participant's entry is still there, and
 // the next sweep writes the record again.
 //
 // The table has kMaxDeparted entries. If all are in use, or there is no memory for another page of the table,
 // the oldest record gives way: a sweep does not fail. A record costs only its 64 bytes (and 1 KiB for the
 // reason, if the process failed), and only waits that ask for departures read it.
 //
-// Each instant of death: in a sweep, as above. While telling, before the token is stored: the next wait gets
-// the news. After that: no other wait gets the news; the dead process's own wait had it.
+// If a process dies
+//   in a sweep                              the next sweep writes the record again, as above
+//   in tell, before a departure is marked   the next wait gets the news
+//   in tell, after it is marked             no other wait gets the news: the dead process's own wait had it
 #pragma once
 
 #include <vector>

@@ -175,7 +175,7 @@ class Cleaning:
         dry_run: Whether this only says what would be removed.
         removed: File names, semaphores included.
         would_remove: What `--yes` would remove.
-        left: What could not be judged, or this user may not remove.
+        left: What could not be judged, or what this user may not remove.
         failed: What could not be removed; the exit status is then 1.
         bytes_freed: Memory that was freed.
     """

@@ -106,7 +106,7 @@ class BrokenPromiseError(AssertionError):
 
 
 class Books:
-    """What segments and rounds had, recorded outside the protocol."""
+    """The gradients of segments and rounds, recorded outside the protocol."""
 
     def __init__(self, required: int) -> None:
         self.required = required  # gradients that a round requires

@@ -43,7 +43,7 @@ _GOAL: Final = 2.0
 
 
 def measure(quick: bool) -> Iterator[Table]:
-    """Yield tables of microseconds a call: shmacc's, and those of what it is compared with."""
+    """Yield tables of microseconds per call, for shmacc and for the alternatives to it."""
     yield _many_tensors(15 if quick else 200)
     table = Table("Arrays of other packages (us)", ("apply of", "time", "beside", "time", "ratio"))
     specs = {
