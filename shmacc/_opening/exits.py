@@ -155,15 +155,15 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
     if handle is None:
         return
     error = children.ending()
-    if error is None and not threading.main_thread().is_alive():
-        error = _uncaught()  # a program ends, and multiprocessing's atexit function runs first
     is_child = threading.main_thread().is_alive()
-    if is_child and error is None and _working_threads():
-        _LeavesLast(handle).start()
-    elif _working_threads() if is_child else _daemons_are_left():
-        handle.end(error)
-    else:
+    if error is None and not is_child:
+        error = _uncaught()  # a program ends, and multiprocessing's atexit function runs first
+    if not (_working_threads() if is_child else _daemons_are_left()):
         handle.leave(error)
+    elif is_child and error is None:
+        _LeavesLast(handle).start()
+    else:
+        handle.end(error)
 
 
 class _LeavesLast(threading.Thread):
