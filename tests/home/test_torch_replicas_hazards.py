@@ -46,6 +46,17 @@ def hand_over(replica: Replica, model: nn.Module) -> None:
     pass_on(replica)
 
 
+def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None:
+    """A checkpoint would be one of numbers that nobody trains, or loaded into such."""
+    for call in (
+        replicas.round(timeout=LONG).__enter__,
+        replicas.state_dict,
+        partial(replicas.load_state_dict, saved),
+    ):
+        with pytest.raises(errors.FailedPreconditionError, match=match):
+            call()
+
+
 @pytest.fixture
 def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
     """Enter a chief's round in a thread, and return when it waits in the queue, and its future."""
@@ -272,14 +283,7 @@ def test_a_model_that_leaves_shared_memory_is_refused(move: str) -> None:
         saved = replicas.state_dict()
         hand_over(replica, other)
         MOVES[move](model)
-        # A checkpoint would be one of numbers that nobody trains, or loaded into such.
-        for call in (
-            replicas.round(timeout=LONG).__enter__,
-            replicas.state_dict,
-            partial(replicas.load_state_dict, saved),
-        ):
-            with pytest.raises(errors.FailedPreconditionError, match="not in shared memory any"):
-                call()
+        assert_chief_refuses(replicas, saved, "not in shared memory any")
         assert replicas._group.num_accumulated() == 1
         replicas._group.advance_step(1)
         replica._handed = None
@@ -316,13 +320,7 @@ def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: A
         change(model)
         change(other)
         if change is not added:  # the chief has no gradient of it
-            for call in (
-                replicas.round(timeout=LONG).__enter__,
-                replicas.state_dict,
-                partial(replicas.load_state_dict, saved),
-            ):
-                with pytest.raises(errors.FailedPreconditionError, match="not the parameter that"):
-                    call()
+            assert_chief_refuses(replicas, saved, "not the parameter that")
             assert replicas._group.num_accumulated() == 1
         replica._handed = None
         other(torch.ones(1, 2)).sum().backward()
