@@ -319,7 +319,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` above `largest`, alone or times the decay; `smallest` has no effect."""
+        """As for `Adam`; also refuse a `rate` whose product with the decay is above `largest`."""
         Adam.check_rate(self, rate, smallest, largest)
         if rate * self.weight_decay > largest:
             raise InvalidArgumentError(

@@ -278,7 +278,7 @@ def _named(value: object) -> str:
 
 
 def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Keep integers exact: of a list with some above 2**63 and some below, NumPy makes floats."""
+    """Keep integers exact: NumPy makes floats of a list with numbers on both sides of 2**63."""
     objects = np.asarray(value, dtype=object)
     if rounded.size == 0 or not all(type(number) is int for number in objects.flat):
         return rounded

@@ -190,7 +190,8 @@ class Rounds:
         head, last = self._queue.head, self._conflict
         self._conflict = conflict
         if head is not None and last is not None and last.contributor == conflict.contributor:
-            # Tell once: then the chief ends a process, whose last gradient may conflict once more.
+            # Tell the chief only once. It then ends one of the two processes, whose last gradient
+            # may still cause another conflict.
             head.conflict, self._conflict = self._conflict, None
 
     def _void(self, why: str) -> None:
