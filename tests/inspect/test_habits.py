@@ -153,6 +153,12 @@ def test_values_of_options_are_completed_and_fish_gets_descriptions() -> None:
     assert f"check\t{VERBS['check']}" in completed("", how=described)
     (orphaned,) = completed("list", "--orph", how=described)
     assert orphaned == "--orphaned\tonly those that no living process has attached"
+    # Whatever is completed: a description is one of a help's sentences.
+    for verb in VERBS:
+        for action in parser_of(verb).declared():
+            for option in action.option_strings:
+                found = completed(verb, option, "", how=described) if action.nargs is None else []
+                assert all("\t" not in candidate for candidate in found), (verb, option)
     assert described in run("--completion", "fish").stdout
     assert described not in run("--completion", "bash").stdout
 

@@ -16,7 +16,7 @@ from helpers import inspect_tool
 from helpers.apart import run_apart
 from helpers.inspect_tool import COMMAND, Terminal, ask, path_of, run, start, stopped_with_the_lock
 from helpers.segment_file import SegmentFile
-from helpers.support import until
+from helpers.support import LONG, until
 
 from shmacc import (
     AccumulatorGroup,
@@ -88,6 +88,25 @@ def test_what_arrays_have_not_is_refused() -> None:
     for line in f"{lines}; cancel p; cancel p --yes".split("; "):
         done = run(*line.split())
         assert (done.returncode, "shared arrays" in done.stderr) == (2, True), line
+
+
+def test_parameters_are_waited_for_by_their_step() -> None:
+    """And a glob has them among the others; but they have no gradients to wait for."""
+    with (
+        Parameters({"w": np.zeros(3, np.float32)}, "run.params", optimizer=optim.SGD(1)) as params,
+        AccumulatorGroup(params.member_specs(), "run") as group,
+    ):
+        process = subprocess.Popen([COMMAND, "wait", "run*", "--for", "step=1"])
+        assert run("wait", "run.params", "--for", "step=1", "--timeout", "0.1").returncode == 124
+        group.apply({"w": np.ones(3, np.float32)}, local_step=0)
+        with group.round(1) as taken:
+            params.update(taken)
+        assert process.wait(LONG) == 0
+        assert run("wait", "run.params", "--for", "step=1").returncode == 0
+        refused = run("wait", "run.params", "--for", "count=1")
+        assert (refused.returncode, "parameters have no gradients" in refused.stderr) == (2, True)
+        group.unlink()
+        params.unlink()
 
 
 def test_a_glob_skips_what_the_verb_is_not_for(crew: Crew) -> None:

@@ -116,7 +116,8 @@ def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None
     assert departed["reason"] == "ValueError: a bad batch"
     labels = [each["labels"] for each in samples("shmacc_failure_timestamp_seconds")]
     assert [one["pid"] for one in labels] == [str(pid) for pid in pids]
-    assert labels[0]["reason"] == "ValueError: a bad batch"
+    # The type alone: texts have byte counts and names of files, and each would be a new series.
+    assert [one["reason"] for one in labels] == ["ValueError", "OSError", "OSError"]
 
 
 @impatient

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import subprocess
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,9 +22,21 @@ from helpers.inspect_tool import (
     wait_in_line,
 )
 from helpers.standing_still import apply, begin, hold_a_round, pause, stop
-from helpers.support import until
+from helpers.support import LONG, until
 
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    Parameters,
+    SharedArrays,
+    SparseConditionalAccumulator,
+    TableSpec,
+    TensorSpec,
+    inspection,
+    optim,
+)
+from shmacc_inspect.parsers import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,18 +159,35 @@ def test_watch_leaves_the_terminal_in_order(
         assert terminal.raw.rindex(b"\x1b[?25h") > terminal.raw.rindex(b"\x1b[?25l")
 
 
-@pytest.mark.parametrize("columns", [80, 60])
-def test_show_fits_the_terminal(taker: Apart, columns: int) -> None:
-    """No line goes on in the next: wrapped tables are not to be read."""
-    arguments = ("show", "embeddings", "--rows", "3", "--values")
-    with Terminal(*arguments, columns=columns, rows=60) as terminal:
-        assert terminal.end() == 0
-    lines = [ANY_STYLE.sub(b"", line) for line in terminal.raw.splitlines()]
-    assert max(len(line.decode().rstrip()) for line in lines) <= columns
-    assert "Most touched rows" in terminal.text()
-    # Where text goes on below itself, no word is lost.
-    unwrapped = re.sub(r"\n {14}", " ", terminal.text())
-    assert f"gradients that pid {taker.pid} waits for" in unwrapped
+@pytest.mark.usefixtures("bias")
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_no_line_goes_on_in_the_next(taker: Apart, columns: int) -> None:
+    """Nobody can read a wrapped table: it leaves out columns, or shortens the widest."""
+    group = AccumulatorGroup({"w": TensorSpec([3]), "emb": IndexedSlicesSpec([9, 2])}, "a-group")
+    contents = {"w": np.zeros(3, np.float32), "emb": TableSpec((2,))}
+    parameters = Parameters(contents, "some.params", optimizer=optim.Adam(0.1))
+    arrays = SharedArrays({"count": np.zeros((), np.int64)}, "arrays")
+    sums, layout = ("--rows", "3", "--values"), ("--layout",)
+    for arguments in (
+        ("list", "--sort", "state"),
+        ("show", "embeddings", *sums, *layout),
+        ("show", "a-group", *layout),
+        ("show", "some.params"),
+        ("show", "arrays"),
+    ):
+        with Terminal(*arguments, columns=columns, rows=100) as terminal:
+            assert terminal.end() == 0
+        lines = [ANY_STYLE.sub(b"", line).decode().rstrip() for line in terminal.raw.splitlines()]
+        tables = [line for line in lines if not line.startswith("shmacc-inspect: ")]
+        assert max(map(len, tables)) <= columns, "\n".join(tables)
+        if sums[0] in arguments:
+            assert "Most touched rows" in terminal.text()
+            # Where text goes on below itself, no word is lost.
+            unwrapped = re.sub(r"\n {14}", " ", terminal.text())
+            assert f"gradients that pid {taker.pid} waits for" in unwrapped
+    for segment in (group, parameters, arrays):
+        segment.unlink()
+        segment.close()
 
 
 @pytest.mark.usefixtures("taker")
@@ -268,6 +299,35 @@ def test_bash_completes_names_with_a_colon(tmp_path: Path, namespace: str) -> No
             terminal.wait_for(">")
         terminal.press("exit\r")
         assert terminal.end() == 0
+
+
+@pytest.mark.usefixtures("embeddings")
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes(namespace: str, tmp_path: Path) -> None:
+    """In fish itself. What stands after a tab is a description."""
+    (tmp_path / "shmacc.prom").touch()
+    for line, completed in (
+        ("sho", [f"show\t{VERBS['show']}"]),
+        ("list --sort wai", ["waiting"]),
+        ("watch --sort b", ["behind"]),
+        ("watch --int", ["--interval\thow often to look: 0.5, 10s, 5m (1)"]),
+        ("show emb", ["embeddings"]),
+        (f"list -n {namespace[:-2]}", [namespace]),
+        (f"metrics --output {tmp_path}/sh", [f"{tmp_path}/shmacc.prom"]),
+        ("--completion ", ["bash", "fish", "zsh"]),
+    ):
+        done = subprocess.run(
+            [
+                *("fish", "--no-config", "--command"),
+                f"shmacc-inspect --completion fish | source; complete -C 'shmacc-inspect {line}'",
+            ],
+            env={**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=True,
+        )
+        assert done.stdout.splitlines() == completed, line
 
 
 @pytest.mark.usefixtures("embeddings")

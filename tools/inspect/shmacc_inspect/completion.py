@@ -46,6 +46,10 @@ compdef _shmacc_inspect shmacc-inspect
 """
 _FISH: Final = r"""function __shmacc_inspect
     set -l words (commandline -opc) (commandline -ct)
+    if test "$words[-2]" = --output
+        __fish_complete_path "$words[-1]"
+        return
+    end
     command $words[1] --complete-described (math (count $words) - 1) $words[2..-1] 2>/dev/null
 end
 complete -c shmacc-inspect -f -a '(__shmacc_inspect)'
@@ -71,6 +75,8 @@ def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
         if word.startswith("-"):
             return _options(parsers.top_parser())
         return {**parsers.VERBS, parsers.HELP: "print the help of a verb, or of all"}
+    if before == ["--completion"]:
+        return tuple(SHELLS)
     if before == [parsers.HELP]:
         return parsers.VERBS
     return _of_verb(before, word) if before[0] in parsers.VERBS else ()
@@ -81,7 +87,8 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     declared = parser.declared()
     option = next((action for action in declared if before[-1] in action.option_strings), None)
     if option is not None and option.nargs is None:  # it takes a value
-        return option.choices or _values(option.dest)
+        # Not the dict that some choices are: its values are no descriptions.
+        return tuple(option.choices or _values(option.dest))
     if word.startswith("-"):
         return _options(parser)
     if not any(action.dest == "names" for action in declared):

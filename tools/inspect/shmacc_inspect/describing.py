@@ -32,34 +32,39 @@ _NAME: Final = Column("NAME", lambda of: Cell(formatting.printable(of.name), "bo
 _BYTES: Final = Column("BYTES", lambda of: page.size(of.bytes_used), right=True)
 _MEMBER_COLUMNS: Final = (
     _NAME,
-    Column("KIND", lambda of: of.kind),
-    Column("DTYPE", lambda of: of.dtype),
+    Column("KIND", lambda of: of.kind, rank=2),
+    Column("DTYPE", lambda of: of.dtype, rank=3),
     Column("SHAPE", lambda of: formatting.shape(of.shape)),
-    Column("REDUCTION", lambda of: of.reduction_type, rank=2),
+    Column("REDUCTION", lambda of: of.reduction_type, rank=4),
     Column("GRADIENTS", lambda of: str(of.count), right=True),
     Column("ROWS", lambda of: str(of.rows) if of.kind == "sparse" else "", right=True, rank=1),
 )
 _ARRAY_COLUMNS: Final = (
     _NAME,
-    Column("DTYPE", lambda of: of.dtype),
-    Column("SHAPE", lambda of: formatting.shape(of.shape)),
+    Column("DTYPE", lambda of: of.dtype, rank=2),
+    Column("SHAPE", lambda of: formatting.shape(of.shape), rank=1),
     _BYTES,
     Column("VALUE", lambda of: formatting.known(of.value), right=True),
 )
 _PARAMETER_COLUMNS: Final = (
     _NAME,
-    Column("DTYPE", lambda of: of.dtype, rank=2),
-    Column("SHAPE", lambda of: formatting.shape(of.shape), rank=1),
+    Column("DTYPE", lambda of: of.dtype, rank=3),
+    Column("SHAPE", lambda of: formatting.shape(of.shape), rank=2),
     _BYTES,
-    Column("SLOTS", lambda of: _slots(of.slots)),
+    Column("SLOTS", lambda of: _slots(of.slots), rank=1),
     Column("OPTIMIZER", lambda of: of.optimizer or "", least=16),
 )
 _REGION_COLUMNS: Final = (
     Column("PART", lambda of: of.name),
-    Column("OFFSET", lambda of: f"{of.offset:#x}", right=True),
+    Column("OFFSET", lambda of: f"{of.offset:#x}", right=True, rank=2),
     Column("RESERVED", lambda of: page.size(of.reserved), right=True),
     Column("USED", lambda of: page.size(of.used), right=True),
-    Column("FILL", lambda of: page.one_word(formatting.percent(of.used, of.reserved)), right=True),
+    Column(
+        "FILL",
+        lambda of: page.one_word(formatting.percent(of.used, of.reserved)),
+        right=True,
+        rank=1,
+    ),
 )
 _ROW_COLUMNS: Final = (
     Column("ROW", lambda of: str(of.row), right=True),
@@ -118,9 +123,9 @@ def events(found: Sequence[Event], now: float) -> Table:
     columns = (
         Column("WHEN", lambda of: formatting.ago(of.at, now), right=True),
         Column("WHAT", lambda of: Cell(of.kind, "yellow")),
-        Column("PID", lambda of: of.pid_label, right=True),
-        Column("STEP", lambda of: str(of.step), right=True),
-        Column("CONTRIBUTOR", lambda of: formatting.known(of.contributor), right=True, rank=1),
+        Column("PID", lambda of: of.pid_label, right=True, rank=1),
+        Column("STEP", lambda of: str(of.step), right=True, rank=2),
+        Column("CONTRIBUTOR", lambda of: formatting.known(of.contributor), right=True, rank=3),
         Column("REASON", lambda of: formatting.printable(of.reason), least=20),
     )
     return Table.of(columns, found)
@@ -138,19 +143,21 @@ def _processes(seen: Description, now: float) -> Table:
 
     of_gradients = [
         Column("DOING", lambda of: ("" if of.alive else "died: ") + of.activity, least=12),
-        Column("APPLIED", lambda of: str(of.applied), right=True),
-        Column("DROPPED", lambda of: str(of.dropped), right=True, rank=3),
-        Column("TOOK", lambda of: str(of.taken), right=True, rank=4),
-        Column("LAST APPLIED", lambda of: ago(of.last_applied), right=True, rank=1),
+        Column("APPLIED", lambda of: str(of.applied), right=True, rank=1),
+        Column("DROPPED", lambda of: str(of.dropped), right=True, rank=5),
+        Column("TOOK", lambda of: str(of.taken), right=True, rank=6),
+        Column("LAST APPLIED", lambda of: ago(of.last_applied), right=True, rank=4),
     ]
     columns = [
         Column("PID", lambda of: Cell(of.pid_label, "bold" if of.alive else "dim"), right=True),
-        Column("ALIVE", lambda of: Cell("yes", "green") if of.alive else Cell("no", "yellow")),
-        Column("CONDITION", condition, rank=2),
+        Column(
+            "ALIVE", lambda of: Cell("yes", "green") if of.alive else Cell("no", "yellow"), rank=2
+        ),
+        Column("CONDITION", condition, rank=3),
         *([] if seen.summary.is_arrays else of_gradients),
-        Column("LAST SEEN", lambda of: ago(of.last_seen), right=True, rank=5),
-        Column("ATTACHED", lambda of: ago(of.attached_at), right=True, rank=7),
-        Column("STARTED", lambda of: ago(of.started) if of.started else "", right=True, rank=6),
+        Column("LAST SEEN", lambda of: ago(of.last_seen), right=True, rank=7),
+        Column("ATTACHED", lambda of: ago(of.attached_at), right=True, rank=9),
+        Column("STARTED", lambda of: ago(of.started) if of.started else "", right=True, rank=8),
         Column("COMMAND", lambda of: formatting.printable(of.command), least=20),
     ]
     processes = sorted(seen.processes, key=lambda of: (not of.alive, of.pid))
@@ -165,7 +172,7 @@ def _line(line: Sequence[WaitingTake], now: float) -> Table:
         return Cell(overdue if take.overdue else "", "yellow")
 
     columns = (
-        Column("PLACE", lambda of: str(of.position), right=True),
+        Column("PLACE", lambda of: str(of.position), right=True, rank=1),
         Column("PID", lambda of: Cell("" if of.pid is None else of.pid_label, "bold"), right=True),
         Column("WAITS FOR", lambda of: str(of.num_required), right=True),
         Column("FOR", lambda of: page.duration(now - of.since), right=True),

@@ -254,7 +254,9 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
     """Return the columns that fit into that width (None: all), and their widths.
 
     Columns are shortened first, down to their least width; then columns are left out, the highest
-    rank first; then the remaining room is given back to the shortened ones.
+    rank first, at last those without any value; then the remaining room is given back to the
+    shortened ones. If the others need more than the width, the widest are shortened: nobody can
+    read a table whose lines go on in the next.
     """
     natural = {
         i: max([len(column.title), *(len(row[i].text or EMPTY) for row in table.rows)])
@@ -267,15 +269,18 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
         for i, column in enumerate(table.columns)
     }
     kept = list(range(len(table.columns)))
+    empty = {i for i in kept if not any(row[i].text for row in table.rows)}
     while len(kept) > 1 and _total(kept, least) > width:
-        worst = max(kept, key=lambda i: (table.columns[i].rank, i))
-        if table.columns[worst].rank == 0:
+        worst = max(kept, key=lambda i: (table.columns[i].rank, i in empty, i))
+        if table.columns[worst].rank == 0 and worst not in empty:
             break
         kept.remove(worst)
-    room = width - _total(kept, least)
     widths = dict(least)
+    while _total(kept, widths) > width and max(widths[i] for i in kept) > 1:
+        widths[max(kept, key=widths.__getitem__)] -= 1
+    room = width - _total(kept, widths)
     for i in kept:
-        more = max(0, min(room, natural[i] - least[i]))
+        more = max(0, min(room, natural[i] - widths[i]))
         widths[i] += more
         room -= more
     return kept, widths

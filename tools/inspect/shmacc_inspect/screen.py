@@ -297,16 +297,16 @@ def _process_columns(now: Interval, seen: Description) -> list[Column]:
 
     of_gradients = [
         Column("THIS ROUND", this_round),
-        Column("DOING", lambda of: of.activity),
-        Column("CONDITION", condition, rank=1),
-        Column("APPLIED", lambda of: str(of.applied), right=True),
+        Column("DOING", lambda of: of.activity, rank=1),
+        Column("CONDITION", condition, rank=3),
+        Column("APPLIED", lambda of: str(of.applied), right=True, rank=2),
         Column(
             "DROPPED",
             lambda of: Cell(str(of.dropped), "yellow" if of.dropped else ""),
             right=True,
-            rank=2,
+            rank=4,
         ),
-        Column("TOOK", lambda of: str(of.taken), right=True, rank=3),
+        Column("TOOK", lambda of: str(of.taken), right=True, rank=5),
     ]
     return [
         Column("PID", lambda of: Cell(of.pid_label, "bold"), right=True),

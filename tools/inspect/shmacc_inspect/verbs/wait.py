@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
@@ -41,13 +42,19 @@ def run(
 def _wanted(given: list[str], condition: Condition, *, everywhere: bool) -> list[SegmentName]:
     if condition[0] == "gone":  # a name that was never there is gone, too
         return naming.select(given, everywhere=everywhere, missing_ok=True)
-    fit = naming.select_fit(given, everywhere=everywhere, unfit=_unfit)
+    unfit = partial(_unfit, condition=condition)
+    fit = naming.select_fit(given, everywhere=everywhere, unfit=unfit)
     return [summary.name for summary in fit]
 
 
-def _unfit(summary: Summary) -> str:
-    """Return why a segment cannot be waited for; empty: it can."""
-    return f"{naming.in_words(summary)} have no rounds to wait for" if summary.is_arrays else ""
+def _unfit(summary: Summary, *, condition: Condition) -> str:
+    """Return why a segment can never meet the condition; empty: it can."""
+    what, _ = condition
+    if what == "step" and summary.kind == "arrays":
+        return f"{naming.in_words(summary)} have no step to wait for"
+    if what == "count" and summary.is_arrays:
+        return f"{naming.in_words(summary)} have no gradients to wait for"
+    return ""
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
