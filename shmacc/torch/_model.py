@@ -15,6 +15,7 @@ from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._records.array_types import ValueArray
 from shmacc._records.conversions.torch import tensor
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+from shmacc.torch._memory import check_apart
 from shmacc.torch._rows import spec_of
 from shmacc.torch._tables import TableEmbedding, rows_of
 
@@ -28,7 +29,6 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         InvalidArgumentError: The model cannot be trained from shared memory.
     """
     found: dict[str, torch.Tensor] = {**parameters(model), **buffers(model)}
-    at: dict[int, str] = {}
     for name, value in found.items():
         if nn.parameter.is_lazy(value):
             raise InvalidArgumentError(
@@ -39,13 +39,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
                 f"{name!r} must be a dense tensor on the CPU, as shared memory is, but is "
                 f"{value.layout} on '{value.device}'"
             )
-        trained = isinstance(value, nn.Parameter) and value.numel() > 0
-        other = at.setdefault(value.data_ptr(), name) if trained else name
-        if other != name:
-            raise InvalidArgumentError(
-                f"{other!r} and {name!r} have the same memory, but are two tensors, which would "
-                "get memory of their own: tie them by giving both modules one parameter"
-            )
+    check_apart(found)
     for name, module in model.named_modules():
         if isinstance(module, _EMBEDDINGS) and module.max_norm is not None:
             raise InvalidArgumentError(
@@ -69,8 +63,9 @@ def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers by name; a tied one has only its first name."""
-    return {plain(name): value for name, value in model.named_buffers()}
+    """Return the buffers by name, without those that are parameters, too; a tied one once."""
+    trained = set(model.parameters())
+    return {plain(name): one for name, one in model.named_buffers() if one not in trained}
 
 
 def tables(model: nn.Module) -> dict[str, TableEmbedding]:

@@ -77,8 +77,8 @@ class SyncReplicas(Chief):
 
         Raises:
             InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
-                train; two of its parameters have the same memory; what exists is another model's,
-                or has another optimizer; a parameter has no optimizer, or its dtype allows none; a
+                train; two of its tensors share memory; what exists is another model's, or has
+                another optimizer; a parameter has no optimizer, or its dtype allows none; a
                 schedule without an optimizer.
             RuntimeError: `initial` is of another model; torch's message.
             Everything else as for `AccumulatorGroup` and `SharedArrays`.

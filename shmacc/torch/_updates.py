@@ -268,9 +268,12 @@ class Atomic:
         removed: Mapping[str, IndexArray] | None,
     ) -> None:
         """Make the update; `values` are new contents of arrays that no optimizer changes."""
+        given = {
+            name: on_model.given(one, taken[name]) if name in taken else None
+            for name, one in trained.items()
+        }
         for name, one in trained.items():
-            given = on_model.given(one, taken[name]) if name in taken else None
-            if not _take_back(one.grad, given):
+            if not _alike(one.grad, given[name]):
                 raise InvalidArgumentError(
                     f".grad of {name!r} is not as the round gave it: the block may change or "
                     "replace it, with the same shape and, if it is sparse, the same rows; it may "
@@ -278,6 +281,7 @@ class Atomic:
                     "`with ... as update: update.skip()` lets a round pass that is to change "
                     "nothing"
                 )
+        _take_back([(trained[name].grad, one) for name, one in given.items() if one is not None])
         self.arrays.update(taken, values, remove=removed, learning_rate=rate)
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
@@ -368,20 +372,38 @@ def of_chief(
     )
 
 
-def _take_back(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> bool:
-    """Copy the block's gradient into the tensor that the round gave; False: not alike."""
+def _alike(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> bool:
     if gradient is None or given is None:
         return gradient is given
     if (gradient.layout, gradient.shape) != (given.layout, given.shape):
         return False
-    if given.is_sparse:  # torch's in-place operations replace the values tensor
-        gradient = gradient.coalesce()
-        if not torch.equal(gradient.indices(), given.indices()):
-            return False
-        gradient, given = gradient.values(), given.values()
-    alike = gradient.stride() == given.stride() and gradient.is_neg() == given.is_neg()
-    if gradient.data_ptr() != given.data_ptr():
-        given.copy_(gradient.detach())
-    elif not alike:  # another view of the same memory, for instance transposed
-        given.copy_(gradient.detach().clone())
-    return True
+    # torch's in-place operations replace the values of a sparse tensor, not its indices
+    return not given.is_sparse or torch.equal(gradient.coalesce().indices(), given.indices())
+
+
+def _take_back(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy each of the block's gradients into the tensor that the round gave for it.
+
+    The block may have exchanged them, or made one of another's memory: all such are read before any
+    is written.
+    """
+    values = [
+        tuple(one.coalesce().values() if one.is_sparse else one.detach() for one in pair)
+        for pair in pairs
+    ]
+    rounds = {given.untyped_storage().data_ptr() for _, given in values}
+    for number, (gradient, given) in enumerate(values):
+        if not _is_same(gradient, given) and gradient.untyped_storage().data_ptr() in rounds:
+            values[number] = gradient.clone(), given
+    for gradient, given in values:
+        if not _is_same(gradient, given):
+            given.copy_(gradient.detach())
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether they are the same numbers of the same memory, in the same order."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and (one.dtype, one.stride()) == (other.dtype, other.stride())
+        and one.is_neg() == other.is_neg()
+    )

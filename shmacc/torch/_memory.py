@@ -1,0 +1,113 @@
+"""Whether tensors of a model share memory, which they would lose when each gets its own."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shmacc.errors import InvalidArgumentError
+
+_MOST_WORK = 1_000_000
+"""The most candidates that NumPy tries for one pair of tensors; those beyond count as overlapping.
+Two slices of one tensor need a handful."""
+
+
+def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors of which one is a view of another, or of itself, wholly or in part.
+
+    Slices of one tensor that have no element in common are accepted, also interleaved ones.
+
+    Args:
+        tensors: By name, each once; on the CPU.
+
+    Raises:
+        InvalidArgumentError: Two share an element. The message names both, and says what to do.
+    """
+    within: list[tuple[int, str]] = []  # the tensors that reach beyond this start: end, name
+    for start, name in sorted((one.data_ptr(), name) for name, one in tensors.items()):
+        if not tensors[name].numel():
+            continue
+        within = [(end, other) for end, other in within if end > start]
+        for _, other in within:
+            if _share(tensors[other], tensors[name]):
+                first, second = (one for one in tensors if one in {name, other})
+                remedy = _remedy(first, tensors[first], second, tensors[second])
+                raise InvalidArgumentError(
+                    f"{first!r} and {second!r} share memory, but are two tensors, which would get "
+                    f"memory of their own: {remedy}"
+                )
+        if _repeats(tensors[name]):
+            raise InvalidArgumentError(
+                f"Elements of {name!r} share memory with each other (it is a view, as by unfold() "
+                "or as_strided()): give it memory of its own, by clone()"
+            )
+        within.append((start + _reach(tensors[name]) * tensors[name].element_size(), name))
+
+
+def _remedy(first: str, one: torch.Tensor, second: str, other: torch.Tensor) -> str:
+    trained = [isinstance(each, nn.Parameter) for each in (one, other)]
+    if _shape_of(one) == _shape_of(other) and trained[0] == trained[1]:
+        if trained[0]:
+            return "tie them by giving both modules one parameter"
+        return "register one tensor under both names, or give one of them memory of its own (clone)"
+    kept, left = (second, first) if one.numel() < other.numel() else (first, second)
+    if trained[0] != trained[1]:  # what is not trained follows what is
+        kept, left = (first, second) if trained[0] else (second, first)
+    how = f"self.{kept}.mT" if _are_transposed(one, other) else f"a view of self.{kept}"
+    return (
+        f"to tie them, keep {kept!r} alone, and let forward() use {how} where it used {left!r}; "
+        f"or give {left!r} memory of its own (clone)"
+    )
+
+
+def _are_transposed(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dim() > 1 and _shape_of(one.detach().mT) == _shape_of(other)
+
+
+def _shape_of(one: torch.Tensor) -> tuple[Any, ...]:
+    return one.data_ptr(), one.dtype, one.shape, one.stride()
+
+
+def _reach(one: torch.Tensor) -> int:
+    """Return how many elements its memory spans; torch's strides are not negative."""
+    return 1 + sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return bool(np.shares_memory(_as_bytes(one), _as_bytes(other), max_work=_MOST_WORK))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _as_bytes(one: torch.Tensor) -> Any:
+    """Return an array in the tensor's memory, whatever its dtype; its contents are not read."""
+    size = one.element_size()
+    interface = {
+        "version": 3,
+        "data": (one.data_ptr(), True),
+        "shape": tuple(one.shape),
+        "strides": tuple(step * size for step in one.stride()),
+        "typestr": f"|V{size}",
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
+
+
+def _repeats(one: torch.Tensor) -> bool:
+    """Return whether two indices are the same element; an expanded dimension counts once."""
+    dimensions = sorted(
+        (step, n) for n, step in zip(one.shape, one.stride(), strict=True) if n > 1 and step
+    )
+    reach, apart = 1, True
+    for step, n in dimensions:
+        apart = apart and step >= reach
+        reach += (n - 1) * step
+    if apart:  # as of all tensors but some of as_strided
+        return False
+    places = np.zeros(1, np.int64)
+    for step, n in dimensions:
+        places = (places[:, None] + np.arange(n) * step).reshape(-1)
+    return len(np.unique(places)) < len(places)
