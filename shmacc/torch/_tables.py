@@ -12,10 +12,12 @@ from shmacc import init
 from shmacc._accumulators.table_spec import TableSpec
 from shmacc._accumulators.tables import Table, checked_ids
 from shmacc._gradients import arguments, arrays
+from shmacc._records.array_types import IndexArray
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch._rows import Rows
 
 _IDS = "the ids of an embedding"
+_OFFSETS = "the offsets of bags"
 _MODES = (None, "sum", "mean")
 
 
@@ -105,10 +107,12 @@ class TableEmbedding(nn.Module):
         Args:
             ids: Integers of any dtype, from 0 to below 2**63, on the CPU. With a mode, bags:
                 each row of a matrix, or the parts of a vector that begin at `offsets`.
-            offsets: As for `nn.EmbeddingBag`.
+            offsets: For a vector: integers of any dtype, where each bag begins; ascending from 0.
+                Equal ones are empty bags. The last bag ends with the vector.
 
         Raises:
-            InvalidArgumentError: An id is out of range; or offsets without a mode.
+            InvalidArgumentError: An id is out of range; the ids are neither matrix nor vector, and
+                there is a mode; or offsets are not as above, or without a mode or a vector.
             FailedPreconditionError: The replica is closed.
         """
         if torch.compiler.is_compiling():
@@ -124,6 +128,7 @@ class TableEmbedding(nn.Module):
                 'offsets are for bags: TableEmbedding(..., mode="sum") or "mean"'
             )
         given, padding = arrays.as_array(ids, _IDS), None
+        begins = None if self.mode is None else _begins(given.shape, offsets)
         counted: Any = ... if self.padding_idx is None else given != self.padding_idx
         numbers = checked_ids(given[counted], _IDS)
         looked_up, places = np.unique(numbers, return_inverse=True)
@@ -137,10 +142,15 @@ class TableEmbedding(nn.Module):
             leaf.requires_grad_().register_post_accumulate_grad_hook(
                 partial(self._own.collect, looked_up)
             )
-        at = torch.from_numpy(where)
-        if self.mode is None:
-            return nn.functional.embedding(at, leaf, padding)
-        return nn.functional.embedding_bag(at, leaf, offsets, mode=self.mode, padding_idx=padding)
+        if begins is None:
+            return nn.functional.embedding(torch.from_numpy(where), leaf, padding)
+        return nn.functional.embedding_bag(
+            torch.from_numpy(where.reshape(-1)),
+            leaf,
+            torch.from_numpy(begins),
+            mode=self.mode,
+            padding_idx=padding,
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of backward passes; the model's `zero_grad` does not do this.
@@ -224,6 +234,48 @@ class TableEmbedding(nn.Module):
 
 def rows_of(embedding: TableEmbedding) -> Rows:
     return embedding._own  # noqa: SLF001
+
+
+def _begins(shape: tuple[int, ...], offsets: object) -> IndexArray:
+    """Return where each bag begins among the ids; a copy, which nobody changes meanwhile.
+
+    torch checks only the first and the last: with others it reads foreign memory.
+
+    Args:
+        shape: That of the ids.
+        offsets: The caller's.
+
+    Raises:
+        InvalidArgumentError: As for `TableEmbedding.forward`.
+    """
+    if len(shape) == 2:  # noqa: PLR2004
+        if offsets is not None:
+            raise InvalidArgumentError(
+                f"{_OFFSETS} are for a vector of ids, but ids have shape {shape}: each row is a bag"
+            )
+        return np.arange(shape[0]) * shape[1]
+    if len(shape) != 1:
+        raise InvalidArgumentError(
+            f"the ids of bags must be a matrix, or a vector with offsets, but have shape {shape}"
+        )
+    if offsets is None:
+        raise InvalidArgumentError(
+            f"{_OFFSETS} must be given with a vector of ids: where each bag begins"
+        )
+    begins = arrays.index_array(offsets, _OFFSETS).copy()
+    if begins.ndim != 1:
+        raise InvalidArgumentError(f"{_OFFSETS} must be a vector, but have shape {begins.shape}")
+    if not begins.size and not shape[0]:
+        return begins
+    ends = np.append(begins, shape[0])
+    wrong = np.flatnonzero(ends[1:] < ends[:-1])
+    if not begins.size or begins[0] or wrong.size:
+        found = begins[wrong[0] : wrong[0] + 2] if wrong.size else begins[:1]
+        raise InvalidArgumentError(
+            f"{_OFFSETS} must ascend from 0 to at most {shape[0]}, the number of ids, but "
+            + (f"there is {found.tolist()}" if begins.size else "there are none")
+        )
+    return begins
 
 
 def _name_of(dtype: torch.dtype) -> str:

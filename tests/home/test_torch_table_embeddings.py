@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,52 @@ def test_bags_are_those_of_torch(mode: Any, padding: int | None, *, flat: bool) 
         after = rows.detach() - theirs.weight.grad
         torch.testing.assert_close(torch.from_numpy(model.table[trained]), after[trained])
         replica.close()
+
+
+NO_BAGS: dict[str, tuple[Any, Any]] = {
+    "ascend from 0 to at most 5.*[3, 2]": (5, [0, 3, 2]),
+    "ascend from 0 .*[1]": (5, [1, 2]),
+    "ascend from 0 .*[-1]": (5, [-1, 0]),
+    "ascend from 0 .*[0, -1]": (5, [0, -1, 5]),
+    "at most 5.*[6]": (5, [0, 6]),
+    "at most 5.*[9223372036854775807]": (5, [0, 2**63 - 1]),
+    "at most 5.*none": (5, torch.tensor([], dtype=torch.int64)),
+    "at most 0.*[1]": (0, [0, 1]),
+    "must be given": (5, None),
+    "vector, but have shape (1, 2)": (5, [[0, 2]]),
+    "vector, but have shape ()": (5, torch.tensor(0)),
+    "integers, but are float32": (5, [0.0, 1.0]),
+    "integers, but are bool": (5, [False, True]),
+    "on 'meta'": (5, torch.tensor([0, 1], device="meta")),
+    "below 2**63": (5, torch.tensor([2**63 + 1], dtype=torch.uint64)),
+    "each row is a bag": ((2, 3), [0, 3]),
+    "matrix, or a vector": ((1, 2, 3), None),
+    "matrix, or a vector with": ((), [0]),
+}
+
+
+@pytest.mark.parametrize("words", NO_BAGS)
+def test_bags_that_are_none_are_refused_before_torch_sees_them(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read other memory, or crash."""
+    shape, begins = NO_BAGS[words]
+    offsets = torch.tensor(begins) if isinstance(begins, list) else begins
+    monkeypatch.delattr(nn.functional, "embedding_bag")
+    for mode in ("sum", "mean"):
+        with pytest.raises(
+            errors.InvalidArgumentError, match=".*".join(map(re.escape, words.split(".*")))
+        ):
+            TableEmbedding(2, mode=mode)(torch.zeros(shape, dtype=torch.int64), offsets)
+
+
+def test_bags_without_ids() -> None:
+    for shape, offsets, bags in (((3, 0), None, 3), ((0, 3), None, 0), (0, [], 0), (0, [0, 0], 2)):
+        found = TableEmbedding(2, mode="mean", padding_idx=1)(
+            torch.zeros(shape, dtype=torch.int64),
+            None if offsets is None else torch.tensor(offsets, dtype=torch.int16),
+        )
+        assert torch.equal(found, torch.zeros(bags, 2))
 
 
 def test_an_embedding_is_as_torchs_with_padding() -> None:
