@@ -146,7 +146,7 @@ def _torch_slices(tensor: Any) -> Any:
     indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
     if tensor.sparse_dim() > 1:
         rows, place = torch.unique(indices[0], return_inverse=True)
-        dense = torch.zeros(len(rows), *tensor.shape[1:], dtype=values.dtype)
+        dense = torch.zeros(len(rows), *tensor.shape[1:], dtype=values.dtype, device="cpu")
         values = dense.index_put_((place, *indices[1:]), values, accumulate=True)
         indices = rows[None]
     return IndexedSlices(values, indices[0], tuple(tensor.shape))

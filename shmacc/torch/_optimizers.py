@@ -156,7 +156,7 @@ def _of_torch(
 def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.Optimizer:
     """Translate the optimizer of a group of parameters; remove the options that it honours."""
     made = _CONVERTERS[kind](group)
-    default = kind([nn.Parameter(torch.zeros(1))]).param_groups[0]
+    default = kind([nn.Parameter(torch.zeros(1, device="cpu"))]).param_groups[0]
     for option, value in group.items():
         if option == "initial_lr":
             raise InvalidArgumentError(

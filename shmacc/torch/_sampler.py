@@ -105,5 +105,5 @@ class StepSampler:
     def _order_of(self, epoch: int) -> list[int]:
         if not self._shuffle:
             return list(range(self._size))
-        random = torch.Generator().manual_seed(self._seed + epoch)
-        return list(torch.randperm(self._size, generator=random).tolist())
+        random = torch.Generator("cpu").manual_seed(self._seed + epoch)
+        return list(torch.randperm(self._size, generator=random, device="cpu").tolist())

@@ -24,6 +24,7 @@ def sparse(indices: IndexArray, values: ValueArray, whole: IndexArray) -> torch.
         torch.from_numpy(indices)[None],
         tensor(values),
         shape,
+        device="cpu",
         is_coalesced=True,  # ascending, each row once
         check_invariants=False,
     )
