@@ -142,7 +142,7 @@ class TableEmbedding(nn.Module):
             leaf.requires_grad_().register_post_accumulate_grad_hook(
                 partial(self._own.collect, looked_up)
             )
-        if begins is None:
+        if self.mode is None or begins is None:
             return nn.functional.embedding(torch.from_numpy(where), leaf, padding)
         return nn.functional.embedding_bag(
             torch.from_numpy(where.reshape(-1)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def train(kind: Any, optimizer: Any) -> dict[str, Any]:
     with torch.device("cpu"):
         words = torch.arange(8)
         bags = torch.tensor([0, 3, 8])
-    model, other, third = Model(), Model(), Model()
+    model, other, third = (cast("Any", Model()) for _ in range(3))
     if optimizer is None:
         for one in (model, other, third):
             one.ids = nn.Identity()
