@@ -121,6 +121,23 @@ class Table(TypedDict):
     by_id: TableById | None
 
 
+class Compared(TypedDict):
+    """Rows of a table, compared with the index that leads to them."""
+
+    rows: int  # how many the table had
+    compared: int  # those that still were its rows when they were copied
+    changed: int  # slots that others may have been in
+    committed: bool  # whether there was a commit meanwhile
+    in_operation: bool  # whether an operation was running, or interrupted, afterwards
+    lost: int  # rows that a search of the index does not find
+    twice: bool  # whether a row stands in two slots
+    lowest: int
+    highest: int
+    least_count: int  # fewest and most gradients of a row; not for tables of parameters
+    most_count: int
+    possible: int  # weight of all gradients
+
+
 class TableState(Totals, Table):
     """The state that a view reports, of the segment and of the viewed table."""
 

@@ -18,7 +18,6 @@ from shmacc._layout.reports import TableState
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError, ShmaccError
 from shmacc.inspection._listing import open_view, resolve, tables
-from shmacc.inspection._table import read_slots
 
 _T = TypeVar("_T")
 _ATTEMPTS = 8
@@ -220,11 +219,25 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
 
 
 def _committed_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
-    rows, contributions = read_slots(view, state["rows"])
+    rows, contributions = _read_slots(view, state["rows"])
     undo = _read_undo(view, state)
     rows[undo.overwritten] = undo.numbers
     contributions[undo.slots] = undo.contributions
     return rows, contributions
+
+
+def _read_slots(view: _core.SegmentView, count: int) -> tuple[IndexArray, IndexArray]:
+    """Return the rows in the first `count` slots, and the contributions of each."""
+    if count * layout.SLOT_BYTES > view.allocated_bytes:
+        raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
+    rows, others = np.empty(count, np.int64), np.empty(count, np.int64)
+    piece = _PIECE // layout.SLOT_BYTES
+    for first in range(0, count, piece):
+        size = min(piece, count - first) * layout.SLOT_BYTES
+        raw = view.read(layout.REGIONS["slots"], first * layout.SLOT_BYTES, size)
+        pairs = np.frombuffer(raw, np.int64).reshape(-1, 2)
+        rows[first : first + piece], others[first : first + piece] = pairs[:, 0], pairs[:, 1]
+    return rows, others
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,10 @@ from shmacc.inspection._listing import is_misnamed, open_view, summarise, tables
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
+from shmacc.inspection._table import problems as problems_of_rows
 
 UNREADABLE = "unreadable"
+NOT_COMPARED = "not_compared"
 _AS_ITS_OWNER = "look as its owner, or as root"
 _MOST_TOKENS = 2  # two processes may each post one when they release (lock.hpp)
 _LOOKS = 3
@@ -280,55 +282,55 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
 
 
 def _state(name: SegmentName, view: _core.SegmentView) -> Iterator[Finding]:
-    until = time.monotonic() + _COMPARED_FOR
-    while time.monotonic() < until:
-        problems = _problems_of_state(view)
-        if problems is not None:
-            for problem in problems:
-                yield wrong(name.system_name, "inconsistent", problem, _removal(name))
-            return
-        time.sleep(_BETWEEN_COMPARISONS)
-    yield note(
-        name.system_name,
-        "not_compared",
-        "rounds ended while it was read, each time: rows and index could not be compared",
-        "check it again when there are fewer takes",
-    )
+    found = list(_problems_of_counters(view))
+    until, looks = time.monotonic() + _COMPARED_FOR, 0
+    left = list(tables(view, view.config()))
+    while left and (looks < _LOOKS or time.monotonic() < until):
+        if looks:
+            time.sleep(_BETWEEN_COMPARISONS)
+        looks += 1
+        of_tables = [(table, member, _problems_of_table(table)) for table, member in left]
+        left = [(table, member) for table, member, problems in of_tables if problems is None]
+        for _, member, problems in of_tables:
+            prefix = f"member {member['name']!r}: " if member["name"] else ""
+            found += [prefix + problem for problem in problems or ()]
+    for problem in found:
+        yield wrong(name.system_name, "inconsistent", problem, _removal(name))
+    if left:
+        which = {member["name"] for _, member in left}
+        whose = f"of {len(which)} members " if any(which) else ""
+        yield note(
+            name.system_name,
+            NOT_COMPARED,
+            f"rounds ended while the rows {whose}were copied, {looks} times: they were not "
+            "compared with the index",
+            "check it again when there are fewer takes",
+        )
 
 
-def _problems_of_state(view: _core.SegmentView) -> list[str] | None:
-    """Return what is wrong with the state; None if a round ended while it was read."""
-    state, config = view.state(), view.config()
-    found = []
+def _problems_of_counters(view: _core.SegmentView) -> Iterator[str]:
+    state = view.state()
     count, counters = state["count"], state["counters"]
     applied, taken, discarded = (counters[of] for of in ("applied", "taken", "discarded"))
     if applied != taken + discarded + count:
-        found.append(
+        yield (
             f"{applied} gradients were applied, but {taken} taken, {discarded} discarded and "
             f"{count} are there"
         )
     # The end of a round may have freed memory since `state` was read: compare generations.
     reserved = state["all_reserved"]
     if view.allocated_bytes < reserved and view.state()["generation"] == state["generation"]:
-        found.append(
+        yield (
             f"{memory(reserved)} are reserved, but the system has only "
             f"{memory(view.allocated_bytes)} ({reserved - view.allocated_bytes} bytes less)"
         )
-    for table, member in tables(view, config):
-        of_table = _problems_of_table(table)
-        if of_table is None:
-            return None
-        prefix = f"member {member['name']!r}: " if member["name"] else ""
-        found += [prefix + problem for problem in of_table]
-    return found
 
 
 def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
+    """Return what is wrong with a table; None if it could not be compared."""
     state = view.state()
     if state["by_id"] is not None:
-        from shmacc.inspection import _table as by_id  # late: it imports NumPy
-
-        return by_id.problems_by_id(view, state, state["by_id"])
+        return problems_of_rows(view)
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
     found = []
     if (state["rows"] > 0) > (sparse and state["member_count"] > 0):
@@ -336,12 +338,8 @@ def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
     if sparse and state["index_filled"] + state["leftovers"] < state["rows"]:
         found.append("its index has fewer entries than there are rows")
     found += _problems_of_shape(view, state)
-    if not sparse:
-        return found
-    from shmacc.inspection import _table as table  # late: it imports NumPy
-
-    of_table = table.problems(view, state)
-    return None if of_table is None else found + of_table
+    of_rows = problems_of_rows(view) if sparse else []
+    return None if of_rows is None else found + of_rows
 
 
 def _problems_of_shape(view: _core.SegmentView, state: TableState) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
-import struct
 import subprocess
 import sys
 import threading
@@ -22,10 +22,22 @@ from helpers.inspect_tool import ask, path_of, run, scribble
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, _core, errors, inspection
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    Parameters,
+    SparseConditionalAccumulator,
+    TableSpec,
+    _core,
+    errors,
+    inspection,
+    optim,
+)
 from shmacc.inspection import SegmentState, Severity, _examination, _soundness, _unlinked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from helpers.apart import Crew, Pipe
 
 HOUR: Final = 3600.0
@@ -290,21 +302,25 @@ def test_what_another_thread_of_the_process_does_is_not_a_death() -> None:
         acc.unlink()
 
 
-def test_rows_that_can_never_be_compared_delay_no_other_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The rounds of a large table end while it is read, which takes long each time."""
+def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is said, has the status of what could not be read, and delays no other check."""
     looks = []
 
     def compare(view: _core.SegmentView) -> None:
         looks.append(view.state()["generation"])
         time.sleep(1.0)
 
-    monkeypatch.setattr(_soundness, "_problems_of_state", compare)
-    with ConditionalAccumulator(np.float32, [2], "busy") as acc:
-        assert [each.kind for each in inspection.check("busy")] == ["not_compared"]
-        assert 1 <= len(looks) <= 2
+    monkeypatch.setattr(_soundness, "problems_of_rows", compare)
+    with SparseConditionalAccumulator(np.float32, [2, 2], "busy") as acc:
+        acc.apply_grad([1], np.ones((1, 2), np.float32))
+        answer = ask("check", "busy", status=4)
+        assert (answer["not_compared"], answer["wrong"], answer["notes"]) == (1, 0, 1)
+        assert [each["kind"] for each in answer["findings"]] == ["not_compared"]
+        assert 1 <= len(looks) <= 3
         acc.unlink()
+    ConditionalAccumulator(np.float32, [2], "left").close()
+    assert run("check").returncode == 1
+    inspection.remove("left")
 
 
 def test_a_check_costs_less_memory_than_the_segment() -> None:
@@ -331,32 +347,66 @@ def _peak_of(statement: str) -> int:
     return int(done.stdout) * 1024
 
 
-def _apply_without_end(*, pipe: Pipe) -> None:
-    indices, values = np.arange(1000), np.ones((1000, 4), np.float32)
-    acc: Any = shmacc.attach("busy")
-    with acc:
-        pipe.say()
-        while not pipe.poll():
-            acc.apply_grad(indices, values, local_step=shmacc.NEVER_STALE)
+ROWS: Final = 100_000
+ALL: Final = (np.arange(ROWS), np.ones((ROWS, 4), np.float32))
 
 
-def test_a_busy_segment_is_compared_all_the_same(crew: Crew) -> None:
-    rows = 100_000
-    with SparseConditionalAccumulator("f4", [rows, 4], "busy") as acc:
-        acc.apply_grad(np.arange(rows), np.ones((rows, 4), "f4"))
-        crowd = [crew.start(_apply_without_end) for _ in range(2)]
-        for process in crowd:
-            process.hear()
+def _apply(acc: Any, _params: Any) -> Iterator[None]:
+    for step in itertools.count():
+        acc.apply({"user": (ALL[0][:1000], ALL[1][:1000])}, shmacc.NEVER_STALE)
+        yield step
+
+
+def _take(acc: Any, _params: Any) -> Iterator[None]:
+    """Rounds of all rows, which end one after the other."""
+    for step in itertools.count(acc.global_step):
+        acc.apply({"user": ALL}, step)
+        yield acc.take(1)
+
+
+def _update(acc: Any, params: Any) -> Iterator[None]:
+    """Rounds that bring new rows and remove old ones: their slots change hands all the time."""
+    for step in itertools.count(acc.global_step):
+        ids = np.arange(step * 1000, ROWS + (step + 1) * 1000)
+        acc.apply({"user": (ids[::7], np.ones((ids[::7].size, 4), np.float32))}, step)
+        with acc.round(1) as taken:
+            yield params.update(taken, remove={"user": ids[:1000]})
+
+
+def _without_end(work: Any, *, pipe: Pipe) -> None:
+    with shmacc.attach("busy") as acc, Parameters.attach("busy.params") as params:
+        for times, _ in enumerate(work(acc, params)):
+            if times == 1:
+                pipe.say()
+
+
+@pytest.mark.parametrize(
+    ("work", "damaged"), [(_apply, "busy"), (_take, "busy.params"), (_update, "busy.params")]
+)
+def test_a_busy_segment_is_compared_all_the_same(crew: Crew, work: Any, damaged: str) -> None:
+    contents = {"user": TableSpec((4,))}
+    with (
+        Parameters(contents, "busy.params", optimizer=optim.SGD(0.1)) as params,
+        AccumulatorGroup(params.member_specs(), "busy") as acc,
+    ):
+        acc.apply({"user": ALL}, 0)
+        with acc.round(1) as taken:
+            params.update(taken)
+        acc.apply({"user": ALL}, 1)
+        process = crew.start(_without_end, work)
+        process.hear()
         for _ in range(3):
-            found = inspection.check("busy")
-            assert not [f for f in found if f.kind in {"not_compared", "inconsistent"}]
+            found = inspection.check_all(namespace=os.environ["SHMACC_NAMESPACE"])
+            kinds = {each.kind for each in found}
+            assert not kinds & {"not_compared", "inconsistent"}, found
         # What is wrong is found, however busy it is.
-        scribble(path_of("busy"), layout.region("slots") + 16 * 5000, struct.pack("<q", 4999))
-        assert "inconsistent" in wrong_kinds("busy")
-        for process in crowd:
-            process.say()
-            process.result()
+        for number in (0, 1):
+            index = layout.region(f"index {number}")
+            scribble(path_of(damaged), index + 64 * 100, b"\0" * 64 * 100)
+        assert "inconsistent" in wrong_kinds(damaged)
+        process.kill()
         acc.unlink()
+        params.unlink()
 
 
 def test_errors_are_those_of_the_thing() -> None:

@@ -229,5 +229,21 @@ def test_check_starts_no_threads(tmp_path: Path) -> None:
     with SparseConditionalAccumulator(np.float32, [100, 4], "table") as acc:
         acc.apply_grad([1], np.ones((1, 4), np.float32))
         done = run("check", "table", PYTHONPATH=str(tmp_path))
-        assert done.stderr.splitlines()[-1] == "NumPy: True, threads: 1"
+        assert done.stderr.splitlines()[-1] == "NumPy: False, threads: 1"
         acc.unlink()
+
+
+@pytest.mark.parametrize(("status", "pages"), [(0, False), (1, True), (2, True), (4, False)])
+def test_the_line_for_cron_pages_for_what_somebody_must_do(
+    tmp_path: Path, status: int, pages: bool
+) -> None:
+    """As the page on operating has it: not for what could only not be read, or not be compared."""
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"`(shmacc-inspect check [^`]*page-somebody)`", page)
+    assert line in run("check", "--help").stdout
+    for name, does in (("shmacc-inspect", f"exit {status}"), ("page-somebody", "echo paged")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n", encoding="ascii")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", line], env=path, capture_output=True, check=False)
+    assert (done.stdout == b"paged\n") == pages

@@ -323,8 +323,7 @@ NB_MODULE(_core, m) {
         .def("name_lock_state", &SegmentView::name_lock_state)
         .def_static("semaphore_value", &SegmentView::semaphore_value, nb::arg("path"))
         .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
-        .def("found", &SegmentView::found, nb::arg("slots"), nb::arg("index"), nb::arg("buckets"),
-             nb::arg("stamp"))
+        .def("compare", &SegmentView::compare)
         .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
         .def_prop_ro("unlinked", &SegmentView::unlinked)
         .def_prop_ro("used", &SegmentView::used)

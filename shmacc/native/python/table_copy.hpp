@@ -1,0 +1,97 @@
+// A copy of a table's rows, for inspection: whether a search of its index finds each.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "operations/id_table.hpp"
+#include "python/python.hpp"
+#include "rows/index.hpp"
+
+namespace shmacc {
+
+class TableCopy {
+  public:
+    // known: tells which slots are in use, if by_id (a table of parameters); else all are.
+    TableCopy(const SlotsInUse& known, bool by_id) : known_(known), by_id_(by_id) {
+        rows_.reserve(known.rows);
+    }
+
+    // Adds the next slot.
+    void add(const Slot& slot) {
+        bool in_use = true;
+        if (by_id_) {
+            in_use = known_.in_use(slot.contributions);
+            const uint64_t since = static_cast<uint64_t>(slot.contributions) >> 1;
+            if (since > known_.generation) later_.push_back(since);
+            freed_ += slot.contributions == stamp_of_free(known_.generation + 1);
+        } else {
+            least_ = std::min(least_, slot.contributions);
+            most_ = std::max(most_, slot.contributions);
+        }
+        rows_.push_back(in_use ? slot.row : kFree);
+        compared_ += in_use;
+    }
+
+    // Compares the rows with an index, and sorts them. generation: the table's after the last `add`.
+    nb::dict compare(const Index& index, uint64_t buckets, uint64_t generation) {
+        const Known known{rows_.data(), rows_.size()};
+        uint64_t lost = buckets > 0 ? 0 : compared_;
+        for (uint64_t first = 0; buckets > 0 && first < rows_.size(); first += kBlock) {
+            const auto count = static_cast<uint32_t>(std::min<uint64_t>(kBlock, rows_.size() - first));
+            index.find_each(&rows_[first], count, known, [&](uint32_t i, uint32_t at) {
+                const uint64_t slot = first + i;
+                if (rows_[slot] == kFree || at == slot) return;
+                // The row may stand in another slot, too.
+                index.find_each(&rows_[slot], 1, InSlot{slot, rows_.size()},
+                                [&](uint32_t, uint32_t own) { lost += own != slot; });
+            });
+        }
+        std::sort(rows_.begin(), rows_.end());
+        const auto begin = rows_.end() - static_cast<std::ptrdiff_t>(compared_);
+        nb::dict out = new_dict();
+        out["compared"] = compared_;
+        out["lost"] = lost;
+        out["twice"] = std::adjacent_find(begin, rows_.end()) != rows_.end();
+        out["lowest"] = compared_ > 0 ? *begin : 0;
+        out["highest"] = compared_ > 0 ? rows_.back() : 0;
+        out["least_count"] = least_;
+        out["most_count"] = most_;
+        // Slots that were given or freed while they were copied: they may have been in use at first. If nothing was
+        // committed meanwhile, only those that the running operation has freed.
+        out["changed"] = generation == known_.generation
+                             ? freed_
+                             : std::count_if(later_.begin(), later_.end(),
+                                             [&](uint64_t since) { return since <= generation + 1; });
+        return out;
+    }
+
+  private:
+    static constexpr int64_t kFree = std::numeric_limits<int64_t>::min();
+    static constexpr uint64_t kBlock = 4096;
+
+    struct Known {
+        const int64_t* table;
+        uint64_t rows;
+        bool have(uint64_t slot, int64_t row) const { return slot < rows && table[slot] == row; }
+        void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
+    };
+    // Lets a search find one slot only.
+    struct InSlot {
+        uint64_t slot;
+        uint64_t rows;
+        bool have(uint64_t at, int64_t) const { return at == slot; }
+        void fetch(uint64_t) const {}
+    };
+
+    const SlotsInUse known_;
+    const bool by_id_;
+    std::vector<int64_t> rows_;  // by slot
+    uint64_t compared_ = 0;
+    std::vector<uint64_t> later_;  // when slots were given or freed, if after the generation of `known`
+    uint64_t freed_ = 0;  // those that the next operation freed
+    int64_t least_ = std::numeric_limits<int64_t>::max(), most_ = 0;
+};
+
+}  // namespace shmacc
