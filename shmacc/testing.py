@@ -76,7 +76,7 @@ def leaked_names(namespace: str | None = None) -> tuple[str, ...]:
     found = []
     for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
         semaphore = names.parse_semaphore_file(file_name)
-        segment = names.parse_segment_file(semaphore[0] if semaphore else file_name)
+        segment = semaphore[0] if semaphore else names.parse_segment_file(file_name)
         if segment is not None and namespace in {None, segment.namespace}:
             found.append(file_name)
     return tuple(found)

@@ -46,9 +46,11 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
             shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
                 unknown. With an unknown dimension, gradients may have more dimensions than
                 declared, as in TensorFlow; without one, and in groups, they may not.
-            shared_name: 1 to 200 letters, digits, '.', '_', '-': processes that use the same one
-                share the accumulator, and it lives until `unlink`. None or empty: private; it is
-                removed when this process closes it or ends.
+            shared_name: Processes that use the same one share the accumulator, and it lives until
+                `unlink`. It has 1 to 200 letters, digits, '.', '_', '-' (of ASCII); any other
+                character but NUL counts 3 for each byte of its UTF-8, for it is written like
+                ``%3A`` in ``/dev/shm``. None or empty: private; it is removed when this process
+                closes it or ends.
             name: A label.
             reduction_type: "MEAN" (sparse: each row is divided by the number of gradients that
                 touched it), "SUM", or "CMEAN" (sparse: each row is divided by the number of all

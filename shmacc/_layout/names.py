@@ -8,11 +8,16 @@
                                        never meets an old semaphore
 =====================================  ===================================================
 
-Neither NAMESPACE nor NAME may have a colon, so the names parse unambiguously. The system's limit is
-255 bytes. If namespace and name together would not fit, a hash replaces the tail; the segment
-contains the whole name.
+Of NAME, letters, digits, ``.``, ``_`` and ``-`` are written as they are (in ASCII), and any other
+character as its bytes of UTF-8, ``%3A`` for a colon. This is one-to-one: a ``%`` is always written
+``%25``, hexadecimal digits are capitals, and a file whose name is not the written form of any name
+is none of this library's. The segment contains NAME in its written form, too.
+
+Neither NAMESPACE nor a written NAME has a colon, so the names parse unambiguously. The system's
+limit is 255 bytes. If namespace and name together would not fit, ``~`` and a hash replace the tail.
 """
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -29,10 +34,14 @@ _LONGEST_FILE_NAME = 255
 _LONGEST_STEM = _LONGEST_FILE_NAME - len(SEMAPHORE_FILE_PREFIX) - len(PREFIX) - 1 - _TOKEN_DIGITS
 _HASH_DIGITS = 16
 _LONGEST_SHOWN = 250  # characters in a message: a name that is just too long is shown whole
-_SHARED_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
+_LONGEST_WRITTEN = 200  # layout.hpp: kMaxName
+_OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
+_ESCAPE = re.compile(rb"%([0-9A-F]{2})")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,60}", re.ASCII)
-_SEGMENT_FILE = re.compile(r"shmacc\.(?:([A-Za-z0-9._-]+):)?([A-Za-z0-9._~-]+)", re.ASCII)
-_SEMAPHORE_FILE = re.compile(r"sem\.(shmacc\.[A-Za-z0-9._~:-]+)\.([0-9a-f]{16})", re.ASCII)
+_SEGMENT_FILE = re.compile(
+    r"shmacc\.(?:([A-Za-z0-9._-]+):)?([A-Za-z0-9._%-]+)(~[0-9a-f]{16})?", re.ASCII
+)
+_SEMAPHORE_FILE = re.compile(r"sem\.(shmacc\.[A-Za-z0-9._%~:-]+)\.([0-9a-f]{16})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class SegmentName:
     @property
     def is_cut(self) -> bool:
         """Whether `shared_name` is a head and a hash."""
-        return "~" in self.shared_name
+        return "~" in self.system_name  # a name's own "~" is written %7E
 
 
 def current_namespace() -> str | None:
@@ -85,30 +94,66 @@ def shown(given: object) -> str:
     return f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
+def written(shared_name: str) -> str:
+    """Return a name as it is written in ``/dev/shm``.
+
+    Raises:
+        UnicodeEncodeError: It has lone surrogates, which UTF-8 has not.
+    """
+    return _OTHER_CHARACTERS.sub(
+        lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), shared_name
+    )
+
+
+def given(written_name: str) -> str | None:
+    """Return the name whose written form this is; None: it is none's."""
+    try:
+        name = _ESCAPE.sub(
+            lambda match: bytes.fromhex(match[1].decode()), written_name.encode()
+        ).decode()
+    except UnicodeError:
+        return None
+    return name if "\0" not in name and written(name) == written_name else None
+
+
+def name_made_as(written_name: str) -> str:
+    """Return the name whose written form a segment holds; of a damaged segment, what it holds."""
+    return given(written_name) or written_name
+
+
 def segment_name(shared_name: object) -> SegmentName:
     """Return the segment's name for an accumulator's name, in this process's namespace.
 
     Raises:
-        InvalidArgumentError: The name is not a string of 1 to 200 allowed characters.
+        InvalidArgumentError: The name is no string, has NUL or a lone surrogate, or its written
+            form does not have 1 to 200 characters.
     """
-    if not isinstance(shared_name, str) or not _SHARED_NAME.fullmatch(shared_name):
+    text = ""
+    if isinstance(shared_name, str) and "\0" not in shared_name:
+        # In an f-string, an enum's name may be another text.
+        with contextlib.suppress(UnicodeEncodeError):
+            text = written(str.__str__(shared_name))
+    if not 1 <= len(text) <= _LONGEST_WRITTEN:
         raise InvalidArgumentError(
-            "A shared_name must be a string of 1 to 200 letters, digits, '.', '_' and '-', "
-            f"but was {shown(shared_name)}"
+            f"A shared_name must be a string of 1 to {_LONGEST_WRITTEN} letters, digits, '.', '_' "
+            "and '-'; any other character, but no NUL or lone surrogate, counts 3 for each byte of "
+            f"its UTF-8; but was {shown(shared_name)}"
         )
-    # In an f-string, an enum's name may be another text.
-    return name_under(current_namespace(), str.__str__(shared_name))
+    return name_under(current_namespace(), text)
 
 
-def name_under(namespace: str | None, shared_name: str) -> SegmentName:
-    """Return the segment's name for an accumulator's name in a namespace, both unchecked."""
-    stem = f"{namespace}:{shared_name}" if namespace else shared_name
+def name_under(namespace: str | None, written_name: str) -> SegmentName:
+    """Return the segment's name for a name's written form in a namespace, both unchecked."""
+    stem = f"{namespace}:{written_name}" if namespace else written_name
     if len(stem) > _LONGEST_STEM:
         import hashlib  # rarely needed, and slow to import
 
         digest = hashlib.blake2b(stem.encode(), digest_size=_HASH_DIGITS // 2).hexdigest()
-        stem = f"{stem[: _LONGEST_STEM - _HASH_DIGITS - 1]}~{digest}"
-    return SegmentName(PREFIX + stem, namespace, shared_name)
+        head = stem[: _LONGEST_STEM - _HASH_DIGITS - 1]
+        while given(head[head.rfind(":") + 1 :]) is None:  # cut within a character
+            head = head[:-1]
+        stem = f"{head}~{digest}"
+    return SegmentName(PREFIX + stem, namespace, name_made_as(written_name))
 
 
 def generated_name() -> str:
@@ -119,7 +164,10 @@ def generated_name() -> str:
 def parse_segment_file(file_name: str) -> SegmentName | None:
     """Return the parts of a segment's file name; None if it is not one of this library's."""
     match = _SEGMENT_FILE.fullmatch(file_name)
-    return SegmentName(file_name, match[1], match[2]) if match else None
+    shared_name = given(match[2]) if match else None
+    if match is None or shared_name is None:
+        return None
+    return SegmentName(file_name, match[1], shared_name + (match[3] or ""))
 
 
 def semaphore_name(system_name: str, token: int) -> str:
@@ -136,7 +184,8 @@ def semaphore_path(system_name: str, token: int) -> str:
     return f"{SHM_DIRECTORY}/{semaphore_file(system_name, token)}"
 
 
-def parse_semaphore_file(file_name: str) -> tuple[str, int] | None:
-    """Return the segment's system name and token from a semaphore's file; None if not ours."""
+def parse_semaphore_file(file_name: str) -> tuple[SegmentName, int] | None:
+    """Return the segment's name and token from a semaphore's file name; None if not ours."""
     match = _SEMAPHORE_FILE.fullmatch(file_name)
-    return (match[1], int(match[2], 16)) if match else None
+    name = parse_segment_file(match[1]) if match else None
+    return (name, int(match[2], 16)) if match and name else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shmacc import _core
 from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
-from shmacc._layout.names import SegmentName, semaphore_path
+from shmacc._layout.names import SegmentName, semaphore_path, written
 from shmacc._opening import removal
 from shmacc.errors import (
     AlreadyExistsError,
@@ -200,7 +200,7 @@ def _create(
     return _core.create(
         name.path,
         semaphore_path(name.system_name, token),
-        name=name.shared_name,
+        name=written(name.shared_name),
         kind=layout.KINDS[spec.kind],
         members=[member.config() for member in spec.members],
         reduction=layout.REDUCTIONS[spec.reduction],

@@ -88,7 +88,7 @@ class Opened(exits.Owner):
         self._finalizer = exits.close_with(self, handle)
         try:
             config = handle.config()
-            self._shared_name: str = config["name"]
+            self._shared_name = names.name_made_as(config["name"])
             self._token: int = config["token"]
             self._examine(config, own, asked)
             self._log_what_is_there(config)

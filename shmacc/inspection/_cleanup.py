@@ -89,11 +89,10 @@ def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Lefto
     found = []
     for file_name in os.listdir(names.SHM_DIRECTORY):
         semaphore = names.parse_semaphore_file(file_name)
-        name = names.parse_segment_file(semaphore[0]) if semaphore else None
-        if semaphore is None or name is None or not meant(name, file_name):
+        if semaphore is None or not meant(semaphore[0], file_name):
             continue
         with contextlib.suppress(FileNotFoundError):
-            leftover = _judge_semaphore(name, file_name, semaphore[1])
+            leftover = _judge_semaphore(semaphore[0], file_name, semaphore[1])
             if leftover is not None:
                 found.append(leftover)
     return found
@@ -113,7 +112,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         DataLossError: The segment is damaged.
     """
     semaphore = names.parse_semaphore_file(leftover.file_name)
-    name = names.parse_segment_file(semaphore[0] if semaphore else leftover.file_name)
+    name = semaphore[0] if semaphore else names.parse_segment_file(leftover.file_name)
     if name is None:
         return ()
     if rehearse:
@@ -257,8 +256,8 @@ def _unlink_files(file_names: tuple[str, ...]) -> None:
 def _files_of(name: SegmentName) -> tuple[str, ...]:
     found = []
     for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
-        owner, _ = names.parse_semaphore_file(file_name) or (file_name, 0)
-        if owner == name.system_name:
+        semaphore = names.parse_semaphore_file(file_name)
+        if (semaphore[0].system_name if semaphore else file_name) == name.system_name:
             found.append(file_name)
     return tuple(found)
 

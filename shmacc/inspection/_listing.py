@@ -131,12 +131,12 @@ def _intact(name: SegmentName) -> SegmentName:
     return name
 
 
-def _named(name: SegmentName, shared_name: str) -> SegmentName:
+def _named(name: SegmentName, made_as: str) -> SegmentName:
     """Return the name with the shared_name that the segment holds, if that leads to this file.
 
     A file that was renamed, copied or linked keeps the name of the file.
     """
-    own = names.name_under(name.namespace, shared_name)
+    own = names.name_under(name.namespace, made_as)
     return own if own.system_name == name.system_name else name
 
 
@@ -211,7 +211,8 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
     details = ["finished"] if accumulates and state["finished"] and not used else []
     details += [] if used else ["no living process has it attached"]
     if is_misnamed(name, config["name"]):
-        details.append(f"its file was renamed, copied or linked: it was made as {config['name']!r}")
+        made_as = names.name_made_as(config["name"])
+        details.append(f"its file was renamed, copied or linked: it was made as {made_as!r}")
     return _bare_summary(
         _named(name, config["name"]),
         sound if used else SegmentState.ORPHANED,
@@ -248,6 +249,8 @@ def _rows_of_tables(seen: Observation) -> int | None:
 
 def is_misnamed(name: SegmentName, made_as: str) -> bool:
     """Whether a file was renamed, copied or linked: its name is not the one that it was made with.
+
+    `made_as` is the shared_name's written form, which the segment holds.
 
     Such a segment goes by the name of its file, for copies and links have the same content.
     """

@@ -135,7 +135,7 @@ def _belongings(
     subject, config = name.system_name, view.config()
     path = f"{names.SHM_DIRECTORY}/{subject}"
     if is_misnamed(name, config["name"]):
-        made_as = f"it was made as {config['name']!r}"
+        made_as = f"it was made as {names.name_made_as(config['name'])!r}"
         if view.links > 1:
             yield wrong(
                 subject,

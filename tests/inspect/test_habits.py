@@ -89,7 +89,8 @@ LINES = {
     "remove no* --yes; wait nobody --for step=1; watch nobody --count 1; "
     "list nobody --json; show nobody --json; check nobody --json; metrics nobody --json; "
     "remove nobody --yes --json; cancel nobody --yes --json; show shmacc.other:nobody",
-    2: "; frobnicate; show; show a/b; show bias --rows -1; list --sort colour; list -n a -A; "
+    2: "; frobnicate; show; show shmacc.a%41; show bias --rows -1; list --sort colour; "
+    "list -n a -A; "
     "clean --older-than soon; watch --interval 0; watch --interval nan; watch --interval 1e300; "
     "watch --interval 9999999999999d; watch --count 99999999999999999999; "
     "wait bias; wait bias --for step; wait bias --for gone=1; "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -28,9 +31,9 @@ def kept() -> Iterator[list[ConditionalAccumulator]]:
         acc.close()
 
 
-def make(name: str, namespace: str | None = None) -> ConditionalAccumulator:
+def make(name: str, namespace: str | None = None, **options: Any) -> ConditionalAccumulator:
     with mock.patch.dict(os.environ, {} if namespace is None else {"SHMACC_NAMESPACE": namespace}):
-        return ConditionalAccumulator(np.float32, [2], name)
+        return ConditionalAccumulator(np.float32, [2], name, **options)
 
 
 def names_of(answer: Any) -> list[str]:
@@ -64,7 +67,11 @@ def test_a_name_that_looks_like_another_segments_file(
 
 @pytest.mark.parametrize(
     ("name", "namespace_length"),
-    [("x", 20), (LONG_NAME, 60), ("sem.x.0123456789abcdef", 20), ("-x", 20)],
+    [
+        *((name, 20) for name in ("x", "sem.x.0123456789abcdef", "-x", "w:0/grad_accum", "a b")),
+        *((name, 20) for name in ("w[0]", "w*", "a\n\x1b[31mb", "'\"$(x)`", "é", "%41", "~", "--")),
+        *((name, 60) for name in (LONG_NAME, "é" * 33, "%" * 66)),
+    ],
 )
 def test_every_name_that_is_shown_works(name: str, namespace_length: int) -> None:
     with testing.isolated_namespace():
@@ -82,10 +89,74 @@ def test_every_name_that_is_shown_works(name: str, namespace_length: int) -> Non
                     assert done.returncode in {0, 1}, (verb, shown, done.stderr)
                 assert names_of(ask("list", shown)) == [shown]
             os.environ["SHMACC_NAMESPACE"] = own
-            if not name.startswith("-"):  # as its maker calls it
-                assert names_of(ask("list", name)) == [name]
-            assert len(ask("list", f"*{name[-100:]}")["segments"]) == 1
+            # As its maker calls it.
+            [segment] = json.loads(run("list", "--json", "--", name).stdout)["segments"]
+            assert segment["shared_name"] == name
+            assert segment["name"] == (name if name[0] != "-" and "*" not in name else shown)
+            end = re.sub(r"[\[*?]", "[\\g<0>]", name[-100:])
+            assert len(ask("list", f"*{end}")["segments"]) == 1
             acc.unlink()
+
+
+def test_what_is_printed_of_an_odd_name_is_one_safe_word(namespace: str) -> None:
+    """For terminals, `xargs` and shells: the name as it was given, or else its file's."""
+    odd = {"w:0/grad": "", "é": "", "a b": "a%20b", "$(x)": "%24%28x%29", "\x1b[31m": "%1B%5B31m"}
+    with contextlib.ExitStack() as kept:
+        for name in odd:
+            kept.enter_context(make(name, unlink_on_close=True))
+        words = [f"shmacc.{namespace}:{file}" if file else name for name, file in odd.items()]
+        for done in (
+            run("list", "--quiet"),
+            run("list"),
+            run("watch", "--count", "1", "--interval", "0.05"),
+            run("--complete", "2", "list", ""),
+        ):
+            assert set(words) <= set(done.stdout.split())
+            assert done.stdout.replace("\n", "").isprintable()
+        assert run("show", "\x1b[31m").stdout.replace("\n", "").isprintable()
+        assert "\x1b" not in run("show", "\x1b[32m").stderr + run("check").stdout
+        samples = [each for metric in ask("metrics")["metrics"] for each in metric["samples"]]
+        assert {sample["labels"].get("name") for sample in samples} >= odd.keys()
+
+
+def test_a_name_like_a_glob(kept: list[ConditionalAccumulator]) -> None:
+    """`w[0]` is a name if there is one; `w*` is a glob: no segment keeps the others out of it."""
+    kept += [make(name) for name in ("w0", "w[0]", "w*", "*", "job:0")]
+    for given, found in {
+        "w[0]": {"w[0]"},
+        "w[[]0]": {"w[0]"},
+        "w*": {"w0", "w[0]", "w*"},
+        "w[*]": {"w*"},
+        "*": {"w0", "w[0]", "w*", "*", "job:0"},
+        "job:*": {"job:0"},
+        "job:0": {"job:0"},
+    }.items():
+        assert {each["shared_name"] for each in ask("list", given)["segments"]} == found
+        assert f"{len(found)} segment" in run("check", given).stderr
+    assert len(ask("list")["segments"]) == 5
+    kept.pop(1).close()
+    assert run("clean", "w[0]", "--yes").stdout.count("%5B0%5D") == 2
+    assert names_of(ask("list", "w[0]")) == ["w0"]
+
+
+def test_whatever_follows_two_dashes_is_a_name(kept: list[ConditionalAccumulator]) -> None:
+    kept += [make(name) for name in ("-rf", "--json", "a", "--yes")]
+    for line, found in {
+        "-- -rf": ["-rf"],
+        "a -- -rf --json": ["a", "-rf", "--json"],
+        "-q -- --json": ["--json"],
+        "--sort name -- a": ["a"],
+    }.items():
+        listed = run("list", "-q", *line.split())
+        assert listed.returncode == 0, listed.stderr
+        assert {word.rpartition(":")[2] for word in listed.stdout.split()} == set(found)
+    for verb in ("show", "check", "cancel", "remove", "clean", "watch --count=1", "metrics"):
+        assert run(*verb.split(), "--", "-rf").returncode in {0, 1}, verb
+        assert run(*verb.split(), "--", "-no").returncode == 3, verb
+    assert run("wait", "--for", "count=0", "--", "-rf").returncode == 0
+    assert run("remove", "a", "--", "--yes").returncode == 1  # in use, and only named
+    for line in ("list -n -- a", "show --", "show --json --", "list --sort -- a"):
+        assert run(*line.split()).returncode == 2, line
 
 
 def test_a_damaged_segment_with_a_long_name() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
 import pickle
+import re
+from itertools import product
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -12,14 +17,16 @@ from helpers.opening import KINDS, in_shared_memory
 from helpers.support import refused
 
 import shmacc
-from shmacc import ConditionalAccumulator, errors
+from shmacc import ConditionalAccumulator, errors, inspection, testing
+from shmacc._layout import names
 
 NAMESPACE: Final = "SHMACC_NAMESPACE"
 
 
 def test_names_refused(namespace: str) -> None:
     name: Any
-    for name in ("a/b", "/a", "a b", "naïve", "x" * 201, "a\n", "a\0b", "*", 5, b"a", 0, False, []):
+    too_long = ("x" * 201, "x" * 199 + ":", "ï" * 34, "%" * 67)  # as they are written
+    for name in (*too_long, "a\0b", "\0", "\ud800", "a\udcffb", 5, b"a", 0, False, []):
         for kind in KINDS:
             with refused():
                 kind(np.float32, shared_name=name)
@@ -40,6 +47,116 @@ def test_names_accepted(namespace: str) -> None:
             shmacc.attach(name).close()
             acc.unlink()
         assert in_shared_memory(namespace) == []
+
+
+ODD: Final = {
+    "w:0/grad_accum": "w%3A0%2Fgrad_accum",  # TensorFlow's
+    "a b": "a%20b",
+    "%41": "%2541",
+    "%": "%25",
+    "a\n\x1b[31m\x7f": "a%0A%1B%5B31m%7F",
+    "../x": "..%2Fx",
+    "head~0123456789abcdef": "head%7E0123456789abcdef",
+    "na\u00efve": "na%C3%AFve",
+    "nai\u0308ve": "nai%CC%88ve",
+    "\u0661\uff21\u212a": "%D9%A1%EF%BC%A1%E2%84%AA",  # letters and digits, but not ASCII's
+    "\U0001f600": "%F0%9F%98%80",
+    "*": "%2A",
+    "w[0]": "w%5B0%5D",
+    "A:": "A%3A",
+    "a:": "a%3A",
+    ":" * 66 + "xx": "%3A" * 66 + "xx",
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "n" * 60])
+def test_other_characters_are_escaped(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once: no two are one, whatever is cut, and each is shown as it was given."""
+    namespace = f"{prefix or 'odd'}{os.getpid()}"[-60:]
+    monkeypatch.setenv(NAMESPACE, namespace)
+    with contextlib.ExitStack() as all_of_them:
+        for number, (name, written) in enumerate(ODD.items()):
+            kind: Any = KINDS[number % len(KINDS)]
+            acc = all_of_them.enter_context(
+                kind(np.float32, shared_name=name, unlink_on_close=True)
+            )
+            assert acc.shared_name == name
+            assert repr(name) in repr(acc)
+            acc.set_global_step(number)
+            system_name = f"shmacc.{namespace}:{written}"
+            assert (
+                acc._segment_name.system_name == system_name or "~" in acc._segment_name.system_name
+            )
+        for number, name in enumerate(ODD):
+            with shmacc.attach(name) as again, pickle.loads(pickle.dumps(again)) as pickled:
+                assert again.global_step == pickled.global_step == number
+                assert pickled.shared_name == name
+        listed = inspection.list_segments(namespace=namespace)
+        assert {summary.name.shared_name for summary in listed} == ODD.keys()
+        for name in ODD:
+            assert inspection.describe(name).summary.name.shared_name == name
+        with pytest.raises(errors.NotFoundError, match=re.escape(repr("w:0/nothing"))):
+            shmacc.attach("w:0/nothing")
+        with pytest.raises(errors.InvalidArgumentError, match=re.escape(repr("a b"))):
+            ConditionalAccumulator(np.float64, shared_name="a b")
+    assert testing.leaked_names(namespace) == ()
+
+
+NO_NAMES: Final = (
+    "%41 w%3a0 %00 % %4 a%2 %ED%A0%80 %C3 %C0%AF %FF a%25% é a~b a~0123456789ABCDEF "
+    "%C3~0123456789abcdef ~0123456789abcdef"
+)
+
+
+@pytest.mark.parametrize("written", [*NO_NAMES.split(), "a b"])
+def test_a_file_that_no_name_is_written_as_is_none_of_ours(written: str, namespace: str) -> None:
+    for file_name in (
+        f"shmacc.{namespace}:{written}",
+        f"sem.shmacc.{namespace}:{written}.{'0' * 16}",
+    ):
+        path = Path("/dev/shm", file_name)  # noqa: S108
+        path.touch()
+        try:
+            assert inspection.list_names(namespace=namespace) == ()
+            assert inspection.leftovers(namespace=namespace) == ()
+            assert inspection.check_all(namespace=namespace) == ()
+            assert testing.leaked_names(namespace) == ()
+            with refused():
+                inspection.resolve(f"shmacc.{namespace}:{written}")
+        finally:
+            path.unlink()
+
+
+def test_each_name_has_a_written_form_of_its_own() -> None:
+    alphabet = [
+        "a",
+        "A",
+        "%",
+        "4",
+        "1",
+        "~",
+        ":",
+        ".",
+        "é",
+        "e\u0301",
+        "\n",
+        "\U0001f600",
+        "\ud7ff",
+    ]
+    texts = [
+        "".join(letters) for length in (1, 2, 3) for letters in product(alphabet, repeat=length)
+    ]
+    written = [names.written(text) for text in texts]
+    assert len(set(written)) == len(set(texts))
+    assert [names.given(each) for each in written] == texts
+    for namespace in (None, "x", "n" * 60):
+        for each in written[:200]:
+            long = (each * 70)[: 200 // len(each) * len(each)]
+            name = names.name_under(namespace, long)
+            assert len(f"sem.{name.system_name}.0123456789abcdef") <= 255
+            parsed = names.parse_segment_file(name.system_name)
+            assert parsed is not None
+            assert parsed.shared_name == name.shared_name or parsed.is_cut
 
 
 class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string

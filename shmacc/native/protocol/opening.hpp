@@ -75,7 +75,8 @@ inline Found check_config(int fd, uint64_t size, Config& config) {
     if (size != file_size(config)) data_loss("its file was truncated");
     bool name = config.name_length >= 1 && config.name_length <= kMaxName;
     for (uint32_t i = 0; name && i < config.name_length; ++i)
-        name = std::isalnum(static_cast<unsigned char>(config.name[i])) || std::strchr("._-", config.name[i]);
+        name = std::isalnum(static_cast<unsigned char>(config.name[i])) ||
+               (config.name[i] && std::strchr("._-%", config.name[i]));
     if (!name) data_loss("its configuration is out of range");
     return Found::kSegment;
 }

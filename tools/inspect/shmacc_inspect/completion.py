@@ -89,7 +89,7 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     if option is not None and option.nargs is None:  # it takes a value
         # Not the dict that some choices are: its values are no descriptions.
         return tuple(option.choices or _values(option.dest))
-    if word.startswith("-"):
+    if word.startswith("-") and "--" not in before:
         return _options(parser)
     if not any(action.dest == "names" for action in declared):
         return ()
@@ -113,14 +113,14 @@ def _names(before: Sequence[str], word: str) -> Iterable[str]:
     import os  # only here: help must come at once
 
     from shmacc import inspection
-    from shmacc_inspect.naming import typed_name
+    from shmacc_inspect import naming
 
     for option in ("-n", "--namespace"):
         if option in before[:-1]:
             os.environ[NAMESPACE_VARIABLE] = before[before.index(option) + 1]
     whole = word.startswith(_PREFIX)
     for name in inspection.list_names():
-        yield name.system_name if whole else typed_name(name)
+        yield name.system_name if whole else naming.word(name)
 
 
 def _namespaces() -> Iterable[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shmacc_inspect import formatting, page
-from shmacc_inspect.naming import typed_name
+from shmacc_inspect import formatting, naming, page
 from shmacc_inspect.output import NotShown
 from shmacc_inspect.page import Cell, Column, Element, Fields, Heading, Table
 from shmacc_inspect.verbs.list import STATE_STYLES
@@ -182,7 +181,7 @@ def _line(line: Sequence[WaitingTake], now: float) -> Table:
 
 
 def _identity(summary: Summary, now: float, detail: str) -> Iterator[tuple[str, Cell]]:
-    yield "name", Cell(typed_name(summary.name), "bold")
+    yield "name", naming.cell(summary.name)
     state = summary.state + (f" ({detail})" if detail else "")
     yield "state", Cell(state, STATE_STYLES[summary.state])
     yield "file", Cell(summary.name.path)

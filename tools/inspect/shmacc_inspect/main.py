@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(arguments: list[str]) -> None:
     first = arguments[0] if arguments else ""
     if first in VERBS:
-        asked: dict[str, Any] = vars(parser_of(first).parse_intermixed_args(arguments[1:]))
+        asked = _parsed(first, arguments[1:])
         namespace = asked.pop("namespace", None)
         if namespace is not None:
             _choose(namespace)
@@ -53,6 +53,20 @@ def _run(arguments: list[str]) -> None:
         raise _no_verb(first)
     else:
         _answer_without_verb(arguments)
+
+
+def _parsed(verb: str, arguments: list[str]) -> dict[str, Any]:
+    """Return the arguments of a verb by name. What follows a `--` is names, whatever it looks like.
+
+    argparse's parse_intermixed_args would take it for options. So the parser sees words in its
+    place, and sees them first, where they are no option's value.
+    """
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    names = arguments[at + 1 :]
+    in_place = ["name"] * len(names)
+    asked = vars(parser_of(verb).parse_intermixed_args([*in_place, *arguments[:at]]))
+    asked["names"] = asked["names"][len(names) :] + names
+    return asked
 
 
 def _choose(namespace: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from shmacc import inspection
 from shmacc.errors import InvalidArgumentError, NotFoundError
 from shmacc_inspect import formatting
+from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-_GLOB_CHARACTERS: Final = frozenset("*?[")
+_WORD: Final = re.compile(r"[\w.:/-]+")
 _HINTS: Final = 5
 _ALIKE: Final = 0.7  # names that are at least so similar are hints
 
@@ -24,9 +28,10 @@ def typed_name(name: SegmentName) -> str:
     """Return the name to type for a segment: its shared_name if that leads to it, else its file's.
 
     It does not if the segment is another namespace's, is damaged or was renamed, or if the
-    shared_name looks like the name of a file in /dev/shm, or like an option.
+    shared_name looks like the name of a file in /dev/shm, like an option, or like a glob.
     """
-    if name.shared_name.startswith("-"):
+    text = name.shared_name
+    if text.startswith("-") or _is_glob_always(text):
         return name.system_name
     try:
         leads_to = inspection.resolve(name.shared_name).system_name
@@ -35,9 +40,38 @@ def typed_name(name: SegmentName) -> str:
     return name.shared_name if leads_to == name.system_name else name.system_name
 
 
-def is_glob(text: str) -> bool:
-    """Whether the text is a glob, not one name."""
-    return not _GLOB_CHARACTERS.isdisjoint(text)
+def word(name: SegmentName) -> str:
+    """Return the name to type as one word, of which no shell, nor `xargs`, makes anything else."""
+    typed = typed_name(name)
+    return typed if _WORD.fullmatch(typed) else name.system_name
+
+
+def cell(name: SegmentName, style: str = "bold") -> Cell:
+    """Return a cell that shows a name as it was given, unless a terminal cannot show it."""
+    typed = typed_name(name)
+    return Cell(typed if typed.isprintable() else name.system_name, style, word(name))
+
+
+def one(text: str) -> SegmentName | None:
+    """Return the name that a text means; None: it is a glob, and means any number of them.
+
+    A text like `w[0]` is a name if there is a segment of this name. A text like `w*` is a glob in
+    any case: no segment keeps the others out of it.
+
+    Raises:
+        InvalidArgumentError: The text cannot be a name.
+    """
+    if "[" not in text and not _is_glob_always(text):
+        return inspection.resolve(text)
+    if not _is_glob_always(text):
+        with contextlib.suppress(InvalidArgumentError):
+            name = inspection.resolve(text)
+            return name if os.path.lexists(name.path) else None
+    return None
+
+
+def _is_glob_always(text: str) -> bool:
+    return "*" in text or "?" in text
 
 
 def scope(*, everywhere: bool) -> str | None:
@@ -62,10 +96,10 @@ def select(
     namespace = scope(everywhere=everywhere)
     found: dict[str, SegmentName] = {}
     for text in given or ["*"]:
-        if is_glob(text):
+        if (name := one(text)) is None:
             names = inspection.list_names(text, namespace=namespace)
         else:
-            names = inspection.list_names(inspection.resolve(text).system_name)
+            names = inspection.list_names(name.system_name)
         if given and not names and not missing_ok:
             raise NotFoundError(_not_there(text))
         found |= {name.system_name: name for name in names}
@@ -98,7 +132,7 @@ def answers(
 
 def _exact(given: Iterable[str]) -> set[str]:
     """Return the system names of the given texts that are no globs."""
-    return {inspection.resolve(text).system_name for text in given if not is_glob(text)}
+    return {name.system_name for name in map(one, given) if name is not None}
 
 
 def select_fit(
@@ -144,7 +178,7 @@ def summaries(of: Iterable[SegmentName]) -> Iterator[Summary]:
 
 
 def _not_there(text: str) -> str:
-    if is_glob(text):
+    if one(text) is None:
         return f"No segment matches {formatting.printable(text)!r}"
     hint = f"; there is {', '.join(alike)}" if (alike := _alike(text)) else ""
     return f"There is no segment named {formatting.printable(text)!r}{hint}"
@@ -155,5 +189,5 @@ def _alike(text: str) -> list[str]:
 
     names = inspection.list_names()
     alike = get_close_matches(text, {name.shared_name for name in names}, _HINTS, _ALIKE)
-    found = [typed_name(name) for like in alike for name in names if name.shared_name == like]
+    found = [word(name) for like in alike for name in names if name.shared_name == like]
     return found[:_HINTS]

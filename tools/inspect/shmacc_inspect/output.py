@@ -37,6 +37,7 @@ SCHEMA_VERSION: Final = 3
 NAME_FIELDS: Final = {
     "name": "The NAME that verbs take.",
     "system_name": "Its file's name in /dev/shm.",
+    "shared_name": "The name as it was given; of a damaged segment, perhaps cut.",
     "namespace": "The value of SHMACC_NAMESPACE that it was made under; null: none.",
 }
 TOKEN: Final = "token"  # noqa: S105  no password. JSON's numbers have fewer than its 64 bits: hexadecimal digits
@@ -91,7 +92,7 @@ class Interval:
 
     Attributes:
         time: When the interval ended, in seconds since the epoch.
-        name: The NAME that verbs take for the segment.
+        name: The segment's name.
         state: As in `list`, or "gone".
         summary: As in `list`; null: it could not be read.
         stats: The counters; null: it could not be read.
@@ -106,7 +107,7 @@ class Interval:
     """
 
     time: float
-    name: str
+    name: SegmentName
     state: str
     summary: Summary | None = None
     stats: Stats | None = None
@@ -336,7 +337,9 @@ def _plain(value: Any) -> Any:
 def _field(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, SegmentName):
         yield from zip(
-            NAME_FIELDS, (typed_name(value), value.system_name, value.namespace), strict=True
+            NAME_FIELDS,
+            (typed_name(value), value.system_name, value.shared_name, value.namespace),
+            strict=True,
         )
     else:
         yield name, f"{value:016x}" if name == TOKEN else _plain(value)

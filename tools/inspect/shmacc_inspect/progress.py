@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from shmacc import inspection
 from shmacc.errors import NotFoundError, ShmaccError
 from shmacc_inspect import naming
-from shmacc_inspect.naming import typed_name
 from shmacc_inspect.output import Interval
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Course:
             interval = self._interval(self.seen, before, now, passed)
         except ShmaccError as error:
             state = GONE if isinstance(error, NotFoundError) else self._state()
-            interval = Interval(now, typed_name(self.name), state)
+            interval = Interval(now, self.name, state)
         self.intervals.append(interval)
         return interval
 
@@ -108,7 +107,7 @@ class Course:
         last = max((event.serial for event in (before or seen).events), default=0)
         return Interval(
             time=now,
-            name=typed_name(self.name),
+            name=self.name,
             state=seen.summary.state.value,
             summary=seen.summary,
             stats=seen.stats,
@@ -145,8 +144,8 @@ class Watch:
         """
         self._given = given
         self._everywhere = everywhere
-        exact = [text for text in given if not naming.is_glob(text)]
-        self._kept = {name.system_name: name for name in map(inspection.resolve, exact)}
+        exact = map(naming.one, given)
+        self._kept = {name.system_name: name for name in exact if name is not None}
         naming.select(given, everywhere=everywhere)
         self.courses: list[Course] = []
 

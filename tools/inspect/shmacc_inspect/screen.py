@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
-from shmacc_inspect import formatting, live, page
+from shmacc_inspect import formatting, live, naming, page
 from shmacc_inspect.describing import condition, describe_lock, events, what
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.progress import applied_this_round, idle_since
@@ -135,7 +135,7 @@ def _segment_columns(courses: list[Course], place: int, *, both: bool) -> list[C
         return Cell("▶", "bold cyan") if number == place else Cell(str(number + 1), "dim")
 
     def name(now: Interval) -> Cell:
-        return Cell(now.name, "bold" if numbers[now.name] == place else "")
+        return naming.cell(now.name, "bold" if numbers[now.name] == place else "")
 
     def summed_up(field: str) -> Callable[[Interval], str]:
         return lambda now: formatting.known(getattr(now.summary, field, None))
@@ -201,7 +201,7 @@ def _round(now: Interval) -> str:
 def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
     now, seen = course.latest, course.seen
     yield ""
-    name, state = Cell(now.name, "bold"), _cause_or_state(now)
+    name, state = naming.cell(now.name), _cause_or_state(now)
     yield f"{page.paint(name, terminal)}  {page.paint(state, terminal)}"
     if seen is None:
         yield "nothing to be seen of it"

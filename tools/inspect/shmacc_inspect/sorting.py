@@ -31,9 +31,15 @@ def _most(field: str) -> Callable[[Any], float]:
     return lambda of: -(getattr(of, field, None) or 0)
 
 
+def _name(of: Summary | Interval) -> str:
+    from shmacc_inspect.naming import typed_name  # only here: help must come at once
+
+    return typed_name(of.name)
+
+
 SORTS: Final[dict[str, Callable[[Interval], Any]]] = {
     "state": urgency,
-    "name": lambda now: now.name,
+    "name": _name,
     "waited": _most("waited"),
     "behind": lambda now: -len(now.stragglers),
     "lock": _most("lock_held"),
@@ -42,12 +48,6 @@ SORTS: Final[dict[str, Callable[[Interval], Any]]] = {
     "gradients": lambda now: _most("num_accumulated")(now.summary),
     "step": lambda now: _most("global_step")(now.summary),
 }
-
-
-def _name(summary: Summary) -> str:
-    from shmacc_inspect.naming import typed_name  # only here: help must come at once
-
-    return typed_name(summary.name)
 
 
 SORTS_OF_LIST: Final[dict[str, Callable[[Summary], Any]]] = {

@@ -25,7 +25,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     found: dict[Finding, None] = {}  # each once, in order
     namespace = naming.scope(everywhere=everywhere)
     for name in names or ["*"]:
-        if naming.is_glob(name):
+        if naming.one(name) is None:
             found_here = inspection.check_all(name, namespace=namespace)
             # The glob may match only what is left of removed segments, which is no error.
             if names and not found_here:

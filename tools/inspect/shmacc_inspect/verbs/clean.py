@@ -49,8 +49,8 @@ def _leftovers(
     found: dict[str, Leftover] = {}
     for name in given:
         # A name means a segment and its semaphores; a semaphore's own file name is also accepted.
-        exact = not naming.is_glob(name) and not name.startswith(_SEMAPHORE)
-        pattern = inspection.resolve(name).system_name if exact else name
+        exact = None if name.startswith(_SEMAPHORE) else naming.one(name)
+        pattern = exact.system_name if exact else name
         scope = None if exact else namespace
         leftovers = inspection.leftovers(
             pattern, older_than=older_than, namespace=scope, private=private

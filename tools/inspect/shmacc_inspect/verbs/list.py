@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from shmacc import inspection
 from shmacc_inspect import formatting, naming, page
-from shmacc_inspect.naming import typed_name
 from shmacc_inspect.output import SegmentList, to_json
 from shmacc_inspect.page import Cell, Column, Table
 from shmacc_inspect.sorting import SORTS_OF_LIST
@@ -38,7 +37,7 @@ def _dead(summary: Summary) -> Cell:
 
 
 COLUMNS: Final = (
-    Column("NAME", lambda of: Cell(typed_name(of.name), "bold"), least=16),
+    Column("NAME", lambda of: naming.cell(of.name), least=16),
     Column("KIND", lambda of: of.kind or "", rank=10),
     Column("DTYPE", lambda of: of.dtype or "", rank=9),
     Column("SHAPE", lambda of: formatting.shape(of.shape) if of.dtype else "", rank=8),
@@ -86,7 +85,7 @@ def run(
     if json:
         print(to_json(SegmentList(segments, space, removed)))
     elif quiet:
-        page.show(Cell(by_name(summary)) for summary in segments)
+        page.show(Cell(naming.word(summary.name)) for summary in segments)
     elif segments:
         table = Table.of(COLUMNS, segments)
         page.show([table])

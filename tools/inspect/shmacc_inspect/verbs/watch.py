@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from shmacc_inspect import failures, formatting, interrupts, page, progress
+from shmacc_inspect import failures, formatting, interrupts, naming, page, progress
 from shmacc_inspect.output import to_json
 from shmacc_inspect.sorting import SORTS
 
@@ -74,7 +74,9 @@ def _rested(began: float) -> float:
 
 def line(seen: Interval) -> str:
     """Return an interval as one line."""
-    start = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(seen.time))} {seen.name}"
+    start = (
+        f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(seen.time))} {naming.word(seen.name)}"
+    )
     if seen.summary is None or seen.summary.global_step is None or seen.stats is None:
         return f"{start} state={seen.state.replace(' ', '-')}"
     behind = [
