@@ -19,7 +19,13 @@ __getattr__, __dir__, __all__ = _lazy.attach(
     {
         "shmacc.inspection._checking": ("check", "check_all"),
         "shmacc.inspection._cleanup": ("cancel", "clean", "leftovers", "remove"),
-        "shmacc.inspection._description": ("Description", "Event", "LaneState", "describe"),
+        "shmacc.inspection._description": (
+            "Description",
+            "Event",
+            "LaneLock",
+            "LaneState",
+            "describe",
+        ),
         "shmacc.inspection._examination": (
             "RowCount",
             "ValueSummary",

@@ -3,7 +3,7 @@ from shmacc._layout.names import SegmentName
 from shmacc._records.stats import Stats
 from shmacc.inspection._checking import check, check_all
 from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
-from shmacc.inspection._description import Description, Event, LaneState, describe
+from shmacc.inspection._description import Description, Event, LaneLock, LaneState, describe
 from shmacc.inspection._examination import RowCount, ValueSummary, most_touched, summarise_values
 from shmacc.inspection._findings import Finding, Leftover, Severity
 from shmacc.inspection._listing import list_names, list_segments, resolve, summarise
@@ -35,6 +35,7 @@ __all__ = [
     "Event",
     "FinalRound",
     "Finding",
+    "LaneLock",
     "LaneState",
     "Leftover",
     "LockState",

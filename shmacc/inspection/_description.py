@@ -28,18 +28,21 @@ from shmacc.inspection._standstill import suspected
 
 
 @dataclass(frozen=True, slots=True)
-class LaneState:
+class LaneLock:
     """The lock of a lane.
 
     Attributes:
         number: The lane, from 0.
         held: Whether a process holds the lock.
-        pid: The holder's pid in this pid namespace; 0: no holder, or it has none here.
+        pid: The holder's pid in this pid namespace; None: no holder, or it has none here.
     """
 
     number: int
     held: bool
-    pid: int
+    pid: int | None
+
+
+LaneState = LaneLock  # its name before version 4 of the JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Description:
             there are none yet, or it has several members.
         stats: The counters.
         processes: The attached processes, living or dead.
-        line: Waiting takes in order.
+        queue: Waiting takes in order.
         lock: The lock.
         round_holder: The living process that has a round open; None: no round is open.
         final_round: The update that makes the round final; None: the round is not final.
@@ -102,7 +105,7 @@ class Description:
     round_shape: tuple[int, ...] | None
     stats: Stats
     processes: tuple[AttachedProcess, ...]
-    line: tuple[WaitingTake, ...]
+    queue: tuple[WaitingTake, ...]
     lock: LockState
     round_holder: AttachedProcess | None
     final_round: FinalRound | None
@@ -111,10 +114,15 @@ class Description:
     update: ArraysUpdate | None
     regions: tuple[Region, ...]
     members: tuple[MemberDescription, ...]
-    lanes: tuple[LaneState, ...]
+    lanes: tuple[LaneLock, ...]
     contributors: int
     events: tuple[Event, ...]
     index_load: float | None
+
+    @property
+    def line(self) -> tuple[WaitingTake, ...]:
+        """The name of `queue` before version 4 of the JSON."""
+        return self.queue
 
 
 def describe(name: str, look: Look | None = None) -> Description:
@@ -144,7 +152,7 @@ def describe(name: str, look: Look | None = None) -> Description:
             round_shape=None if round_shape is None else tuple(round_shape),
             stats=stats_of(state),
             processes=seen.processes,
-            line=seen.line,
+            queue=seen.queue,
             lock=seen.lock,
             round_holder=seen.round_holder,
             final_round=_final_round(seen),
@@ -154,7 +162,9 @@ def describe(name: str, look: Look | None = None) -> Description:
             regions=regions_of(seen),
             members=members_of(segment_name, seen),
             lanes=tuple(
-                LaneState(lane, *view.lock_state(lane)) for lane in range(seen.config["lanes"])
+                LaneLock(lane, held, pid or None)
+                for lane in range(seen.config["lanes"])
+                for held, pid in [view.lock_state(lane)]
             ),
             contributors=sum(
                 table["rows"] for table in tables_of(seen, len(seen.config["members"]))

@@ -235,7 +235,7 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
         attached_alive=alive,
         attached_dead=len(seen.processes) - alive,
         waiting_for=(
-            tuple(take.num_required for take in seen.line if take.alive) if accumulates else None
+            tuple(take.num_required for take in seen.queue if take.alive) if accumulates else None
         ),
         last_used=seen.last_used,
         stalls=stalls(name.system_name, seen),

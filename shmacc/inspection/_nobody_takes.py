@@ -81,7 +81,7 @@ def idle_taker(seen: Observation) -> Stall | None:
     """
     alive = [each for each in seen.processes if each.alive]
     waiting = [each for each in alive if waits_for_a_take(each)]
-    if not waiting or seen.state["finished"] or any(take.alive for take in seen.line):
+    if not waiting or seen.state["finished"] or any(take.alive for take in seen.queue):
         return None
     able = [seen.round_holder] if seen.round_holder else _able(seen, alive)
     idle = list(filter(is_idle, able))
@@ -140,7 +140,7 @@ def _loss_of_takers(seen: Observation, alive: list[AttachedProcess]) -> float | 
     if any(each.took for each in alive):
         return None
     took = any(each.took for each in seen.departed) or any(each.took for each in seen.processes)
-    if not (took or seen.state["counters"]["takes"] or seen.line):
+    if not (took or seen.state["counters"]["takes"] or seen.queue):
         return None
     return last_loss(seen, _took(seen), lambda each: each.took)
 
@@ -180,7 +180,7 @@ def is_bystander(process: AttachedProcess, death: float | None) -> bool:
 
 def _took(seen: Observation) -> Callable[[AttachedProcess], bool]:
     """Return a test for processes that have taken, or wait to take."""
-    queued = {take.entry for take in seen.line}
+    queued = {take.entry for take in seen.queue}
     return lambda each: each.took or each.entry in queued
 
 

@@ -28,7 +28,7 @@ from shmacc.inspection._records import (
 )
 
 _UNDER_THE_LOCK = frozenset({"applies", "takes"})
-_FREE = LockState(False, None, False, "", None, queue=None, in_operation=False, name_pid=None)  # noqa: FBT003
+_FREE = LockState(False, None, False, "", None, tokens=None, in_operation=False, name_pid=None)  # noqa: FBT003
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Observation:
         processes: The attached processes, living or dead.
         departed: Processes that died or failed.
         deaths: Pid labels of processes that were found dead in this step or the one before.
-        line: Waiting takes in order.
+        queue: Waiting takes in order.
         lock: The lock.
         name_holder_condition: The condition of the process that holds the name lock.
         round_holder: The living process that has a round open.
@@ -60,7 +60,7 @@ class Observation:
     processes: tuple[AttachedProcess, ...]
     departed: tuple[DepartedProcess, ...]
     deaths: tuple[str, ...]
-    line: tuple[WaitingTake, ...]
+    queue: tuple[WaitingTake, ...]
     lock: LockState
     name_holder_condition: str
     round_holder: AttachedProcess | None
@@ -73,7 +73,7 @@ class Observation:
         participants = view.participants()
         attached = tuple(_process(entry, look) for entry in participants)
         entries = {entry["entry"]: entry for entry in participants}
-        line = _line(view.waiters(), attached)
+        queue = _queue(view.waiters(), attached)
         lock = _lock(name, view, attached, look)
         used, applied = view.last_used_ns()
         now = view.state()
@@ -95,7 +95,7 @@ class Observation:
         state: ObservedState = {
             **now,
             "attached": sum(process.alive for process in attached),
-            "waiting": sum(take.alive for take in line),
+            "waiting": sum(take.alive for take in queue),
             "round_pid": entries[holder.entry]["pid"] if holder else 0,  # in its own namespace
         }
         return cls(
@@ -107,7 +107,7 @@ class Observation:
             processes=attached,
             departed=_departed(view, look),
             deaths=_deaths(view, look, state["step"]),
-            line=line,
+            queue=queue,
             lock=replace(lock, in_operation=in_operation),
             name_holder_condition=look.condition(lock.name_pid) if lock.name_pid else "",
             round_holder=holder,
@@ -172,7 +172,7 @@ def _deaths(view: _core.SegmentView, look: Look, step: int) -> tuple[str, ...]:
     )
 
 
-def _line(waiting: list[Waiter], attached: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:
+def _queue(waiting: list[Waiter], attached: tuple[AttachedProcess, ...]) -> tuple[WaitingTake, ...]:
     by_entry = {process.entry: process for process in attached}
     takes = []
     waiters = sorted(waiting, key=lambda waiter: waiter["ticket"])
@@ -202,7 +202,7 @@ def _lock(
     path = names.semaphore_path(name.system_name, config["token"])
     return replace(
         min(locks, key=_blame, default=_FREE),
-        queue=_core.SegmentView.semaphore_value(path),
+        tokens=_core.SegmentView.semaphore_value(path),
         name_pid=view.name_lock_state()[1] or None,
     )
 

@@ -313,7 +313,7 @@ class LockState(HasPid):
         pid_is_here: Whether `pid` is of this pid namespace.
         condition: The owner's condition, as in AttachedProcess.
         since: When the owner began its operation, perhaps by waiting for the lock; None: unknown.
-        queue: The semaphore's value; None if it does not exist or this user may not read it.
+        tokens: The semaphore's value; None if it does not exist or this user may not read it.
         in_operation: Whether an operation runs, or was interrupted and is not yet undone.
         name_pid: The process that is opening or removing the name, if it has a pid in this pid
             namespace.
@@ -324,9 +324,14 @@ class LockState(HasPid):
     pid_is_here: bool
     condition: str
     since: float | None
-    queue: int | None
+    tokens: int | None
     in_operation: bool
     name_pid: int | None
+
+    @property
+    def queue(self) -> int | None:
+        """The name of `tokens` before version 4 of the JSON."""
+        return self.tokens
 
 
 @dataclass(frozen=True, slots=True)

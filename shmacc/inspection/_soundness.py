@@ -121,7 +121,7 @@ def _look(name: str, look: Look) -> list[Description]:
 
 
 def _nobody_finishes(seen: Description) -> bool:
-    if seen.lock.held or not (seen.lock.in_operation or seen.lock.queue == 0):
+    if seen.lock.held or not (seen.lock.in_operation or seen.lock.tokens == 0):
         return False
     # The kernel hides this process's own locks from it: another of its threads may be at work.
     own = (each for each in seen.processes if each.alive and each.pid_is_here)
@@ -206,11 +206,11 @@ def _semaphore(name: SegmentName, seen: Description) -> Iterator[Finding]:
             f"it belongs to uid {status.st_uid}, its segment to uid {seen.summary.owner_uid}",
             remedy,
         )
-    if seen.lock.queue is not None and seen.lock.queue > _MOST_TOKENS:
+    if seen.lock.tokens is not None and seen.lock.tokens > _MOST_TOKENS:
         yield note(
             semaphore,
             "semaphore_value",
-            f"its value is {seen.lock.queue}, not 0 to 2",
+            f"its value is {seen.lock.tokens}, not 0 to 2",
             NOTHING + "operations bring it down again",
         )
 
@@ -271,7 +271,7 @@ def _shortened(command_line: str) -> str:
 
 
 def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
-    for take in seen.line:
+    for take in seen.queue:
         if not take.alive:
             yield note(
                 name.system_name,

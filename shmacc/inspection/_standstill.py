@@ -110,7 +110,7 @@ def _round(seen: Observation) -> Iterator[Stall]:
 def _takes(name: str, seen: Observation) -> Iterator[Stall]:
     if seen.round_holder is not None:
         return
-    head = next((take for take in seen.line if take.alive), None)
+    head = next((take for take in seen.queue if take.alive), None)
     if head is None:
         stall = nobody_takes(seen)
         if stall is not None:
@@ -190,7 +190,7 @@ def _idle_appliers(seen: Observation) -> Stall | None:
     step, if there are any, and of these rather those that applied before: a parent that only keeps
     the segment open never will.
     """
-    head = next((take for take in seen.line if take.alive), None)
+    head = next((take for take in seen.queue if take.alive), None)
     if head is None or seen.state["finished"] or seen.round_holder is not None:
         return None
     if seen.state["count"] >= head.num_required or seen.state["update"] is not None:
@@ -265,7 +265,7 @@ def _may_apply(
 ) -> bool:
     if waits_for_a_take(process):
         return False
-    if any(take.entry == process.entry for take in seen.line if take.alive):
+    if any(take.entry == process.entry for take in seen.queue if take.alive):
         # A process that both takes and applies may do so in two threads, or in turn.
         return process.applied > 0 and not killed
     return process.applied > 0 or not is_bystander(process, death)

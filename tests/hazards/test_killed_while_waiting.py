@@ -50,7 +50,7 @@ def wait_for(number: int) -> int:
 
 
 def in_line() -> int:
-    return sum(take.alive for take in shmacc.inspection.describe(NAME).line)
+    return sum(take.alive for take in shmacc.inspection.describe(NAME).queue)
 
 
 @contextmanager

@@ -138,9 +138,9 @@ def test_the_head_of_the_line(fate: signal.Signals) -> None:
     """A dead one loses its place to a namesake; a stopped one keeps it."""
     APPLYING.prepare().write(path())
     with elsewhere(perform, take, 2) as first:
-        until(lambda: len(inspection.describe(NAME).line) == 1)
+        until(lambda: len(inspection.describe(NAME).queue) == 1)
         with elsewhere(perform, take, 2) as second:
-            until(lambda: len(inspection.describe(NAME).line) == 2)
+            until(lambda: len(inspection.describe(NAME).queue) == 2)
             first.signal(fate)
             run_apart(add_alone)
             if fate == signal.SIGKILL:

@@ -108,7 +108,7 @@ def test_those_in_line_can_leave() -> None:
         inspection.cancel(NAME)
         with pytest.raises(errors.CancelledError):
             patient.result()
-        assert inspection.describe(NAME).line == ()
+        assert inspection.describe(NAME).queue == ()
         assert inspection.describe(NAME).generation == generation
         owner.resume()
     np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND))

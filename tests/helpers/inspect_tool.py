@@ -102,7 +102,7 @@ def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
     done = run(*arguments, "--json", **how)
     assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
-    assert answer["schema_version"] == 3
+    assert answer["schema_version"] == 4
     return answer
 
 

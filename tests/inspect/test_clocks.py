@@ -104,7 +104,7 @@ def ages(answer: Any, now: float) -> Iterator[float]:
 @set_by
 def test_every_age_is_that_of_the_boots_clock(clock: str, seconds: int, crew: Crew) -> None:
     taker = begin(crew, take(3))
-    until(lambda: len(inspection.describe(NAME).line) == 1)
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
     how = under(clock, seconds)
     shown, metrics = ask("show", NAME, **how), ask("metrics", NAME, **how)["metrics"]
     times = [each["samples"] for each in metrics if each["name"].endswith("_seconds")]

@@ -19,7 +19,7 @@ from helpers.inspect_tool import ask, run, start
 from helpers.support import LONG, until
 
 import reference
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
 from shmacc.inspection import StallKind
 from shmacc_inspect import output
 from shmacc_inspect.parsers import VERBS
@@ -51,6 +51,20 @@ def test_every_field_of_the_schema_is_described() -> None:
         assert all(said.get("description") for said in properties.values()), record
         fields = {field.name for field in dataclasses.fields(record)}
         assert fields - output.NAME_FIELDS.keys() <= properties.keys(), record
+
+
+def test_names_of_the_last_version_stay_in_python_alone() -> None:
+    with ConditionalAccumulator(np.float32, [2], "acc", unlink_on_close=True):
+        seen = inspection.describe("acc")
+        assert (seen.line, seen.lock.queue) == (seen.queue, seen.lock.tokens)
+        assert inspection.LaneState is inspection.LaneLock
+        assert [lane.pid for lane in seen.lanes] == [None]
+        said = ask("show", "acc")
+        assert said.keys() >= {"queue"}
+        assert not said.keys() & {"line"}
+        assert said["lock"].keys() >= {"tokens"}
+        assert not said["lock"].keys() & {"queue"}
+        assert said["lanes"] == [{"number": 0, "held": False, "pid": None}]
 
 
 @functools.cache

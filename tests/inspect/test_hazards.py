@@ -162,7 +162,7 @@ def test_a_semaphore_that_is_none_or_missing(table: SparseConditionalAccumulator
     semaphore = inspect_tool.semaphore_of("table")
     semaphore.write_bytes(b"")
     assert "not a semaphore" in problems("table")
-    assert ask("show", "table")["lock"]["queue"] is None
+    assert ask("show", "table")["lock"]["tokens"] is None
     semaphore.unlink()
     said = ask("check", "table")
     assert ("missing" in said["findings"][0]["problem"], said["wrong"]) == (True, 0)

@@ -159,7 +159,7 @@ def test_workers_of_a_chief_that_never_came(crew: Crew, monkeypatch: pytest.Monk
 def test_workers_of_a_chief_that_was_killed_before_its_first_take(crew: Crew) -> None:
     begin(crew, pause)
     chief = begin(crew, take(2))
-    until(lambda: len(inspection.describe(NAME).line) == 1)
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
     wait_beside_it(crew)
     pid = kill(chief)
     named(NOBODY_TAKES)

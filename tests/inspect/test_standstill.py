@@ -204,7 +204,7 @@ def test_a_quorum_beside_a_parent_that_only_keeps_it_open(crew: Crew) -> None:
     """It was there before the worker that was killed; one that came later may be in its place."""
     begin(crew, pause)
     begin(crew, take(1), take(2))
-    until(lambda: len(inspection.describe(NAME).line) == 1)
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
     once(crew, apply)
     until(lambda: inspection.describe(NAME).stats.takes == 1)
     worker = begin(crew, apply, pause)
@@ -219,7 +219,7 @@ def test_a_quorum_beside_a_parent_that_only_keeps_it_open(crew: Crew) -> None:
 @impatient
 def test_a_quorum_of_processes_that_apply_and_then_take(crew: Crew) -> None:
     begin(crew, apply, take(2))
-    until(lambda: len(inspection.describe(NAME).line) == 1)
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
     other = begin(crew, pause)
     assert kinds() == []
     kill(other)
@@ -266,7 +266,7 @@ def suspicion() -> str:
 def test_a_worker_that_hangs_in_its_second_batch_is_named(crew: Crew) -> None:
     begin(crew, pause)  # a parent, which never applies
     begin(crew, take(2), take(2))
-    until(lambda: len(inspection.describe(NAME).line) == 1)
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
     worker = begin(crew, work, pause)
     once(crew, work)
     begin(crew, work)
@@ -293,7 +293,7 @@ def test_a_worker_that_has_never_applied_is_named_and_counted(crew: Crew) -> Non
 def test_nobody_is_suspected_before_half_a_minute(crew: Crew) -> None:
     begin(crew, take(2))
     begin(crew, pause)
-    until(lambda: len(inspection.describe(NAME).line) == 1)
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
     assert inspection.describe(NAME).suspected is None
     assert "nothing is known that makes it stand still" in run("show", NAME).stdout
 

@@ -88,7 +88,7 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     assert said["most_touched_still"]
     assert (said["values"]["numbers"], said["values"]["nan"]) == (8, 4)
     assert said["values"]["norm"] == pytest.approx(8.0)
-    (waiting,) = said["line"]
+    (waiting,) = said["queue"]
     assert (waiting["num_required"], waiting["alive"], waiting["pid"]) == (7, True, taker.pid)
     processes = {process["pid"]: process for process in said["processes"]}
     own = processes[os.getpid()]

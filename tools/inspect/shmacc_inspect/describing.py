@@ -88,9 +88,9 @@ def elements(seen: Shown | NotShown, now: float, *, layout: bool) -> Iterator[El
     if seen.processes:
         yield _processes(seen, now)
     if not summary.is_arrays:
-        yield Heading("Line", Cell("" if seen.line else "nobody waits"))
-    if seen.line:
-        yield _line(seen.line, now)
+        yield Heading("Line", Cell("" if seen.queue else "nobody waits"))
+    if seen.queue:
+        yield _queue(seen.queue, now)
     yield Heading("Verdict")
     yield Fields(_verdict(seen))
 
@@ -163,7 +163,7 @@ def _processes(seen: Description, now: float) -> Table:
     return Table.of(columns, processes, lambda of: "" if of.alive else "dim")
 
 
-def _line(line: Sequence[WaitingTake], now: float) -> Table:
+def _queue(queue: Sequence[WaitingTake], now: float) -> Table:
     def remark(take: WaitingTake) -> Cell:
         if not take.alive:
             return Cell("dead: the next apply or waiting take removes it", "yellow")
@@ -177,7 +177,7 @@ def _line(line: Sequence[WaitingTake], now: float) -> Table:
         Column("FOR", lambda of: page.duration(now - of.since), right=True),
         Column("REMARK", remark, least=20),
     )
-    return Table.of(columns, line)
+    return Table.of(columns, queue)
 
 
 def _identity(summary: Summary, now: float, detail: str) -> Iterator[tuple[str, Cell]]:
@@ -271,7 +271,7 @@ def what(seen: Description) -> str:
 def _progress(seen: Description) -> str:
     """Return the round's progress towards what the head of the queue waits for."""
     gradients = seen.stats.num_accumulated
-    head = next((take for take in seen.line if take.alive), None)
+    head = next((take for take in seen.queue if take.alive), None)
     if head is None:
         return formatting.count_of(gradients, "gradient")
     of = f"{gradients} of the {head.num_required} gradients that pid {head.pid_label} waits for"

@@ -28,7 +28,7 @@ class _Definition(NamedTuple):
 
 
 def _head(seen: Description) -> WaitingTake | None:
-    return next((take for take in seen.line if take.alive), None)
+    return next((take for take in seen.queue if take.alive), None)
 
 
 def _head_wait(seen: Description, now: float) -> float | None:

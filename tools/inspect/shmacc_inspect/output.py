@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         WaitingTake,
     )
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 NAME_FIELDS: Final = {
     "name": "The NAME that verbs take.",
     "system_name": "Its file's name in /dev/shm.",
@@ -96,7 +96,7 @@ class Interval:
         state: As in `list`, or "gone".
         summary: As in `list`; null: it could not be read.
         stats: The counters; null: it could not be read.
-        line: Waiting takes in order.
+        queue: Waiting takes in order.
         lock: The lock; null: it could not be read.
         steps_per_second: Steps per second.
         gradients_per_second: Accepted gradients per second.
@@ -111,7 +111,7 @@ class Interval:
     state: str
     summary: Summary | None = None
     stats: Stats | None = None
-    line: tuple[WaitingTake, ...] = ()
+    queue: tuple[WaitingTake, ...] = ()
     lock: LockState | None = None
     steps_per_second: float | None = None
     gradients_per_second: float | None = None
@@ -128,7 +128,7 @@ class Interval:
     @property
     def head(self) -> WaitingTake | None:
         """The waiting take that is served next."""
-        return next((take for take in self.line if take.alive), None)
+        return next((take for take in self.queue if take.alive), None)
 
     @property
     def waited(self) -> float:
@@ -222,14 +222,14 @@ class Cancelling:
     Attributes:
         dry_run: Whether this only says what would be cancelled.
         name: The segment's file name in /dev/shm.
-        line: The waiting takes, as in `show`.
+        queue: The waiting takes, as in `show`.
         lock_waiters: Processes that wait for the lock, perhaps in a take.
         cancelled: How many takes in the queue were cancelled.
     """
 
     dry_run: bool
     name: str
-    line: tuple[WaitingTake, ...]
+    queue: tuple[WaitingTake, ...]
     lock_waiters: list[AttachedProcess]
     cancelled: int
 

@@ -38,7 +38,7 @@ def stragglers(seen: Description) -> tuple[AttachedProcess, ...]:
     accumulator open. Processes that only take are left out. Between rounds, when no take waits,
     there are none.
     """
-    if not seen.stats.num_accumulated and not any(take.alive for take in seen.line):
+    if not seen.stats.num_accumulated and not any(take.alive for take in seen.queue):
         return ()
     found = (
         process
@@ -51,7 +51,7 @@ def stragglers(seen: Description) -> tuple[AttachedProcess, ...]:
 
 
 def _only_takes(process: AttachedProcess, seen: Description) -> bool:
-    waits = any(take.entry == process.entry for take in seen.line)
+    waits = any(take.entry == process.entry for take in seen.queue)
     return process.applied == 0 and (process.taken > 0 or waits or process.activity == "takes")
 
 
@@ -111,7 +111,7 @@ class Course:
             state=seen.summary.state.value,
             summary=seen.summary,
             stats=seen.stats,
-            line=seen.line,
+            queue=seen.queue,
             lock=seen.lock,
             steps_per_second=_rate(old, seen.stats, "global_step", passed),
             gradients_per_second=_rate(old, seen.stats, "applied", passed),

@@ -247,7 +247,7 @@ def _progress(now: Interval, seen: Description, width: int) -> Iterator[tuple[st
         yield "round", Cell(f"{formatting.count_of(gradients, 'gradient')}; nobody waits")
     else:
         bar = formatting.bar(gradients, head.num_required, max(4, min(30, width - 70)))
-        behind = f", {len(seen.line) - 1} more in the queue" if len(seen.line) > 1 else ""
+        behind = f", {len(seen.queue) - 1} more in the queue" if len(seen.queue) > 1 else ""
         waited = f"pid {head.pid_label} has waited for {formatting.duration(now.waited)}{behind}"
         yield "round", Cell(f"{bar} {gradients} of {head.num_required}  {waited}", "cyan")
     yield "lock", describe_lock(seen.lock, now.time)

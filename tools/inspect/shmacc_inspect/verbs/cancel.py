@@ -57,7 +57,7 @@ def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
     return Cancelling(
         dry_run=not yes,
         name=name,
-        line=seen.line,
+        queue=seen.queue,
         lock_waiters=[
             process
             for process in seen.processes
@@ -69,7 +69,7 @@ def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
 
 def _lines(answer: Cancelling) -> Iterator[Cell]:
     verb = "would cancel" if answer.dry_run else "cancelled"
-    for take in answer.line:
+    for take in answer.queue:
         if take.alive:
             waited = formatting.duration(time.time() - take.since)
             yield Cell(
@@ -83,6 +83,6 @@ def _lines(answer: Cancelling) -> Iterator[Cell]:
 def _verdict(answer: Cancelling) -> str:
     if not answer.dry_run:
         return f"{formatting.count_of(answer.cancelled, 'take')} in the queue cancelled"
-    if answer.lock_waiters or any(take.alive for take in answer.line):
+    if answer.lock_waiters or any(take.alive for take in answer.queue):
         return "nothing was cancelled; --yes cancels them"
     return "no take waits"
