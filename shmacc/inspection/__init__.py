@@ -35,6 +35,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc.inspection._findings": ("Finding", "Leftover", "Severity"),
         "shmacc.inspection._memory": ("Space", "others_memory", "shared_memory_space"),
         "shmacc.inspection._processes": ("Look",),
+        "shmacc.inspection._table": ("damage",),
         "shmacc.inspection._unlinked": ("UnlinkedUse", "unlinked_memory", "unlinked_uses"),
         "shmacc.inspection._records": (
             "ArraysUpdate",

@@ -24,6 +24,7 @@ from shmacc.inspection._records import (
     Summary,
     WaitingTake,
 )
+from shmacc.inspection._table import damage
 from shmacc.inspection._unlinked import UnlinkedUse, unlinked_memory, unlinked_uses
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "check",
     "check_all",
     "clean",
+    "damage",
     "describe",
     "leftovers",
     "list_names",

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import TableState
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
-from shmacc.inspection._cleanup import owners_only
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import (
     NOTHING,
@@ -24,21 +22,19 @@ from shmacc.inspection._findings import (
     pids,
     wrong,
 )
-from shmacc.inspection._listing import is_misnamed, open_view, summarise, tables
+from shmacc.inspection._listing import is_misnamed, open_view, summarise
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
-from shmacc.inspection._table import problems as problems_of_rows
+from shmacc.inspection._table import INCONSISTENT, of_tables, removal_of
 
 UNREADABLE = "unreadable"
-NOT_COMPARED = "not_compared"
 _AS_ITS_OWNER = "look as its owner, or as root"
 _MOST_TOKENS = 2  # two processes may each post one when they release (lock.hpp)
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.005  # seconds
 _COMPARED_FOR = 2.0  # seconds; other segments wait to be checked
 _LONGEST_COMMAND = 80  # characters
-_BETWEEN_COMPARISONS = 0.003  # seconds
 
 
 def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
@@ -55,10 +51,10 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
         case SegmentState.STARTING:
             yield note(subject, "unfinished", summary.detail, "see which program made it")
         case SegmentState.OTHER_VERSION:
-            remedy = f"look with that version; or {_removal(name)}"
+            remedy = f"look with that version; or {removal_of(name)}"
             yield wrong(subject, "other_version", summary.detail, remedy)
         case SegmentState.DAMAGED:
-            yield wrong(subject, "damaged", summary.detail, _removal(name))
+            yield wrong(subject, "damaged", summary.detail, removal_of(name))
         case SegmentState.ORPHANED:
             inside = list(_inside(name, look))
             has_remedy = any(
@@ -78,19 +74,6 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
             yield from _inside(name, look)
 
 
-def _removal(name: SegmentName) -> str:
-    """Return the remedy in words: the `command` of a finding must never destroy data."""
-    try:
-        status = os.stat(name.path, follow_symlinks=False)
-    except FileNotFoundError:
-        return "nothing: it is gone"
-    if stat.S_ISDIR(status.st_mode):
-        return f"move {name.path} away, or remove it: shmacc removes no directories"
-    who = ", as its owner or as root" if owners_only(status.st_uid) else ""
-    how = f"`shmacc-inspect remove {name.system_name} --force --yes`"
-    return f"end its users, then remove it{who}: {how}"
-
-
 def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
     try:
         with open_view(name) as view:
@@ -108,7 +91,7 @@ def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
     except PermissionDeniedError as error:
         yield note(name.system_name, UNREADABLE, str(error), _AS_ITS_OWNER)
     except DataLossError as error:
-        yield wrong(name.system_name, "damaged", str(error), _removal(name))
+        yield wrong(name.system_name, "damaged", str(error), removal_of(name))
 
 
 def _look(name: str, look: Look) -> list[Description]:
@@ -145,7 +128,7 @@ def _belongings(
             )
         else:
             yield wrong(
-                subject, "misnamed", f"the file was renamed or copied; {made_as}", _removal(name)
+                subject, "misnamed", f"the file was renamed or copied; {made_as}", removal_of(name)
             )
     elif view.links > 1:
         yield note(
@@ -252,7 +235,7 @@ def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
                 name.system_name,
                 "entry_overwritten",
                 f"entry {process.entry} was overwritten",
-                _removal(name),
+                removal_of(name),
             )
         if process.condition in HALTED and not seen.summary.stalls:
             yield note(
@@ -282,30 +265,9 @@ def _line(name: SegmentName, seen: Description) -> Iterator[Finding]:
 
 
 def _state(name: SegmentName, view: _core.SegmentView) -> Iterator[Finding]:
-    found = list(_problems_of_counters(view))
-    until, looks = time.monotonic() + _COMPARED_FOR, 0
-    left = list(tables(view, view.config()))
-    while left and (looks < _LOOKS or time.monotonic() < until):
-        if looks:
-            time.sleep(_BETWEEN_COMPARISONS)
-        looks += 1
-        of_tables = [(table, member, _problems_of_table(table)) for table, member in left]
-        left = [(table, member) for table, member, problems in of_tables if problems is None]
-        for _, member, problems in of_tables:
-            prefix = f"member {member['name']!r}: " if member["name"] else ""
-            found += [prefix + problem for problem in problems or ()]
-    for problem in found:
-        yield wrong(name.system_name, "inconsistent", problem, _removal(name))
-    if left:
-        which = {member["name"] for _, member in left}
-        whose = f"of {len(which)} members " if any(which) else ""
-        yield note(
-            name.system_name,
-            NOT_COMPARED,
-            f"rounds ended while the rows {whose}were copied, {looks} times: they were not "
-            "compared with the index",
-            "check it again when there are fewer takes",
-        )
+    for problem in _problems_of_counters(view):
+        yield wrong(name.system_name, INCONSISTENT, problem, removal_of(name))
+    yield from of_tables(name, view, seconds=_COMPARED_FOR)
 
 
 def _problems_of_counters(view: _core.SegmentView) -> Iterator[str]:
@@ -324,32 +286,3 @@ def _problems_of_counters(view: _core.SegmentView) -> Iterator[str]:
             f"{memory(reserved)} are reserved, but the system has only "
             f"{memory(view.allocated_bytes)} ({reserved - view.allocated_bytes} bytes less)"
         )
-
-
-def _problems_of_table(view: _core.SegmentView) -> list[str] | None:
-    """Return what is wrong with a table; None if it could not be compared."""
-    state = view.state()
-    if state["by_id"] is not None:
-        return problems_of_rows(view)
-    sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
-    found = []
-    if (state["rows"] > 0) > (sparse and state["member_count"] > 0):
-        found.append("it has rows without gradients")
-    if sparse and state["index_filled"] + state["leftovers"] < state["rows"]:
-        found.append("its index has fewer entries than there are rows")
-    found += _problems_of_shape(view, state)
-    of_rows = problems_of_rows(view) if sparse else []
-    return None if of_rows is None else found + of_rows
-
-
-def _problems_of_shape(view: _core.SegmentView, state: TableState) -> Iterator[str]:
-    declared, of_round = view.config()["declared"], state["round_shape"]
-    if declared is None or of_round is None:
-        return
-    sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
-    wanted = declared[1:] if sparse else declared
-    agree = len(of_round) >= len(wanted) and all(
-        want in {-1, found} for want, found in zip(wanted, of_round, strict=False)
-    )
-    if state["member_count"] and not agree:
-        yield f"the round's shape {of_round} does not fit the declared one, {declared}"

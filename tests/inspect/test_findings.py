@@ -33,7 +33,7 @@ from shmacc import (
     inspection,
     optim,
 )
-from shmacc.inspection import SegmentState, Severity, _examination, _soundness, _unlinked
+from shmacc.inspection import SegmentState, Severity, _examination, _soundness, _table, _unlinked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -306,11 +306,11 @@ def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.Monkey
     """That is said, has the status of what could not be read, and delays no other check."""
     looks = []
 
-    def compare(view: _core.SegmentView) -> None:
+    def problems(view: _core.SegmentView) -> None:
         looks.append(view.state()["generation"])
         time.sleep(1.0)
 
-    monkeypatch.setattr(_soundness, "problems_of_rows", compare)
+    monkeypatch.setattr(_table, "_problems", problems)
     with SparseConditionalAccumulator(np.float32, [2, 2], "busy") as acc:
         acc.apply_grad([1], np.ones((1, 2), np.float32))
         answer = ask("check", "busy", status=4)
@@ -352,9 +352,9 @@ ALL: Final = (np.arange(ROWS), np.ones((ROWS, 4), np.float32))
 
 
 def _apply(acc: Any, _params: Any) -> Iterator[None]:
-    for step in itertools.count():
+    while True:
         acc.apply({"user": (ALL[0][:1000], ALL[1][:1000])}, shmacc.NEVER_STALE)
-        yield step
+        yield
 
 
 def _take(acc: Any, _params: Any) -> Iterator[None]:

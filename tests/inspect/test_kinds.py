@@ -241,7 +241,7 @@ INITIAL = "Uniform(low=-1.0, high=1.0, seed=3)"
 
 def test_a_tables_rows_are_shown(params: Parameters) -> None:
     assert len(params["user"]) == 30
-    assert inspection.check("params") == ()
+    assert inspection.check("params") == inspection.damage("params") == ()
     summary = inspection.describe("params").summary
     assert (summary.kind, summary.rows) == ("parameters", 30)
     titles, row = (line.split() for line in run("list", "params").stdout.splitlines())
@@ -280,10 +280,31 @@ def test_a_table_whose_rows_are_all_gone_has_none(params: Parameters) -> None:
     assert [table[field] for field in fields] == [0, 40, 40, 0]
 
 
-def _lose_an_entry(file: SegmentFile) -> None:
+def _index(file: SegmentFile) -> tuple[int, int]:
+    """Return where the index begins, and how many buckets it has."""
+    member = file.committed("member")
+    return file.table.region(f"index {int(bool(member.index))}"), int(member.index_buckets)
+
+
+def _lose_all(file: SegmentFile) -> None:
     """The index leads to no row any more."""
-    start = file.table.region(f"index {int(bool(file.committed('member').index))}")
-    file.write(start, bytes(64 * int(file.committed("member").index_buckets)))
+    start, buckets = _index(file)
+    file.write(start, bytes(64 * buckets))
+
+
+def _lose_some(file: SegmentFile) -> None:
+    start, _ = _index(file)
+    file.write(start + 64, bytes(20))
+
+
+def _fill_up(file: SegmentFile) -> None:
+    """Each entry is taken, and by no row: a search would go round and round."""
+    start, buckets = _index(file)
+    for bucket in range(buckets):
+        file.write(start + 64 * bucket, b"\xff" * 20 + struct.pack("<I", 1) + b"\xff" * 40)
+    stamp = struct.pack("<I", int(file.committed("member").index_stamp))
+    for bucket in range(buckets):
+        file.write(start + 64 * bucket + 20, stamp)
 
 
 def _repeat_an_id(file: SegmentFile) -> None:
@@ -298,24 +319,48 @@ def _bring_one_back(file: SegmentFile) -> None:
     file.write(first + 8, struct.pack("<q", 1 << 1))
 
 
-def _checked(damage: Any) -> list[str]:
-    with _make(), SegmentFile(str(inspect_tool.path_of("params"))) as file:
+def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
+    """What `check`, `show` and `metrics` say; and whether the remedy leaves all as it was."""
+    with _make() as params, SegmentFile(str(inspect_tool.path_of("params"))) as file:
+        before = params.snapshot()[1]["user"]
         file.look_at(0, 0)
         damage(file)
-        return [finding.problem for finding in inspection.check("params")]
+        found = list(inspection.check("params"))
+        shown = " ".join(run("show", "params").stdout.split())
+        metrics = {each["name"]: each["samples"] for each in ask("metrics", "params")["metrics"]}
+        mended = False
+        remedy = found[0].remedy if damage != _fill_up else ""
+        for program in re.findall(r"`(params\..*?)`", remedy):
+            eval(program, {"params": params})  # noqa: S307 - our own
+            after = params.snapshot()[1]["user"]
+            mended = inspection.check("params") == ()
+            mended &= np.array_equal(after.indices, before.indices)
+            mended &= np.array_equal(params["user"][before.indices], before.values)
+        return found, shown, metrics["shmacc_table_faults"][0]["value"], mended
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "said", "mended"),
     [
-        (_lose_an_entry, "30 of 30 rows cannot be found through the index"),
-        (_repeat_an_id, "a row stands in the table twice"),
-        (_bring_one_back, "it has 30 rows, but 31 of its slots are in use"),
+        (_lose_all, "30 of 30 rows cannot be found through the index", True),
+        (_lose_some, "of 30 rows cannot be found through the index", True),
+        (_fill_up, "30 of 30 rows cannot be found through the index", False),
+        (_repeat_an_id, "a row stands in the table twice", False),
+        (_bring_one_back, "it has 30 rows, but 31 of its slots are in use", False),
     ],
 )
-def test_check_finds_damage(damage: Any, said: str) -> None:
-    found = run_apart(_checked, damage)
-    assert any(said in problem for problem in found), found
+def test_a_damaged_table_is_known_and_its_rows_are_saved(
+    damage: Any, said: str, mended: bool
+) -> None:
+    """By each verb. What the remedy says is done: if only the index is damaged, nothing is lost."""
+    found, shown, faults, is_mended = run_apart(_told, damage)
+    assert any(said in each.problem for each in found), found
+    assert said in shown
+    assert found[0].remedy in shown
+    assert "fine" not in shown
+    assert faults == len([each for each in found if each.severity == "wrong"])
+    assert is_mended == mended
+    assert ("`shmacc.load`" in found[0].remedy, "--force" in found[0].remedy) == (True, False)
 
 
 # -- `sealed` has one meaning: an apply at the step is refused ------------------------------------

@@ -36,18 +36,7 @@ class TableCopy {
 
     // Compares the rows with an index, and sorts them. generation: the table's after the last `add`.
     nb::dict compare(const Index& index, uint64_t buckets, uint64_t generation) {
-        const Known known{rows_.data(), rows_.size()};
-        uint64_t lost = buckets > 0 ? 0 : compared_;
-        for (uint64_t first = 0; buckets > 0 && first < rows_.size(); first += kBlock) {
-            const auto count = static_cast<uint32_t>(std::min<uint64_t>(kBlock, rows_.size() - first));
-            index.find_each(&rows_[first], count, known, [&](uint32_t i, uint32_t at) {
-                const uint64_t slot = first + i;
-                if (rows_[slot] == kFree || at == slot) return;
-                // The row may stand in another slot, too.
-                index.find_each(&rows_[slot], 1, InSlot{slot, rows_.size()},
-                                [&](uint32_t, uint32_t own) { lost += own != slot; });
-            });
-        }
+        const uint64_t lost = buckets > 0 ? lost_in(index) : compared_;
         std::sort(rows_.begin(), rows_.end());
         const auto begin = rows_.end() - static_cast<std::ptrdiff_t>(compared_);
         nb::dict out = new_dict();
@@ -77,6 +66,27 @@ class TableCopy {
         bool have(uint64_t slot, int64_t row) const { return slot < rows && table[slot] == row; }
         void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
     };
+    // Returns how many rows a search does not find. If the index has no free entry, a search would walk past all of
+    // it, and throws: then nothing is found.
+    uint64_t lost_in(const Index& index) const {
+        const Known known{rows_.data(), rows_.size()};
+        uint64_t lost = 0;
+        try {
+            for (uint64_t first = 0; first < rows_.size(); first += kBlock) {
+                const auto count = static_cast<uint32_t>(std::min<uint64_t>(kBlock, rows_.size() - first));
+                index.find_each(&rows_[first], count, known, [&](uint32_t i, uint32_t at) {
+                    const uint64_t slot = first + i;
+                    if (rows_[slot] == kFree || at == slot) return;
+                    // The row may stand in another slot, too.
+                    index.find_each(&rows_[slot], 1, InSlot{slot, rows_.size()},
+                                    [&](uint32_t, uint32_t own) { lost += own != slot; });
+                });
+            }
+        } catch (const Error&) {
+            return compared_;
+        }
+        return lost;
+    }
     // Lets a search find one slot only.
     struct InSlot {
         uint64_t slot;

@@ -337,8 +337,12 @@ def describe_lock(lock: LockState, now: float) -> Cell:
     return Cell("free")
 
 
-def _verdict(seen: Description) -> Iterator[tuple[str, Cell]]:
+def _verdict(seen: Shown) -> Iterator[tuple[str, Cell]]:
     summary = seen.summary
+    wrong = [finding for finding in seen.damage if finding.severity == "wrong"]
+    for finding in wrong:
+        yield "damaged", Cell(formatting.printable(finding.problem), "bold red")
+        yield "do", Cell(finding.remedy)
     if summary.finished:
         yield "finished", Cell("the run is over: nothing is accepted or taken any more")
     for stall in summary.stalls:
@@ -349,7 +353,7 @@ def _verdict(seen: Description) -> Iterator[tuple[str, Cell]]:
     if seen.suspected is not None:
         yield "perhaps", Cell(seen.suspected.problem, "yellow")
         yield "do", Cell(_remedy(seen.suspected))
-    elif not summary.finished:
+    elif not summary.finished and not wrong:
         dead = sum(not process.alive for process in seen.processes)
         died = formatting.count_of(dead, "process", "processes") + " died"
         # Whether the deaths block the others is known only after these have waited for a while.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from shmacc.inspection import Description, SegmentName, WaitingTake
 
 PREFIX: Final = "shmacc_"
+_MOST_ROWS: Final = 1 << 22  # of tables that are compared with their index at each scrape
 
 
 class _Definition(NamedTuple):
@@ -166,6 +168,7 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
                     Sample(name, _labels(seen.summary.name), float(value))
                 )
     yield from found.values()
+    yield _damage(described)
     yield _stalls(described)
     yield _failures(described)
     yield _info(summaries)
@@ -181,6 +184,21 @@ def _labels(of: SegmentName) -> dict[str, str]:
 def _gauge(name: str, help: str, samples: Iterable[tuple[dict[str, str], float]]) -> Metric:  # noqa: A002 - the field's name
     name = PREFIX + name
     return Metric(name, "gauge", help, [Sample(name, labels, value) for labels, value in samples])
+
+
+def _damage(described: list[Description]) -> Metric:
+    samples = []
+    for seen in described:
+        with contextlib.suppress(ShmaccError):  # gone meanwhile
+            found = inspection.damage(seen.summary.name.system_name, most_rows=_MOST_ROWS)
+            wrong = sum(finding.severity == inspection.Severity.WRONG for finding in found)
+            if wrong == len(found):
+                samples.append((_labels(seen.summary.name), float(wrong)))
+    said = (
+        "What is wrong between tables' rows and the index that leads to them; absent if they could "
+        f"not be compared, or are more than {_MOST_ROWS}."
+    )
+    return _gauge("table_faults", said, samples)
 
 
 def _stalls(described: list[Description]) -> Metric:

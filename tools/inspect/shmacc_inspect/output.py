@@ -63,11 +63,14 @@ class Shown(Description):
     """The answer of `show`: the segment's description, and what was asked for besides.
 
     Attributes:
+        damage: What is wrong between its tables' rows and the index that leads to them, as in
+            `check`; a note: they could not be compared.
         most_touched: With `--rows`: the rows that most gradients of the round touched.
         most_touched_still: With `--rows`: false if gradients kept arriving while they were read.
         values: With `--values`: the round's sums.
     """
 
+    damage: tuple[Finding, ...]
     most_touched: tuple[RowCount, ...] | None
     most_touched_still: bool | None
     values: ValueSummary | None

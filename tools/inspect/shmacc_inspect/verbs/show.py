@@ -58,6 +58,7 @@ def _look(summary: Summary, *, rows: int, values: bool) -> Shown | NotShown:
         touched, still = inspection.most_touched(name, rows) if rows else (None, None)
         return Shown(
             **{field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)},
+            damage=inspection.damage(name),
             most_touched=touched,
             most_touched_still=still,
             values=inspection.summarise_values(name) if values else None,
