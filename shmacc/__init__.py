@@ -45,6 +45,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._accumulators.table_spec": ("TableSpec",),
         "shmacc._accumulators.tables": ("Table",),
         "shmacc._gradients.spec": ("IndexedSlicesSpec", "TensorSpec"),
+        "shmacc._accumulators.single": ("ConditionalAccumulatorBase",),
         "shmacc._records.stats": ("Stats",),
         "shmacc._accumulators.rounds": ("Round",),
         "shmacc._accumulators.steps": ("Steps",),

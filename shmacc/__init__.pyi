@@ -8,6 +8,7 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
 from shmacc._accumulators.steps import Steps
 from shmacc._accumulators.table_spec import TableSpec
@@ -31,6 +32,7 @@ __all__ = [
     "AsyncRound",
     "AsyncSteps",
     "ConditionalAccumulator",
+    "ConditionalAccumulatorBase",
     "DensePartial",
     "DenseTaken",
     "GroupPartial",

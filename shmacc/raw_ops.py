@@ -1,4 +1,4 @@
-"""TensorFlow's eight raw ops, eager: argument names as in ``tf.raw_ops``.
+"""TensorFlow's thirteen raw ops, eager: argument names as in ``tf.raw_ops``.
 
 They call the methods of the accumulators: shapes, dtypes, results and errors are the same. Their
 arguments:
@@ -9,6 +9,8 @@ arguments:
   shared_name.
 * ``local_step``, ``num_required`` and ``new_global_step`` are integers.
 * ``dtype`` of a take must be the accumulator's own (else InvalidArgumentError).
+
+The ``Resource`` ops are the same for dense accumulators, which in TensorFlow have another handle.
 """
 
 import contextlib
@@ -29,6 +31,11 @@ __all__ = [
     "AccumulatorSetGlobalStep",
     "AccumulatorTakeGradient",
     "ConditionalAccumulator",
+    "ResourceAccumulatorApplyGradient",
+    "ResourceAccumulatorNumAccumulated",
+    "ResourceAccumulatorSetGlobalStep",
+    "ResourceAccumulatorTakeGradient",
+    "ResourceConditionalAccumulator",
     "SparseAccumulatorApplyGradient",
     "SparseAccumulatorTakeGradient",
     "SparseConditionalAccumulator",
@@ -165,4 +172,23 @@ def AccumulatorNumAccumulated(handle: Any, name: str | None = None) -> int:
 def AccumulatorSetGlobalStep(handle: Any, new_global_step: Any, name: str | None = None) -> None:
     """Set the step of an accumulator of either kind."""
     with _accumulator(handle) as accumulator:
+        accumulator.set_global_step(new_global_step, name)
+
+
+ResourceConditionalAccumulator = ConditionalAccumulator
+ResourceAccumulatorApplyGradient = AccumulatorApplyGradient
+ResourceAccumulatorTakeGradient = AccumulatorTakeGradient
+
+
+def ResourceAccumulatorNumAccumulated(handle: Any, name: str | None = None) -> int:
+    """Return how many gradients wait to be taken, in a dense accumulator."""
+    with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
+        return int(accumulator.num_accumulated(name))
+
+
+def ResourceAccumulatorSetGlobalStep(
+    handle: Any, new_global_step: Any, name: str | None = None
+) -> None:
+    """Set the step of a dense accumulator."""
+    with _accumulator(handle, dense.ConditionalAccumulator) as accumulator:
         accumulator.set_global_step(new_global_step, name)

@@ -44,12 +44,23 @@ _IS_PRIVATE = (
 
 
 class AccumulatorRef:
-    """The ``handle`` that raw ops take; keeps its accumulator open."""
+    """The ``handle`` that raw ops take; keeps its accumulator open.
+
+    Two are equal, and have one hash, if they lead to the same accumulator, in any process.
+    """
 
     __slots__ = ("accumulator",)
 
     def __init__(self, accumulator: "Accumulator[Any, Any]") -> None:
         self.accumulator: Accumulator[Any, Any] = accumulator
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AccumulatorRef):
+            return NotImplemented
+        return self.accumulator._token == other.accumulator._token
+
+    def __hash__(self) -> int:
+        return hash(self.accumulator._token)  # noqa: SLF001
 
     def __repr__(self) -> str:
         return f"AccumulatorRef({self.accumulator!r})"

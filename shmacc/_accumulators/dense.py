@@ -3,7 +3,7 @@
 from typing import Any
 
 from shmacc._accumulators import results, rounds
-from shmacc._accumulators.single import SingleAccumulator
+from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, gradients
 from shmacc._opening.options import IfExists, Options, Owners
@@ -13,7 +13,7 @@ from shmacc._records.taken import DensePartial, DenseTaken
 __all__ = ["ConditionalAccumulator"]
 
 
-class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
+class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial]):
     """Accumulates dense gradients, like ``tf.compat.v1.ConditionalAccumulator``."""
 
     _KIND = "dense"
@@ -53,7 +53,7 @@ class ConditionalAccumulator(SingleAccumulator[DenseTaken, DensePartial]):
         Raises:
             ShmaccError: As for `SparseConditionalAccumulator`.
         """
-        super().__init__(
+        self._make(
             dtype,
             shape,
             shared_name,

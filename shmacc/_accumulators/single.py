@@ -1,6 +1,6 @@
 """The common base of the sparse and the dense accumulator, for one tensor's gradients."""
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -11,14 +11,44 @@ from shmacc._gradients.spec import MemberSpec, Spec
 from shmacc._layout.reports import Config
 from shmacc._opening.options import Options
 
-_Taken_co = TypeVar("_Taken_co", covariant=True)
-_Partial_co = TypeVar("_Partial_co", covariant=True)
+if TYPE_CHECKING:  # the defaults let users write the class without parameters
+    from typing_extensions import TypeVar
+
+    _Taken_co = TypeVar("_Taken_co", covariant=True, default=Any)
+    _Partial_co = TypeVar("_Partial_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    _Taken_co = TypeVar("_Taken_co", covariant=True)
+    _Partial_co = TypeVar("_Partial_co", covariant=True)
+
+_IS_BASE = (
+    "ConditionalAccumulatorBase is the base of two classes: make a SparseConditionalAccumulator or "
+    "a ConditionalAccumulator, or get either by its name with shmacc.attach"
+)
 
 
-class SingleAccumulator(Accumulator[_Taken_co, _Partial_co]):
-    """The common base of the sparse and the dense accumulator."""
+class ConditionalAccumulatorBase(Accumulator[_Taken_co, _Partial_co]):
+    """The base of `SparseConditionalAccumulator` and `ConditionalAccumulator`.
 
-    def __init__(
+    For ``isinstance`` and annotations. Both have everything that is documented here.
+    """
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Refuse: only the two classes can be made.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(_IS_BASE)
+
+    @classmethod
+    def _attach(cls, shared_name: object, owners: object, timeout: object, own: Any = None) -> Self:
+        if cls is ConditionalAccumulatorBase:
+            raise TypeError(_IS_BASE)
+        return super()._attach(shared_name, owners, timeout, own)
+
+    def _make(
         self,
         dtype: object,
         shape: object,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from shmacc._accumulators import results, rounds
-from shmacc._accumulators.single import SingleAccumulator
+from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._core import TakenRound
 from shmacc._gradients import arguments, foreign, gradients
 from shmacc._opening.options import IfExists, Options, Owners
@@ -13,7 +13,7 @@ from shmacc.errors import InvalidArgumentError
 __all__ = ["SparseConditionalAccumulator"]
 
 
-class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]):
+class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, SparsePartial]):
     """Accumulates sparse gradients: rows of a tensor with their indices.
 
     Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
@@ -87,7 +87,7 @@ class SparseConditionalAccumulator(SingleAccumulator[SparseTaken, SparsePartial]
             PermissionDeniedError: The accumulator is another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        super().__init__(
+        self._make(
             dtype,
             shape,
             shared_name,

@@ -198,6 +198,7 @@ RAW_OPS: Final = {
     "AccumulatorNumAccumulated": "handle name",
     "AccumulatorSetGlobalStep": "handle new_global_step name",
 }
+RAW_OPS |= {f"Resource{op}": names for op, names in RAW_OPS.items() if "Sparse" not in op}
 
 
 def test_raw_ops_and_their_arguments() -> None:
@@ -206,6 +207,27 @@ def test_raw_ops_and_their_arguments() -> None:
         parameters = inspect.signature(getattr(shmacc.raw_ops, op)).parameters.values()
         assert [p.name for p in parameters] == names.split()
         assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def test_resource_ops_are_for_dense_accumulators() -> None:
+    raw = shmacc.raw_ops
+    handle = raw.ResourceConditionalAccumulator(dtype="float64", shape=[2])
+    assert raw.ResourceAccumulatorApplyGradient(handle, local_step=0, gradient=[1.0, 3.0])
+    assert raw.ResourceAccumulatorNumAccumulated(handle) == 1
+    assert raw.ResourceAccumulatorTakeGradient(handle, 1, "float64").tolist() == [1.0, 3.0]
+    raw.ResourceAccumulatorSetGlobalStep(handle, new_global_step=7)
+    assert handle.accumulator.global_step == 7
+    sparse = raw.SparseConditionalAccumulator("float64", None)
+    for call in (
+        lambda: raw.ResourceAccumulatorApplyGradient(sparse, 0, [1.0]),
+        lambda: raw.ResourceAccumulatorTakeGradient(sparse, 1, "float64"),
+        lambda: raw.ResourceAccumulatorNumAccumulated(sparse),
+        lambda: raw.ResourceAccumulatorSetGlobalStep(sparse, 1),
+    ):
+        with pytest.raises(errors.InvalidArgumentError, match="must lead to a ConditionalAcc"):
+            call()
+    for each in (handle, sparse):
+        each.accumulator.close()
 
 
 def test_raw_ops_do_the_work() -> None:

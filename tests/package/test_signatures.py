@@ -101,7 +101,7 @@ def test_top_level_names() -> None:
     names = {
         "SparseConditionalAccumulator", "ConditionalAccumulator", "IndexedSlices", "attach",
         "AccumulatorGroup", "TensorSpec", "IndexedSlicesSpec", "NEVER_STALE", "errors", "raw_ops",
-        "sparse", "inspection", "testing", "__version__",
+        "sparse", "inspection", "testing", "__version__", "ConditionalAccumulatorBase",
     }  # fmt: skip
     assert names <= set(dir(shmacc))
     assert names - {"__version__"} <= set(shmacc.__all__)
@@ -140,6 +140,39 @@ def test_constructors(kind: type) -> None:
             getattr(acc, attribute)
             with pytest.raises(AttributeError):
                 setattr(acc, attribute, 1)
+
+
+def test_the_base_of_both_accumulators() -> None:
+    base = shmacc.ConditionalAccumulatorBase
+    assert ConditionalAccumulator.__bases__ == SparseConditionalAccumulator.__bases__ == (base,)
+    assert not issubclass(AccumulatorGroup, base)
+    for name in ("dtype", "name", "accumulator_ref", "num_accumulated", "set_global_step"):  # TF's
+        assert hasattr(base, name)
+    with ConditionalAccumulator("f4", (), "of the base", unlink_on_close=True):
+        calls: list[Callable[[], Any]] = [
+            base,
+            lambda: base("float32", (), None),
+            lambda: base.attach("of the base"),
+            lambda: base.attach("nothing"),
+        ]
+        for make in calls:
+            with pytest.raises(TypeError, match=r"shmacc\.attach"):
+                make()
+
+
+def test_a_reference_is_equal_to_itself() -> None:
+    with ConditionalAccumulator("f4", (), "one", unlink_on_close=True) as one:
+        with shmacc.attach("one") as same, SparseConditionalAccumulator("f4") as other:
+            ref = one.accumulator_ref
+            for equal in (ref, one.accumulator_ref, same.accumulator_ref):
+                assert (ref == equal, ref != equal, hash(ref) == hash(equal)) == (True, False, True)
+            assert ref == pickle.loads(pickle.dumps(ref))
+            assert len({ref: 1, same.accumulator_ref: 2, other.accumulator_ref: 3}) == 2
+            assert ref != other.accumulator_ref
+            assert ref != one
+            assert ref != "one"
+        one.close()
+        assert ref == one.accumulator_ref
 
 
 def test_methods_of_parameters() -> None:

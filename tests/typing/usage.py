@@ -104,6 +104,13 @@ def updates(group: AccumulatorGroup, single: SparseConditionalAccumulator) -> No
     assert_type(params.get("w"), npt.NDArray[Any] | None)
 
 
+def either(acc: shmacc.ConditionalAccumulatorBase) -> int:
+    """A class of both, without parameters."""
+    acc.set_global_step(acc.num_accumulated())
+    assert_type({acc.accumulator_ref: 1}.popitem()[1], int)
+    return acc.take(1).count if isinstance(acc, SparseConditionalAccumulator) else acc.global_step
+
+
 def around() -> None:
     """Errors, inspection, raw ops, testing."""
     try:
@@ -114,6 +121,7 @@ def around() -> None:
     except errors.NotFoundError as error:
         assert_type(error.shared_name, str | None)
     assert_type(raw_ops.AccumulatorNumAccumulated("name"), int)
+    assert_type(raw_ops.ResourceAccumulatorTakeGradient("name", 1, "f4"), npt.NDArray[Any])
     assert_type(testing.leaked_names(), tuple[str, ...])
     assert_type(shmacc.__version__, str)
     assert_type(shmacc.NEVER_STALE, int)
