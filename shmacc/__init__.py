@@ -47,6 +47,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._gradients.spec": ("IndexedSlicesSpec", "TensorSpec"),
         "shmacc._accumulators.single": ("ConditionalAccumulatorBase",),
         "shmacc._records.stats": ("Stats",),
+        "shmacc._run": ("run",),
         "shmacc._accumulators.rounds": ("Round",),
         "shmacc._accumulators.steps": ("Steps",),
         "shmacc._version": ("__version__",),

@@ -25,6 +25,7 @@ from shmacc._records.taken import (
     SparsePartial,
     SparseTaken,
 )
+from shmacc._run import run
 
 __all__ = [
     "NEVER_STALE",
@@ -59,6 +60,7 @@ __all__ = [
     "load",
     "optim",
     "raw_ops",
+    "run",
     "save",
     "sparse",
     "testing",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shmacc._layout import names
+from shmacc._opening import removal
 
 _SETTING = "shmacc_namespace"
 
@@ -62,9 +63,8 @@ def isolated_namespace() -> Iterator[str]:
             os.environ.pop(names.NAMESPACE_VARIABLE, None)
         else:
             os.environ[names.NAMESPACE_VARIABLE] = before
-        for name in leaked_names(namespace) if os.getpid() == pid else ():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{names.SHM_DIRECTORY}/{name}")
+        if os.getpid() == pid:
+            removal.remove_namespace(namespace)
 
 
 def leaked_names(namespace: str | None = None) -> tuple[str, ...]:
@@ -73,10 +73,4 @@ def leaked_names(namespace: str | None = None) -> tuple[str, ...]:
     Args:
         namespace: Limits the names to this namespace; None: all names of this library.
     """
-    found = []
-    for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
-        semaphore = names.parse_semaphore_file(file_name)
-        segment = semaphore[0] if semaphore else names.parse_segment_file(file_name)
-        if segment is not None and namespace in {None, segment.namespace}:
-            found.append(file_name)
-    return tuple(found)
+    return names.files_in(namespace)

@@ -51,7 +51,7 @@ def int64(value: object, what: str) -> int:
     return value
 
 
-def timeout(value: object) -> float | None:
+def timeout(value: object, what: str = "timeout") -> float | None:
     """Return a timeout in seconds; None: for ever.
 
     Raises:
@@ -68,10 +68,10 @@ def timeout(value: object) -> float | None:
     except (TypeError, ValueError) as error:
         pass_on(error)
         raise InvalidArgumentError(
-            f"timeout must be a number of seconds or None, but was {value!r}"
+            f"{what} must be a number of seconds or None, but was {value!r}"
         ) from None
     if math.isnan(seconds) or seconds < 0:
-        raise InvalidArgumentError(f"timeout must not be negative or NaN, but was {value!r}")
+        raise InvalidArgumentError(f"{what} must not be negative or NaN, but was {value!r}")
     return None if math.isinf(seconds) else seconds
 
 

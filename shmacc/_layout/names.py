@@ -37,7 +37,8 @@ _LONGEST_SHOWN = 250  # characters in a message: a name that is just too long is
 _LONGEST_WRITTEN = 200  # layout.hpp: kMaxName
 _OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 _ESCAPE = re.compile(rb"%([0-9A-F]{2})")
-_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,60}", re.ASCII)
+LONGEST_NAMESPACE = 60
+_NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_NAMESPACE}}}", re.ASCII)
 _SEGMENT_FILE = re.compile(
     r"shmacc\.(?:([A-Za-z0-9._-]+):)?([A-Za-z0-9._%-]+)(~[0-9a-f]{16})?", re.ASCII
 )
@@ -76,11 +77,18 @@ def current_namespace() -> str | None:
         InvalidArgumentError: ``SHMACC_NAMESPACE`` is malformed.
     """
     namespace = os.environ.get(NAMESPACE_VARIABLE)
-    if not namespace:
-        return None
-    if not _NAMESPACE.fullmatch(namespace):
+    return checked_namespace(namespace, NAMESPACE_VARIABLE) if namespace else None
+
+
+def checked_namespace(namespace: object, what: str) -> str:
+    """Return a namespace that was given as `what`.
+
+    Raises:
+        InvalidArgumentError: It is malformed.
+    """
+    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise InvalidArgumentError(
-            f"{NAMESPACE_VARIABLE} must be 1 to 60 of letters, digits, '.', '_' and '-', "
+            f"{what} must be 1 to {LONGEST_NAMESPACE} of letters, digits, '.', '_' and '-', "
             f"but was {shown(namespace)}"
         )
     return namespace
@@ -182,6 +190,17 @@ def semaphore_file(system_name: str, token: int) -> str:
 
 def semaphore_path(system_name: str, token: int) -> str:
     return f"{SHM_DIRECTORY}/{semaphore_file(system_name, token)}"
+
+
+def files_in(namespace: str | None) -> tuple[str, ...]:
+    """Return the files of segments and semaphores in a namespace, sorted; None: in all and none."""
+    found = []
+    for file_name in sorted(os.listdir(SHM_DIRECTORY)):
+        semaphore = parse_semaphore_file(file_name)
+        segment = semaphore[0] if semaphore else parse_segment_file(file_name)
+        if segment is not None and namespace in {None, segment.namespace}:
+            found.append(file_name)
+    return tuple(found)
 
 
 def parse_semaphore_file(file_name: str) -> tuple[SegmentName, int] | None:

@@ -11,7 +11,7 @@ import time
 
 from shmacc import _core
 from shmacc._gradients.handlers import pass_on
-from shmacc._layout import layout
+from shmacc._layout import layout, names
 from shmacc._layout.names import NAMESPACE_VARIABLE, SegmentName, semaphore_path
 from shmacc.errors import (
     DataLossError,
@@ -219,6 +219,13 @@ def remove_unused(name: SegmentName) -> None:
         if pids or time.monotonic() > deadline:
             raise in_use(name, pids)
         time.sleep(_PAUSE)
+
+
+def remove_namespace(namespace: str) -> None:
+    """Remove all names in a namespace, in use or not."""
+    for file_name in names.files_in(namespace):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
 
 
 def not_found(name: SegmentName) -> NotFoundError:

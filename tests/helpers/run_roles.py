@@ -1,0 +1,166 @@
+"""Chiefs and workers for the tests of `shmacc.run`, and ways to kill them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+
+import shmacc
+
+if TYPE_CHECKING:
+    import threading
+
+WORKERS: Final = 3
+
+
+class TwoArgumentsError(Exception):
+    """An exception that pickles, but does not unpickle."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+
+
+def nothing(*_: Any) -> None:
+    """Return at once."""
+
+
+def surroundings(*_: Any) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("SHMACC_")}
+
+
+def note_surroundings(rank: int, folder: str) -> None:
+    own = surroundings()
+    Path(folder, str(rank)).write_text(f"{own['SHMACC_ROLE']} {own['SHMACC_RANK']}")
+
+
+def collected(folder: str) -> dict[str, str]:
+    while len(found := sorted(Path(folder).iterdir())) < WORKERS:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    return {path.name: path.read_text() for path in found}
+
+
+def large(*_: Any) -> bytes:
+    return bytes(10_000_000)
+
+
+def unpicklable(*_: Any) -> Any:
+    return lambda: None
+
+
+def fail(what: str) -> NoReturn:
+    """Fail in one of several ways."""
+    if what == "status":
+        os._exit(3)
+    if what == "exit":
+        sys.exit(4)
+    if what == "two arguments":
+        raise TwoArgumentsError("a", "b")
+    if what == "local class":
+        raise type("Local", (Exception,), {})("of a function")
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError(what)
+
+
+def fail_in_chief(what: str) -> NoReturn:
+    fail(what)
+
+
+def fail_in_worker(rank: int, what: str) -> None:
+    if rank == 1:
+        fail(what)
+    time.sleep(600)
+
+
+def sleep(*_: Any) -> None:
+    time.sleep(600)
+
+
+def fail_until_third_time(path: str, what: str) -> int:
+    """Fail twice, then return how often it was called."""
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    times = len(Path(path).read_text().splitlines())
+    if times < 3:
+        fail(what)
+    return times
+
+
+def have_child_and_sleep(_: int, folder: str) -> None:
+    """Start a program that would outlive this process."""
+    child = subprocess.Popen(["sleep", "600"])
+    Path(folder, "child").write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended, whether or not anybody has reaped it."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+# A training in which each gradient has a row of its own, so that the parameters show which
+# gradients are in them, and how often.
+
+
+def parameters(steps: int) -> shmacc.Parameters:
+    rows = {"rows": np.zeros(WORKERS * steps, np.float32)}
+    return shmacc.Parameters(rows, "params", optimizer=shmacc.optim.SGD(1.0))
+
+
+def lead(journal: str, steps: int) -> Any:
+    """Return the parameters after so many steps."""
+    _note("chief", journal)
+    with (
+        parameters(steps) as params,
+        shmacc.AccumulatorGroup(
+            params.member_specs(sparse=["rows"]), "group", reduction_type="SUM"
+        ) as group,
+    ):
+        while params.step < steps:
+            with group.round(WORKERS, timeout=60) as taken:
+                params.update(taken)
+        group.finish()
+        return params["rows"].copy()
+
+
+def work(rank: int, journal: str, steps: int) -> None:
+    _note(f"worker {rank}", journal)
+    with (
+        shmacc.Parameters.attach("params", timeout=60),
+        shmacc.AccumulatorGroup.attach("group", timeout=60) as group,
+    ):
+        for step in group.steps(timeout=60):
+            if step < steps:
+                group.apply({"rows": ([step * WORKERS + rank], [-1.0])}, step, contributor=rank)
+
+
+def _note(role: str, journal: str) -> None:
+    with Path(journal).open("a") as file:
+        file.write(f"{role} {os.getpid()}\n")
+
+
+def kill_at_random(journal: Path, kills: int, over: threading.Event) -> None:
+    """Kill the latest of a role's processes, so many times, each of them at most once."""
+    chosen, killed = random.Random(7), set[str]()
+    while len(killed) < kills and not over.wait(chosen.random() * 0.02):
+        latest = dict(line.rsplit(" ", 1) for line in journal.read_text().splitlines())
+        pid = latest[chosen.choice(list(latest))] if latest else ""
+        with suppress(OSError):
+            if pid not in killed and f"PPid:\t{os.getpid()}\n" in Path(
+                f"/proc/{pid}/status"
+            ).read_text(encoding="ascii"):
+                os.kill(int(pid), signal.SIGKILL)
+                killed.add(pid)

@@ -1,0 +1,225 @@
+"""`shmacc.run` calls functions in children, and answers with what they return or raise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from helpers import run_roles
+from helpers.run_roles import WORKERS
+from helpers.support import LONG, START_METHODS, until
+
+import shmacc
+from shmacc import errors, testing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+fast: Final = pytest.mark.parametrize("context", ["fork", "spawn"])
+
+
+@pytest.mark.parametrize("context", START_METHODS)
+def test_it_returns_what_the_chief_returns(context: Any, tmp_path: Path) -> None:
+    found = shmacc.run(
+        run_roles.collected,
+        run_roles.note_surroundings,
+        workers=WORKERS,
+        args=(str(tmp_path),),
+        context=context,
+    )
+    assert found == {str(rank): f"worker {rank}" for rank in range(WORKERS)}
+
+
+def test_children_have_a_namespace_of_their_own(namespace: str) -> None:
+    first, second = (shmacc.run(run_roles.surroundings, context="fork") for _ in range(2))
+    assert first["SHMACC_NAMESPACE"].startswith(f"{namespace}.run-")
+    assert first["SHMACC_NAMESPACE"] != second["SHMACC_NAMESPACE"]
+    assert (first["SHMACC_ROLE"], first["SHMACC_RANK"], first["SHMACC_WORKERS"]) == (
+        "chief",
+        "-1",
+        "0",
+    )
+    assert os.environ["SHMACC_NAMESPACE"] == namespace
+    named = shmacc.run(run_roles.surroundings, context="fork", name="digits")
+    assert named["SHMACC_NAMESPACE"] == f"{namespace}.digits"
+
+
+def test_a_long_namespace_leaves_room_for_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHMACC_NAMESPACE", "n" * 60)
+    inner = shmacc.run(run_roles.surroundings, context="fork")["SHMACC_NAMESPACE"]
+    assert len(inner) == 60
+    with pytest.raises(errors.InvalidArgumentError, match="name must be 1 to 60"):
+        shmacc.run(run_roles.surroundings, context="fork", name="digits")
+
+
+def test_a_large_result_and_a_large_argument_arrive() -> None:
+    assert shmacc.run(run_roles.large, args=(bytes(10_000_000),)) == bytes(10_000_000)
+
+
+@fast
+@pytest.mark.parametrize(
+    ("what", "kind", "text"),
+    [
+        ("of value", ValueError, "of value"),
+        ("two arguments", RuntimeError, "TwoArgumentsError: ab"),
+        ("local class", RuntimeError, "Local: of a function"),
+        ("status", errors.WorkerDiedError, r"\(pid \d+\) exited with status 3"),
+        ("exit", errors.WorkerDiedError, r"\(pid \d+\) exited with status 4"),
+    ],
+)
+@pytest.mark.parametrize("role", ["chief", "worker 1"])
+def test_a_child_that_fails_ends_the_run(
+    role: str, what: str, kind: type[Exception], text: str, context: str
+) -> None:
+    if context == "spawn" and (what, role) not in {("of value", "worker 1"), ("exit", "chief")}:
+        pytest.skip("one of each kind is enough, since spawn is slow")
+    calls: Any = (
+        (run_roles.fail_in_chief, run_roles.sleep)
+        if role == "chief"
+        else (run_roles.sleep, run_roles.fail_in_worker)
+    )
+    with pytest.raises(kind, match=text) as failed:
+        shmacc.run(*calls, workers=2, args=(what,), context=context, grace=LONG)
+    if kind is errors.WorkerDiedError:
+        assert str(failed.value).startswith(role)
+    else:
+        (note,) = failed.value.__notes__
+        assert note.startswith(f"In {role} (pid ")
+        assert "run_roles.py" in note
+
+
+def test_a_result_that_does_not_pickle_is_the_chiefs_failure() -> None:
+    with pytest.raises((AttributeError, TypeError, RuntimeError), match="pickle"):
+        shmacc.run(run_roles.unpicklable, context="fork")
+
+
+@pytest.mark.parametrize("what", ["of value", "status", "kill"])
+def test_failures_are_started_again_if_asked(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = shmacc.run(
+        run_roles.fail_until_third_time,
+        args=(str(tmp_path / "calls"), what),
+        restart_on="failure",
+        context="fork",
+    )
+    assert times == 3
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("chief (pid ")
+    assert first.endswith(", and is started again (1 of 3)")
+    assert second.endswith(", and is started again (2 of 3)")
+
+
+def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="end"):
+        shmacc.run(
+            _fail_beside_grandchild, run_roles.have_child_and_sleep, workers=1, args=(tmp_path,)
+        )
+    pids = [int(pid) for pid in (tmp_path / "child").read_text().split()]
+    until(lambda: all(map(run_roles.is_gone, pids)))
+
+
+def _fail_beside_grandchild(folder: Path) -> None:
+    until(lambda: (folder / "child").is_file() and (folder / "child").read_text() != "")
+    raise ValueError("end")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"workers": -1}, "workers must not be negative"),
+        ({"workers": True}, "workers must be an integer"),
+        ({"worker": None, "workers": 2}, "belong together"),
+        ({"workers": 0}, "belong together"),
+        ({"restarts": -1}, "restarts must not be negative"),
+        ({"restart_on": "never"}, "restart_on must be 'killed' or 'failure', but was 'never'"),
+        ({"context": "thread"}, "context must be one of .*, but was 'thread'"),
+        ({"grace": -1}, "grace must not be negative"),
+        ({"grace": "long"}, "grace must be a number of seconds"),
+        ({"name": "a/b"}, "name must be 1 to 60 of"),
+        ({"name": ""}, "name must be 1 to 60 of"),
+        ({"chief": 3}, "The chief must be a function"),
+        ({"worker": lambda rank: rank}, "The worker must be a function that a child can import"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], text: str) -> None:
+    calls: dict[str, Any] = {"chief": run_roles.nothing, "worker": run_roles.nothing, "workers": 1}
+    calls |= arguments
+    with pytest.raises(errors.InvalidArgumentError, match=text):
+        shmacc.run(calls.pop("chief"), calls.pop("worker"), **calls)
+
+
+def _program(text: str, folder: Path, *, by_file: bool = True) -> tuple[int, str]:
+    path, code = folder / "program.py", textwrap.dedent(text)
+    path.write_text(code)
+    ran = subprocess.run(
+        [sys.executable, "-P", *([str(path)] if by_file else ["-c", code])],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    return ran.returncode, ran.stderr
+
+
+def test_a_program_without_main_guard_hears_of_it(tmp_path: Path) -> None:
+    status, told = _program(
+        """
+        import shmacc
+        def lead(): pass
+        shmacc.run(lead)
+        """,
+        tmp_path,
+    )
+    assert status == 1
+    assert "call it under `if __name__ == '__main__':`" in told
+
+
+def test_functions_of_a_notebook_are_refused(tmp_path: Path) -> None:
+    cell = """
+        import shmacc
+        def lead(): return "done"
+        assert shmacc.run(lead, context="fork") == "done"
+        shmacc.run(lead)
+        """
+    status, told = _program(cell, tmp_path, by_file=False)
+    assert status == 1
+    assert "put it into a module, or use context='fork'" in told
+
+
+def test_names_of_a_run_that_failed_stay_if_it_has_a_name(namespace: str) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="half way"):
+            shmacc.run(_make_and_fail, context="fork", name="digits")
+        assert f"shmacc.{namespace}.digits:kept" in testing.leaked_names(f"{namespace}.digits")
+    assert shmacc.run(_read, context="fork", name="digits") == 2.0
+    assert testing.leaked_names(f"{namespace}.digits") == ()
+    with pytest.raises(ValueError, match="half way"):
+        shmacc.run(_make_and_fail, context="fork")
+    assert testing.leaked_names() == () or namespace not in str(testing.leaked_names())
+
+
+def _make_and_fail() -> None:
+    acc = shmacc.ConditionalAccumulator("f4", (), "kept")
+    acc.apply_grad(1.0)
+    raise ValueError("half way")
+
+
+def _read() -> Any:
+    with shmacc.ConditionalAccumulator("f4", (), "kept", reduction_type="MEAN") as acc:
+        return float(acc.num_accumulated())
+
+
+def test_a_run_is_under_way_once() -> None:
+    with pytest.raises(errors.FailedPreconditionError, match="'digits' is under way") as refused:
+        shmacc.run(_run_same, context="fork", name="digits", args=(os.environ["SHMACC_NAMESPACE"],))
+    assert refused.value.pids == (os.getpid(),)
+
+
+def _run_same(namespace: str) -> None:
+    os.environ["SHMACC_NAMESPACE"] = namespace
+    shmacc.run(run_roles.nothing, context="fork", name="digits")
