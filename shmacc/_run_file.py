@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except ShmaccError as error:
-        print(f"shmacc-run: {error}", file=sys.stderr)
+        sys.stderr.write(f"shmacc-run: {error}\n")
         status = error.__cause__ if isinstance(error, WorkerDiedError) else None
         return int(status.code or 0) if isinstance(status, SystemExit) else 1
     return 0

@@ -39,13 +39,18 @@ def surroundings(*_: Any) -> dict[str, str]:
 
 def note_surroundings(rank: int, folder: str) -> None:
     own = surroundings()
-    Path(folder, str(rank)).write_text(f"{own['SHMACC_ROLE']} {own['SHMACC_RANK']}")
+    note(rank, folder, f"{own['SHMACC_ROLE']} {own['SHMACC_RANK']}")
+
+
+def note(rank: int, folder: str, text: str) -> None:
+    Path(folder, f".{rank}").write_text(text)
+    Path(folder, f".{rank}").replace(Path(folder, str(rank)))
 
 
 def collected(folder: str) -> dict[str, str]:
-    while len(found := sorted(Path(folder).iterdir())) < WORKERS:
+    """Return what the workers noted: a file named by each rank, renamed when it is complete."""
+    while len(found := sorted(Path(folder).glob("[0-9]"))) < WORKERS:
         time.sleep(0.01)
-    time.sleep(0.05)
     return {path.name: path.read_text() for path in found}
 
 

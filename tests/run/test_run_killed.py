@@ -97,14 +97,13 @@ def test_workers_that_do_not_end_are_ended_after_the_grace(tmp_path: Path) -> No
         context="fork",
         grace=0.2,
     ).keys() == {"0", "1", "2"}
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("[0-9]"):
         assert is_gone(int(path.read_text()))
 
 
 def _note_and_stay(rank: int, folder: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Path(folder, f".{rank}").write_text(str(os.getpid()))
-    Path(folder, f".{rank}").replace(Path(folder, str(rank)))
+    run_roles.note(rank, folder, str(os.getpid()))
     run_roles.sleep()
 
 
