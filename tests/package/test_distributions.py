@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from helpers import own_shm
+from helpers.apart import Apart, needs_own_shm
+from helpers.own_shm import BIND, READ_ONLY, REMOUNT
 from helpers.pages import ROOT, run, run_tutorial
 
 import interpreters
@@ -59,6 +62,25 @@ def test_a_wheel_is_enough_for_the_tutorial(wheel: Path, tmp_path: Path) -> None
 
 def test_so_is_the_source_distribution(tmp_path: Path) -> None:
     _install_and_learn(sys.executable, _sdist(), tmp_path)
+
+
+def _install_read_only(folder: Path, environment: Path) -> None:
+    own_shm.enter_own_namespace()
+    own_shm.mount(str(folder), str(folder), flags=BIND)
+    own_shm.mount("none", str(folder), flags=BIND | REMOUNT | READ_ONLY)
+    for options in ([], ["--force-reinstall", "--no-deps", "--editable"]):
+        run([environment / "bin" / "pip", "install", "--quiet", *options, folder], Path("/"))
+        run([environment / "bin" / "python", "-c", "import shmacc"], Path("/"))
+
+
+@needs_own_shm
+def test_a_checkout_that_cannot_be_written_can_be_installed(tmp_path: Path) -> None:
+    shutil.unpack_archive(_sdist(), tmp_path, filter="data")
+    [folder] = tmp_path.iterdir()
+    environment = tmp_path / "environment"
+    run([sys.executable, "-m", "venv", environment], tmp_path)
+    with Apart(_install_read_only, folder, environment) as process:
+        process.result(1800)
 
 
 def test_the_source_distribution_has_all_that_its_tests_need(tmp_path: Path) -> None:
