@@ -170,7 +170,7 @@ class Rows {
     void rebuild_index(uint64_t rows) {
         const uint32_t other = state_.index ? kIndex0 : kIndex1;
         const uint64_t buckets = Index::buckets_for(rows);
-        member_.empty(other);  // an operation that died may have left entries there
+        const bool empty = member_.empty(other);  // an operation that died may have left entries there
         state_.reserved[other] = 0;
         member_.ensure_reserved(other, buckets * sizeof(Bucket), false);
         state_.reserved[kIndex0 + state_.index] = 0;
@@ -178,6 +178,7 @@ class Rows {
         state_.index_buckets = buckets;
         state_.index_stamp = 1;
         state_.index_filled = state_.rows;
+        if (!empty) std::fill_n(member_.array<Bucket>(other, buckets), buckets, Bucket{});
         state_.leftovers_before = member_.lane_state().leftovers;
         const Slot* table = this->table(state_.rows);
         Inserts inserts(member_.index(hash_));

@@ -210,7 +210,8 @@ class Member {
         auto* const buckets = array<Bucket>(kIndex0 + static_cast<uint32_t>(state.index), state.index_buckets);
         return Index(buckets, state.index_buckets, static_cast<uint32_t>(state.index_stamp), hash);
     }
-    void empty(uint32_t region) { lane_->mapping().punch(number_of(region), 0); }
+    // Returns whether the region has only zeros now, when it is reserved again.
+    bool empty(uint32_t region) { return lane_->mapping().punch(number_of(region), 0); }
     // which: 0 or 1; each member has two shapes.
     Shape& shape(uint64_t which) {
         const uint64_t at = number_ * uint64_t{2} + which;

@@ -59,7 +59,8 @@ struct Opened {
 inline Found check_config(int fd, uint64_t size, Config& config) {
     if (size == 0) return Found::kUnfinished;
     unsigned char beginning[kPage] = {};
-    ssize_t got = pread(fd, beginning, sizeof beginning, 0);
+    const ssize_t got = pread(fd, beginning, sizeof beginning, 0);
+    if (got < 0) system_failure("Reading it", errno);
     if (std::all_of(beginning, beginning + sizeof beginning, [](unsigned char byte) { return byte == 0; }))
         return Found::kUnfinished;
     if (got < static_cast<ssize_t>(sizeof config)) data_loss("it is too short");
@@ -86,8 +87,10 @@ inline MemberSpecs read_directory(const SegmentFile& file, const Config& config)
     file.check_occupied(config.directory_bytes);
     std::vector<uint64_t> words(config.directory_bytes / 8);
     const auto size = static_cast<ssize_t>(config.directory_bytes);
-    if (pread(file.fd(), words.data(), config.directory_bytes, region_offset(kDirectoryRegion)) != size ||
-        mix_words(words.data(), config.directory_bytes) != config.directory_checksum)
+    const ssize_t got = pread(file.fd(), words.data(), config.directory_bytes,
+                              region_offset(kDirectoryRegion));
+    if (got < 0) system_failure("Reading it", errno);
+    if (got != size || mix_words(words.data(), config.directory_bytes) != config.directory_checksum)
         data_loss("its directory of members has a wrong checksum");
     MemberSpecs specs = unpack_directory(words, config.members);
     for (const MemberSpec& spec : specs)
@@ -158,8 +161,9 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     file->set_size(file_size(config));
     const auto write = [fd](uint32_t region, const void* data, uint64_t bytes) {
         reserve_in_file(fd, region_offset(region), page_up(std::max<uint64_t>(bytes, 1)));
-        if (pwrite(fd, data, bytes, static_cast<off_t>(region_offset(region))) != static_cast<ssize_t>(bytes))
-            system_failure("Making a segment", errno);
+        const ssize_t written = pwrite(fd, data, bytes, static_cast<off_t>(region_offset(region)));
+        if (written != static_cast<ssize_t>(bytes))
+            system_failure("Making a segment", written < 0 ? errno : ENOSPC);
     };
     write(kHeaderRegion, head, sizeof(Header));
     write(kDirectoryRegion, directory.data(), config.directory_bytes);
@@ -210,8 +214,8 @@ inline bool look_again(OpenSegment& segment, const std::string& path, const std:
 // remover need not have the segment mapped.
 inline void mark_given_up(SegmentFile& file) {
     const uint64_t mark = 1;
-    if (pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked)) != sizeof mark)
-        system_failure("Removing it", errno);
+    const ssize_t written = pwrite(file.fd(), &mark, sizeof mark, offsetof(Header, unlinked));
+    if (written != sizeof mark) system_failure("Removing it", written < 0 ? errno : ENOSPC);
     store_barrier();  // before the unlink: who finds no name sees the mark (OpenSegment::check_file)
 }
 // Returns the names that it removed. The semaphore's may be missing: once the segment has no name, a cleaner may

@@ -64,7 +64,10 @@ inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline, int64_t 
     int64_t left = slice;
     if (deadline != kForever) left = std::clamp<int64_t>(deadline - monotonic_ns(), 0, left);
     timespec timeout{static_cast<time_t>(left / 1000000000), static_cast<long>(left % 1000000000)};
-    syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+    if (syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0) == 0) return;
+    if (errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT) return;
+    timeout = {0, std::min<int64_t>(left, kMillisecond)};  // it cannot sleep on the word, but must not spin
+    nanosleep(&timeout, nullptr);
 }
 inline void futex_wake(uint32_t& word) {
     __atomic_add_fetch(&word, 1, __ATOMIC_ACQ_REL);

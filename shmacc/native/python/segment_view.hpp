@@ -473,7 +473,8 @@ class SegmentView {
             const ssize_t got = pread(file().fd(), static_cast<char*>(to) + done, count - done,
                                       static_cast<off_t>(offset + done));
             if (got < 0 && errno == EINTR) continue;
-            if (got <= 0) data_loss("its file was truncated");
+            if (got < 0) system_failure("Reading it", errno);
+            if (got == 0) data_loss("its file was truncated");
             done += static_cast<uint64_t>(got);
         }
         load_barrier();  // before the check whether an operation ran meanwhile (commit.hpp)

@@ -62,9 +62,9 @@
 namespace shmacc {
 
 // Sets or drops the record lock on a byte. False: another process holds the lock; or the descriptor is not the
-// segment's any more, which callers see from SegmentFile::state. If the kernel lacks memory for a lock (ENOLCK),
-// locking throws: false would mean that another process holds the lock. Unlocking tries until it succeeds: a
-// process that gave up would keep others out for as long as it lives.
+// segment's any more, which callers see from SegmentFile::state. After any other error, such as a lack of memory for
+// a lock (ENOLCK), locking throws: false would mean that another process holds the lock. Unlocking tries until there
+// is memory: a process that gave up would keep others out for as long as it lives.
 inline bool set_record_lock(int fd, int64_t byte, short type) {
     struct flock lock{};
     lock.l_type = type;
@@ -73,8 +73,9 @@ inline bool set_record_lock(int fd, int64_t byte, short type) {
     lock.l_len = 1;
     while (fcntl(fd, F_SETLK, &lock) != 0) {
         if (errno == EINTR) continue;
+        if (errno == EAGAIN || errno == EACCES || errno == EBADF) return false;
+        if (type != F_UNLCK) system_failure("Locking a byte of the segment", errno);
         if (errno != ENOLCK) return false;
-        if (type != F_UNLCK) system_failure("Locking a byte of the segment", ENOLCK);
         const timespec moment{0, kMillisecond};
         nanosleep(&moment, nullptr);
     }

@@ -167,12 +167,17 @@ class Mapping {
         madvise(regions_[region].base + from / kPage * kPage, to - from / kPage * kPage, MADV_POPULATE_WRITE);
     }
 
-    // Under the lock: gives the pages of a region from `from` on back to the system; the file keeps its size.
-    void punch(uint32_t region, uint64_t from) {
+    // Under the lock: gives the pages of a region from `from` on back to the system; the file keeps its size. False:
+    // the pages stay the segment's, with what they contain, until the region is punched again. A filesystem may refuse.
+    bool punch(uint32_t region, uint64_t from) {
         from = page_up(from);
         limit(region, from);
-        fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  static_cast<off_t>(offset_of(region) + from), static_cast<off_t>(kRegionSpan - from));
+        const auto try_it = [&] {
+            return fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                             static_cast<off_t>(offset_of(region) + from),
+                             static_cast<off_t>(kRegionSpan - from)) == 0;
+        };
+        return try_it() || (errno == EINTR && try_it());
     }
 
     // Under the lock: counts nothing above the recorded size as proved, since other processes may have made

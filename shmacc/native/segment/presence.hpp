@@ -137,6 +137,7 @@ class Presence {
 
     // Takes a free entry. Needs no lock of the segment, only those on the entry's bytes.
     Claim claim(const ProcessIdentity& process) {
+        const uint64_t fresh = with_fate(fresh_bits() | 16, kHere);  // 16: so that applier_of exceeds kNobodys
         bool met_dead = false;
         for (uint32_t i = 0; i < kMaxParticipants; ++i) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) continue;
@@ -164,7 +165,7 @@ class Presence {
             entry.applied = entry.dropped = entry.taken = 0;
             entry.told = entry.given_up = 0;
             entry.failures = entry.took = entry.ending = 0;
-            token_ = with_fate(fresh_bits() | 16, kHere);  // 16: so that applier_of exceeds kNobodys
+            token_ = fresh;
             index_ = i;  // before a sweep can see the token
             store(entry.token, token_);
             claimed_ = true;

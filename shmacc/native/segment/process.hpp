@@ -15,6 +15,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "segment/support.hpp"
+
 namespace shmacc {
 
 // The number of forks between the process that loaded the extension and this one. Changes only in a child of
@@ -31,8 +33,9 @@ class Origin {
     uint64_t generation_ = fork_generation;
 };
 
-inline void watch_forks() {
-    pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
+// Returns 0 or the error's number.
+inline int watch_forks() {
+    return pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
 }
 
 struct ProcessIdentity {
@@ -60,8 +63,11 @@ inline uint64_t own_start_ticks() {
 // Random bits that no other process has, in any pid namespace.
 inline uint64_t fresh_bits() {
     uint64_t bits = 0;
-    if (getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
-        abort();  // cannot happen: once the system has started, getrandom always has 8 bytes
+    while (getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
+        if (errno != EINTR)  // a filter of system calls: once the system has started, there are always 8 bytes
+            throw Error(Failure::kFailedPrecondition,
+                        std::string("The system gives no random numbers (getrandom: ") +
+                            std::strerror(errno) + "), by which processes are told apart");
     return bits;
 }
 

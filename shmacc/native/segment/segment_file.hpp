@@ -82,9 +82,10 @@ inline std::string four_octal(mode_t mode) {
     return text;
 }
 
+// Zeros if the system does not say.
 inline struct statvfs space_of_directory() {
     struct statvfs space{};
-    statvfs(kDirectory, &space);
+    if (statvfs(kDirectory, &space) != 0) return {};
     return space;
 }
 inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.f_bavail} * space.f_frsize; }
@@ -93,12 +94,19 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
 [[noreturn]] inline void shared_memory_full(const std::string& doing, uint64_t bytes,
                                             const struct statvfs& space) {
     const uint64_t free = free_bytes(space), total = uint64_t{space.f_blocks} * space.f_frsize;
-    Error::Fields fields{{"free", static_cast<int64_t>(free)}, {"total", static_cast<int64_t>(total)}};
+    Error::Fields fields;
     if (bytes) fields.emplace_back("needed", static_cast<int64_t>(bytes));
-    const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed, " : "";
+    const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed" : "";
+    if (total == 0)  // it has no limit of its own, or the system does not say
+        throw Error(Failure::kResourceExhausted,
+                    "The system has no memory left for /dev/shm" + (bytes ? ": " + needed : "") + " (" +
+                        doing + "); nothing was changed",
+                    std::move(fields));
+    fields.emplace_back("free", static_cast<int64_t>(free));
+    fields.emplace_back("total", static_cast<int64_t>(total));
     throw Error(Failure::kResourceExhausted,
-                "Shared memory is full: " + needed + std::to_string(free) + " of " + std::to_string(total) +
-                    " are free in /dev/shm (" + doing +
+                "Shared memory is full: " + needed + (bytes ? ", " : "") + std::to_string(free) + " of " +
+                    std::to_string(total) + " are free in /dev/shm (" + doing +
                     "); nothing was changed. To get more: `docker run --shm-size=...`, a larger "
                     "emptyDir with medium Memory, or `mount -o remount,size=... /dev/shm`",
                 std::move(fields));
@@ -122,8 +130,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
 
 [[noreturn]] inline void file_too_large(const std::string& what) {
     rlimit limit{};
-    getrlimit(RLIMIT_FSIZE, &limit);
-    if (limit.rlim_cur == RLIM_INFINITY)
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         throw Error(
             Failure::kResourceExhausted,
             what +
@@ -189,7 +196,7 @@ using Owners = std::optional<std::vector<uint32_t>>;
 
 class OpenSegment;
 
-class SegmentFile {
+class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
   public:
     using Id = std::pair<dev_t, ino_t>;
     enum class Access { kRead, kWrite };
@@ -205,7 +212,7 @@ class SegmentFile {
             system_failure("Opening it", errno);
         }
         struct stat found{};
-        fstat(look.get(), &found);
+        if (fstat(look.get(), &found) != 0) system_failure("Looking at it", errno);
         if (!S_ISREG(found.st_mode)) data_loss("it is not a regular file");
         if (owners && std::find(owners->begin(), owners->end(), found.st_uid) == owners->end())
             belongs_to_another(found,
@@ -228,7 +235,7 @@ class SegmentFile {
         Descriptor fd = open_above_streams(kDirectory, O_TMPFILE | O_RDWR, 0600);
         if (!fd) system_failure("Making a segment", errno);
         struct stat made{};
-        fstat(fd.get(), &made);
+        if (fstat(fd.get(), &made) != 0) system_failure("Making a segment", errno);
         const Id id{made.st_dev, made.st_ino};
         auto file = std::make_shared<SegmentFile>(id);
         list()[id] = file;
@@ -264,7 +271,9 @@ class SegmentFile {
     Id id() const { return id_; }
     struct stat status() const {
         struct stat found{};
-        if (fstat(fd(), &found) != 0 || Id{found.st_dev, found.st_ino} != id_)
+        const bool is_open = fstat(fd(), &found) == 0;
+        if (!is_open && errno != EBADF) system_failure("Looking at its file", errno);
+        if (!is_open || Id{found.st_dev, found.st_ino} != id_)
             throw Error(Failure::kFailedPrecondition,
                         "This process has closed the segment's descriptor (daemonizing closes all of them); "
                         "open the accumulator again after that");
@@ -314,7 +323,9 @@ class SegmentFile {
     bool has_room(uint64_t bytes) const {
         const uint64_t kept = this->kept();
         if (kept == 0) return true;
-        const uint64_t free = free_bytes(space_of_directory());
+        struct statvfs space{};
+        if (statvfs(kDirectory, &space) != 0) system_failure("Asking how much memory is free", errno);
+        const uint64_t free = free_bytes(space);
         return free >= kept && free - kept >= bytes;
     }
     // Throws unless there is room for the needed bytes. reserved: how many of them are reserved already.

@@ -61,8 +61,7 @@ class NamedSemaphore {
     // (EINVAL: it cannot be one).
     static Descriptor open_file(const std::string& path, int access, struct stat& found) {
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
-        if (!look) return Descriptor();
-        fstat(look.get(), &found);
+        if (!look || fstat(look.get(), &found) != 0) return Descriptor();
         constexpr off_t kOne = sizeof(sem_t);
         if (!S_ISREG(found.st_mode) || found.st_size < kOne || found.st_size > kOne * kMaxLanes ||
             found.st_size % kOne != 0) {

@@ -1,0 +1,159 @@
+"""A system call that is refused for good: an error says so, or all is right nevertheless.
+
+By seccomp or a filesystem. Nobody waits for ever, nothing is removed or lost for want of an answer,
+and no process is aborted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, run_apart
+from helpers.denied_calls import deny, needs_denials
+from helpers.support import SANITIZED
+
+import shmacc
+from shmacc import SharedArrays, SparseConditionalAccumulator, errors, inspection
+from shmacc._layout import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.apart import Pipe
+
+pytestmark = [
+    needs_denials,
+    pytest.mark.usefixtures("namespace"),
+    pytest.mark.skipif(SANITIZED, reason="a sanitizer makes calls of its own"),
+]
+
+NAME: Final = "refused"
+_PUNCH_HOLE, _FUTEX_WAIT = 3, 0
+
+CALLS: Final[dict[str, Callable[[], None]]] = {
+    "pread64": partial(deny, "pread64", errno.EIO),
+    "statfs": partial(deny, "statfs"),
+    "getrandom": partial(deny, "getrandom"),
+    "locking": partial(deny, "fcntl", a1=fcntl.F_SETLK),
+    "locking, without locks": partial(deny, "fcntl", errno.EINVAL, a1=fcntl.F_SETLK),
+    "asking for locks": partial(deny, "fcntl", a1=fcntl.F_GETLK),
+    "madvise": partial(deny, "madvise"),
+    "punching": partial(deny, "fallocate", errno.EOPNOTSUPP, a1=_PUNCH_HOLE),
+    "reserving": partial(deny, "fallocate", a1=0),
+    "a handler": partial(deny, "rt_sigaction", a0=signal.SIGSEGV),
+}
+
+
+def _read() -> None:
+    with SharedArrays.attach("arrays") as arrays:
+        assert arrays["a"].sum() == 36
+
+
+def _clean() -> None:
+    for each in inspection.leftovers():
+        if each.removable:
+            inspection.clean(each)
+
+
+DEEDS: Final[dict[str, Callable[[], Any]]] = {
+    "attaching": lambda: shmacc.attach(NAME).close(),
+    "creating": lambda: SparseConditionalAccumulator("f4", None, NAME).close(),
+    "creating another": lambda: SharedArrays(
+        {"a": np.zeros(9)}, "other", if_exists="replace"
+    ).close(),
+    "reading arrays": _read,
+    "describing": lambda: inspection.describe(NAME),
+    "listing": inspection.list_segments,
+    "checking": inspection.check_all,
+    "cleaning": _clean,
+}
+
+
+def _try(call: str) -> dict[str, str]:
+    CALLS[call]()
+    said = {}
+    for name, deed in DEEDS.items():
+        try:
+            deed()
+        except (errors.ShmaccError, OSError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_refused_calls_end_in_an_error_or_do_no_harm(call: str) -> None:
+    with (
+        SparseConditionalAccumulator("f4", None, NAME, reduction_type="SUM") as acc,
+        SharedArrays({"a": np.arange(9.0)}, "arrays", unlink_on_close=True) as arrays,
+    ):
+        acc.apply_grad([1, 2], [[1.0], [2.0]])
+        there = set(shmacc.testing.leaked_names(names.current_namespace()))
+        said = run_apart(_try, call)
+        for what in said.values():
+            # Not what another process would have to be blamed for.
+            assert not what.startswith(("DataLoss", "DeadlineExceeded", "NotFound")), what
+        if call in {"pread64", "getrandom", "locking"}:
+            assert "attaching" in said
+        assert there <= set(shmacc.testing.leaked_names(names.current_namespace()))
+        assert acc.apply_grad([2], [[1.0]])
+        assert acc.take(2, timeout=0).values.ravel().tolist() == [1, 3]
+        assert arrays["a"].sum() == 36
+        acc.unlink()
+    for each in inspection.leftovers(namespace=names.current_namespace()):
+        inspection.clean(each)
+
+
+def _grow(acc: Any) -> None:
+    CALLS["punching"]()
+    for step in range(2):
+        for first in range(0, 9000, 300):
+            acc.apply_grad(range(first, first + 300), np.ones((300, 1)), local_step=step)
+        acc.apply_grad(range(9000), np.ones((9000, 1)), local_step=step)
+        taken = acc.take(1, timeout=0)
+        assert np.array_equal(taken.indices, range(9000))
+        assert (taken.values == 2).all()
+
+
+def test_a_filesystem_without_holes_only_keeps_the_memory() -> None:
+    """As gVisor's: what an index leaves behind must not count later."""
+    with SparseConditionalAccumulator("f4", None, NAME, reduction_type="SUM") as acc:
+        run_apart(_grow, acc)
+        acc.unlink()
+
+
+def _wait(*, pipe: Pipe) -> None:
+    deny("futex", a1=_FUTEX_WAIT)
+    with shmacc.attach(NAME) as acc:
+        used, began = time.process_time(), time.monotonic()
+        with pytest.raises(errors.DeadlineExceededError):
+            acc.take(1, timeout=0.3)
+        assert time.process_time() - used < (time.monotonic() - began) / 2, "it spins"
+        pipe.say()
+        assert acc.take(1, timeout=30).count == 1
+
+
+def test_waits_without_futexes_neither_spin_nor_miss_anything() -> None:
+    with SparseConditionalAccumulator("f4", None, NAME) as acc, Apart(_wait) as taker:
+        taker.hear()
+        acc.apply_grad([1], [[1.0]])
+        taker.result()
+        acc.unlink()
+
+
+def test_without_a_handler_read_only_arrays_are_refused_and_the_way_out_is_named() -> None:
+    def read() -> str:
+        CALLS["a handler"]()
+        with SharedArrays.attach("arrays") as arrays:
+            with pytest.raises(errors.FailedPreconditionError) as caught:
+                arrays["a"]
+            return str(caught.value)
+
+    with SharedArrays({"a": np.arange(9.0)}, "arrays", unlink_on_close=True):
+        assert "SHMACC_GUARD=0" in run_apart(read)
