@@ -118,7 +118,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             writable: Whether this process may write into them. If not, their memory is mapped
                 read-only, whatever flags NumPy's arrays have. A write that NumPy does not refuse,
                 such as one by torch, is undone and raises FailedPreconditionError in the main
-                thread.
+                thread, at the end of the next call. If it cannot be undone, the error says so, and
+                each later use of this object raises it again. SHMACC_GUARD=0 in the environment
+                leaves such a write to the kernel, which ends the process.
             timeout: How many seconds to wait until they exist; None: do not wait. (In all calls
                 that wait for something else, None means for ever.)
             owners: As at construction.

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from shmacc import _core
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Optimizers
 from shmacc._accumulators.patterns import LearningRate
@@ -300,7 +299,7 @@ class Chief:
                 return
 
     def _check_model(self) -> None:
-        _core.check_writes()
+        self._shared._handle.check_writes()  # noqa: SLF001
         self._check_shared()
 
     def _check_shared(self) -> None:

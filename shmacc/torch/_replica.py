@@ -223,7 +223,7 @@ class Replica:
         return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
 
     def _hand_over(self, weight: int) -> bool:
-        _core.check_writes()
+        self._shared._handle.check_writes()  # noqa: SLF001
         on_model.check_in_place(self._parameters, self._places)
         on_model.check_same(self._model, self._parameters | self._tables, with_grad=True)
         on_model.check_trained(self._parameters, self._trained)
@@ -276,5 +276,7 @@ class Replica:
         for rows in self._rows.values():
             rows.leave(keep=False)
         self._group.close()
-        self._shared._release(at_once=False)  # noqa: SLF001
-        self._shared.close()
+        try:
+            self._shared._release(at_once=False)  # noqa: SLF001
+        finally:
+            self._shared.close()

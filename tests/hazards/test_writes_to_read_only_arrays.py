@@ -7,6 +7,8 @@ ctypes.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe
+from helpers import own_shm
+from helpers.apart import Apart, Pipe, needs_own_shm, run_apart
 from helpers.support import same_bits
 
 import shmacc
@@ -167,11 +170,17 @@ WRITE: Final = "ctypes.memset(array.ctypes.data, 1, 9)"
 NO_MEMORY: Final = "resource.setrlimit(resource.RLIMIT_DATA, (0, 0))"
 
 
-def run(write: str, before: str = "", after: str = "") -> tuple[int, str]:
+def run(
+    write: str, before: str = "", after: str = "", environment: dict[str, str] | None = None
+) -> tuple[int, str]:
     """Run a program that does this before and after it gets a read-only array; how it ends."""
     text = textwrap.dedent(PROGRAM).format(before=before, name=NAME, after=after, write=write)
     program = subprocess.run(
-        [sys.executable, "-P", "-c", text], stderr=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-P", "-c", text],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, **(environment or {})},
     )
     return program.returncode, program.stderr
 
@@ -200,7 +209,7 @@ def test_a_write_that_cannot_be_undone_says_one_sentence() -> None:
     ],
 )
 def test_other_faults_are_for_who_had_the_signal(fault: str, other: str, when: str) -> None:
-    status, complaint = run(fault, **{when: other})
+    status, complaint = run(fault, *((other, "") if when == "before" else ("", other)))
     assert status == -signal.SIGSEGV
     assert "shmacc" not in complaint.partition("\n")[0]
     assert ("Fatal Python error: Segmentation fault" in complaint) == bool(other)
@@ -212,3 +221,108 @@ def test_a_handler_of_python_is_called() -> None:
         "signal.signal(signal.SIGSEGV, lambda *_: os._exit(3))",
     )
     assert (status, complaint) == (3, "")
+
+
+# --- when it comes --------------------------------------------------------------------------------
+
+# An operator is no call: Python looks for what is pending at the next one.
+FORKING: Final = """
+ran = []
+def hook():
+    for _ in range(3):
+        ran.append(len(ran))
+os.register_at_fork(before=hook, after_in_parent=hook, after_in_child=hook)
+"""
+WRITE_AND_FORK: Final = """
+    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    view = np.frombuffer(memory, array.dtype)
+    try:
+        view += 1
+        pid = os.fork()
+        os._exit(10 * (pid != 0) + 20 * (len(ran) != 6) + 40 * (array.sum() != 0))
+    except shmacc.errors.FailedPreconditionError:
+        assert (len(ran), array.sum()) == (6, 0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        view += 1
+        len(())
+"""
+
+
+def test_a_write_before_a_fork_breaks_no_hook_and_is_told_by_the_parent() -> None:
+    """Python drops what is raised in hooks, which other libraries rely on."""
+    status, complaint = run(WRITE_AND_FORK.strip(), before=FORKING.strip())
+    assert status == 1, complaint
+    assert "Exception ignored" not in complaint
+    assert complaint.rstrip().endswith("The write was undone")
+
+
+SURVIVES: Final[dict[str, tuple[str, str]]] = {  # before and after it gets the array
+    "an ignored signal": (
+        "signal.signal(signal.SIGSEGV, signal.SIG_IGN)",
+        "os.kill(os.getpid(), signal.SIGSEGV)",
+    ),
+    "faulthandler.disable()": ("faulthandler.enable()", "faulthandler.disable(); params['emb']"),
+    "the default": ("", "signal.signal(signal.SIGSEGV, signal.SIG_DFL); params['emb']"),
+}
+
+
+@pytest.mark.parametrize("what", SURVIVES)
+def test_the_guard_outlasts(what: str) -> None:
+    before, after = SURVIVES[what]
+    status, complaint = run(WRITE, before, after)
+    assert (status, "The write was undone" in complaint) == (1, True), complaint
+
+
+def _write_as_the_first_process() -> None:
+    own_shm.call("unshare", own_shm.CLONE_NEWPID)
+    assert run_apart(_send_and_write) == (1, 1)
+
+
+def _send_and_write() -> tuple[int, int]:
+    faulthandler.disable()  # pytest's
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    with shmacc.Parameters({"emb": TABLE}) as params:
+        array = params["emb"]
+        os.kill(os.getpid(), signal.SIGSEGV)  # the kernel lets no such signal end this process
+        with pytest.raises(errors.FailedPreconditionError, match="undone"):
+            scribble(array)
+        return os.getpid(), int(array[0, 1])
+
+
+@needs_own_shm
+def test_the_guard_outlasts_a_signal_to_the_first_process_of_a_container() -> None:
+    def apart() -> None:
+        own_shm.enter_own_namespace()
+        _write_as_the_first_process()
+
+    run_apart(apart)
+
+
+# --- without it -----------------------------------------------------------------------------------
+
+CAUGHT: Final = (
+    "assert int(open('/proc/self/status').read().partition('SigCgt:')[2].split()[0], 16)"
+    " >> (signal.SIGSEGV - 1) & 1 == {}"
+)
+
+
+@pytest.mark.parametrize("asked", ["", "1", "0"])
+def test_shmacc_guard_0_leaves_signals_alone(asked: str) -> None:
+    caught = CAUGHT.format(int(asked != "0"))
+    status, complaint = run(WRITE, after=caught, environment={"SHMACC_GUARD": asked})
+    if asked == "0":
+        assert (status, complaint) == (-signal.SIGSEGV, "")
+    else:
+        assert (status, "The write was undone" in complaint) == (1, True), complaint
+
+
+def test_shmacc_guard_is_nothing_else() -> None:
+    status, complaint = run(WRITE, environment={"SHMACC_GUARD": "no"})
+    assert status == 1
+    assert "InvalidArgumentError: The environment variable SHMACC_GUARD must be 0" in complaint
+    assert "but is 'no'" in complaint
+
+
+def test_who_has_no_read_only_array_has_no_handler() -> None:
+    before = f"shmacc.SharedArrays({{'a': np.zeros(3)}})['a'][0] = 1; {CAUGHT.format(0)}"
+    assert run("raise SystemExit(7)", before)[0] == 7

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
+from helpers.denied_calls import MAP_ANEW, deny, needs_denials
 from helpers.support import LONG
 from home.torch_training import NAME, contents, hand_over, make_round, pair
 from torch import nn
@@ -252,3 +255,47 @@ def test_a_replica_that_has_left_trains_on_by_itself() -> None:
         same(leaves, own)
         assert not torch.equal(model.rows.weight, own["rows.weight"])
         same(stays, contents(model))
+
+
+def _write_for_good(which: str) -> None:
+    training = Training(which)
+    deny("madvise")
+    deny("mmap", a3=MAP_ANEW)
+    with pytest.raises(errors.FailedPreconditionError, match="could not be undone") as caught:
+        _and_go_on(WRITES["one number"], training.written)
+    said = re.escape(str(caught.value))
+    for _ in range(2):
+        training.of_replica(torch.tensor([1, 2])).sum().backward()
+        if which == "replica":
+            with pytest.raises(errors.FailedPreconditionError, match=said):
+                training.replica.step()
+        else:
+            hand_over(training.replica)
+            with (
+                pytest.raises(errors.FailedPreconditionError, match=said),
+                training.chief.round(timeout=LONG),
+            ):
+                pass
+    training.close()
+
+
+@needs_denials
+@pytest.mark.parametrize("which", ["chief", "replica"])
+def test_who_has_numbers_of_its_own_trains_no_further(start: Any, which: str) -> None:
+    start(_write_for_good, which).result()
+
+
+def _train_on_without_a_guard() -> None:
+    os.environ["SHMACC_GUARD"] = "0"
+    models = Words(), Words()
+    with pair(*models, optimizer=ADAM):
+        pass
+    for model, other in (models[::-1], models):
+        before, others = contents(model), contents(other)
+        WRITES["SGD"](model)
+        assert not torch.equal(before["layer.weight"], model.layer.weight)
+        same(other, others)
+
+
+def test_without_a_guard_models_can_be_trained_on_too(start: Any) -> None:
+    start(_train_on_without_a_guard).result()

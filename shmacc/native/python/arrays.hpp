@@ -126,17 +126,17 @@ class NewArrays {
 // An array's memory in this process. It needs the file only while it is being made.
 class ArrayMapping {
   public:
-    // owner, name: for the WriteGuard of a read-only array.
-    ArrayMapping(const SegmentFile& file, uint32_t region, uint64_t bytes, bool writable, const void* owner,
-                 std::string name)
-        : bytes_(reserved_for(bytes)) {
+    // guarded: for a read-only array, unless this process is to have no guard.
+    ArrayMapping(const SegmentFile& file, uint32_t region, uint64_t bytes, bool writable,
+                 std::optional<WriteGuard::Of> guarded)
+        : bytes_(reserved_for(bytes)), writable_(writable) {
         file.check_open();
         reserve_in_file(file.fd(), region_offset(region), bytes_);
-        base_ = mmap(nullptr, bytes_, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                     writable ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE, file.fd(),
-                     static_cast<off_t>(region_offset(region)));
+        base_ = writable ? mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd(),
+                                static_cast<off_t>(region_offset(region)))
+                         : map_private(nullptr, bytes_, file.fd(), region_offset(region));
         if (base_ == MAP_FAILED) mapping_failed(bytes_, errno);
-        if (!writable) guard_.emplace(base_, bytes_, owner, std::move(name));
+        if (guarded) guard_.emplace(base_, bytes_, file, region_offset(region), std::move(*guarded));
     }
     ~ArrayMapping() {
         guard_.reset();
@@ -146,12 +146,16 @@ class ArrayMapping {
     ArrayMapping& operator=(const ArrayMapping&) = delete;
     void* base() const { return base_; }
 
-    void release(bool at_once) {
+    // at_once: see MappedArrays. Returns false if there is no guard that could wait for the first write, and no memory.
+    bool release(bool at_once) {
         if (guard_) guard_->release(at_once);
+        if (guard_ || writable_) return true;
+        return at_once ? mprotect(base_, bytes_, PROT_READ | PROT_WRITE) == 0 : make_own(base_, bytes_);
     }
 
   private:
     const uint64_t bytes_;
+    const bool writable_;
     void* base_;
     std::optional<WriteGuard> guard_;
 };
@@ -187,6 +191,10 @@ class MappedArrays {
     // Returns an ndarray, which keeps its memory mapped and `keeper` alive. slot: 0 for the array itself, 1 or 2 for a
     // slot of its optimizer.
     nb::object array(uint32_t number, nb::object keeper, uint32_t slot) {
+        if (!writable_) {
+            guarded_ = stand_guard();
+            handle_.check_writes();
+        }
         const OpenSegment::Use segment = handle_.attached();
         const auto found = arrays_.find({number, slot});
         if (found == arrays_.end()) throw Error(Failure::kInvalidArgument, "The segment has no such array");
@@ -213,10 +221,11 @@ class MappedArrays {
 
     // Allows writes to read-only arrays from now on. The first write turns all of them into private copies of this
     // process. at_once: no process changes the arrays any more, so each page may become a private copy when it is
-    // written.
+    // written. Without a guard, all become private copies here, or none can be written (throws).
     void release(bool at_once) {
         for (auto& [place, array] : arrays_)
-            if (array.mapping) array.mapping->release(at_once);
+            if (array.mapping && !array.mapping->release(at_once))
+                throw Error(Failure::kResourceExhausted, std::string("The arrays") + kNoCopy);
     }
     // Drops the mappings; arrays that were handed out keep theirs.
     void forget() {
@@ -255,24 +264,30 @@ class MappedArrays {
     std::shared_ptr<ArrayMapping> map(OpenSegment& segment, const Place& place) {
         Array& array = arrays_[place];
         const Config& config = segment.config();
-        std::string name = "Array '" + (*segment.specs())[place.first].name + "' of " +
-                           (config.kind == kParameters ? "parameters '" : "shared arrays '") +
-                           name_of(config) + "'";
+        std::optional<WriteGuard::Of> guarded;
+        if (!writable_ && guarded_) guarded = WriteGuard::Of{this, name(segment, place), handle_.spoiled()};
         std::shared_ptr<ArrayMapping> made;
         {
             WithoutGil released;
             made = std::make_shared<ArrayMapping>(segment.file(),
                                                   region_of_array(config, place.first, place.second),
-                                                  array.bytes, writable_, this, std::move(name));
+                                                  array.bytes, writable_, std::move(guarded));
         }
         if (array.mapping) return array.mapping;
         if (!handle_.closed()) array.mapping = made;
         return made;
     }
 
+    static std::string name(const OpenSegment& segment, const Place& place) {
+        const Config& config = segment.config();
+        return "Array '" + (*segment.specs())[place.first].name + "' of " +
+               (config.kind == kParameters ? "parameters '" : "shared arrays '") + name_of(config) + "'";
+    }
+
     const nb::object object_;
     Handle& handle_;
     const bool writable_;
+    bool guarded_ = false;
     std::map<Place, Array> arrays_;
 };
 

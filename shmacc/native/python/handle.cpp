@@ -154,6 +154,7 @@ void bind_handle(nb::module_& m) {
     bind_blocks(m);
 
     nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable())
+        .def("check_writes", &Handle::check_writes)
         .def("close", &Handle::close, nb::arg("error").none() = nb::none())
         .def("leave", &Handle::leave, nb::arg("error").none())
         .def("end", &Handle::end, nb::arg("error").none())

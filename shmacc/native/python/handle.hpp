@@ -6,6 +6,7 @@
 
 #include "python/description.hpp"
 #include "python/failure.hpp"
+#include "python/guard.hpp"
 #include "python/incoming.hpp"
 #include "python/name_lock.hpp"
 #include "python/taken_round.hpp"
@@ -132,8 +133,16 @@ class Handle {
     // The segment of this handle. The GIL guards the pointer.
     OpenSegment& segment() const {
         if (!segment_) throw Error(Failure::kFailedPrecondition, "The accumulator's handle is closed");
+        refuse_spoiled();
         (*segment_)->after_fork();
         return **segment_;
+    }
+    // Not empty: what to raise at each use, since a write to one of this handle's arrays could not be undone.
+    const std::shared_ptr<std::string>& spoiled() const { return spoiled_; }
+    // Undoes writes to read-only arrays; throws if there were any, to this handle's or others'.
+    void check_writes() const {
+        if (const auto error = undo_writes()) throw *error;
+        if (!closed_) refuse_spoiled();
     }
     OpenSegment& intact() const {
         segment().check_intact();
@@ -353,7 +362,7 @@ class Handle {
         return true;
     }
     void unlink(const std::string& path, const std::string& semaphore_path) {
-        segment();
+        if (!segment_ || spoiled_->empty()) segment();
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         unlink_names(use->file(), path, semaphore_path, false, true);
         own_names_.reset();
@@ -366,6 +375,9 @@ class Handle {
     uint32_t owner() const { return segment().file().status().st_uid; }
 
   private:
+    void refuse_spoiled() const {
+        if (!spoiled_->empty()) throw Error(Failure::kFailedPrecondition, *spoiled_);
+    }
     // For OpenSegment::fail. A forked child that has not used its parent's handle is not attached: it must not report
     // its own exception as its parent's.
     std::optional<std::string> failure_of(nb::handle error) {
@@ -477,6 +489,7 @@ class Handle {
     std::optional<std::pair<std::string, std::string>> own_names_;
     const bool owns_;
     const Origin maker_;
+    const std::shared_ptr<std::string> spoiled_ = std::make_shared<std::string>();
 };
 
 }  // namespace shmacc

@@ -220,11 +220,11 @@ void set_error(const Error& error) {
 
 // Called by the interpreter, after a write to a read-only array.
 int raise_refused_write(void*) {
+    if (forking) return 0;  // after_fork_in_parent asks again
     try {
-        check_writes();
-        return 0;
-    } catch (const Error& error) {
-        set_error(error);
+        const auto error = undo_writes();
+        if (!error) return 0;
+        set_error(*error);
     } catch (const std::bad_alloc&) {
         PyErr_NoMemory();
     }
@@ -385,8 +385,9 @@ NB_MODULE(_core, m) {
     m.def("put_values", &put_values_of, nb::arg("wholes"), nb::arg("firsts"), nb::arg("lengths"),
           nb::arg("positions"), nb::arg("values"));
     raise_written = &raise_refused_write;
-    m.def("check_writes", &check_writes);
-    watch_forks();
+    if (const int failed = watch_forks())
+        throw nb::import_error(
+            (std::string("shmacc cannot watch for forks: pthread_atfork: ") + std::strerror(failed)).c_str());
     export_layout(m);
 }
 #undef PyInit__core

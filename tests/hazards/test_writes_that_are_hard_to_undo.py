@@ -1,0 +1,269 @@
+"""A write to a read-only array is undone in locked memory, too, and when system calls fail.
+
+Where nothing undoes it, the exception says so, and each later use of the arrays raises it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import os
+import resource
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import run_apart
+from helpers.denied_calls import MAP_ANEW, deny, needs_denials
+from helpers.support import SANITIZED
+
+import shmacc
+from shmacc import errors
+from shmacc.optim import Adam
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME: Final = "read-only"
+TABLE: Final = np.arange(60_000, dtype="f4").reshape(-1, 100)  # some pages
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_ON_FAULT, _CURRENT, _FUTURE = 1, 1, 2
+_DONTNEED, _DONTNEED_LOCKED, _READ = 4, 24, 1
+
+pytestmark = pytest.mark.skipif(SANITIZED, reason="a sanitizer's shadow cannot be locked")
+
+
+def lock(call: str, array: Any, *options: int, bytes_: int | None = None) -> None:
+    place, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(bytes_ or array.nbytes)
+    if getattr(_libc, call)(place, size, *options) != 0:
+        raise OSError(ctypes.get_errno(), call)
+
+
+def lock_all(_: Any, what: int = _CURRENT | _FUTURE) -> None:
+    if _libc.mlockall(what) != 0:
+        raise OSError(ctypes.get_errno(), "mlockall")
+
+
+def flags_of(array: Any) -> list[str]:
+    """The kernel's flags of the mappings that the array is in: "lo" if they are locked."""
+    flags, inside = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, _, last = line.partition(" ")[0].partition("-")
+        if last:
+            begin, end = int(first, 16), int(last, 16)
+            inside = begin < array.ctypes.data + array.nbytes and array.ctypes.data < end
+        elif inside and line.startswith("VmFlags:"):
+            flags.append(" ".join(flag for flag in line.split() if flag in {"lo", "lf"}))
+    return flags
+
+
+def told(array: Any) -> str:
+    """Write to all of it; what is said about it."""
+    with pytest.raises(errors.FailedPreconditionError, match="is read-only") as caught:  # noqa: PT012
+        ctypes.memset(array.ctypes.data, 255, array.nbytes)
+        len(())
+    return str(caught.value)
+
+
+MEMORY: Final[dict[str, Callable[[Any], None]]] = {
+    "all": lock_all,
+    "all that is there": partial(lock_all, what=_CURRENT),
+    "the array": partial(lock, "mlock"),
+    "a part": partial(lock, "mlock", bytes_=5000),
+    "by and by": lambda array: lock("mlock2", array, _ON_FAULT),
+}
+
+
+def _write_and_follow(lock_it: Callable[[Any], None], made: Any) -> None:
+    with shmacc.SharedArrays.attach(NAME) as shared:
+        array = shared["emb"]
+        try:
+            lock_it(array)
+        except OSError:
+            pytest.skip("this user may not lock so much memory")
+        before = flags_of(array)
+        assert any("lo" in each for each in before)
+        for value in (1, 2):
+            assert told(array).endswith("The write was undone")
+            made[...] = value
+            assert np.array_equal(array, made)
+            assert flags_of(array) == before
+        assert shared["emb"][0, 0] == 2
+
+
+@pytest.mark.parametrize("locked", MEMORY)
+def test_it_is_undone_in_locked_memory_which_stays_locked(namespace: str, locked: str) -> None:  # noqa: ARG001
+    with shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True) as made:
+        run_apart(_write_and_follow, MEMORY[locked], made["emb"])
+
+
+def _write_and_pin(made: Any) -> None:
+    with shmacc.SharedArrays.attach(NAME) as shared:
+        array = shared["emb"]
+        with_gil = ctypes.PyDLL(None)
+        gate = threading.Lock()
+        gate.acquire()
+        reader, writer = os.pipe()
+        place = (ctypes.c_size_t * 2)(array.ctypes.data, 4096)
+
+        def write() -> None:
+            # The main thread does not look until the page of this process is in the pipe, too.
+            with_gil.memset(ctypes.c_void_p(array.ctypes.data), 255, ctypes.c_size_t(array.nbytes))
+            assert with_gil.vmsplice(writer, place, 1, 0) == 4096
+            gate.release()
+
+        thread = threading.Thread(target=write)
+        with pytest.raises(errors.FailedPreconditionError, match="undone"):  # noqa: PT012
+            thread.start()
+            gate.acquire()
+            len(())
+        thread.join()
+        made[...] = 7
+        assert np.array_equal(array, made)
+        assert os.read(reader, 4096) == b"\xff" * 4096
+
+
+def test_pages_that_the_kernel_still_needs_are_no_obstacle(namespace: str) -> None:  # noqa: ARG001
+    with shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True) as made:
+        run_apart(_write_and_pin, made["emb"])
+
+
+def _write_at_the_limit() -> None:
+    with shmacc.SharedArrays({"emb": np.zeros(1 << 20, "f4")}, NAME) as made:
+        array = made["emb"]
+        lock_all(None, _FUTURE)  # what comes is locked: only the mapping that follows
+        shared = shmacc.SharedArrays.attach(NAME)
+        read = shared["emb"]
+        status = Path("/proc/self/status").read_text()
+        now = int(status.partition("VmLck:")[2].split()[0]) << 10
+        limit = now + (2 << 20)
+        if limit > resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] != resource.RLIM_INFINITY:
+            pytest.skip("the limit of locked memory is too low")
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+        deny("madvise")
+        assert told(read).endswith("The write was undone")
+        array[...] = 7
+        assert np.array_equal(read, array)
+        assert flags_of(read) == ["lo"]
+        shared.close()
+        made.unlink()
+
+
+@needs_denials
+@pytest.mark.skipif(os.geteuid() == 0 and not hasattr(os, "setresuid"), reason="needs a user")
+def test_old_and_new_pages_together_would_exceed_the_limit_of_locked_memory(namespace: str) -> None:  # noqa: ARG001
+    """The new ones are refused with EAGAIN, and the old ones still there."""
+    run_apart(_write_at_the_limit, uid=4711 if os.geteuid() == 0 else None)
+
+
+# --- calls that fail -----------------------------------------------------------------------------
+
+DENIALS: Final[dict[str, Callable[[], None]]] = {
+    "mprotect": partial(deny, "mprotect", a2=_READ),
+    "MADV_DONTNEED": partial(deny, "madvise", errno.EINVAL, a2=_DONTNEED),
+    "MADV_DONTNEED_LOCKED": partial(deny, "madvise", errno.EINVAL, a2=_DONTNEED_LOCKED),
+    "munlock": partial(deny, "munlock"),
+    "mlock": partial(deny, "mlock"),
+    "mmap": partial(deny, "mmap", errno.ENOMEM, a3=MAP_ANEW),
+}
+SETS: Final = [
+    names for count in (1, 2, len(DENIALS)) for names in itertools.combinations(DENIALS, count)
+]
+
+
+def _is_undone(denied: tuple[str, ...], *, locked: bool, is_open: bool) -> bool:
+    """Whether one of the ways is left."""
+    unlocked_alike = "MADV_DONTNEED" not in denied and not (locked and "munlock" in denied)
+    dropped = "MADV_DONTNEED_LOCKED" not in denied or unlocked_alike
+    return ("mprotect" not in denied and dropped) or (is_open and "mmap" not in denied)
+
+
+def _write_without(denied: tuple[str, ...], *, locked: bool, is_open: bool, maker: Any) -> None:
+    made = maker["emb"]
+    shared = shmacc.SharedArrays.attach(NAME)
+    array = shared["emb"]
+    if locked:
+        lock("mlock", array)
+    if not is_open:
+        shared.close()
+        maker.close()
+    for name in denied:
+        DENIALS[name]()
+    said = told(array)
+    made[...] = 7
+    if _is_undone(denied, locked=locked, is_open=is_open):
+        assert "The write was undone" in said
+        assert np.array_equal(array, made)
+        assert "not locked any more" in said or flags_of(array) == ["lo" if locked else ""]
+    else:
+        assert "could not be undone" in said
+        for _ in range(2 * is_open):
+            with pytest.raises(errors.FailedPreconditionError) as again:
+                shared["emb"]
+            assert str(again.value) == said
+    shared.close()
+    with shmacc.SharedArrays.attach(NAME) as anew:
+        assert np.array_equal(anew["emb"], made)
+
+
+@needs_denials
+@pytest.mark.parametrize("denied", SETS, ids="+".join)
+def test_each_call_fails_and_the_write_is_undone_or_said_to_stay(
+    namespace: str,  # noqa: ARG001
+    denied: tuple[str, ...],
+) -> None:
+    with shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True) as made:
+        for locked, is_open in itertools.product((False, True), repeat=2):
+            run_apart(partial(_write_without, denied, locked=locked, is_open=is_open, maker=made))
+
+
+USES: Final[dict[str, Callable[[Any], Any]]] = {
+    "an array": lambda params: params["emb"],
+    "another array": lambda params: params["bias"],
+    "a slot": lambda params: params.slots["bias"]["m"],
+    "a table's rows": lambda params: params["rows"][[1]],
+    "a table's ids": lambda params: params["rows"].ids(),
+    "step": lambda params: params.step,
+    "snapshot": lambda params: params.snapshot(),
+    "state": lambda params: params.state(),
+    "save": lambda params: shmacc.save("/dev/null/nowhere", params),
+    "items": lambda params: list(params.items()),
+}
+
+
+def _use_what_is_spoiled() -> None:
+    arrays = {"emb": TABLE, "bias": np.zeros(4), "rows": shmacc.TableSpec((2,))}
+    with (
+        shmacc.Parameters(arrays, NAME, optimizer=Adam(0.1), unlink_on_close=True) as params,
+        shmacc.AccumulatorGroup(params.member_specs(), f"{NAME}.group") as group,
+    ):
+        array, state = params["emb"], params.state()
+        group.apply({"emb": np.ones_like(TABLE)}, 0)
+        deny("madvise")
+        deny("mmap", a3=MAP_ANEW)
+        said = told(array)
+        assert "could not be undone (mmap: Operation not permitted)" in said
+        for name, use in USES.items():
+            with pytest.raises(errors.FailedPreconditionError) as caught:
+                use(params)
+            assert str(caught.value).endswith(said), name
+        with pytest.raises(errors.FailedPreconditionError, match="could not be undone"):
+            params.restore(state)
+        with (
+            pytest.raises(errors.FailedPreconditionError, match="could not be undone"),
+            group.round(1, timeout=0) as taken,
+        ):
+            params.update(taken)
+        assert group.global_step == 0
+        group.unlink()
+        params.unlink()
+
+
+@needs_denials
+def test_every_use_of_parameters_says_that_a_write_stayed(namespace: str) -> None:  # noqa: ARG001
+    run_apart(_use_what_is_spoiled)
