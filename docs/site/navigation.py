@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _SECTIONS: Final = {
     "Learn": (
+        "docs/install",
         "docs/tutorial",
         "docs/training",
         "docs/torch",
@@ -46,10 +47,12 @@ _SECTIONS: Final = {
         "docs/reference/errors",
         "docs/reference/*",
         "docs/guarantees",
+        "docs/your-process",
     ),
     "Evidence": ("docs/testing",),
     "Project": (
         "docs/README",
+        "docs/why",
         "docs/architecture",
         "shmacc/native/README",
         "CONTRIBUTING",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [
@@ -18,7 +18,8 @@ PAGES: Final = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "tools" / "model" / "README.md",
 ]
-# The tutorial's programs belong together, and run in a test of their own.
+# The programs of each of these belong together, and run in tests of their own.
+README: Final = ROOT / "README.md"
 TUTORIAL: Final = ROOT / "docs" / "tutorial.md"
 # Packages that `make test` does not install; programs that import them are run by `make test-home`.
 _OTHERS: Final = re.compile(
@@ -36,7 +37,7 @@ def programs(*, with_others: bool) -> dict[str, str]:
     return {
         f"{page_id(page)}-{number}": program
         for page in PAGES
-        if page != TUTORIAL
+        if page not in {README, TUTORIAL}
         for number, program in enumerate(
             re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         )
@@ -54,14 +55,23 @@ def examples(*, with_others: bool) -> list[Path]:
     return [path for path in found if (_OTHERS.search(path.read_text()) is not None) == with_others]
 
 
+def blocks_of(page: Path) -> list[tuple[str, str]]:
+    """Return a page's blocks in order: programs, or commands and their output."""
+    return re.findall(r"```(python|console)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
 def tutorial() -> list[tuple[str, str]]:
-    """Return the tutorial's blocks in order: programs, or commands and their output."""
-    text = TUTORIAL.read_text(encoding="utf-8")
-    return re.findall(r"```(python|console)\n(.*?)```", text, re.DOTALL)
+    return blocks_of(TUTORIAL)
+
+
+def program_of_readme(name: str) -> str:
+    """Return the README's program whose first line names it."""
+    programs = (block for kind, block in blocks_of(README) if kind == "python")
+    return next(program for program in programs if name_of(program) == name)
 
 
 def name_of(program: str) -> str:
-    """Return the file name under which a program of the tutorial is to be saved."""
+    """Return the file name under which a program is to be saved."""
     named = re.match(r"# (\w+\.py)\n", program)
     assert named, program
     return named[1]
@@ -75,12 +85,21 @@ def run(
     return ran
 
 
-def run_tutorial(folder: Path, environment: Path, but: str = "") -> None:
-    """Run the tutorial's commands, except `but`, in a folder and a virtual environment.
+def as_printed(printed: str) -> str:
+    return printed
 
-    Check that they print what the tutorial shows.
+
+def run_page(
+    page: Path,
+    folder: Path,
+    environment: Path,
+    compared: Callable[[str], object] = as_printed,
+) -> None:
+    """Run a page's commands in a folder and a virtual environment.
+
+    Check that they print what the page shows, as far as `compared` returns it.
     """
-    blocks = tutorial()
+    blocks = blocks_of(page)
     assert {kind for kind, _ in blocks} == {"python", "console"}
     path = f"{environment / 'bin'}:{os.environ['PATH']}"
     for kind, block in blocks:
@@ -88,8 +107,6 @@ def run_tutorial(folder: Path, environment: Path, but: str = "") -> None:
             (folder / name_of(block)).write_text(block)
             continue
         for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
-            if command == but:
-                continue
             ran = subprocess.run(
                 shlex.split(command),
                 capture_output=True,
@@ -99,4 +116,5 @@ def run_tutorial(folder: Path, environment: Path, but: str = "") -> None:
                 cwd=folder,
                 env=os.environ | {"PATH": path},
             )
-            assert (ran.returncode, ran.stdout) == (0, shown), f"{command}: {ran.stderr}"
+            assert ran.returncode == 0, f"{command}: {ran.stderr}"
+            assert compared(ran.stdout) == compared(shown), command

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import interpreter
-from helpers.pages import ROOT, run
+from helpers.pages import ROOT, program_of_readme, run
 
 _WHERE = "import shmacc; print(shmacc.__file__)"
 
@@ -97,9 +97,7 @@ def test_an_editable_install_works_inside_and_outside_of_the_checkout(
     install: list[str | Path] = [fresh / "pip", "install", "--quiet", "--editable", "."]
     run(install, checkout)
     script = checkout / "script.py"
-    program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert program is not None
-    script.write_text(program[1])
+    script.write_text(program_of_readme("train.py"))
     for folder in checkout, tmp_path:
         ran = run([fresh / "python", "-c", _WHERE], folder)
         assert Path(ran.stdout.strip()) == checkout / "shmacc" / "__init__.py"

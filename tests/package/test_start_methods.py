@@ -26,7 +26,7 @@ _PROGRAMS: Final = {
     if _SAID in program and "sys.argv" not in program
 }
 assert any(name.startswith("tutorial") for name in _PROGRAMS)
-assert {"README.md-0", "training_loop", "word_count"} <= _PROGRAMS.keys()
+assert {"training_loop", "word_count"} <= _PROGRAMS.keys()
 
 
 @pytest.mark.usefixtures("namespace")
