@@ -87,8 +87,7 @@ inline MemberSpecs read_directory(const SegmentFile& file, const Config& config)
     file.check_occupied(config.directory_bytes);
     std::vector<uint64_t> words(config.directory_bytes / 8);
     const auto size = static_cast<ssize_t>(config.directory_bytes);
-    const ssize_t got = pread(file.fd(), words.data(), config.directory_bytes,
-                              region_offset(kDirectoryRegion));
+    const ssize_t got = pread(file.fd(), words.data(), config.directory_bytes, region_offset(kDirectoryRegion));
     if (got < 0) system_failure("Reading it", errno);
     if (got != size || mix_words(words.data(), config.directory_bytes) != config.directory_checksum)
         data_loss("its directory of members has a wrong checksum");
