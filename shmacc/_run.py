@@ -29,6 +29,7 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
+from shmacc._layout.shown import shown
 from shmacc._opening import children, removal
 from shmacc._run_child import Call
 from shmacc.errors import (
@@ -123,7 +124,7 @@ def run(
         )
     if restart_on not in {"killed", "failure"}:
         raise InvalidArgumentError(
-            f"restart_on must be 'killed' or 'failure', but was {names.shown(restart_on)}"
+            f"restart_on must be 'killed' or 'failure', but was {shown(restart_on)}"
         )
     wait = arguments.timeout(grace, "grace")
     args = tuple(args)
@@ -158,7 +159,7 @@ def _context_for(calls: list[Call], name: str) -> Any:
     except (ValueError, TypeError):
         raise InvalidArgumentError(
             f"context must be one of {', '.join(multiprocessing.get_all_start_methods())}, "
-            f"but was {names.shown(name)}"
+            f"but was {shown(name)}"
         ) from None
     program = vars(__import__("__main__"))
     for call in calls:

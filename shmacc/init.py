@@ -19,6 +19,7 @@ from typing import Any
 
 from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 from shmacc.optim import finite
 
@@ -50,7 +51,7 @@ class Initial:
             number = -1
         if not 0 <= number < _SEEDS:
             raise InvalidArgumentError(
-                f"{name}'s seed must be an integer from 0 to below 2**64, but was {seed!r}"
+                f"{name}'s seed must be an integer from 0 to below 2**64, but was {shown(seed)}"
             )
         object.__setattr__(self, "seed", number)
 

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]
@@ -74,7 +75,7 @@ class Optimizer:
         if not 0 <= number <= most:
             bounds = "not be negative" if most == math.inf else f"be between 0 and {most:g}"
             raise InvalidArgumentError(
-                f"{type(self).__name__}'s {what} must {bounds}, but was {value!r}"
+                f"{type(self).__name__}'s {what} must {bounds}, but was {shown(value)}"
             )
         return number
 
@@ -359,10 +360,12 @@ class Ftrl(Optimizer):
         number = finite(value, f"Ftrl's {what}")
         if what == "learning_rate_power":
             if number > 0:
-                raise InvalidArgumentError(f"Ftrl's {what} must not be positive, but was {value!r}")
+                raise InvalidArgumentError(
+                    f"Ftrl's {what} must not be positive, but was {shown(value)}"
+                )
             return number
         if what == "learning_rate" and number <= 0:
-            raise InvalidArgumentError(f"Ftrl's {what} must be positive, but was {value!r}")
+            raise InvalidArgumentError(f"Ftrl's {what} must be positive, but was {shown(value)}")
         return Optimizer._number(self, value, what)  # noqa: SLF001  super() needs the class cell
 
     def slots(self) -> tuple[Slot, ...]:
@@ -422,13 +425,13 @@ def finite(value: object, what: str) -> float:
         pass_on(error)
         number = math.nan
     if not math.isfinite(number):
-        raise InvalidArgumentError(f"{what} must be a finite number, but was {value!r}")
+        raise InvalidArgumentError(f"{what} must be a finite number, but was {shown(value)}")
     return number
 
 
 def _flag(value: object, what: str) -> bool:
     if not _is_flag(value):
-        raise InvalidArgumentError(f"{what} must be True or False, but was {value!r}")
+        raise InvalidArgumentError(f"{what} must be True or False, but was {shown(value)}")
     return bool(value)
 
 

@@ -21,6 +21,7 @@ from shmacc import sparse
 from shmacc._accumulators import any_kind, dense
 from shmacc._accumulators.accumulator import Accumulator, AccumulatorRef
 from shmacc._gradients import dtypes
+from shmacc._layout.shown import shown
 from shmacc._records.array_types import ValueArray
 from shmacc._records.taken import SparseGradient
 from shmacc.errors import InvalidArgumentError
@@ -57,7 +58,9 @@ def _resolved(handle: Any, kind: type[Any]) -> Any:
     if isinstance(handle, AccumulatorRef):
         handle = handle.accumulator
     if not isinstance(handle, kind):
-        raise InvalidArgumentError(f"handle must lead to a {kind.__name__}, but was {handle!r}")
+        raise InvalidArgumentError(
+            f"handle must lead to a {kind.__name__}, but was {shown(handle)}"
+        )
     return handle
 
 

@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -14,12 +14,14 @@ from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.replacing import replacing
 from shmacc._gradients import arguments
+from shmacc._layout.shown import shown
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 
 Saved = Accumulator[Any, Any] | Parameters
 
 _ATTEMPTS = 100
+_LONGEST_NAME = 65_000  # bytes; with the state's key and ".npy" they must be below 2**16
 
 
 def save(
@@ -85,12 +87,16 @@ def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     states = _read(Path(path))
     if states.keys() != what.keys():
         raise InvalidArgumentError(
-            f"{os.fspath(path)} has {sorted(states)}, but {sorted(what)} were asked for"
+            f"{os.fspath(path)} has {_listed(states)}; asked for: {_listed(what)}"
         )
     to_load = {name: one._to_load(states[name]) for name, one in what.items()}  # noqa: SLF001
     parameters = [to_load[name] for name, one in what.items() if isinstance(one, Parameters)]
     accumulators = [to_load[name] for name, one in what.items() if isinstance(one, Accumulator)]
     _core.load(parameters, accumulators)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(shown, sorted(names))) or "nothing"
 
 
 def _check(what: object) -> None:
@@ -103,7 +109,8 @@ def _check(what: object) -> None:
     for name, one in what.items():
         if not isinstance(name, str) or not name or not _can_be_stored(name):
             raise InvalidArgumentError(
-                f"A name in a file is a string without NUL and lone surrogates, but was {name!r}"
+                f"A name in a file is a string without NUL and lone surrogates, of at most "
+                f"{_LONGEST_NAME:,} bytes in UTF-8, but was {shown(name)}"
             )
         if not isinstance(one, Accumulator | Parameters):
             raise InvalidArgumentError(
@@ -116,8 +123,14 @@ def _check(what: object) -> None:
 
 
 def _can_be_stored(name: str) -> bool:
-    """Return whether a zip file can store the name: NUL would end it, and UTF-8 must encode it."""
-    return "\0" not in name and not any("\ud800" <= each <= "\udfff" for each in name)
+    """Return whether a zip file can store the name.
+
+    NUL would end it, UTF-8 must encode it, and a zip file has 16 bits for its length.
+    """
+    try:
+        return "\0" not in name and len(name.encode()) <= _LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[str, ValueArray]]:
@@ -169,9 +182,18 @@ def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
     with (
         path.open("rb") as opened,  # np.load would leave its own file open if it fails
         saving.damage_told(str(path)),
-        np.load(opened, allow_pickle=False) as file,
+        _archive(opened) as file,
     ):
         for key in file.files:
             name, _, of_state = key.rpartition("/")
+            if not name:
+                raise ValueError(f"it has {shown(key)}, which is no name and key of a state")
             states.setdefault(name, {})[of_state] = file[key]
     return states
+
+
+def _archive(opened: BinaryIO) -> np.lib.npyio.NpzFile:
+    file = np.load(opened, allow_pickle=False)
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise ValueError("it is one array (.npy)")  # noqa: TRY004  a damaged file, no argument
+    return file

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from shmacc import optim
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 
 LearningRate = float | Mapping[str, float] | None
@@ -26,14 +27,14 @@ def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict
     found: dict[str, Any] = {}
     for pattern, value in given.items():
         if not isinstance(pattern, str):
-            raise InvalidArgumentError(f"{what} is by name, but a name was {pattern!r}")
+            raise InvalidArgumentError(f"{what} is by name, but a name was {shown(pattern)}")
         matches = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
         new = [name for name in names if name not in found and matches(name)]
         if not new and pattern != "*":
             of_earlier = ", or each has an earlier one" if any(map(matches, found)) else ""
             matches_none = "matches no array" if "*" in pattern else "is no array"
             raise InvalidArgumentError(
-                f"There is {what} for {pattern!r}, which {matches_none}{of_earlier}"
+                f"There is {what} for {shown(pattern)}, which {matches_none}{of_earlier}"
             )
         found.update(dict.fromkeys(new, value))
     return found
@@ -55,5 +56,5 @@ def learning_rates(value: object, names: Collection[str]) -> dict[str, float]:
     rates = {pattern: optim.finite(rate, "learning_rate") for pattern, rate in given.items()}
     for rate in rates.values():
         if rate < 0:
-            raise InvalidArgumentError(f"learning_rate must not be negative, but was {rate!r}")
+            raise InvalidArgumentError(f"learning_rate must not be negative, but was {shown(rate)}")
     return by_name(rates, names, "a learning_rate")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 
 Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
@@ -40,12 +41,14 @@ def int64(value: object, what: str) -> int:
     """
     if type(value) is not int:
         if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) == np.bool_:
-            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}")
+            raise InvalidArgumentError(f"{what} must be an integer, but was {shown(value)}")
         try:
             value = operator.index(value)  # type: ignore[arg-type]
         except TypeError as error:
             pass_on(error)
-            raise InvalidArgumentError(f"{what} must be an integer, but was {value!r}") from None
+            raise InvalidArgumentError(
+                f"{what} must be an integer, but was {shown(value)}"
+            ) from None
     if not _INT64_MIN <= value <= INT64_MAX:
         raise InvalidArgumentError(f"{what} must be from -2**63 to 2**63 - 1, but was {value}")
     return value
@@ -68,10 +71,10 @@ def timeout(value: object, what: str = "timeout") -> float | None:
     except (TypeError, ValueError) as error:
         pass_on(error)
         raise InvalidArgumentError(
-            f"{what} must be a number of seconds or None, but was {value!r}"
+            f"{what} must be a number of seconds or None, but was {shown(value)}"
         ) from None
     if math.isnan(seconds) or seconds < 0:
-        raise InvalidArgumentError(f"{what} must not be negative or NaN, but was {value!r}")
+        raise InvalidArgumentError(f"{what} must not be negative or NaN, but was {shown(value)}")
     return None if math.isinf(seconds) else seconds
 
 
@@ -98,7 +101,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
     if hasattr(shape, "as_list"):
         shape = shape.as_list()
     if isinstance(shape, str | bytes):
-        raise InvalidArgumentError(f"shape must be integers or None, but was {shape!r}")
+        raise InvalidArgumentError(f"shape must be integers or None, but was {shown(shape)}")
     if hasattr(shape, "__index__") and np.ndim(shape) == 0:
         shape = [shape]
     try:
@@ -106,7 +109,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
     except TypeError as error:
         pass_on(error)
         raise InvalidArgumentError(
-            f"shape must be a sequence of integers and None, but was {shape!r}"
+            f"shape must be a sequence of integers and None, but was {shown(shape)}"
         ) from None
     if len(entries) > layout.MAX_RANK:
         raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
@@ -238,7 +241,7 @@ def on_death(value: object) -> bool:
     """
     if isinstance(value, str) and value in {"wait", "raise"}:
         return value == "raise"
-    raise InvalidArgumentError(f'on_death must be "wait" or "raise", but was {value!r}')
+    raise InvalidArgumentError(f'on_death must be "wait" or "raise", but was {shown(value)}')
 
 
 def check_member_name(name: object, whose: str = "A member") -> None:
@@ -266,7 +269,7 @@ def reduction(reduction_type: object) -> str:
     if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:
         words = ", ".join(f'"{word}"' for word in layout.REDUCTIONS)
         raise InvalidArgumentError(
-            f"reduction_type is a word in capitals: passed string {reduction_type!r} not in: "
+            f"reduction_type is a word in capitals: passed string {shown(reduction_type)} not in: "
             f"{words}."
         )
     return reduction_type

@@ -13,6 +13,7 @@ from shmacc._gradients.dtypes import DType
 from shmacc._gradients.spec import MemberSpec, TensorSpec
 from shmacc._layout import layout
 from shmacc._layout.reports import MemberConfig
+from shmacc._layout.shown import shown
 from shmacc._records import dtype_names
 from shmacc._records.array_types import ValueArray
 from shmacc.errors import DataLossError, InvalidArgumentError
@@ -83,9 +84,10 @@ def _one_asked(name: str, value: object) -> Asked:
             )
         dtype, shape = value.dtype, value.shape
     elif isinstance(value, tuple):  # most callers mean a shape, but NumPy makes an array of it
+        text = shown(value)
         raise InvalidArgumentError(
             f"Array {name!r} must be an array or a TensorSpec, but was a tuple: "
-            f"TensorSpec({value!r}) is of that shape, np.array({value!r}) has that contents"
+            f"TensorSpec({text}) is of that shape, np.array({text}) has that contents"
         )
     else:
         given = arrays.as_array(value, f"array {name!r}")

@@ -16,6 +16,7 @@ from shmacc._gradients import foreign
 from shmacc._gradients.arguments import INT64_MAX, describe_shape
 from shmacc._gradients.dtypes import DType, kind_of, largest
 from shmacc._gradients.handlers import pass_on
+from shmacc._layout.shown import shown
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import DensePartial
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
@@ -163,7 +164,8 @@ def index_array(value: Any, what: str) -> IndexArray:
             f"{what} must be integers, but some are NaN: {foreign.LEAVE_OUT}"
         )
     if array.dtype.kind not in "iu" and array.size:
-        raise InvalidArgumentError(f"{what} must be integers, but are {array.dtype}")
+        kind = "strings" if array.dtype.kind in "SU" else array.dtype
+        raise InvalidArgumentError(f"{what} must be integers, but are {kind}")
     array = _contiguous(array, what)
     if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
         raise InvalidArgumentError(
@@ -291,18 +293,19 @@ def _convert(
     if array.dtype == to:
         return array
     source, target = kind_of(array.dtype), kind_of(to)
-    if by_value and array.size == 0:
+    # Nothing has no dtype: np.array([]) is of float64.
+    if array.size == 0 and (by_value or (array.shape == (0,) and array.dtype == np.float64)):
         return array.astype(to)
     allowed = target in _SAME_KIND.get(source, "")
     if by_value and source in "iuf" and target in "iub":
         allowed = True
         if source == "f" and not bool(np.all(np.isfinite(array) & (array == np.trunc(array)))):
             raise InvalidArgumentError(
-                f"{what} must be integers for dtype {to.name}, but are not all"
+                f"{what}: numbers for dtype {to.name} must be integers, but not all are"
             )
     if not allowed:
         raise InvalidArgumentError(
-            f"{what} of dtype {array.dtype} do not convert to {to.name} by NumPy's same_kind rule"
+            f"{what}: {_elements(array)} do not convert to {to.name} by NumPy's same_kind rule"
         )
     if target in "iub" and source != "b":
         _check_integer_range(array, to, what)
@@ -314,10 +317,14 @@ def _convert(
                 infinite |= np.isinf(converted.imag) & np.isfinite(array.imag)
             if bool(infinite.any()):
                 raise InvalidArgumentError(
-                    f"{what} hold {array[infinite].flat[0]!r}, which would become infinite in "
-                    f"{to.name}"
+                    f"{what}: one number is {shown(array[infinite].flat[0])}, which would become "
+                    f"infinite in {to.name}"
                 )
     return converted
+
+
+def _elements(array: np.ndarray[Any, Any]) -> str:
+    return "strings" if array.dtype.kind in "SU" else f"values of dtype {array.dtype}"
 
 
 def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: str) -> None:
@@ -327,5 +334,6 @@ def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: s
     for extreme in (array.min(), array.max()):
         if not least <= int(extreme) <= most:
             raise InvalidArgumentError(
-                f"{what} hold {int(extreme)}, which does not fit {to.name} ({least} to {most})"
+                f"{what}: one number is {int(extreme)}, which does not fit {to.name} ({least} to "
+                f"{most})"
             )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shmacc import _core
 from shmacc._gradients.handlers import pass_on
 from shmacc._layout import layout
+from shmacc._layout.shown import shown
 from shmacc._records import dtype_names
 from shmacc._records.dtype_names import NUMBERS
 from shmacc.errors import InvalidArgumentError
@@ -155,7 +156,7 @@ def resolve(dtype: object) -> DType:
     if found is None:
         allowed = ", ".join(sorted(NUMBERS))
         raise InvalidArgumentError(
-            f"Value passed to parameter 'dtype' is {dtype!r}, which is not in list of allowed "
+            f"Value passed to parameter 'dtype' is {shown(dtype)}, which is not in list of allowed "
             f"values: {allowed}"
         )
     return found

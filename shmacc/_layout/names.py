@@ -22,6 +22,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 
 SHM_DIRECTORY = "/dev/shm"  # noqa: S108  where Linux keeps POSIX shared memory, not a temp file
@@ -33,7 +34,6 @@ _TOKEN_DIGITS = 16
 _LONGEST_FILE_NAME = 255
 _LONGEST_STEM = _LONGEST_FILE_NAME - len(SEMAPHORE_FILE_PREFIX) - len(PREFIX) - 1 - _TOKEN_DIGITS
 _HASH_DIGITS = 16
-_LONGEST_SHOWN = 250  # characters in a message: a name that is just too long is shown whole
 _LONGEST_WRITTEN = 200  # layout.hpp: kMaxName
 _OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 _ESCAPE = re.compile(rb"%([0-9A-F]{2})")
@@ -92,14 +92,6 @@ def checked_namespace(namespace: object, what: str) -> str:
             f"but was {shown(namespace)}"
         )
     return namespace
-
-
-def shown(given: object) -> str:
-    """Return text for a message that shows an invalid name; a long name is cut."""
-    text = repr(given)
-    if len(text) <= _LONGEST_SHOWN:
-        return text
-    return f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
 def written(shared_name: str) -> str:

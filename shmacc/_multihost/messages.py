@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 
 
@@ -44,7 +45,7 @@ class Timing:
             value = getattr(self, one.name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise InvalidArgumentError(
-                    f"Timing's {one.name} must be a positive number, but was {value!r}"
+                    f"Timing's {one.name} must be a positive number, but was {shown(value)}"
                 )
 
     def pace(self, hosts: int) -> float:

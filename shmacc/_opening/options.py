@@ -6,6 +6,7 @@ from typing import Literal
 
 from shmacc._gradients import arguments
 from shmacc._layout import layout
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 
 Owners = Literal["mine", "any"] | Iterable[int]
@@ -66,7 +67,7 @@ def checked_owners(owners: object) -> Owners:
         if all(type(uid) is int and 0 <= uid <= _LARGEST_UID for uid in uids):
             return uids
     raise InvalidArgumentError(
-        f'owners must be "mine", "any" or an iterable of uids, but was {owners!r}'
+        f'owners must be "mine", "any" or an iterable of uids, but was {shown(owners)}'
     )
 
 
@@ -75,7 +76,7 @@ def _checked_if_exists(value: object) -> IfExists:
         if isinstance(value, str) and value == word:
             return word
     raise InvalidArgumentError(
-        f'if_exists must be "attach", "error" or "replace", but was {value!r}'
+        f'if_exists must be "attach", "error" or "replace", but was {shown(value)}'
     )
 
 

@@ -11,6 +11,7 @@ from shmacc import _core
 from shmacc._layout import layout, names
 from shmacc._layout.names import SegmentName
 from shmacc._layout.reports import MemberConfig, TableConfig
+from shmacc._layout.shown import shown
 from shmacc._opening import removal
 from shmacc._opening.removal import UnfinishedError
 from shmacc.errors import (
@@ -48,9 +49,7 @@ def resolve(name: str) -> SegmentName:
         return names.segment_name(name)
     whole = names.parse_segment_file(name)
     if whole is None:
-        raise InvalidArgumentError(
-            f"{names.shown(name)} is no possible name of a segment in /dev/shm"
-        )
+        raise InvalidArgumentError(f"{shown(name)} is no possible name of a segment in /dev/shm")
     return whole
 
 

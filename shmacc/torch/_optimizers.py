@@ -9,6 +9,7 @@ from torch import nn
 from shmacc import optim
 from shmacc._accumulators import patterns
 from shmacc._accumulators.parameters import Optimizers
+from shmacc._layout.shown import shown
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 
@@ -165,8 +166,8 @@ def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.
             )
         if option not in {"params", "param_names"} and value != default.get(option):
             raise InvalidArgumentError(
-                f"torch's {kind.__name__} with {option}={value!r} is not honoured: its updates are "
-                f"made with {option}={default.get(option)!r} only"
+                f"torch's {kind.__name__} with {option}={shown(value)} is not honoured: its "
+                f"updates are made with {option}={default.get(option)!r} only"
             )
     return made
 

@@ -12,6 +12,7 @@ from shmacc import init
 from shmacc._accumulators.table_spec import TableSpec
 from shmacc._accumulators.tables import Table, checked_ids
 from shmacc._gradients import arguments, arrays
+from shmacc._layout.shown import shown
 from shmacc._records.array_types import IndexArray
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch._rows import Rows
@@ -74,7 +75,7 @@ class TableEmbedding(nn.Module):
         """
         super().__init__()
         if mode not in _MODES:
-            raise InvalidArgumentError(f'mode must be None, "sum" or "mean", but was {mode!r}')
+            raise InvalidArgumentError(f'mode must be None, "sum" or "mean", but was {shown(mode)}')
         self.embedding_dim: int = arguments.int64(embedding_dim, "embedding_dim")
         self.mode = mode
         self.padding_idx: int | None = (

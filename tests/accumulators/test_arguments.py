@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -10,8 +11,12 @@ import pytest
 from helpers.elements import ELEMENTS
 from helpers.support import nothing_changes, refused
 
+import shmacc
 from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
 from shmacc._gradients import dtypes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 
@@ -323,3 +328,55 @@ def test_num_required(method: str) -> None:
         for number in (2**31, 2**63 - 1):
             with nothing_changes(acc), pytest.raises(errors.DeadlineExceededError):
                 take(number, timeout=0)
+
+
+def test_messages_show_values_in_pythons_words() -> None:
+    """Not as `np.float64(1.5)` or `<U1`, whichever argument of whichever call."""
+    number: Any = np.float64(1.5)
+    whole: Any = np.int64(-1)
+    text: Any = np.str_("x y")
+    dense: Any = ConditionalAccumulator("f4", (2,))
+    table: Any = SparseConditionalAccumulator("f4", (3, 2))
+    with dense, table:
+        calls: list[Callable[[], Any]] = [
+            lambda: dense.apply_grad([1, 2], number),
+            lambda: dense.apply_grad([1, 2], np.bool_(True)),  # noqa: FBT003
+            lambda: dense.apply_grad([1, 2], np.array(1.5)),
+            lambda: dense.apply_grad(["a", "b"]),
+            lambda: dense.apply_grad(np.array(["a", "b"])),
+            lambda: dense.apply_grad(np.array([1e300, 0])),
+            lambda: dense.apply_grad(np.array([np.longdouble(1e300), 0])),
+            lambda: dense.apply_grad(np.array([1e300j, 0])),
+            lambda: dense.apply_grad([1, 2], weight=number),
+            lambda: dense.apply_grad([1, 2], contributor=number),
+            lambda: dense.take(number),
+            lambda: dense.take(1, timeout=-number),
+            lambda: dense.take(1, timeout=text),
+            lambda: dense.take(1, on_death=text),
+            lambda: dense.set_global_step(number),
+            lambda: dense.advance_step(np.datetime64("2026-01-01")),
+            lambda: table.apply_grad(["a"], [[1, 2]]),
+            lambda: table.apply_grad([0], [["a", "b"]]),
+            lambda: table.apply_grad([0], [[1, 2]], ["a"]),
+            lambda: ConditionalAccumulator(text),
+            lambda: ConditionalAccumulator("f4", (number,)),
+            lambda: ConditionalAccumulator("f4", number),
+            lambda: ConditionalAccumulator("f4", [whole, whole, text]),
+            lambda: ConditionalAccumulator("f4", (), np.str_("a\0b")),
+            lambda: ConditionalAccumulator("f4", (), None, None, text),
+            lambda: ConditionalAccumulator("f4", (), capacity=number),
+            lambda: ConditionalAccumulator("f4", (), owners=text),
+            lambda: ConditionalAccumulator("f4", (), if_exists=text),
+            lambda: shmacc.attach("nothing", timeout=-number),
+            lambda: shmacc.optim.SGD(-number),
+            lambda: shmacc.optim.SGD(text),
+            lambda: shmacc.optim.Ftrl(0.1, learning_rate_power=number),
+            lambda: shmacc.init.Normal(0.0, 0.1, seed=number),
+            lambda: shmacc.Parameters({"w": (number, 2)}),
+            lambda: shmacc.raw_ops.AccumulatorNumAccumulated(number),
+        ]
+        for call in calls:
+            with pytest.raises((errors.InvalidArgumentError, TypeError)) as caught:
+                call()
+            said = str(caught.value)
+            assert not re.search(r"np\.(float|int|bool|str|long|date)|<U|numpy\.", said), said

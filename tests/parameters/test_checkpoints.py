@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import io
+import zipfile
 from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
 from pathlib import Path  # noqa: TC003  likewise
 from typing import Any, Final
@@ -162,14 +163,22 @@ def test_other_files_are_refused(both: Both, path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(errors.DataLossError, match=r"no file of shmacc\.save"):
             shmacc.load(path, both)
-    array = path.with_suffix(".npy")
-    np.save(array, np.ones(3))
-    with pytest.raises(errors.DataLossError, match=r"no file of shmacc\.save"):
-        shmacc.load(array, both)
+    foreign = path.with_suffix(".npy"), path.with_suffix(".other"), path.with_suffix(".zip")
+    np.save(foreign[0], np.ones(3))
+    with foreign[1].open("wb") as file:
+        np.savez(file, weights=np.ones(3))
+    with zipfile.ZipFile(foreign[2], "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    for file_name, said in zip(
+        foreign, ("it is one array", "'weights'", "'readme.txt'"), strict=True
+    ):
+        with pytest.raises(errors.DataLossError, match=rf"no file of shmacc\.save: .*{said}"):
+            shmacc.load(file_name, both)
 
 
 def test_what_cannot_be_saved_is_refused(both: Both, path: Path) -> None:
-    not_given_back = [{name: both["params"]} for name in ("a\0b", "\0", "\udc80", "a\ud800")]
+    names = "a\0b", "\0", "\udc80", "a\ud800", "x" * 65001, "é" * 32501, "x" * 2**20
+    not_given_back = [{name: both["params"]} for name in names]
     no_mappings: list[Any] = [None, {"a": 1}, {1: None}]
     for what in [*no_mappings, *not_given_back]:
         for call in (shmacc.save, shmacc.load):
@@ -179,7 +188,7 @@ def test_what_cannot_be_saved_is_refused(both: Both, path: Path) -> None:
 
 
 def test_any_other_name_is_given_back(both: Both, path: Path) -> None:
-    for name in ("a/b", "a b", "ä", "..", "/", "x" * 300, "a.npy", "file"):
+    for name in ("a/b", "a b", "ä", "..", "/", "x" * 300, "a.npy", "file", "x" * 65000):
         what = {name: both["params"], "group": both["grads"]}
         shmacc.save(path, what)
         shmacc.load(path, what)

@@ -151,3 +151,21 @@ def test_an_initial_value_that_is_tiny() -> None:
         Parameters({"a": np.ones(1, np.float32)}, optimizer=tiny) as params,
     ):
         same_bits(params.slots["a"]["accumulator"], np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float32", "bfloat16"])
+def test_nothing_fits_every_dtype(dtype: str) -> None:
+    """`np.array([])` is of float64, as an empty batch is in a loop that makes no difference."""
+    nothing, table = np.array([]), np.zeros((2, 3), bool)
+    w: Any = table if dtype == "bool" else TensorSpec((2, 3), dtype)
+    empty: list[Any] = [([], []), (nothing, nothing), ((), nothing), (np.zeros(0, int), [])]
+    with (
+        Parameters({"w": w, "f": np.zeros(2)}, optimizer={"f": optim.SGD(0.1)}) as params,
+        AccumulatorGroup({"f": TensorSpec((2,), "float64")}) as group,
+    ):
+        for given in empty:
+            group.apply({"f": np.ones(2)}, group.global_step)
+            with group.round(1, timeout=0) as taken:
+                params.update(taken, values={"w": given})
+        assert params.step == len(empty)
+        assert not params["w"].astype(float).any()

@@ -1,0 +1,25 @@
+"""How a message shows a value that a caller gave."""
+
+_MOST = 250  # characters; a name that is just too long is shown whole
+
+
+def shown(given: object) -> str:
+    """Return a value as Python writes it, but ``1.5`` for ``np.float64(1.5)``; long text is cut."""
+    plain = _plain(given)
+    # NumPy's long doubles stay what they are: their text has no class in it, their repr has.
+    text = str(plain) if hasattr(plain, "item") and _is_number(plain) else repr(plain)
+    return text if len(text) <= _MOST else f"{text[:_MOST]}... ({len(text)} characters)"
+
+
+def _plain(given: object) -> object:
+    if isinstance(given, str):
+        return str.__str__(given)
+    if hasattr(given, "item") and _is_number(given):
+        return given.item()
+    if type(given) is list:
+        return [_plain(each) for each in given]
+    return tuple(map(_plain, given)) if type(given) is tuple else given
+
+
+def _is_number(given: object) -> bool:
+    return getattr(given, "ndim", None) == 0
