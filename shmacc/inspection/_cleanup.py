@@ -23,6 +23,7 @@ from shmacc.errors import (
     PermissionDeniedError,
     ShmaccError,
 )
+from shmacc.inspection import _posix_names as posix_names
 from shmacc.inspection._findings import Leftover
 from shmacc.inspection._listing import (
     is_meant,
@@ -166,7 +167,8 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
                     file_name
                 ) from None
         if not rehearse:
-            _unlink_files(before)
+            for file_name in before:
+                posix_names.unlink(file_name)
     if rehearse:
         return before
     after = _files_of(segment_name)
@@ -229,28 +231,7 @@ def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
     if not _semaphore_is_orphaned(name, token):
         return ()
     file_name = names.semaphore_file(name.system_name, token)
-    # Imported only here: posix_ipc has no wheels for the newest Pythons, and nothing else needs it.
-    import posix_ipc
-
-    try:
-        posix_ipc.unlink_semaphore(names.semaphore_name(name.system_name, token))
-    except posix_ipc.ExistentialError:
-        return ()
-    except posix_ipc.PermissionsError as error:
-        raise PermissionDeniedError(f"{file_name}: {error}") from error
-    return (file_name,)
-
-
-def _unlink_files(file_names: tuple[str, ...]) -> None:
-    for file_name in file_names:
-        try:
-            os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in _REFUSALS:
-                raise
-            raise PermissionDeniedError(f"{file_name}: {error.strerror}") from error
+    return (file_name,) if posix_names.unlink(file_name) else ()
 
 
 def _files_of(name: SegmentName) -> tuple[str, ...]:

@@ -15,9 +15,10 @@ import time
 from dataclasses import dataclass, replace
 
 from shmacc import _core
-from shmacc._layout import layout, names
+from shmacc._layout import layout
 from shmacc._layout.names import SegmentName
 from shmacc._layout.reports import ObservedState, Participant, Table, TableConfig, Waiter
+from shmacc.inspection._posix_names import semaphore_value
 from shmacc.inspection._processes import HALTED, Look, started
 from shmacc.inspection._records import (
     AttachedProcess,
@@ -199,10 +200,9 @@ def _lock(
     config = view.config()
     states = [view.lock_state(lane) for lane in range(config["lanes"])]
     locks = [_held_by(pid, attached, look) for held, pid in states if held]
-    path = names.semaphore_path(name.system_name, config["token"])
     return replace(
         min(locks, key=_blame, default=_FREE),
-        tokens=_core.SegmentView.semaphore_value(path),
+        tokens=semaphore_value(name.system_name, config["token"]),
         name_pid=view.name_lock_state()[1] or None,
     )
 

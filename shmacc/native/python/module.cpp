@@ -321,7 +321,6 @@ NB_MODULE(_core, m) {
         .def("events", &SegmentView::events)
         .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))
         .def("name_lock_state", &SegmentView::name_lock_state)
-        .def_static("semaphore_value", &SegmentView::semaphore_value, nb::arg("path"))
         .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
         .def("compare", &SegmentView::compare)
         .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))

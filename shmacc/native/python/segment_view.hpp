@@ -166,17 +166,6 @@ class SegmentView {
     // Return (whether another process holds the lock, its pid or 0), for a lane's lock and for the name lock.
     nb::tuple lock_state(uint32_t lane) const { return held_by(lane_byte(lane)); }
     nb::tuple name_lock_state() const { return held_by(kNameByte); }
-    // The value of the semaphore of that name; none: there is none, or this user may not read it.
-    static std::optional<int> semaphore_value(const std::string& path) {
-        struct stat found{};
-        sem_t semaphore{};
-        const Descriptor fd = NamedSemaphore::open_file(path, O_RDONLY, found);
-        if (!fd || pread(fd.get(), &semaphore, sizeof semaphore, 0) != static_cast<ssize_t>(sizeof semaphore))
-            return std::nullopt;
-        int value = 0;
-        sem_getvalue(&semaphore, &value);
-        return value;
-    }
     // Reads from a region as it is now. region: a fixed one, or one of the viewed lane or table (kViewedRegions).
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)

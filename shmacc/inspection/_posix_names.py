@@ -1,0 +1,63 @@
+"""What has a POSIX name, opened and removed through posix_ipc.
+
+Segments are not opened here: closing a descriptor of a segment's file would drop the record locks
+of a process that has it attached.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+
+from shmacc._layout import layout, names
+from shmacc.errors import PermissionDeniedError
+
+
+def unlink(file_name: str) -> bool:
+    """Remove a segment's or a semaphore's name; return False if there is none.
+
+    Args:
+        file_name: The name in /dev/shm.
+
+    Raises:
+        PermissionDeniedError: This user may not remove it.
+    """
+    import posix_ipc  # only here: most commands need none of it
+
+    try:
+        if names.parse_semaphore_file(file_name) is None:
+            posix_ipc.unlink_shared_memory(f"/{file_name}")
+        else:
+            posix_ipc.unlink_semaphore(f"/{file_name.removeprefix(names.SEMAPHORE_FILE_PREFIX)}")
+    except posix_ipc.ExistentialError:
+        return False
+    except posix_ipc.PermissionsError as error:
+        raise PermissionDeniedError(f"{file_name}: {error}") from error
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        raise PermissionDeniedError(f"{file_name}: {error.strerror}") from error
+    return True
+
+
+def semaphore_value(system_name: str, token: int) -> int | None:
+    """Return the value of a segment's semaphore, of several lanes that of the first.
+
+    Returns None if there is none, this user may not write to it (the C library maps it so), or
+    posix_ipc is not installed.
+    """
+    path = names.semaphore_path(system_name, token)
+    try:
+        found = os.stat(path, follow_symlinks=False)
+        # The C library maps the file without a look at its size: to read a shorter one is SIGBUS.
+        if not stat.S_ISREG(found.st_mode) or found.st_size < layout.SEMAPHORE_BYTES:
+            return None
+        import posix_ipc
+    except (ImportError, OSError):
+        return None
+    try:
+        semaphore = posix_ipc.Semaphore(names.semaphore_name(system_name, token))
+    except (posix_ipc.Error, OSError):
+        return None
+    with contextlib.closing(semaphore):
+        return int(semaphore.value)
