@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import posix_ipc
-import pytest
 from helpers.apart import needs_root, run_apart
 
 import shmacc
 from shmacc import inspection
 from shmacc._layout import names
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def _file_names(namespace: str) -> tuple[str, str]:
@@ -45,9 +49,14 @@ def test_what_is_no_semaphore_has_no_value(namespace: str) -> None:
     with shmacc.ConditionalAccumulator("f4", (), "emb") as acc:
         path = Path("/dev/shm", f"sem.{_file_names(namespace)[1]}")  # noqa: S108
         content = path.read_bytes()
-        for wrong in (path.touch, path.mkdir, lambda: path.symlink_to("/dev/null")):
+        for wrong in "too short", "a directory", "a link":
             path.unlink()
-            wrong()
+            if wrong == "a directory":
+                path.mkdir()
+            elif wrong == "a link":
+                path.symlink_to("/dev/null")
+            else:
+                path.write_bytes(content[:16])
             assert inspection.describe("emb").lock.tokens is None
             path.rmdir() if path.is_dir() else path.unlink()
             path.write_bytes(content)
@@ -68,7 +77,7 @@ def test_who_may_only_read_learns_the_rest() -> None:
 
 
 def test_only_these_need_posix_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "posix_ipc", None)
+    monkeypatch.setitem(sys.modules, "posix_ipc", None)
     with shmacc.ConditionalAccumulator("f4", (), "emb") as acc:
         assert inspection.describe("emb").lock.tokens is None
         acc.unlink()
