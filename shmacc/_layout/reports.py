@@ -175,6 +175,16 @@ class Participant(TypedDict):
     took: bool  # whether it has ever taken, or opened a round
 
 
+class Pace(TypedDict):
+    """How the time of rounds was spent, and for whom they waited (pace.hpp)."""
+
+    waiting_ns: int
+    block_ns: int
+    between_ns: int
+    late: list[tuple[int, int, int]]  # contributor, or -pid; rounds; nanoseconds
+    unchecked: tuple[int, int, int]  # gradients; their steps in all; most steps of one
+
+
 class Departure(TypedDict):
     """A process that had applied or taken and is gone, or that is attached and has failed."""
 

@@ -5,7 +5,7 @@ Separate from `_listing`: a list needs fewer imports, and must start sooner.
 
 from dataclasses import dataclass
 
-from shmacc._layout import layout
+from shmacc._layout import layout, reports
 from shmacc._records.stats import Stats, stats_of
 from shmacc.inspection._listing import open_view, regions_of, resolve, summary_of
 from shmacc.inspection._members import members_of, tables_of
@@ -17,8 +17,10 @@ from shmacc.inspection._records import (
     DepartedProcess,
     FinalRound,
     HasPid,
+    LateContributor,
     LockState,
     MemberDescription,
+    Pace,
     Region,
     Stall,
     Summary,
@@ -97,6 +99,7 @@ class Description:
         contributors: How many named contributors are in the round.
         events: The last 64 events, oldest first.
         index_load: How full the index is, 0 to 1; None: there is no index.
+        pace: How the time of rounds was spent, and for whom they waited.
     """
 
     summary: Summary
@@ -118,6 +121,7 @@ class Description:
     contributors: int
     events: tuple[Event, ...]
     index_load: float | None
+    pace: Pace
 
     @property
     def line(self) -> tuple[WaitingTake, ...]:
@@ -184,7 +188,30 @@ def describe(name: str, look: Look | None = None) -> Description:
             ),
             # Includes every entry that undone operations may have left behind.
             index_load=min(1.0, state["index_filled"] / places) if places else None,
+            pace=_pace(view.pace()),
         )
+
+
+def _pace(seen: reports.Pace) -> Pace:
+    late = sorted(seen["late"], key=lambda entry: -entry[2])
+    unchecked, steps, most = seen["unchecked"]
+    return Pace(
+        waiting=seen["waiting_ns"] / 1e9,
+        block=seen["block_ns"] / 1e9,
+        between=seen["between_ns"] / 1e9,
+        late=tuple(
+            LateContributor(
+                contributor=who if who >= 0 else None,
+                pid=None if who >= 0 else -who,
+                rounds=rounds,
+                seconds=late_ns / 1e9,
+            )
+            for who, rounds, late_ns in late
+        ),
+        unchecked=unchecked,
+        unchecked_steps=steps,
+        most_unchecked_steps=most,
+    )
 
 
 def _final_round(seen: Observation) -> FinalRound | None:

@@ -403,3 +403,51 @@ class MemberDescription:
     rows_added: int | None = None
     rows_removed: int | None = None
     initial: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LateContributor:
+    """A contributor for whose gradients rounds have waited.
+
+    Attributes:
+        contributor: The contributor; None: its process named none.
+        pid: The process that named none, by its pid in its own pid namespace; else None.
+        rounds: How many rounds waited for its gradient, the last one to come.
+        seconds: How much later than the mean of the others these gradients came, in all.
+    """
+
+    contributor: int | None
+    pid: int | None
+    rounds: int
+    seconds: float
+
+    @property
+    def label(self) -> str:
+        """The contributor as it is shown."""
+        return f"pid {self.pid}" if self.contributor is None else str(self.contributor)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the time of rounds was spent since the segment's first take. Version 2.0.0 counts none.
+
+    Attributes:
+        waiting: Seconds in which takes waited for gradients (or for the lock).
+        block: Seconds in blocks of rounds that ended in order.
+        between: Seconds from the end of a round to the next take's call, and in blocks that did
+            not end in order.
+        late: The contributors for whom rounds waited longest, at most 16, the latest first. One
+            that is seldom late makes room for others, and then counts anew.
+        unchecked: Gradients accepted with NEVER_STALE, except each process's first.
+        unchecked_steps: How many steps passed since their processes' gradients before, in all: each
+            gradient lacks at most so many updates. (Other gradients that are accepted lack none.)
+        most_unchecked_steps: The largest such number of one gradient.
+    """
+
+    waiting: float
+    block: float
+    between: float
+    late: tuple[LateContributor, ...]
+    unchecked: int
+    unchecked_steps: int
+    most_unchecked_steps: int

@@ -110,6 +110,20 @@ class Fairness(ctypes.Structure):
     _fields_ = _fields((_U64, "asked"), (_I64, "keep_off_ns"))
 
 
+class Unchecked(ctypes.Structure):
+    _fields_ = _fields((_U64, "gradients steps most_steps"))
+
+
+class Late(ctypes.Structure):
+    _fields_ = _fields((_I64, "who"), (_U64, "rounds late_ns"))
+
+
+class Pace(ctypes.Structure):
+    _fields_ = _fields(
+        (_I64, "until_ns"), (_U64, "waiting_ns block_ns between_ns"), (Late * 16, "late")
+    )
+
+
 class Event(ctypes.Structure):
     _fields_ = _fields(
         (_U64, "serial token"),
@@ -202,7 +216,8 @@ QUEUE: Final = _cache_line(ROUNDS + 2 * ctypes.sizeof(RoundState))
 PARTICIPANTS_TOP: Final = _cache_line(QUEUE + ctypes.sizeof(QueueHead))
 NEXT_EVENT: Final = PARTICIPANTS_TOP + 64
 EVENTS: Final = NEXT_EVENT + 64
-HEADER_USED: Final = EVENTS + 64 * ctypes.sizeof(Event)
+PACE: Final = EVENTS + 64 * ctypes.sizeof(Event)
+HEADER_USED: Final = PACE + ctypes.sizeof(Pace)
 
 # Offsets in a lane's part of the region "states".
 _LANES: Final = 64
@@ -270,6 +285,7 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], in
     "departed_top": (ShortWord, 1, lambda _: PARTICIPANTS_TOP + 4),
     "next_event": (Word, 1, lambda _: NEXT_EVENT),
     "event": (Event, 32, lambda _: EVENTS),
+    "pace": (Pace, 1, lambda _: PACE),
     "directory": (DirectoryEntry, 1, lambda table: table.region("directory")),
     "participant": (Participant, 4, lambda table: table.region("participants")),
     "waiter": (Waiter, 4, lambda table: table.region("waiters")),
@@ -279,6 +295,11 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], in
     "lane": (LaneState, 2, lambda table: table.states + _LANES),
     "journal": (Journal, 1, lambda table: table.states + _JOURNAL),
     "fairness": (Fairness, 1, lambda table: table.states + _FAIRNESS),
+    "unchecked": (
+        Unchecked,
+        1,
+        lambda table: table.states + _FAIRNESS + ctypes.sizeof(Fairness),
+    ),
     "member": (
         MemberState,
         2,

@@ -19,7 +19,14 @@ from helpers.inspect_tool import ask, run, start
 from helpers.support import LONG, until
 
 import reference
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    Parameters,
+    SparseConditionalAccumulator,
+    TableSpec,
+    inspection,
+)
 from shmacc.inspection import StallKind
 from shmacc_inspect import output
 from shmacc_inspect.parsers import VERBS
@@ -31,6 +38,7 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 STANDING_STILL: Final = DOCS / "standing-still.md"
 OPERATING: Final = DOCS / "operating.md"
 ALERTS: Final = DOCS / "inspect" / "alerts.yml"
+DASHBOARD: Final = DOCS / "inspect" / "dashboard.json"
 PICTURES: Final = [DOCS / "inspect" / f"{verb}.svg" for verb in ("list", "show", "watch")]
 
 
@@ -119,17 +127,72 @@ def test_the_manual_page_is_well_formed() -> None:
     assert "'emb*' --sort bytes" in done.stdout
 
 
+def metrics_that_there_are() -> set[str]:
+    """Return the names of all samples, of each kind of segment."""
+    only_at_times = {
+        *("head_waits_seconds", "head_requires", "failure_timestamp_seconds", "stall"),
+        *("late_seconds_total", "late_rounds_total"),
+    }
+    names = {f"shmacc_{name}" for name in only_at_times}
+    with (
+        Parameters({"w": np.zeros(2), "emb": TableSpec((2,))}, "params") as params,
+        AccumulatorGroup(params.member_specs(), "group") as group,
+    ):
+        metrics = ask("metrics")["metrics"]
+        group.unlink()
+        params.unlink()
+    for metric in metrics:
+        names |= {sample["name"] for sample in metric["samples"]}
+        assert metric["samples"] or metric["name"] in {
+            name.removesuffix("_total") for name in names
+        }
+    return names
+
+
+def named(expressions: list[str]) -> set[str]:
+    return set(re.findall(r"shmacc_\w+", " ".join(expressions)))
+
+
 def test_alerts_are_about_metrics_that_there_are() -> None:
-    # The first two while a take waits, and once a process has failed.
-    names = {"shmacc_head_waits_seconds", "shmacc_failure_timestamp_seconds"}
-    with ConditionalAccumulator(np.float32, [2], "bias") as acc:
-        for metric in ask("metrics")["metrics"]:
-            names |= {sample["name"] for sample in metric["samples"]}
-        acc.unlink()
     expressions = re.findall(r"^ +expr: (.*)$", ALERTS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(expressions) >= 10
-    for expression in expressions:
-        assert set(re.findall(r"shmacc_\w+", expression)) <= names, expression
+    assert named(expressions) <= metrics_that_there_are()
+
+
+# Flags that other metrics show better: they are in `show`, and for rules of one's own.
+NOT_ON_THE_DASHBOARD: Final = {"shmacc_finished", "shmacc_sealed", "shmacc_round_final"}
+
+
+def test_the_dashboard_has_each_metric_that_there_is() -> None:
+    """Or it is left out on purpose; and no panel asks for what there is not."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    variables = [each["query"] for each in dashboard["templating"]["list"][1:]]
+    found = named(expressions) | named([each["query"] for each in variables])
+    assert found == metrics_that_there_are() - NOT_ON_THE_DASHBOARD
+    known = {each["name"] for each in dashboard["templating"]["list"]} | {"__rate_interval"}
+    assert set(re.findall(r"\$(\w+)", json.dumps(dashboard))) - {"__all"} == known
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    for panel in panels:
+        where = panel["gridPos"]
+        assert where["x"] + where["w"] <= 24, panel["title"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+def test_promtool_accepts_the_dashboards_expressions(tmp_path: Path) -> None:
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    rules = [
+        {"record": f"panel:{number}", "expr": target["expr"].replace("$__rate_interval", "1m")}
+        for number, target in enumerate(targets)
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")

@@ -40,8 +40,10 @@ def test_a_training_of_2_0_goes_on(namespace: str) -> None:
     for file_name, file in FILES.items():
         put_back(file_name, file, namespace)
     for name in ("params", "group"):  # it kept the wall clock's times
-        made = datetime.fromtimestamp(inspection.describe(name).summary.created, UTC)
+        seen = inspection.describe(name)
+        made = datetime.fromtimestamp(seen.summary.created, UTC)
         assert (made.year, made.month) == (2026, 11)
+        assert seen.pace == inspection.Pace(0, 0, 0, (), 0, 0, 0)  # it counted none
     with (
         shmacc.Parameters.attach("params") as params,
         shmacc.AccumulatorGroup.attach("group") as group,

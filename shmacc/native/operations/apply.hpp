@@ -271,9 +271,22 @@ class Apply : public Operation {
             session.round.spread = session.round.round;
             segment_.round().commit(session.round);
         }
+        if (request.local_step == kNeverStale) note_unchecked(session, request);
         note_applied(session, request);
         session.commit();
         return true;
+    }
+    // For display, by plain stores under the lane's lock, which a death may leave in part: how old a gradient without a
+    // step can be. Its process applied the one before, then read parameters, then computed it.
+    void note_unchecked(ApplySession& session, const ApplyRequest& request) {
+        const Participant& entry = segment_.presence().own();
+        if (!has_applied(entry) || request.partial) return;
+        Unchecked& seen = session.lane().unchecked();
+        const int64_t steps = session.round.step - entry.applied_step;
+        const auto counted = static_cast<uint64_t>(std::max(steps, int64_t{0}));
+        store_relaxed(seen.gradients, seen.gradients + 1);
+        store_relaxed(seen.steps, seen.steps + counted);
+        if (counted > seen.most_steps) store_relaxed(seen.most_steps, counted);
     }
     // Takes all locks itself. False: it gave nothing back, since the round is not empty any more or takes no gradients.
     bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {

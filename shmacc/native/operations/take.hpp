@@ -3,6 +3,7 @@
 
 #include "operations/operation.hpp"
 #include "operations/round_copy.hpp"
+#include "protocol/pace.hpp"
 #include "protocol/queue_entry.hpp"
 
 namespace shmacc {
@@ -25,6 +26,7 @@ class Take : public Operation {
     // After the commit `taken` has the round even if this throws, since it is nowhere else any more.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock);
+        const int64_t called = timestamp_ns();
         QueueEntry entry(segment_);
         InQueue interruption(*this, entry, request);
         std::optional<RoundCopy> copy;
@@ -60,6 +62,7 @@ class Take : public Operation {
                         look = copy->bytes() > kQuickCopy && looks++ < kLooks;
                     }
                     if (!look) {
+                        PaceKeeper(segment_).got(session.state, count, called);
                         if (request.hold)
                             open_round(session, request, *copy);
                         else
@@ -107,6 +110,7 @@ class Take : public Operation {
         }
         activity.now(kTakes);
         activity.entry().taken += static_cast<uint64_t>(session.count());
+        PaceKeeper(segment_).left_block(round.holder.since_ns);
         consume(session, true, false);
         commit(session);
         return true;

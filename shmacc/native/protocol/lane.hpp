@@ -43,6 +43,7 @@ class Lane {
     // The number of members, plus 1 for the set of contributors.
     uint32_t tables() const { return static_cast<uint32_t>(specs_.size()); }
     MemberStates& states(uint32_t member) { return members_[member]; }
+    Unchecked& unchecked() { return header_.unchecked; }
     const MemberState& current(uint32_t member, const LaneState& state) const {
         return members_[member].copies[current_copy(members_[member], state.generation)];
     }

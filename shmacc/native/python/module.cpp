@@ -317,6 +317,7 @@ NB_MODULE(_core, m) {
         .def("participants", &SegmentView::participants)
         .def("departures", &SegmentView::departures)
         .def("last_used_ns", &SegmentView::last_used_ns)
+        .def("pace", &SegmentView::pace)
         .def("waiters", &SegmentView::waiters)
         .def("events", &SegmentView::events)
         .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))

@@ -150,6 +150,28 @@ class SegmentView {
         }
         return nb::make_tuple(seen, applied);
     }
+    // How the time of rounds was spent, for whom they waited, and the gradients whose step nobody checked, of all lanes.
+    nb::dict pace() const {
+        const Pace seen = header<Pace>(offsetof(Header, pace));
+        nb::dict out = new_dict();
+        out["waiting_ns"] = seen.waiting_ns;
+        out["block_ns"] = seen.block_ns;
+        out["between_ns"] = seen.between_ns;
+        nb::list late = new_list();
+        for (const Late& entry : seen.late)
+            if (entry.rounds > 0) late.append(nb::make_tuple(entry.who, entry.rounds, entry.late_ns));
+        out["late"] = late;
+        Unchecked sum{};
+        for (uint32_t i = 0; i < config_.lanes; ++i) {
+            Unchecked of_lane{};
+            read_exactly(lane_offset(i) + offsetof(LaneHeader, unchecked), &of_lane, sizeof of_lane);
+            sum.gradients += of_lane.gradients;
+            sum.steps += of_lane.steps;
+            sum.most_steps = std::max(sum.most_steps, of_lane.most_steps);
+        }
+        out["unchecked"] = nb::make_tuple(sum.gradients, sum.steps, sum.most_steps);
+        return out;
+    }
     nb::list waiters() const {
         nb::list out = new_list();
         const uint64_t cancelled = header<uint64_t>(offsetof(Header, wait_queue) +

@@ -426,6 +426,32 @@ struct Event {
 };
 constexpr uint32_t kEvents = 64;
 
+// The contributor (or, as a negative number, the pid of a process that names none) that was the last of `rounds`
+// rounds, and by how much later than the mean of the others.
+struct Late {
+    int64_t who;
+    uint64_t rounds;  // 0: a free entry
+    uint64_t late_ns;
+};
+constexpr uint32_t kLate = 16;
+
+// How the time of the segment was spent; for display only (pace.hpp). All zero in a segment of 2.0.0, whose processes
+// do not write it.
+struct Pace {
+    int64_t until_ns;  // all time until then is counted in the next three; 0: none
+    uint64_t waiting_ns;
+    uint64_t block_ns;
+    uint64_t between_ns;
+    Late late[kLate];
+};
+// The gradients that a lane accepted with local_step = kNeverStale. For display only; zero likewise.
+struct Unchecked {
+    uint64_t gradients;
+    uint64_t steps;  // sum of the steps since their processes' gradients before
+    uint64_t most_steps;
+};
+constexpr int64_t kNeverStale = INT64_MAX;
+
 struct Header {
     alignas(64) Config config;
     alignas(64) uint64_t unlinked;  // 1: unlinked on purpose
@@ -438,6 +464,7 @@ struct Header {
     uint32_t departed_top;  // departed entries from here on are free
     alignas(64) uint64_t next_event;  // serial of the last event
     Event events[kEvents];
+    alignas(64) Pace pace;
 };
 
 constexpr uint64_t kHeaderBytes = 8192;
@@ -449,7 +476,9 @@ struct LaneHeader {
     alignas(64) LaneState state[2];
     alignas(64) Journal journal;
     alignas(64) Fairness fairness;
+    Unchecked unchecked;
 };
+static_assert(sizeof(LaneHeader) == 512, "as in 2.0.0, which left the last bytes unused");
 struct MemberStates {
     alignas(64) MemberState copies[2];
 };

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Event,
         LockState,
         MemberDescription,
+        Pace,
         SlotDescription,
         Stall,
         Summary,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shmacc_inspect.output import Shown
 
 _BAR_WIDTH: Final = 20
+_LATE: Final = 3  # contributors that came late are named
 _NAME: Final = Column("NAME", lambda of: Cell(formatting.printable(of.name), "bold"), least=12)
 _BYTES: Final = Column("BYTES", lambda of: page.size(of.bytes_used), right=True)
 _MEMBER_COLUMNS: Final = (
@@ -217,7 +219,32 @@ def _facts(seen: Shown, now: float) -> Iterator[tuple[str, Cell]]:
         f"{stats.dropped} dropped as stale, {stats.discarded} discarded"
     )
     yield "gradients", Cell(gradients)
+    yield from _pace(seen.pace)
     yield "commits", Cell(f"{seen.generation}, {_recoveries(seen)}")
+
+
+def _pace(pace: Pace) -> Iterator[tuple[str, Cell]]:
+    if total := pace.waiting + pace.block + pace.between:
+        parts = (
+            (pace.waiting, "waiting for gradients"),
+            (pace.block, "in blocks of rounds"),
+            (pace.between, "between rounds"),
+        )
+        said = ", ".join(f"{formatting.percent(part, total)} {what}" for part, what in parts)
+        yield "time", Cell(f"{formatting.duration(total)}: {said}")
+    if pace.late:
+        said = "; ".join(
+            f"{of.label}: {formatting.duration(of.seconds)} in {of.rounds}"
+            for of in pace.late[:_LATE]
+        )
+        yield "waited for", Cell(f"contributors that came last, in so many rounds: {said}")
+    if pace.unchecked:
+        mean = pace.unchecked_steps / pace.unchecked
+        text = (
+            f"{pace.unchecked} gradients with NEVER_STALE lack at most {mean:.1f} updates each on "
+            f"average, one {pace.most_unchecked_steps}"
+        )
+        yield "unchecked", Cell(text)
 
 
 def _of_round(seen: Shown, now: float) -> Iterator[tuple[str, Cell]]:

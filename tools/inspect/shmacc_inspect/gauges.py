@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shmacc.inspection import Description, SegmentName, WaitingTake
 
 PREFIX: Final = "shmacc_"
+_LATE: Final = 5  # contributors of a segment that are named: each is a series
 _MOST_ROWS: Final = 1 << 22  # of tables that are compared with their index at each scrape
 
 
@@ -168,6 +169,7 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
                     Sample(name, _labels(seen.summary.name), float(value))
                 )
     yield from found.values()
+    yield from _paces(described)
     yield _damage(described)
     yield _stalls(described)
     yield _failures(described)
@@ -184,6 +186,51 @@ def _labels(of: SegmentName) -> dict[str, str]:
 def _gauge(name: str, help: str, samples: Iterable[tuple[dict[str, str], float]]) -> Metric:  # noqa: A002 - the field's name
     name = PREFIX + name
     return Metric(name, "gauge", help, [Sample(name, labels, value) for labels, value in samples])
+
+
+def _paces(described: list[Description]) -> Iterator[Metric]:
+    accumulators = [seen for seen in described if not seen.summary.is_arrays]
+
+    def counter(
+        name: str,
+        said: str,
+        read: Callable[[inspection.Pace], Iterable[tuple[dict[str, str], float]]],
+    ) -> Metric:
+        samples = [
+            Sample(f"{PREFIX}{name}_total", {**_labels(seen.summary.name), **labels}, float(value))
+            for seen in accumulators
+            for labels, value in read(seen.pace)
+        ]
+        return Metric(PREFIX + name, "counter", said, samples)
+
+    def of_late(field: str) -> Callable[[inspection.Pace], Iterable[tuple[dict[str, str], float]]]:
+        return lambda pace: [
+            ({"contributor": of.label}, getattr(of, field)) for of in pace.late[:_LATE]
+        ]
+
+    yield counter(
+        "round_seconds",
+        "Seconds that takes waited for gradients, that rounds' blocks took, and between rounds.",
+        lambda pace: [
+            ({"phase": phase}, getattr(pace, phase)) for phase in ("waiting", "block", "between")
+        ],
+    )
+    yield counter(
+        "late_seconds",
+        f"How much later than the others those came that rounds waited for, the latest {_LATE}.",
+        of_late("seconds"),
+    )
+    yield counter("late_rounds", "How many rounds waited for each of these.", of_late("rounds"))
+    yield counter(
+        "unchecked",
+        "Gradients accepted with NEVER_STALE, except each process's first.",
+        lambda pace: [({}, pace.unchecked)],
+    )
+    yield counter(
+        "unchecked_steps",
+        "Steps since their processes' gradients before: at most so many updates they lack.",
+        lambda pace: [({}, pace.unchecked_steps)],
+    )
 
 
 def _damage(described: list[Description]) -> Metric:
