@@ -21,6 +21,7 @@ from shmacc._layout import names
 from shmacc._opening.options import IfExists, Owners
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
+from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
@@ -112,8 +113,13 @@ class Chief:
         self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
         self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
+        self._share_tables()
+
+    def _share_tables(self) -> None:
         for name, table in self._tables.items():
             rows_of(table).share(self._shared[name], trains=False)
+        if self._tables:
+            clipping.watch(self._model)
 
     def _catch_up(self) -> None:
         """Advance the group's step to that of the parameters, if a chief died before it did so.

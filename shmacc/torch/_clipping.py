@@ -1,16 +1,26 @@
-"""torch's clipping of gradients, also for sparse ones, which torch refuses."""
+"""torch's clipping of gradients, also for sparse ones, which torch refuses, and for tables."""
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from shmacc.torch._tables import TableEmbedding
+from shmacc.errors import InvalidArgumentError
+from shmacc.torch._tables import TableEmbedding, rows_of
 
-_Trained = Iterable["torch.Tensor | TableEmbedding"]
+_Trained = nn.Module | torch.Tensor | Iterable[torch.Tensor | nn.Module]
+
+_with_tables: dict[int, weakref.ref[nn.Module]] = {}
+"""The models of this process's chiefs and replicas that have tables, by their ids."""
+
+
+def watch(model: nn.Module) -> None:
+    """Have clipping refuse the parameters of a model without its tables."""
+    key = id(model)
+    _with_tables[key] = weakref.ref(model, lambda _: _with_tables.pop(key, None))
 
 
 def clip_grad_norm_(
@@ -18,45 +28,123 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> torch.Tensor:
     """Scale gradients in place so that their norm, taken together, is at most `max_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients: rows that a gradient does
-    not have count as zeros. A sparse gradient is coalesced first.
+    As `torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients and does not see those of a
+    `TableEmbedding`: rows that a gradient does not have count as zeros. A sparse gradient is
+    coalesced first. Call it in a round's block, or in a replica before its step.
 
     Args:
-        parameters: Parameters (or one) whose ``.grad`` is clipped: ``model.parameters()``. An
-            embedding of a table counts if it is among them: ``[*model.parameters(), model.user]``.
+        parameters: The model, for all that it trains: parameters, and embeddings of tables. Or some
+            of it: parameters and modules, or one.
         max_norm: The largest norm.
         norm_type: The norm's order, ``float("inf")`` for the largest absolute value.
         error_if_nonfinite: Whether a norm that is no finite number raises RuntimeError.
+        foreach: As torch's.
 
     Returns:
         The norm before clipping.
+
+    Raises:
+        InvalidArgumentError: All parameters of a module without its tables that have gradients, as
+            by ``model.parameters()``; or what is given is none of the above.
     """
-    return nn.utils.clip_grad_norm_(_dense(parameters), max_norm, norm_type, error_if_nonfinite)
+    dense = _dense(parameters)
+    if not dense:
+        return torch.zeros((), device="cpu")
+    return nn.utils.clip_grad_norm_(dense, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
-def clip_grad_value_(parameters: _Trained, clip_value: float) -> None:
+def clip_grad_value_(parameters: _Trained, clip_value: float, foreach: bool | None = None) -> None:
     """Clamp each number of the gradients to +-`clip_value`, in place.
 
-    As `torch.nn.utils.clip_grad_value_`, also for sparse gradients, which are coalesced first.
+    As `torch.nn.utils.clip_grad_value_`, also for sparse gradients, which are coalesced first, and
+    for tables.
 
     Args:
-        parameters: Parameters (or one) whose ``.grad`` is clipped, as for `clip_grad_norm_`.
+        parameters: Whose gradients are clipped, as for `clip_grad_norm_`.
         clip_value: The largest absolute value.
+        foreach: As torch's.
+
+    Raises:
+        InvalidArgumentError: As for `clip_grad_norm_`.
     """
-    nn.utils.clip_grad_value_(_dense(parameters), clip_value)
+    nn.utils.clip_grad_value_(_dense(parameters), clip_value, foreach)
 
 
 def _dense(parameters: _Trained) -> list[Any]:
     """Return, for each gradient, an object whose dense ``.grad`` shares its values."""
+    one = isinstance(parameters, nn.Module | torch.Tensor)
+    given: list[Any] = [parameters] if one else [*parameters]  # type: ignore[misc]
+    trained = {id(each): each for item in given for each in _trained(item)}
+    if not any(isinstance(item, nn.Module) for item in given):
+        _refuse_without_tables(trained)
     found = []
-    for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
-        gradient = parameter.grad
+    for each in trained.values():
+        gradient = _gradient(each)
         if gradient is not None and gradient.is_sparse:
-            parameter.grad = gradient.coalesce()  # adds up rows that occur twice
-            gradient = parameter.grad.detach().values()
+            each.grad = gradient.coalesce()  # adds up rows that occur twice
+            gradient = each.grad.detach().values()
         if gradient is not None and gradient.numel():  # an empty one has no largest element
             found.append(SimpleNamespace(grad=gradient))
     return found
+
+
+def _trained(item: Any) -> Iterator[Any]:
+    """Yield the parameters and embeddings of tables of a module, or the parameter itself."""
+    if isinstance(item, nn.Module):
+        yield from item.parameters()
+        yield from (module for module in item.modules() if isinstance(module, TableEmbedding))
+    elif isinstance(item, torch.Tensor):
+        yield item
+    else:
+        raise InvalidArgumentError(
+            "Gradients are clipped of a model, of parameters and of modules, but was given a "
+            f"{type(item).__name__}"
+        )
+
+
+def _gradient(trained: Any) -> torch.Tensor | None:
+    """Return the gradient to change in place; of a replica's table that of its pending rows."""
+    gradient: torch.Tensor | None = trained.grad
+    if gradient is None and isinstance(trained, TableEmbedding):
+        return rows_of(trained).merged()
+    return gradient
+
+
+def _refuse_without_tables(given: dict[int, Any]) -> None:
+    """Refuse what covers a module except for tables of it: it was meant to be all of it."""
+    for model in [found for ref in list(_with_tables.values()) if (found := ref()) is not None]:
+        for path, table in model.named_modules():
+            if (
+                isinstance(table, TableEmbedding)
+                and id(table) not in given
+                and _has_gradient(table)
+                and any(_covers(given, above) for above in _modules_above(model, path))
+            ):
+                raise InvalidArgumentError(
+                    f"The rows of {path!r}, a TableEmbedding, are none of the parameters that were "
+                    "given, though they have gradients, too, and all parameters beside them are: "
+                    "clip_grad_norm_(model, ...) and clip_grad_value_(model, ...) take both. (To "
+                    "leave them out on purpose, call torch.nn.utils')"
+                )
+
+
+def _has_gradient(table: TableEmbedding) -> bool:
+    return table.grad is not None or bool(rows_of(table).pending)
+
+
+def _modules_above(model: nn.Module, path: str) -> Iterator[nn.Module]:
+    """Yield the modules that a module at this path is part of."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield model.get_submodule(path)
+
+
+def _covers(given: dict[int, Any], module: nn.Module) -> bool:
+    """Return whether what is given has all gradients of the module's parameters."""
+    own = list(module.parameters())
+    named = any(id(each) in given for each in own) if own else not given
+    return named and all(each.grad is None or id(each) in given for each in own)

@@ -15,6 +15,7 @@ from shmacc._gradients import arguments
 from shmacc._gradients.spec import IndexedSlicesSpec
 from shmacc._opening.options import Owners
 from shmacc.errors import DeadlineExceededError, FinishedError, InvalidArgumentError
+from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
 from shmacc.torch._tables import rows_of
@@ -84,6 +85,8 @@ class Replica:
             self._rows = {name: rows_of(found) for name, found in self._tables.items()}
             for name, rows in self._rows.items():
                 rows.share(self._shared[name], trains=True)
+            if self._rows:
+                clipping.watch(model)
             on_failure.pop_all()
 
     def _place(self, model: nn.Module) -> None:

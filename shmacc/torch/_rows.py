@@ -92,6 +92,22 @@ class Rows:
         ids, gradients = zip(*self.pending, strict=True)
         return IndexedSlices(torch.cat(gradients).numpy(), np.concatenate(ids))
 
+    def merged(self) -> torch.Tensor | None:
+        """Add up the pending gradients; return one row for each id, whose numbers may be changed.
+
+        None: there are none.
+        """
+        if not self.pending:
+            return None
+        if len(self.pending) > 1:
+            ids, gradients = zip(*self.pending, strict=True)
+            distinct, places = np.unique(np.concatenate(ids), return_inverse=True)
+            rows = torch.cat(gradients)
+            total = torch.zeros((len(distinct), *rows.shape[1:]), dtype=rows.dtype, device="cpu")
+            total.index_add_(0, torch.from_numpy(places.reshape(-1)), rows)
+            self.pending = [(distinct, total)]
+        return self.pending[0][1]
+
     def clear(self) -> None:
         """Drop the pending gradients."""
         if self.pending is not None:

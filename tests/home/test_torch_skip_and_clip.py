@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,17 @@ from torch import nn
 
 from shmacc import errors
 from shmacc.optim import SGD, Adam
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, clip_grad_norm_, clip_grad_value_
+from shmacc.torch import (
+    AsyncReplicas,
+    Replica,
+    SyncReplicas,
+    TableEmbedding,
+    clip_grad_norm_,
+    clip_grad_value_,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def slots_of(replicas: Any) -> dict[str, Any]:
@@ -132,6 +143,108 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked() -> None:
     model.layer.weight.grad[0, 0] = float("nan")
     with pytest.raises(RuntimeError, match="non-finite"):
         clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+class Tower(nn.Module):
+    """Tables in a part and beside it, rows of a sparse embedding, a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.part = nn.ModuleDict({"ids": TableEmbedding(2), "layer": nn.Linear(2, 2)})
+        self.rows = nn.Embedding(20, 2, sparse=True)
+        self.alone = TableEmbedding(2, mode="sum")
+        self.beside = nn.Linear(2, 2)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        found = self.part["layer"](self.part["ids"](ids) + self.part["ids"](ids + 1))
+        return self.beside(found + self.rows(ids) + self.alone(ids[:, None])).square().sum()
+
+
+def dense_of(model: Any, table: Callable[[Any], Any]) -> list[Any]:
+    """What has the model's gradients, all dense, for torch's own functions."""
+    found = [one.grad.to_dense() for one in model.parameters()]
+    found += [table(one) for one in (model.part["ids"], model.alone)]
+    return [SimpleNamespace(grad=one.clone()) for one in found]
+
+
+WHOLE: dict[str, Callable[[Any], Any]] = {
+    "the model": lambda model: model,
+    "its modules, generated": lambda model: (one for one in model.children()),
+    "all in a list, and twice": lambda model: [*model.parameters(), model, model.alone],
+}
+SOME: dict[str, Callable[[Any], Any]] = {
+    "parameters": lambda model: model.parameters(),
+    "a list": lambda model: list(model.parameters()),
+    "those that require grad": lambda model: filter(lambda p: p.requires_grad, model.parameters()),
+    "those with a gradient": lambda model: [p for p in model.parameters() if p.grad is not None],
+    "of the part that has a table": lambda model: model.part.parameters(),
+}
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+@pytest.mark.parametrize("where", ["block", "replica"])
+def test_all_of_a_model_is_clipped_or_it_is_said(where: str, *, foreach: bool | None) -> None:
+    """Dense, sparse and tables; in the chief's block, and by a replica before its step."""
+    with pair(Tower(), Tower(), optimizer=SGD(0.1)) as (replicas, replica):
+        ids = torch.tensor([3, 1, 1, 4])
+
+        def check(model: Any, table: Callable[[Any], Any]) -> None:
+            for some in SOME.values():
+                for call in (clip_grad_norm_, clip_grad_value_):
+                    with pytest.raises(errors.InvalidArgumentError, match=r"\(model, ...\)"):
+                        call(some(model), 1e-6)
+            for whole in WHOLE.values():
+                wanted = dense_of(model, table)
+                total = nn.utils.clip_grad_norm_(wanted, 0.5)
+                found = clip_grad_norm_(whole(model), 0.5, foreach=foreach)
+                torch.testing.assert_close(found, total)
+                nn.utils.clip_grad_value_(wanted, 0.01)
+                clip_grad_value_(whole(model), 0.01, foreach=foreach)
+                for one, other in zip(dense_of(model, table), wanted, strict=True):
+                    torch.testing.assert_close(one.grad, other.grad)
+                    one.grad.mul_(7)
+            clip_grad_norm_(model.beside.parameters(), 1e-3)  # some of it, on purpose
+            clip_grad_norm_(model.beside.weight, 1e-4)
+            clip_grad_value_([model.beside, model.rows.weight, model.alone], 1e-5)
+            assert (
+                float(table(model.alone).abs().max())
+                <= 1e-5
+                < float(table(model.part["ids"]).max())
+            )
+            wrong: Any
+            for wrong in (model.named_parameters(), ["beside"], [model.beside.weight.grad, 3]):
+                with pytest.raises(errors.InvalidArgumentError, match="of a model, of param"):
+                    clip_grad_value_(wrong, 1.0)
+
+        replica._model(ids).backward()
+        replica._model(ids).backward()
+        if where == "replica":
+            check(replica._model, lambda one: one._own.merged())
+        pass_on(replica)
+        with replicas.round(timeout=LONG):
+            if where == "block":
+                check(replicas._model, lambda one: one.grad)
+        for model in (replicas._model, replica._model):
+            assert clip_grad_norm_(model.parameters(), 1.0) == 0, "nothing has gradients now"
+        replica.close()
+
+
+def test_a_model_of_tables_alone() -> None:
+    """Its parameters are none, so they are all of them."""
+    model, other = (cast("Any", nn.ModuleList([TableEmbedding(2)])) for _ in range(2))
+    with pair(model, other, optimizer=SGD(0.1)) as (replicas, replica):
+        other[0](torch.arange(3)).sum().backward()
+        pass_on(replica)
+        with replicas.round(timeout=LONG):
+            with pytest.raises(errors.InvalidArgumentError, match="'0', a TableEmbedding"):
+                clip_grad_norm_(model.parameters(), 1.0)
+            torch.testing.assert_close(clip_grad_norm_(model[0], 1.0), torch.tensor(6.0).sqrt())
+            model[0].grad.fill_(float("inf"))
+            with pytest.raises(RuntimeError, match="non-finite"):
+                clip_grad_norm_(model, 1.0, error_if_nonfinite=True)
+        replica.close()
+    assert clip_grad_norm_([], 1.0) == 0
 
 
 def test_clipping_in_a_round_is_in_the_update() -> None:

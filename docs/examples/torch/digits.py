@@ -62,7 +62,7 @@ if __name__ == "__main__":
         while replicas.global_step < UPDATES:
             try:
                 with replicas.round(timeout=60, on_death="raise"):  # .grad is the replicas' mean
-                    clip_grad_norm_(model.parameters(), 1.0)
+                    clip_grad_norm_(model, 1.0)
             except WorkerDiedError as error:
                 if error.reasons != ("killed",):
                     raise  # what a replica has raised
