@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.parameters import Optimizers
 from shmacc._accumulators.patterns import LearningRate
 from shmacc._gradients import arguments
 from shmacc._gradients.arguments import OnDeath
@@ -26,7 +25,7 @@ from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
-from shmacc.torch._optimizers import OptimizerOfTorch
+from shmacc.torch._optimizers import OfModel
 from shmacc.torch._tables import rows_of
 from shmacc.torch._updates import Update
 
@@ -45,7 +44,7 @@ class Chief:
         total_num_replicas: int,
         capacity: int | None,
         *,
-        optimizer: Optimizers | OptimizerOfTorch,
+        optimizer: OfModel,
         schedule: Schedule | None,
         initial: Any,
         mode: int | None,

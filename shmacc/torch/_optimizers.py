@@ -38,6 +38,10 @@ class OptimizerOfTorch(NamedTuple):
     parts: tuple[Part, ...]
 
 
+OfModel = Optimizers | OptimizerOfTorch | Mapping[str, optim.Optimizer | OptimizerOfTorch]
+"""What a chief takes for its model: one for all, or by patterns of names, also of both kinds."""
+
+
 def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
     """Return optimizers that compute as torch's; a chief's death leaves no update half made.
 
@@ -45,6 +49,7 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
 
         adam = torch.optim.AdamW(model.parameters(), 1e-3)
         SyncReplicas(model, name, optimizer=optimizer_of(adam), ...)
+        SyncReplicas(model, name, optimizer={"emb*": Adagrad(0.05), "*": optimizer_of(adam)}, ...)
 
     The given optimizers are not used any more: rounds make the updates.
 
@@ -75,14 +80,12 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
     return OptimizerOfTorch(tuple(parts))
 
 
-def by_name(
-    given: Optimizers | OptimizerOfTorch, model: nn.Module
-) -> dict[str, optim.Optimizer] | None:
+def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | None:
     """Return the optimizer of each parameter that requires grad, and of each table.
 
     Args:
-        given: One for all, a mapping from patterns of names, what `optimizer_of` returns, or None
-            (then None is returned).
+        given: One for all; a mapping from patterns of names; or None (then None is returned). What
+            `optimizer_of` returns is for those of its parameters that come to it.
         model: The model.
 
     Raises:
@@ -90,38 +93,51 @@ def by_name(
             take its gradients; or an optimizer is for something that is no parameter.
     """
     parameters, tables = on_model.parameters(model), on_model.tables(model)
-    if tables and (given is None or isinstance(given, OptimizerOfTorch)):
-        name = next(iter(tables))
-        raise InvalidArgumentError(
-            f"{name!r} is the table of a TableEmbedding, which optimizers of torch do not know: "
-            f'optimizer={{"{name}": shmacc.optim.Adagrad(0.05), "*": shmacc.optim.Adam(1e-3, '
-            "as_torch=True)}, or one of shmacc.optim for all"
-        )
     if given is None:
+        for name in tables:
+            raise _not_of_torch(name)
         return None
-    if isinstance(given, torch.optim.Optimizer):
-        raise InvalidArgumentError(
-            "optimizer= must be one of shmacc.optim's, but was torch's: optimizer_of(it) makes one"
-        )
-    if isinstance(given, OptimizerOfTorch):
-        found = _of_torch(given, parameters, on_model.rows_alone(model))
-    else:
-        by_pattern = given if isinstance(given, Mapping) else {"*": given}
-        found = patterns.by_name(by_pattern, [*parameters, *tables], "an optimizer")
+    by_pattern: Mapping[str, Any] = given if isinstance(given, Mapping) else {"*": given}
+    for chosen in by_pattern.values():
+        if isinstance(chosen, torch.optim.Optimizer):
+            raise InvalidArgumentError(
+                "optimizer= must be one of shmacc.optim's, or a mapping from patterns to such, but "
+                f"was torch's {type(chosen).__name__}: optimizer_of(it) makes one"
+            )
+    found = patterns.by_name(by_pattern, [*parameters, *tables], "an optimizer")
+    for chosen in {id(one): one for one in found.values()}.values():
+        if isinstance(chosen, OptimizerOfTorch):
+            names = {name for name, one in found.items() if one is chosen}
+            for name in sorted(names & tables.keys()):
+                raise _not_of_torch(name)
+            ours = _of_torch(chosen, parameters, names, on_model.rows_alone(model))
+            found |= {name: ours.get(name) for name in names}
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
     trained += tables
     for name in trained:
         if found.get(name) is None:
-            why = f": it matches none of {list(given)}" if isinstance(given, Mapping) else ""
+            why = "" if name in found else f": it matches none of {list(by_pattern)}"
             raise InvalidArgumentError(
                 f"{name!r} requires grad, but there is no optimizer for it{why}"
             )
     return {name: found[name] for name in trained}
 
 
+def _not_of_torch(table: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{table!r} is the table of a TableEmbedding, which optimizers of torch do not know: give "
+        f'it one of shmacc.optim, by a pattern before theirs: optimizer={{"{table}": '
+        'shmacc.optim.Adagrad(0.05), "*": optimizer_of(torch.optim.AdamW(model.parameters()))}'
+    )
+
+
 def _of_torch(
-    given: OptimizerOfTorch, parameters: Mapping[str, nn.Parameter], sparse: Collection[str]
+    given: OptimizerOfTorch,
+    parameters: Mapping[str, nn.Parameter],
+    wanted: Collection[str],
+    sparse: Collection[str],
 ) -> dict[str, optim.Optimizer]:
+    """Return the optimizer of each parameter of torch's; of the `wanted` ones it must be right."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     found: dict[str, optim.Optimizer] = {}
     for kind, parameter, optimizer in given.parts:
@@ -134,24 +150,30 @@ def _of_torch(
         if name in found:
             raise InvalidArgumentError(f"{name!r} is a parameter of torch's optimizers twice")
         found[name] = optimizer
-        # With sparse gradients, torch's momentum moves rows that the gradients do not have.
-        by_rows = kind == "SparseAdam" or (
-            kind in {"SGD", "Adagrad"}
-            and not getattr(optimizer, "momentum", 0)
-            and not getattr(optimizer, "weight_decay", 0)
-        )
-        if parameter.requires_grad and (name in sparse and not by_rows):
-            raise InvalidArgumentError(
-                f"{name!r} has sparse gradients, of whose rows alone torch makes an update by "
-                "SparseAdam, Adagrad and SGD, without momentum and weight_decay; not by this "
-                f"{kind}. Give it one of these, as in optimizer_of(one, other), or of shmacc.optim"
-            )
-        if parameter.requires_grad and kind == "SparseAdam" and name not in sparse:
-            raise InvalidArgumentError(
-                f"{name!r} has dense gradients, which torch's SparseAdam does not take: its module "
-                "must have sparse=True"
-            )
+        if name in wanted and parameter.requires_grad:
+            _check_rows(name, kind, optimizer, by_rows=name in sparse)
     return found
+
+
+def _check_rows(name: str, kind: str, optimizer: optim.Optimizer, *, by_rows: bool) -> None:
+    # With sparse gradients, torch's momentum moves rows that the gradients do not have.
+    takes_rows = kind == "SparseAdam" or (
+        kind in {"SGD", "Adagrad"}
+        and not getattr(optimizer, "momentum", 0)
+        and not getattr(optimizer, "weight_decay", 0)
+    )
+    if by_rows and not takes_rows:
+        raise InvalidArgumentError(
+            f"{name!r} has sparse gradients, of whose rows alone torch makes an update by "
+            "SparseAdam, Adagrad and SGD, without momentum and weight_decay; not by this "
+            f"{kind}. Give it one of these, as in optimizer_of(one, other), or of shmacc.optim: "
+            f'optimizer={{"{name}": shmacc.optim.Adam(1e-3), "*": optimizer_of(...)}}'
+        )
+    if kind == "SparseAdam" and not by_rows:
+        raise InvalidArgumentError(
+            f"{name!r} has dense gradients, which torch's SparseAdam does not take: its module "
+            "must have sparse=True"
+        )
 
 
 def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.Optimizer:

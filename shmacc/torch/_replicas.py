@@ -4,12 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from shmacc._accumulators.parameters import Optimizers
 from shmacc._gradients import arguments
 from shmacc._opening.options import IfExists, Owners
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._chief import Chief, Schedule
-from shmacc.torch._optimizers import OptimizerOfTorch
+from shmacc.torch._optimizers import OfModel
 
 
 class SyncReplicas(Chief):
@@ -43,7 +42,7 @@ class SyncReplicas(Chief):
         *,
         total_num_replicas: int,
         replicas_to_aggregate: int | None = None,
-        optimizer: Optimizers | OptimizerOfTorch = None,
+        optimizer: OfModel = None,
         schedule: Schedule | None = None,
         initial: Any = None,
         mode: int | None = None,
@@ -62,10 +61,10 @@ class SyncReplicas(Chief):
                 that have left are not waited for.
             optimizer: For all parameters that require grad (float32 or float64): one of
                 `shmacc.optim`; a mapping from patterns of names to optimizers, where the first
-                match counts, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``; or the result of
-                `optimizer_of` for one of torch. Parameters and slots are then `Parameters`: each
-                round changes them once, wholly or not at all, even if a chief dies. None: the block
-                calls an optimizer of torch.
+                match counts, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``; or, for all or in
+                a mapping, the result of `optimizer_of` for one of torch. Parameters and slots are
+                then `Parameters`: each round changes them once, wholly or not at all, even if a
+                chief dies. None: the block calls an optimizer of torch.
             schedule: A function from the number of an update to its learning rate, as for `round`.
                 It must depend on nothing else: a dead chief's replacement calls it, too. None: the
                 optimizers' own rates.
@@ -129,7 +128,7 @@ class AsyncReplicas(Chief):
         *,
         total_num_replicas: int,
         capacity: int | None = None,
-        optimizer: Optimizers | OptimizerOfTorch = None,
+        optimizer: OfModel = None,
         schedule: Schedule | None = None,
         initial: Any = None,
         mode: int | None = None,

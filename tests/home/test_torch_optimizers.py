@@ -202,6 +202,39 @@ def test_the_first_pattern_that_matches_is_taken() -> None:
     train_as_torch(lambda _: PATTERNS, by_pattern, kind=AsyncReplicas)
 
 
+@pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
+def test_patterns_of_both_kinds(kind: Any) -> None:
+    """That of torch is for those of its parameters that have no earlier pattern."""
+
+    def ours(model: Words) -> Any:
+        return {
+            "emb*": Adagrad(0.05),
+            "*.bias": optimizer_of(OF.SGD([model.layer.bias, model.seldom.bias], 0.1)),
+            "*": optimizer_of(OF.AdamW(model.parameters(), 0.1)),
+        }
+
+    def theirs(model: Words) -> list[Any]:
+        sgd = OF.SGD([model.layer.bias, model.seldom.bias], 0.1)
+        emb = OF.Adagrad([model.emb.weight], 0.05, initial_accumulator_value=0.1, eps=0)
+        return [emb, sgd, OF.AdamW([model.layer.weight, model.seldom.weight], 0.1)]
+
+    train_as_torch(ours, theirs, kind=kind)
+    train_as_torch(ours, theirs, kind=kind, sparse=True)
+
+
+def test_patterns_of_both_kinds_that_are_refused() -> None:
+    model = Words(sparse=True)
+    adam = optimizer_of(OF.Adam(model.parameters()))
+    refused(
+        "'emb.weight' has sparse .*\"emb.weight\": shmacc", {"layer*": SGD(1), "*": adam}, model
+    )
+    some = optimizer_of(OF.Adam(model.layer.parameters()))
+    refused("'seldom.weight' requires grad, but", {"emb*": SGD(1), "*": some}, model)
+    refused("not the model's", {"emb*": SGD(1), "*": adam})
+    bare: Any = {"emb*": SGD(1), "*": torch.optim.Adam(model.parameters())}
+    refused("torch's Adam: optimizer_of", bare, model)
+
+
 def test_patterns_that_are_refused() -> None:
     refused("'layer.weight' requires grad, but there is no", {"emb*": SGD(1), "*.bias": SGD(1)})
     more = {"emb*": SGD(1), "*": SGD(1), "head*": SGD(1)}

@@ -282,7 +282,14 @@ def test_what_is_refused(namespace: str) -> None:
     model = Clicks()
     refused("optimizers of torch do not know", lambda: chief_of(model, optimizer=None))
     adam = optimizer_of(torch.optim.Adam(model.parameters()))
-    refused("optimizers of torch do not know", lambda: chief_of(model, optimizer=adam))
+    for wrong in adam, {"layer*": optim.SGD(0.1), "*": adam}:
+        made = functools.partial(chief_of, model, optimizer=wrong)
+        refused("'users.rows.*do not know.*{.users.rows", made)
+    mixed: Any = {"users*": optim.Adagrad(0.1), "tags.rows": optim.SGD(0.1), "*": adam}
+    with chief_of(model, optimizer=mixed) as replicas:
+        slots = {name: [*kept] for name, kept in replicas._shared.slots.items()}
+        assert slots["layer.weight"] == ["m", "v"]
+        assert (slots["users.rows"], slots["tags.rows"]) == (["accumulator"], [])
     refused(
         "'users.rows' requires grad, but there is no",
         lambda: chief_of(model, optimizer={"layer*": optim.SGD(0.1), "tags*": optim.SGD(0.1)}),
