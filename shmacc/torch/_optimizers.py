@@ -108,8 +108,9 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
     for chosen in {id(one): one for one in found.values()}.values():
         if isinstance(chosen, OptimizerOfTorch):
             names = {name for name, one in found.items() if one is chosen}
-            for name in sorted(names & tables.keys()):
-                raise _not_of_torch(name)
+            for name in tables:
+                if name in names:
+                    raise _not_of_torch(name)
             ours = _of_torch(chosen, parameters, names, on_model.rows_alone(model))
             found |= {name: ours.get(name) for name in names}
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
