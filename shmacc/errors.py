@@ -223,7 +223,10 @@ class DataLossError(ShmaccError):
 
 
 class WorkerDiedError(ShmaccError):
-    """A process that had applied has died or failed (``on_death="raise"``). Nothing was consumed.
+    """A worker has died or failed (``on_death="raise"``). Nothing was consumed.
+
+    A worker is a process that has applied a gradient, has called `apply` with a ``contributor``, or
+    has made a `shmacc.torch.Replica`.
 
     What to do: Take again, for as many gradients as the living processes can send, or start the
     dead ones again.
@@ -233,7 +236,7 @@ class WorkerDiedError(ShmaccError):
         reasons: Why, in the same order: "killed", or an exception's type and the beginning of its
             text, "ValueError: ...".
         contributors: The contributors that they gave with their applies in the open round,
-            ascending.
+            ascending; not those of applies that were refused.
     """
 
     pids: tuple[int, ...] | None = None

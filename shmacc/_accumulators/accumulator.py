@@ -323,11 +323,11 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             at_least: 1 to `num_required`: how many are enough when the timeout has passed; None: as
                 many as `num_required`.
             timeout: Seconds to wait; None: for ever.
-            on_death: "raise": end the wait if a process that has applied died or failed. It failed
-                if an exception has left its ``with`` block of the accumulator, or ended the
-                process. Each such process is reported once, by the next wait with "raise"; one
-                error may name several. A process that has closed the accumulator, or ended
-                in order, is not dead.
+            on_death: "raise": end the wait if a worker died or failed: a process that has applied,
+                or has called an apply with a ``contributor``, whatever came of it. It failed if an
+                exception has left its ``with`` block of the accumulator, or ended the process. Each
+                such process is reported once, by the next wait with "raise"; one error may name
+                several. A process that has closed the accumulator, or ended in order, is not dead.
 
         Returns:
             A `SparseTaken` or a `DenseTaken`. A group returns a mapping from member to one of

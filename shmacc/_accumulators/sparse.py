@@ -144,6 +144,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
+        if contributor is not None:  # from now on it is news if this process fails, say here
+            self._handle.be_contributor(arguments.contributor(contributor))
         step = arguments.int64(local_step, "local_step")
         terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
@@ -188,6 +190,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         Raises:
             As for `apply_grad`; also InvalidArgumentError if `grad` is no such object.
         """
+        if contributor is not None:
+            self._handle.be_contributor(arguments.contributor(contributor))
         grad = foreign.slices(grad)
         gradients.check_has(
             grad, "Something like IndexedSlices", "indices", "values", "dense_shape"

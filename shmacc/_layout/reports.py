@@ -186,7 +186,7 @@ class Pace(TypedDict):
 
 
 class Departure(TypedDict):
-    """A process that had applied or taken and is gone, or that is attached and has failed."""
+    """A worker, or a process that had taken: it is gone, or is attached and has failed."""
 
     pid: int  # in its own pid namespace
     pid_namespace: int

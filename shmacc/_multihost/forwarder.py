@@ -83,7 +83,7 @@ class ForwarderCore:
         contributors: tuple[int, ...],
         reasons: tuple[str, ...] = (),
     ) -> None:
-        """Note that processes which had applied gradients have died or failed.
+        """Note that workers have died or failed.
 
         If this forwarder dies before it reports them, no chief is told: a segment tells of a death
         once.

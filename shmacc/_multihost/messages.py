@@ -96,7 +96,7 @@ class Batch:
 
 
 class Death(NamedTuple):
-    """Processes of a host that had applied gradients, and have died or failed.
+    """Workers of a host that have died or failed.
 
     Attributes:
         number: This message's number; each incarnation of the forwarder begins with 1.
@@ -265,7 +265,7 @@ class Waiting:
 
 
 class Loss(NamedTuple):
-    """A lost host; or, if there are pids, processes of this host that had applied, and died.
+    """A lost host; or, if there are pids, workers of this host that died.
 
     Attributes:
         host: The host.

@@ -37,7 +37,7 @@ class Counters:
         withdrawn: Grants that came to nothing, since hosts were lost or late.
         voided: Steps that moved on without a round.
         lost_hosts: How often a host was silent for too long.
-        died_workers: Processes that had applied gradients and died, without those of lost hosts.
+        died_workers: Workers that died, without those of lost hosts.
         lost_blocks: Rounds that were granted once more, since shards had lost pieces of them.
         lost_chiefs: Chiefs that were silent for too long.
         refused_reports: Reports that were late, doubled, or of an earlier incarnation.

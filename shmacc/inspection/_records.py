@@ -211,7 +211,7 @@ class AttachedProcess(HasPid):
 
 @dataclass(frozen=True, slots=True)
 class DepartedProcess(HasPid):
-    """A death or failure, still on record, of a process that had applied or taken.
+    """A death or failure, still on record, of a worker, or of a process that had taken.
 
     Attributes:
         pid: Its pid, as its own pid namespace knows it.

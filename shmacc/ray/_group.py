@@ -216,8 +216,8 @@ class AccumulatorGroup:
         Args:
             num_required: How many gradients, of all hosts together.
             timeout: Seconds to wait for them; None: for ever.
-            on_death: "raise": end the wait with WorkerDiedError if a host is lost, or a process
-                that had applied has died since the last take; once for each loss.
+            on_death: "raise": end the wait with WorkerDiedError if a host is lost, or a worker
+                has died since the last take; once for each loss.
         """
         return Round(self._link, num_required, timeout, on_death, sharded=False)
 

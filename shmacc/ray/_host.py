@@ -49,7 +49,7 @@ _COUNTERS = (
     "resent",  # pieces sent again, since their shard was lost
     "rounds",  # rounds that consumed these batches
     "resets",  # how often the segment was emptied without a round of this host
-    "deaths",  # processes that had applied, and died or failed
+    "deaths",  # workers that died or failed
     "refused",  # forwarders that were told of a later one, and ended
 )
 

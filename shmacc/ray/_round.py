@@ -66,7 +66,7 @@ class Round(Generic[_Result]):
         Raises:
             DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for
                 a second after it, and the message names it.
-            WorkerDiedError: A host was lost, or a process that had applied died or failed, and
+            WorkerDiedError: A host was lost, or a worker died or failed, and
                 ``on_death`` is "raise".
             FailedPreconditionError: The owner was started again and knows no step until
                 `set_global_step`; or it is gone; or this thread has a round of the group open.
@@ -287,7 +287,7 @@ def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:
     ]
     what = [f"hosts were lost: {', '.join(hosts)}"] if hosts else []
     if workers:
-        what += [f"processes that had applied gradients are gone: {'; '.join(workers)}"]
+        what += [f"processes that apply gradients are gone: {'; '.join(workers)}"]
     text = "; ".join(what)
     return WorkerDiedError(f"{text[0].upper()}{text[1:]}; nothing was consumed").with_fields(
         pids=tuple(pid for loss in losses for pid in loss.pids),

@@ -212,7 +212,7 @@ class Chief:
         Args:
             timeout: Seconds to wait for the gradients; None: for ever.
             on_death: "raise": WorkerDiedError if a replica's process died, or an exception left its
-                ``with`` block; each such event ends one wait.
+                ``with`` block, also before its first gradient; each such event ends one wait.
             learning_rate: For this update, instead of the optimizers' own and the schedule's: a
                 number, or a mapping from patterns of names to numbers.
 

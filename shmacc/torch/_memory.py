@@ -49,7 +49,7 @@ def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
 
 def _remedy(first: str, one: torch.Tensor, second: str, other: torch.Tensor) -> str:
     trained = [isinstance(each, nn.Parameter) for each in (one, other)]
-    if _shape_of(one) == _shape_of(other) and trained[0] == trained[1]:
+    if place_of(one) == place_of(other) and trained[0] == trained[1]:
         if trained[0]:
             return "tie them by giving both modules one parameter"
         return "register one tensor under both names, or give one of them memory of its own (clone)"
@@ -64,10 +64,11 @@ def _remedy(first: str, one: torch.Tensor, second: str, other: torch.Tensor) -> 
 
 
 def _are_transposed(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dim() > 1 and _shape_of(one.detach().mT) == _shape_of(other)
+    return one.dim() > 1 and place_of(one.detach().mT) == place_of(other)
 
 
-def _shape_of(one: torch.Tensor) -> tuple[Any, ...]:
+def place_of(one: torch.Tensor) -> tuple[Any, ...]:
+    """Return what makes two tensors the same numbers of the same memory in the same order."""
     return one.data_ptr(), one.dtype, one.shape, one.stride()
 
 

@@ -15,7 +15,7 @@ from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._records.array_types import ValueArray
 from shmacc._records.conversions.torch import tensor
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
-from shmacc.torch._memory import check_apart
+from shmacc.torch._memory import check_apart, place_of
 from shmacc.torch._rows import spec_of
 from shmacc.torch._tables import TableEmbedding, rows_of
 
@@ -179,25 +179,25 @@ def in_memory(array: ValueArray) -> torch.Tensor:
         return tensor(array)
 
 
-def place(own: Mapping[str, torch.Tensor], shared: SharedArrays) -> dict[str, int]:
+def place(own: Mapping[str, torch.Tensor], shared: SharedArrays) -> dict[str, Any]:
     """Have the model's tensors use the shared memory; they stay the same objects.
 
     Returns:
-        The address of each, for `check_in_place`.
+        The place of each, for `check_in_place`.
     """
     for name, value in own.items():
         value.data = in_memory(shared[name])
-    return {name: value.data_ptr() for name, value in own.items()}
+    return {name: place_of(value) for name, value in own.items()}
 
 
-def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, int]) -> None:
+def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -> None:
     """Refuse a model that has left shared memory: others would not see what it computes.
 
     Raises:
         FailedPreconditionError: A tensor has other memory; the message names it.
     """
     for name, place in places.items():
-        if own[name].data_ptr() != place:
+        if place_of(own[name]) != place:
             raise FailedPreconditionError(
                 f"{name!r} is not in shared memory any more: the model was converted or moved, or "
                 "got other memory (`.to()`, `.half()`, `.share_memory()`, `parameter.data = ...`); "

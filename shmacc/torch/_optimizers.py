@@ -1,6 +1,6 @@
 """Each parameter's optimizer: chosen by patterns of names, or translated from torch's."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -94,8 +94,7 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
     """
     parameters, tables = on_model.parameters(model), on_model.tables(model)
     if given is None:
-        for name in tables:
-            raise _not_of_torch(name)
+        _check_not_of_torch(tables)
         return None
     by_pattern: Mapping[str, Any] = given if isinstance(given, Mapping) else {"*": given}
     for chosen in by_pattern.values():
@@ -108,9 +107,7 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
     for chosen in {id(one): one for one in found.values()}.values():
         if isinstance(chosen, OptimizerOfTorch):
             names = {name for name, one in found.items() if one is chosen}
-            for name in tables:
-                if name in names:
-                    raise _not_of_torch(name)
+            _check_not_of_torch([name for name in tables if name in names])
             ours = _of_torch(chosen, parameters, names, on_model.rows_alone(model))
             found |= {name: ours.get(name) for name in names}
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
@@ -124,12 +121,13 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
     return {name: found[name] for name in trained}
 
 
-def _not_of_torch(table: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{table!r} is the table of a TableEmbedding, which optimizers of torch do not know: give "
-        f'it one of shmacc.optim, by a pattern before theirs: optimizer={{"{table}": '
-        'shmacc.optim.Adagrad(0.05), "*": optimizer_of(torch.optim.AdamW(model.parameters()))}'
-    )
+def _check_not_of_torch(tables: Iterable[str]) -> None:
+    for table in tables:
+        raise InvalidArgumentError(
+            f"{table!r} is the table of a TableEmbedding, which optimizers of torch do not know: "
+            f'give it one of shmacc.optim, by a pattern before theirs: optimizer={{"{table}": '
+            'shmacc.optim.Adagrad(0.05), "*": optimizer_of(torch.optim.AdamW(model.parameters()))}'
+        )
 
 
 def _of_torch(

@@ -87,6 +87,7 @@ class Replica:
                 rows.share(self._shared[name], trains=True)
             if self._rows:
                 clipping.watch(model)
+            self._group._handle.be_contributor(self._rank)  # noqa: SLF001  from now on it counts
             on_failure.pop_all()
 
     def _place(self, model: nn.Module) -> None:

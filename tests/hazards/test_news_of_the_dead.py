@@ -80,6 +80,75 @@ def test_a_failure_of_one_that_never_applied_is_no_news(acc: ConditionalAccumula
     assert [(each["pid"], each["reason"]) for each in failed] == [(process.pid, "ValueError: bad")]
 
 
+FIRST_APPLIES: dict[str, Callable[[AccumulatorGroup, ConditionalAccumulator], Any]] = {
+    "another shape": lambda group, _: group.apply({"a": [1.0, 2.0]}, 0, contributor=3),
+    "no such member": lambda group, _: group.apply({"b": 1.0}, 0, contributor=3),
+    "no mapping": lambda group, _: group.apply([1.0], 0, contributor=3),  # type: ignore[arg-type]
+    "a bad weight": lambda group, _: group.apply({"a": 1.0}, 0, contributor=3, weight=0),
+    "a bad step": lambda group, _: group.apply({}, "1", contributor=3),  # type: ignore[arg-type]
+    "stale, and fails after it": lambda group, _: group.apply({}, -1, contributor=3) or 1 // 0,
+    "rows that are none": lambda group, _: group.apply({"r": ([1], [])}, 0, contributor=3),
+    "dense": lambda _, acc: acc.apply_grad([1.0], contributor=3),
+    "dense, of some weight": lambda _, acc: acc.apply_grad("1", 0, contributor=3, weight=2),
+}
+
+
+@pytest.mark.parametrize("call", FIRST_APPLIES)
+def test_one_that_has_said_which_contributor_it_is_counts(call: str) -> None:
+    """By its first apply, whatever becomes of it; a process that has not said so does not count."""
+
+    def fail(how: str, *, pipe: Pipe) -> None:
+        with (
+            suppress(errors.InvalidArgumentError, ZeroDivisionError),
+            AccumulatorGroup.attach(NAME) as group,
+            ConditionalAccumulator.attach(f"{NAME}.acc") as acc,
+        ):
+            if how == "unnamed":
+                group.apply([1.0], 0)  # type: ignore[arg-type]
+            FIRST_APPLIES[call](group, acc)
+        pipe.say()
+        pipe.hear()
+
+    members = {"a": TensorSpec(()), "r": shmacc.IndexedSlicesSpec((None, 1))}
+    with (
+        AccumulatorGroup(members, NAME, unlink_on_close=True) as group,
+        ConditionalAccumulator("f8", (), f"{NAME}.acc", unlink_on_close=True) as acc,
+        Apart(fail, "named") as process,
+        Apart(fail, "unnamed") as unnamed,
+    ):
+        process.hear()
+        unnamed.hear()
+        found = [told for told in (news(group), news(acc)) if told]
+        assert [(pids, contributors) for pids, _, contributors in found] == [((process.pid,), ())]
+        assert "Error: " in found[0][1][0]
+        assert news(group) is news(acc) is None, "each ends one wait"
+
+
+def test_one_that_is_killed_before_its_first_gradient_is_accepted() -> None:
+    """While its apply waits for the end of a round."""
+
+    def apply(*, pipe: Pipe) -> None:
+        with AccumulatorGroup.attach(NAME) as own:
+            pipe.say()
+            own.apply({}, 1, contributor=3)
+
+    with (
+        AccumulatorGroup({"a": TensorSpec(())}, NAME, unlink_on_close=True) as group,
+        Apart(apply) as process,
+        ExitStack() as stack,
+    ):
+        group.apply({}, 0)
+        stack.enter_context(group.round(1))
+        process.hear()
+        until(lambda: activity(NAME, process.pid).startswith("waits for"))
+        process.kill()
+        stack.close()
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            group.take(2, timeout=LONG, on_death="raise")
+        assert (caught.value.pids, caught.value.contributors) == ((process.pid,), ())
+        assert news(group) is None
+
+
 def inspection_view() -> Any:
     return contextlib.closing(removal.view(names.segment_name(NAME)))
 

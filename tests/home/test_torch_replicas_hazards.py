@@ -273,6 +273,8 @@ MOVES: Final[dict[str, Callable[[nn.Module], Any]]] = {
     "double": nn.Module.double,
     "share_memory": nn.Module.share_memory,
     "data": lambda model: setattr(model.bias, "data", torch.zeros(1)),
+    "a part": lambda model: setattr(model.weight, "data", model.weight.data[:, :1]),
+    "turned": lambda model: setattr(model.weight, "data", model.weight.data.t()),
 }
 
 

@@ -1,7 +1,7 @@
 /* Processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them, and the
  * next wait for gradients is told of them.
  *
- * Modelled: VICTIMS processes that have applied, and then leave in order, leave by a failure, or stay until they die;
+ * Modelled: VICTIMS workers (presence.hpp), which leave in order, leave by a failure, or stay until they die;
  * SWEEPERS processes that sweep, each with the lock of a lane of its own; TELLERS processes that each, once, take all
  * locks, sweep, and are told the news. Each store to an entry or a record is a step, and so is each look for a record.
  *
@@ -58,7 +58,7 @@ inline kernel_drops_locks(p) {
 
 #define is_gone(v) (token[v] == FAILED || (token[v] == HERE && dead[v]))
 
-/* ---- a process that had applied ---- */
+/* ---- a worker ---- */
 proctype victim(byte me) {
   if
   :: atomic { runs(me) -> token[me] = FREE; left[me] = true; ended[me] = true }

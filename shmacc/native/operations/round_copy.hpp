@@ -46,7 +46,7 @@ struct TakeRequest {
     bool advance_step;  // if not, the take hands out a partial: sums that are not reduced
     bool seal;
     bool hold;  // opens the round instead of consuming it
-    bool raise_departures;  // throws when processes that had applied gradients are gone, instead of waiting on
+    bool raise_departures;  // throws when workers are gone, instead of waiting on
     ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
 };
 

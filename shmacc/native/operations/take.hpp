@@ -127,7 +127,7 @@ class Take : public Operation {
                          {0, 0, kForever, division, advance_step, false, false, false, {}}, false);
     }
 
-    // Throws, as a waiting take with raise_departures would, if processes that had applied gradients are gone.
+    // Throws, as a waiting take with raise_departures would, if workers are gone.
     void check_departures() {
         if (!segment_.departures().any()) return;
         ActivityScope activity(segment_, kWaitsForLock);
@@ -187,13 +187,13 @@ class Take : public Operation {
         lost.erase(lost.begin(), lost.begin() + more);
         return "; gone: " + in_words(lost) + (more ? "; and " + std::to_string(more) + " earlier" : "");
     }
-    // Throws if processes that had applied have died or failed. Each departure ends the wait of one take
+    // Throws if workers have died or failed. Each departure ends the wait of one take
     // (departures.hpp).
     void raise_departures(RoundSession& session) {
         segment_.wait_queue().sweep();
         const std::vector<Departure> news = segment_.departures().news();
         if (news.empty()) return;
-        Error error = departed(Failure::kWorkerDied, "A process that had applied gradients is gone", news,
+        Error error = departed(Failure::kWorkerDied, "A process that applies gradients is gone", news,
                                {{"contributors", contributors_of(session, news)}});
         segment_.departures().tell(news);
         throw error;

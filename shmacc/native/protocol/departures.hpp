@@ -1,6 +1,6 @@
 // Processes that have died or failed, and the waits that end because of them.
 //
-// A wait for gradients may ask to end when a process that had applied has died or failed. This is news until it
+// A wait for gradients may ask to end when a worker (presence.hpp) has died or failed. This is news until it
 // is told: the waiting process collects the news and marks it as told, with all lanes' locks. So each departure
 // ends one wait, the first that asks for departures, however late. A wait for the step may ask to end when the
 // chiefs are gone: processes that have taken are dead or have left as failed, and no living process has taken or
@@ -8,11 +8,11 @@
 // that has left in order ends neither kind of wait.
 //
 // Where departures are recorded. The entry of an attached process records its failure (presence.hpp). A process
-// that is gone leaves its entry behind, until a sweep frees it. If the process had applied or taken, the sweep
+// that is gone leaves its entry behind, until a sweep frees it. If the process was a worker or has taken, the sweep
 // first makes a record in the table of the departed:
 //
-//   sweep   free -> being written -> kDead or kFailed; with kTold if it is no news: the process had never
-//           applied, or its failure had been told already
+//   sweep   free -> being written -> kDead or kFailed; with kTold if it is no news: the process was no
+//           worker, or its failure had been told already
 //   tell    kDead or kFailed -> the same with kTold, if the process had taken; else free
 //
 // A sweep first looks for a record that another sweep, which may have died, made of the same process. So one
@@ -64,7 +64,7 @@ class Departures {
         const uint64_t token = entry.token;
         const bool died = is_here(token) && entry.ending == kNotEnding;
         const bool failed = (token & kFateBits) == kFailed || entry.ending == kEndsFailed;
-        const bool news = died ? has_applied(entry) : has_failed(entry, token);
+        const bool news = died ? is_worker(entry) : has_failed(entry, token);
         if (!news && !(has_taken(entry) && (died || failed))) return died;
         const uint32_t i = entry_for(token);
         if (i == kMaxDeparted) return died;
@@ -89,7 +89,7 @@ class Departures {
         for_each([&](uint32_t i) { found = found || is_news(load(table_[i].token)); });
         presence_.for_each([&](uint32_t i, uint64_t token) {
             const Participant& entry = presence_.table()[i];
-            found = found || has_failed(entry, token) || (has_applied(entry) && died(i, token));
+            found = found || has_failed(entry, token) || (is_worker(entry) && died(i, token));
             return !found;
         });
         return found;

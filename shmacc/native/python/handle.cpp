@@ -169,6 +169,7 @@ void bind_handle(nb::module_& m) {
              nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
         .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
              nb::arg("terms").none())
+        .def("be_contributor", &Handle::be_contributor, nb::arg("contributor"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
              nb::arg("timeout").none())
         .def("take", &Handle::take, nb::arg("taken"), nb::arg("num_required"), nb::arg("at_least"),

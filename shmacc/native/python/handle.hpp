@@ -167,6 +167,8 @@ class Handle {
         return use;
     }
 
+    // This process is this contributor: from now on its death or failure is news.
+    void be_contributor(int64_t contributor) { attached()->presence().be_contributor(contributor); }
     // terms: see `of_terms`.
     bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
                       int64_t local_step, nb::handle terms) {

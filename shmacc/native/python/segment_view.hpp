@@ -105,7 +105,7 @@ class SegmentView {
         }
         return out;
     }
-    // Processes that had applied or taken and have died, or failed and left; and attached processes that have failed.
+    // Workers, and processes that had taken, that have died, or failed and left; and attached ones that have failed.
     nb::list departures() const {
         nb::list out = new_list();
         const std::vector<Participant> attached = participants_table();

@@ -534,7 +534,7 @@ struct Participant {
     int64_t seen_ns;
     int64_t applied_ns;  // last accepted apply; 0: none
     int64_t applied_step;  // global step at the last accepted apply
-    int64_t contributor;  // of the last accepted apply; -1: none
+    int64_t contributor;  // of the last accepted apply, or until then that of an apply or replica to come; -1: none
     uint32_t pid;
     uint32_t activity;
     uint64_t applied;

@@ -35,6 +35,9 @@
 // were told, and half of the failed process's token: that process may leave at that moment, and for the next
 // process of the entry `told` must mean nothing.
 //
+// A worker is a process that has applied, or has said which contributor it is: `contributor` without `applied_ns`. It
+// says so in one store, before its first gradient is looked at; nobody is told if it dies before that store.
+//
 // `applied_ns` and `took` are set before the commit that they announce: a process that dies in between is
 // reported as if it had applied (or taken), as it was about to. Each instant of death:
 //   in claim, before the token      the entry is free.
@@ -121,9 +124,12 @@ inline uint32_t failures_told(const Participant& entry, uint64_t token) {
 }
 inline bool has_applied(const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; }
 inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took) != 0; }
-// Whether the process has applied, and has a failure that was not told yet.
+inline bool is_worker(const Participant& entry) {
+    return has_applied(entry) || load_relaxed(entry.contributor) >= 0;
+}
+// Whether the process is a worker, and has a failure that was not told yet.
 inline bool has_failed(const Participant& entry, uint64_t token) {
-    return has_applied(entry) && load(entry.failures) != failures_told(entry, token);
+    return is_worker(entry) && load(entry.failures) != failures_told(entry, token);
 }
 
 class Presence {
@@ -174,10 +180,15 @@ class Presence {
         return Claim::kFull;
     }
 
+    // This attached process is this contributor, whose gradients are to come.
+    void be_contributor(int64_t contributor) {
+        Participant& entry = own();
+        if (!has_applied(entry)) store_relaxed(entry.contributor, contributor);
+    }
     // This attached process has failed, but stays attached.
     void fail() {
         Participant& entry = own();
-        if (has_applied(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
+        if (is_worker(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
     }
     // This process is ending. Its threads may go on until it has ended.
     void end(bool failed) {
