@@ -98,6 +98,19 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     def _own(self) -> str:
         return self._label
 
+    def _terms(self, contributor: object, weight: object, timeout: object) -> arguments.Terms:
+        """Return the terms of a single gradient.
+
+        From now on this process's death or failure is news, also by what is wrong here.
+
+        Raises:
+            InvalidArgumentError: One of them is bad.
+        """
+        who = arguments.contributor(contributor)
+        if who is not None:
+            self._handle.be_contributor(who)
+        return 1, arguments.weight(weight), who, arguments.timeout(timeout)
+
     def _taken(self, taken: TakenRound) -> _Taken_co:
         raise NotImplementedError
 

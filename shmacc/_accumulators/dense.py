@@ -101,12 +101,10 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        if contributor is not None:  # from now on it is news if this process fails, say here
-            self._handle.be_contributor(arguments.contributor(contributor))
-        step = arguments.int64(local_step, "local_step")
         terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
-            terms = arguments.terms(contributor, weight, timeout)
+            terms = self._terms(contributor, weight, timeout)
+        step = arguments.int64(local_step, "local_step")
         if weight is arguments.ONCE:
             added = self._handle.apply_plain_dense(grad, self._plain_type, self._shape, step, terms)
             if added is not None:

@@ -146,12 +146,10 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        if contributor is not None:  # from now on it is news if this process fails, say here
-            self._handle.be_contributor(arguments.contributor(contributor))
-        step = arguments.int64(local_step, "local_step")
         terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
-            terms = arguments.terms(contributor, weight, timeout)
+            terms = self._terms(contributor, weight, timeout)
+        step = arguments.int64(local_step, "local_step")
         times = 1 if terms is None else terms[1]
         if not isinstance(gradient, Mapping):
             raise InvalidArgumentError(

@@ -144,12 +144,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        if contributor is not None:  # from now on it is news if this process fails, say here
-            self._handle.be_contributor(arguments.contributor(contributor))
-        step = arguments.int64(local_step, "local_step")
         terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
-            terms = arguments.terms(contributor, weight, timeout)
+            terms = self._terms(contributor, weight, timeout)
+        step = arguments.int64(local_step, "local_step")
         if grad_shape is None and weight is arguments.ONCE:
             added = self._handle.apply_plain_rows(
                 grad_indices, grad_values, self._plain_type, self._shape, step, terms
@@ -191,7 +189,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             As for `apply_grad`; also InvalidArgumentError if `grad` is no such object.
         """
         if contributor is not None:
-            self._handle.be_contributor(arguments.contributor(contributor))
+            self._handle.be_contributor(arguments.int64(contributor, "contributor"))
         grad = foreign.slices(grad)
         gradients.check_has(
             grad, "Something like IndexedSlices", "indices", "values", "dense_shape"

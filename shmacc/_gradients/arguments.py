@@ -188,15 +188,6 @@ def contributor(value: object) -> int | None:
     return number
 
 
-def terms(contributed_by: object, times: object, seconds: object) -> Terms:
-    """Return the terms of a single gradient.
-
-    Raises:
-        InvalidArgumentError: As for `contributor`, `weight` and `timeout`.
-    """
-    return 1, weight(times), contributor(contributed_by), timeout(seconds)
-
-
 def limit(value: object, what: str, most: int) -> int | None:
     """Return a constructor's lanes, capacity or max_rows; None: not given.
 

@@ -167,8 +167,12 @@ class Handle {
         return use;
     }
 
-    // This process is this contributor: from now on its death or failure is news.
-    void be_contributor(int64_t contributor) { attached()->presence().be_contributor(contributor); }
+    // This process is this contributor: from now on its death or failure is news. It is already, if it has applied.
+    void be_contributor(int64_t contributor) {
+        Presence& presence = segment().presence();
+        if (presence.claimed() && has_applied(presence.own())) return;
+        attached()->presence().be_contributor(contributor);
+    }
     // terms: see `of_terms`.
     bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
                       int64_t local_step, nb::handle terms) {

@@ -180,10 +180,10 @@ class Presence {
         return Claim::kFull;
     }
 
-    // This attached process is this contributor, whose gradients are to come.
+    // This attached process is this contributor, whose gradients are to come. Negative: it is none.
     void be_contributor(int64_t contributor) {
         Participant& entry = own();
-        if (!has_applied(entry)) store_relaxed(entry.contributor, contributor);
+        if (contributor >= 0 && !has_applied(entry)) store_relaxed(entry.contributor, contributor);
     }
     // This attached process has failed, but stays attached.
     void fail() {
