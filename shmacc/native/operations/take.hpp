@@ -62,7 +62,7 @@ class Take : public Operation {
                         look = copy->bytes() > kQuickCopy && looks++ < kLooks;
                     }
                     if (!look) {
-                        PaceKeeper(segment_).got(session.state, count, called);
+                        PaceKeeper(segment_).got(session.state, request.num_required, count, called);
                         if (request.hold)
                             open_round(session, request, *copy);
                         else

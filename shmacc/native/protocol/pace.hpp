@@ -5,9 +5,9 @@
 // block of a round, and between (from the end of a round until the next call). The time of a block that was given up
 // or died is "between".
 //
-// The late contributors. A round with several gradients waited for the last of them. So a round adds to one entry: how
-// much later than the mean of the others its last gradient came. The entry with the least time makes room for a new
-// one, so contributors that are late again and again stay, with all that they have added since they came.
+// The late contributors. A take that required several gradients waited for the last of them. So its round adds to one
+// entry: how much later than the mean of the others the last gradient came. The entry with the least time makes room
+// for a new one, so contributors that are late again and again stay, with all that they have added since they came.
 //
 // Everything here is written with all lanes' locks, by plain stores without a checksum, and never read by the
 // protocol. A process that dies between these stores and its commit has counted time that did pass, once. One that dies
@@ -25,13 +25,13 @@ class PaceKeeper {
   public:
     explicit PaceKeeper(OpenSegment& segment) : segment_(segment), pace_(segment.header().pace) {}
 
-    // A take that was called at `called` is about to get this round, with so many gradients.
-    void got(const RoundState& round, int64_t gradients, int64_t called) {
+    // A take that was called at `called` and required so many gradients is about to get this round.
+    void got(const RoundState& round, int64_t required, int64_t gradients, int64_t called) {
         const int64_t until = pace_.until_ns, now = timestamp_ns(), from = std::max(called, until);
         if (until != 0) add(pace_.between_ns, until, called);
         add(pace_.waiting_ns, from, now);
         store_relaxed(pace_.until_ns, now);
-        if (now > from && gradients > 1) find_late(round.step, gradients);
+        if (now > from && required > 1 && gradients > 1) find_late(round.step, gradients);
     }
     // The block of the round that was opened at `opened` has ended in order.
     void left_block(int64_t opened) {

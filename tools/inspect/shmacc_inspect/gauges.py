@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -236,11 +235,15 @@ def _paces(described: list[Description]) -> Iterator[Metric]:
 def _damage(described: list[Description]) -> Metric:
     samples = []
     for seen in described:
-        with contextlib.suppress(ShmaccError):  # gone meanwhile
-            found = inspection.damage(seen.summary.name.system_name, most_rows=_MOST_ROWS)
-            wrong = sum(finding.severity == inspection.Severity.WRONG for finding in found)
-            if wrong == len(found):
-                samples.append((_labels(seen.summary.name), float(wrong)))
+        found: tuple[inspection.Finding, ...] = ()
+        if seen.summary.rows:  # else there is nothing to compare
+            try:
+                found = inspection.damage(seen.summary.name.system_name, most_rows=_MOST_ROWS)
+            except ShmaccError:  # gone meanwhile
+                continue
+        wrong = sum(finding.severity == inspection.Severity.WRONG for finding in found)
+        if wrong == len(found):
+            samples.append((_labels(seen.summary.name), float(wrong)))
     said = (
         "What is wrong between tables' rows and the index that leads to them; absent if they could "
         f"not be compared, or are more than {_MOST_ROWS}."
