@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
 # The process that makes a chief's call of this number, counted from 1, is killed. 0: none.
 _KILLED_AT: Final = int(os.environ.get("DISTURBED_KILLED_AT", "0"))
+# Whether later calls are made: a program that starts killed processes again sees one kill.
+_ONCE: Final = os.environ.get("DISTURBED_ONCE") == "True"
 _KILLS_ALL: Final = os.environ.get("DISTURBED_KILLS_ALL") == "True"
 # The first worker (or each, by _ALL_RAISE) raises instead of its apply of this number. 0: none.
 _RAISES_AT: Final = int(os.environ.get("DISTURBED_RAISES_AT", "0"))
@@ -41,7 +43,8 @@ def _count(what: str) -> int:
 
 
 def _chief_calls() -> None:
-    if _count("calls") >= _KILLED_AT > 0:
+    count = _count("calls")
+    if count == _KILLED_AT or (count > _KILLED_AT > 0 and not _ONCE):
         os.kill(0 if _KILLS_ALL else os.getpid(), signal.SIGKILL)
 
 
