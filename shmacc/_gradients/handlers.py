@@ -2,6 +2,8 @@
 
 Python runs a handler in whatever function is running, ours or one that a conversion calls. So the
 handler's exception looks like that function's, and would be reported as an error of the argument.
+The same holds for the exception after a write to a read-only array (native/python/guard.hpp), which
+has an attribute ``_interrupts``.
 """
 
 from collections.abc import Iterator
@@ -9,11 +11,13 @@ from types import FrameType
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise the exception again if it is a signal handler's; call this in an ``except`` clause.
+    """Raise the exception again if it interrupted what ran; call this in an ``except`` clause.
 
     Python passes a handler the frame that it interrupted. So the exception is a handler's if it
     left a function that had been given its caller's frame.
     """
+    if getattr(error, "_interrupts", False):
+        raise error
     traceback, interrupted = error.__traceback__, None
     while traceback is not None:
         frame = traceback.tb_frame

@@ -120,6 +120,21 @@ def test_a_forked_child_is_told_as_well(source: tuple[Any, str]) -> None:
     same_bits(array, before)
 
 
+def test_it_is_no_error_of_what_was_running_meanwhile(source: tuple[Any, str]) -> None:
+    array, name = source
+
+    class Writes:
+        shape = (3,)
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            scribble(array)
+
+    with shmacc.ConditionalAccumulator("f4", (3,)) as acc:
+        with pytest.raises(errors.FailedPreconditionError, match=name):
+            acc.apply_grad(Writes())
+        assert acc.num_accumulated() == 0
+
+
 def test_it_also_holds_when_everything_is_closed_and_removed() -> None:
     with make_parameters() as params:
         array = params["emb"]

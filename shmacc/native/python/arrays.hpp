@@ -140,7 +140,7 @@ class ArrayMapping {
     }
     ~ArrayMapping() {
         guard_.reset();
-        munmap(base_, bytes_);
+        unmap(base_, bytes_);
     }
     ArrayMapping(const ArrayMapping&) = delete;
     ArrayMapping& operator=(const ArrayMapping&) = delete;

@@ -32,12 +32,12 @@
 // `before_fork` undoes the write, and the exception comes after the fork, in the parent. (Hooks that were registered
 // after these may still be hit.) If Python's queue of calls is full, the next use of the library raises it.
 //
-// The handler. The signal is synchronous: the interrupted code is a store into an array, which holds no lock that the
-// handler needs. Other faults go to the handler that was there before, and sent signals too; an ignored one changes
-// nothing. faulthandler.disable() removes this handler if faulthandler was enabled first, and a program may set
-// another one. `stand_guard` brings it back at the next use of the arrays, if nobody's handler is there. Until then a
-// write ends the process. A handler that a program sets afterwards stays, and gets the write as a fault:
-// faulthandler.enable() belongs before the first read-only array.
+// The handler. (In a thread that has blocked SIGSEGV the kernel ends the process.) The signal is synchronous: the
+// interrupted code is a store into an array, which holds no lock that the handler needs. Other faults go to the handler
+// that was there before, and sent signals too; an ignored one changes nothing. faulthandler.disable() removes this
+// handler if faulthandler was enabled first, and a program may set another one. `stand_guard` brings it back at the
+// next use of the arrays, if nobody's handler is there. Until then a write ends the process. A handler that a program
+// sets afterwards stays, and gets the write as a fault: faulthandler.enable() belongs before the first read-only array.
 //
 // With SHMACC_GUARD=0 in the environment when a process gets its first read-only array, it has no handler and no hooks,
 // and the kernel ends a process that writes.
@@ -208,7 +208,7 @@ inline std::optional<Error> undo_writes() {
     for (ReadOnlyArray* array = read_only_arrays; array; array = array->next) {
         if (!array->written.exchange(false) || array->released) continue;
         const auto [done, how] = array->undo();
-        const Error error(Failure::kFailedPrecondition, array->name + kInstead + how);
+        const Error error(Failure::kFailedPrecondition, array->name + kInstead + how, {{"_interrupts", 1}});
         if (!done) *array->spoiled = error.what();
         if (!told || !done) told = error;
     }

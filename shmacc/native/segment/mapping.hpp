@@ -101,6 +101,9 @@ inline void reserve_in_file(int fd, uint64_t offset, uint64_t bytes) {
                 "Mapping " + std::to_string(bytes) + " bytes of the segment failed: " + std::strerror(error));
 }
 
+// Unmaps memory to which nothing points any more. If it fails, only its addresses stay taken.
+inline void unmap(void* memory, uint64_t bytes) { static_cast<void>(munmap(memory, bytes)); }
+
 class Mapping {
   public:
     // first: the number of this mapping's first region in the file.
@@ -110,7 +113,7 @@ class Mapping {
     Mapping& operator=(const Mapping&) = delete;
     ~Mapping() {
         for (const Mapped& region : regions_)
-            if (region.base) munmap(region.base, region.mapped);
+            if (region.base) unmap(region.base, region.mapped);
     }
 
     SegmentFile& file() const { return *file_; }
@@ -140,7 +143,7 @@ class Mapping {
 
     // Under the lock: reserves [from, to) of a region. committed: how many bytes the committed state records as
     // reserved; more than `from` if the operation has given memory up. The kernel makes all pages at once, at a third
-    // of the cost of a fault for each page. An error gives back the pages above the recorded size; they are empty.
+    // of the cost of a fault for each page; if it refuses, they come by faults. An error gives back the pages above the recorded size; they are empty.
     //
     // Room is checked before the growth, so that it does not even briefly take memory that is kept for others.
     // It is checked again afterwards, since lanes and segments that grow at the same time may all have seen the

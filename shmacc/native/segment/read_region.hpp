@@ -22,7 +22,7 @@ class ReadRegion {
                      static_cast<off_t>(region_offset(number)))) {
         if (base_ == MAP_FAILED) mapping_failed(bytes_, errno);
     }
-    ~ReadRegion() { munmap(base_, bytes_); }
+    ~ReadRegion() { unmap(base_, bytes_); }
     ReadRegion(const ReadRegion&) = delete;
     ReadRegion& operator=(const ReadRegion&) = delete;
 
