@@ -172,7 +172,7 @@ def test_what_it_refuses(namespace: str) -> None:
         with refused():
             make(**keywords)
     with refused():
-        SharedArrays({"a": TABLE}, "no/name")
+        SharedArrays({"a": TABLE}, "no\0name")
     with pytest.raises(errors.InvalidArgumentError, match="Array 'a' occurs more than once"):
         SharedArrays(Repeating({"a": TABLE}), NAME)
     assert testing.leaked_names(namespace) == ()

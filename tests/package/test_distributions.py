@@ -16,7 +16,7 @@ import pytest
 from helpers import own_shm
 from helpers.apart import Apart, needs_own_shm
 from helpers.own_shm import BIND, READ_ONLY, REMOUNT
-from helpers.pages import ROOT, run, run_tutorial
+from helpers.pages import ROOT, TUTORIAL, run, run_page
 
 import interpreters
 
@@ -48,7 +48,7 @@ def _install_and_learn(python: str, published: Path, folder: Path) -> None:
     where = "import shmacc; print(shmacc.__file__)"
     used = Path(run([environment / "bin" / "python", "-c", where], tutorial).stdout.strip())
     assert used.is_relative_to(environment)
-    run_tutorial(tutorial, environment)
+    run_page(TUTORIAL, tutorial, environment)
 
 
 def test_every_python_here_has_its_wheel() -> None:
