@@ -26,6 +26,7 @@ from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
 from shmacc.torch._optimizers import OfModel
+from shmacc.torch._other_chiefs import OtherChiefs
 from shmacc.torch._tables import rows_of
 from shmacc.torch._updates import Update
 
@@ -112,9 +113,10 @@ class Chief:
         self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
         self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
         self._follow()
-        self._share_tables()
+        self._begin_to_lead()
 
-    def _share_tables(self) -> None:
+    def _begin_to_lead(self) -> None:
+        self._others = OtherChiefs(self._group.shared_name)
         for name, table in self._tables.items():
             rows_of(table).share(self._shared[name], trains=False)
         if self._tables:
@@ -276,6 +278,7 @@ class Chief:
                 raise FailedPreconditionError("All replicas have left")
             left = None if end is None else max(0.0, end - time.monotonic())
             with self._group.round(self._required(), timeout=left, on_death=on_death) as taken:
+                self._others.begins(taken.step)
                 # While this chief waited, another one died between its update and the commit: these
                 # gradients are in that update.
                 done = taken.step < self._updates.done
@@ -299,6 +302,7 @@ class Chief:
                     if block.rate is None and self._schedule is not None:
                         block.rate = self._schedule(update.step)
                     self._end(taken, block.rate, skipped=block.skipped, removed=block.removed)
+            self._others.ends()
             self._follow()
             if not done:
                 return
@@ -405,6 +409,7 @@ class Chief:
             )
         self._check_shared()  # else others would not see what is loaded
         self._give_up()
+        self._others.forget()
         # Gradients that replicas compute from a mixture of old and new parameters carry the group's
         # present step. `advance_step`, below, drops those that have come; later ones are stale.
         numbers = self._run.copy()

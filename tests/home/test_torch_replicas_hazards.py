@@ -86,6 +86,49 @@ def test_a_chief_in_line_does_not_go_on_from_a_half_update(in_line: Any) -> None
         second.load_state_dict(first.state_dict())
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records if record.name == "shmacc"]
+    caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
+def test_two_chiefs_at_once_are_told_of_each_other(
+    optimizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once each; one that loads a checkpoint, gives a round up, or is alone is told nothing."""
+    models = [one_layer() for _ in range(3)]
+    with pair(*models[:2], optimizer=optimizer) as (first, replica):
+
+        def make_round(chief: Any) -> None:
+            hand_over(replica, models[1])
+            with chief.round(timeout=LONG):
+                pass
+            assert replica.step()
+
+        for chief in [first] * 3:
+            make_round(chief)
+            hand_over(replica, models[1])
+            assert first.active
+            with pytest.raises(ZeroDivisionError), first.round(timeout=LONG):  # noqa: PT012
+                first.load_state_dict(first.state_dict())
+                raise ZeroDivisionError
+            replica.step()
+        make_round(first)
+        assert not warnings_of(caplog)
+        second = SyncReplicas(models[2], NAME, total_num_replicas=1, optimizer=optimizer)
+        (told,) = warnings_of(caplog)
+        assert f"'{NAME}' has two chiefs: rounds were made by this process, and not" in told
+        make_round(second)
+        make_round(first)
+        (told,) = warnings_of(caplog)
+        assert "kill it" in told
+        for chief in second, first, second:
+            make_round(chief)
+        assert not warnings_of(caplog)
+        second.close()
+
+
 def test_the_end_is_one_for_all_chiefs(in_line: Any) -> None:
     with chief_of(one_layer()) as first:
         waits = in_line(first)
