@@ -6,7 +6,9 @@ way: gradients.py converts and checks arguments, the extension does the work und
 results.py makes NumPy arrays of its results.
 """
 
+import contextlib
 import logging
+import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -25,7 +27,7 @@ from shmacc._opening.opened import Opened
 from shmacc._opening.options import Owners
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.stats import Stats, stats_of
-from shmacc.errors import DataLossError
+from shmacc.errors import DataLossError, ShmaccError
 
 if TYPE_CHECKING:
     from shmacc._accumulators.coroutines import AsyncRound, AsyncSteps
@@ -37,6 +39,17 @@ NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that is never stale: no accumulator's step can exceed it."""
 
 _logger = logging.getLogger("shmacc")
+_IS_STALE = (
+    "A gradient was dropped as stale: it came without a local_step, so it counts as one of step 0, "
+    "but %r is at step %d. Give each gradient the step that it was computed at, as "
+    "`for step in acc.steps()` yields it; or local_step=shmacc.NEVER_STALE, if it counts at any "
+    "step, as in counting and summing"
+)
+_IS_BEHIND = (
+    "Gradients for %r are dropped: it was restored after this thread (or task) last read its step, "
+    "so they may be computed from what was given up. Read the step again before each gradient is "
+    "computed: by global_step, or `for step in acc.steps()`"
+)
 _IS_PRIVATE = (
     "name=%r is a label, by which no process can attach: without a shared_name this %s is private, "
     "and removed with its creator. With shared_name=%r other processes find it"
@@ -94,6 +107,8 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             if asked.private and self._label != self._DEFAULT_NAME:
                 _logger.warning(_IS_PRIVATE, self._label, type(self).__name__, self._label)
         self._spec = spec
+        self._told: set[str] = set()
+        self._behind: object = None
 
     def _own(self) -> str:
         return self._label
@@ -110,6 +125,24 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         if who is not None:
             self._handle.be_contributor(who)
         return 1, arguments.weight(weight), who, arguments.timeout(timeout)
+
+    def _dropped(self, local_step: int) -> bool:
+        """Return False, for a dropped gradient; log a mistake that would drop others, too, once."""
+        with contextlib.suppress(ShmaccError):  # another thread may close the handle
+            if local_step is arguments.NO_STEP and self._handle.step > 0:
+                self._tell(_IS_STALE, self._shared_name, self._handle.step)
+            elif self._handle.behind(arguments.int64(local_step, "local_step")):
+                # The first one is computed before the restore; the next ones follow a new read.
+                now = threading.get_ident(), self._handle.last_read()
+                if now == self._behind:
+                    self._tell(_IS_BEHIND, self._shared_name)
+                self._behind = now
+        return False
+
+    def _tell(self, warning: str, *values: object) -> None:
+        if warning not in self._told:
+            self._told.add(warning)
+            _logger.warning(warning, *values)
 
     def _taken(self, taken: TakenRound) -> _Taken_co:
         raise NotImplementedError
@@ -179,7 +212,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     @property
     def global_step(self) -> int:
         """The accumulator's step; gradients of older steps are dropped. Takes no lock."""
-        return self._handle.step
+        return self._handle.read_step()
 
     def num_accumulated(self, name: str | None = None) -> int:  # noqa: ARG002  TensorFlow's signature
         """Return how many gradients are pending. Takes no lock (TF: AccumulatorNumAccumulated).
@@ -189,7 +222,13 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         """
         return self._handle.count
 
-    def set_global_step(self, new_global_step: int, name: str | None = None) -> None:  # noqa: ARG002
+    def set_global_step(
+        self,
+        new_global_step: int,
+        name: str | None = None,  # noqa: ARG002
+        *,
+        timeout: float | None = None,
+    ) -> None:
         """Set the step. Accumulated gradients stay (TF: AccumulatorSetGlobalStep).
 
         A step lower than the current one is set, too, with a warning to logger "shmacc".
@@ -197,12 +236,15 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Args:
             new_global_step: The step; from now on gradients of earlier steps are dropped.
             name: Ignored.
+            timeout: Seconds to wait for the lock, which a stopped process may hold; None: for ever.
 
         Raises:
             InvalidArgumentError: The step is no integer of 64 bits.
+            DeadlineExceededError: The timeout passed. Nothing was changed.
+            FailedPreconditionError: An update by the round has begun.
         """
         new = arguments.int64(new_global_step, "new_global_step")
-        old = self._handle.set_step(new)
+        old = self._handle.set_step(new, arguments.timeout(timeout))
         if new < old:
             _logger.warning(
                 "Attempt to set current_global_step_ to smaller value: "
@@ -211,7 +253,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
                 new,
             )
 
-    def advance_step(self, step: int) -> int:
+    def advance_step(self, step: int, *, timeout: float | None = None) -> int:
         """Move the step forward: drop the gradients of older steps, and unseal.
 
         A step that is not past the current one changes nothing, so repeated and late announcements
@@ -219,14 +261,16 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
         Args:
             step: The new step.
+            timeout: As for `set_global_step`.
 
         Returns:
             How many accumulated gradients were dropped.
 
         Raises:
-            InvalidArgumentError: The step is no integer of 64 bits.
+            As for `set_global_step`.
         """
-        return self._handle.advance_step(arguments.int64(step, "step"))
+        number = arguments.int64(step, "step")
+        return self._handle.advance_step(number, arguments.timeout(timeout))
 
     def finish(self) -> None:
         """End the run for all processes; any of them may call this. Idempotent; waits for nobody.
@@ -240,8 +284,13 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     @property
     def running(self) -> bool:
-        """Whether the run goes on: False from `finish` until a `restore`. Takes no lock."""
-        return not self._handle.finished
+        """Whether the run goes on: False from `finish` until a `restore`. Takes no lock.
+
+        Raises:
+            FailedPreconditionError: It does not, but this process has new parameters beside the
+                accumulator of a finished run, which they were not trained by.
+        """
+        return self._handle.running
 
     def steps(self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait") -> Steps:
         """Follow the run: yield the current step at once, then the newest whenever it has changed.
@@ -298,7 +347,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             InvalidArgumentError: A bad argument.
         """
         past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        return self._handle.wait_step(past, seconds, arguments.on_death(on_death), None)
+        return self._handle.wait_step(past, seconds, arguments.on_death(on_death), None)[0]
 
     async def wait_step_async(
         self, after: int, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
@@ -503,31 +552,46 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             self._handle, lambda taken: saving.to_arrays(taken, members), timeout, partial=True
         )
 
-    def restore(self, state: Mapping[str, ValueArray]) -> None:
+    def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
         """Replace everything by a result of `state` of this accumulator or an equal one.
 
         One commit replaces sums, counts, contributors and step, also while other processes are
         attached. It drops the gradients accumulated before, unseals the step, and ends an open
         round. A finished accumulator is running again. Counters are not reset.
 
+        A restore begins a timeline: gradients that were computed before it are dropped, whatever
+        their step. A thread (or a task of asyncio) whose last read of the step was before it must
+        read the step again, by `global_step`, `steps` or `wait_step`.
+
         Args:
             state: The dict, or the same from ``np.load``.
+            timeout: As for `set_global_step`.
 
         Raises:
             InvalidArgumentError: It is no state, or that of an accumulator with other members,
                 dtypes, shapes or reductions. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
+            DeadlineExceededError: The timeout passed. Nothing was changed.
         """
-        _core.load([], [self._to_load(state)])
+        seconds = arguments.timeout(timeout)
+        _core.load([], [self._to_load(state)], seconds)
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         """Return the arguments for the extension's `load`: handle, step, members, terms."""
         members, step, terms = saving.from_arrays(state, self._spec.members)
         return self._handle, step, members, terms
 
-    def unseal(self) -> None:
-        """Accept gradients again after ``take_partial(seal=True)``, at the same step."""
-        self._handle.unseal()
+    def unseal(self, *, timeout: float | None = None) -> None:
+        """Accept gradients again after ``take_partial(seal=True)``, at the same step.
+
+        Args:
+            timeout: As for `set_global_step`.
+
+        Raises:
+            DeadlineExceededError: The timeout passed. Nothing was changed.
+            FailedPreconditionError: A round is open, or an update by it has begun.
+        """
+        self._handle.unseal(arguments.timeout(timeout))
 
     def stats(self) -> Stats:
         """Return the segment's counters at one instant. Takes no lock."""

@@ -61,12 +61,15 @@ def save(
         np.savez(file, **arrays)
 
 
-def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
+def load(
+    path: str | os.PathLike[str], what: Mapping[str, Saved], *, timeout: float | None = None
+) -> None:
     """Restore all states of a file that `save` has written, or none.
 
     Everything is checked first. Then all objects are replaced as one, with the locks of all of them
-    held; no exception can interrupt this, not even a signal handler's. Load at the beginning of a
-    run: gradients that workers have computed from the old contents may still arrive afterwards.
+    held; no exception can interrupt this, not even a signal handler's. Gradients that workers have
+    computed before are dropped, whatever their step (`restore` of an accumulator says when a worker
+    counts again).
 
     Only a process that is killed can leave a load half done. The parameters are then marked:
     `Parameters.update`, `skip` and `save` raise FailedPreconditionError until any process loads the
@@ -75,15 +78,18 @@ def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     Args:
         path: The file.
         what: The objects to restore, under all names of the file.
+        timeout: Seconds to wait for their locks, which a stopped process may hold; None: for ever.
 
     Raises:
         InvalidArgumentError: The file has other names, or states of other objects; or two names
             lead to the same segment.
         DataLossError: The file is not one of `save`, or is damaged.
+        DeadlineExceededError: The timeout passed. Nothing was changed.
         ResourceExhaustedError: Shared memory, or this process's memory, is full.
         OSError: Reading failed.
     """
     _check(what)
+    seconds = arguments.timeout(timeout)
     states = _read(Path(path))
     if states.keys() != what.keys():
         raise InvalidArgumentError(
@@ -92,7 +98,7 @@ def load(path: str | os.PathLike[str], what: Mapping[str, Saved]) -> None:
     to_load = {name: one._to_load(states[name]) for name, one in what.items()}  # noqa: SLF001
     parameters = [to_load[name] for name, one in what.items() if isinstance(one, Parameters)]
     accumulators = [to_load[name] for name, one in what.items() if isinstance(one, Accumulator)]
-    _core.load(parameters, accumulators)
+    _core.load(parameters, accumulators, seconds)
 
 
 def _listed(names: Iterable[str]) -> str:

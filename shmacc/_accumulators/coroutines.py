@@ -194,9 +194,11 @@ async def wait_step(
     handle: _core.Handle, after: int, timeout: float | None, *, raises: bool
 ) -> int:
     """Return the global step as soon as it is past `after`."""
-    return await wait_in_thread(
+    at = await wait_in_thread(
         handle, lambda caller: handle.wait_step(after, timeout, raises, caller), lambda: None
     )
+    handle.read_in_thread(at)
+    return at[0]
 
 
 class AsyncSteps:
@@ -234,4 +236,5 @@ class AsyncSteps:
         if new is None:
             self._ended = True
             raise StopAsyncIteration
+        self._handle.read_in_thread(new)
         return new[0]

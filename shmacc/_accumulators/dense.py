@@ -72,7 +72,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
     def apply_grad(
         self,
         grad: Any,
-        local_step: int = 0,
+        local_step: int = arguments.NO_STEP,
         name: str | None = None,  # noqa: ARG002  TensorFlow's signature
         *,
         contributor: int | None = None,
@@ -108,12 +108,16 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         if weight is arguments.ONCE:
             added = self._handle.apply_plain_dense(grad, self._plain_type, self._shape, step, terms)
             if added is not None:
-                return added
+                return added or self._dropped(local_step)
         value = self._member.dense(grad, 1 if terms is None else terms[1], "grad")
-        return self._handle.apply_dense(value, step, terms)
+        return self._handle.apply_dense(value, step, terms) or self._dropped(local_step)
 
     def apply_partial(
-        self, partial: DensePartial, local_step: int = 0, *, timeout: float | None = None
+        self,
+        partial: DensePartial,
+        local_step: int = arguments.NO_STEP,
+        *,
+        timeout: float | None = None,
     ) -> bool:
         """Add a partial from another accumulator's `take_partial`.
 
@@ -136,9 +140,10 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         sums = self._member.sums(partial)
         who = gradients.partial_contributors(partial)
         if sums.count == 0:
-            return not self._handle.drop_if_stale(step, 0, seconds)
+            return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         terms = sums.count, sums.weight, who, seconds
-        return self._handle.apply_dense(self._member.array_of_sums(sums), step, terms)
+        added = self._handle.apply_dense(self._member.array_of_sums(sums), step, terms)
+        return added or self._dropped(local_step)
 
     def take_grad(
         self,

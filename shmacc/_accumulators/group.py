@@ -164,10 +164,14 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             except ShmaccError as error:
                 pass_on(error)
                 raise error.of_member(name) from error.__cause__
-        return self._handle.apply_group(members, step, terms)
+        return self._handle.apply_group(members, step, terms) or self._dropped(local_step)
 
     def apply_partial(
-        self, partial: GroupPartial, local_step: int = 0, *, timeout: float | None = None
+        self,
+        partial: GroupPartial,
+        local_step: int = arguments.NO_STEP,
+        *,
+        timeout: float | None = None,
     ) -> bool:
         """Add a partial from another group's `take_partial`.
 
@@ -196,8 +200,9 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         members, count, weight = self._members_of(partial)
         who = gradients.partial_contributors(partial)
         if count == 0:
-            return not self._handle.drop_if_stale(step, 0, seconds)
-        return self._handle.apply_group(members, step, (count, weight, who, seconds))
+            return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
+        added = self._handle.apply_group(members, step, (count, weight, who, seconds))
+        return added or self._dropped(local_step)
 
     def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:
         """Return the members' sums, and the count and weight of the whole partial."""

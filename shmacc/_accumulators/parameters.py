@@ -438,7 +438,7 @@ class Parameters(SharedArrays):
         tables = [(table.number, whole) for table in self._tables]
         return _core.read_parameters(self._handle, as_bytes, tables, timeout)
 
-    def restore(self, state: Mapping[str, ValueArray]) -> None:
+    def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
         """Replace everything by a result of `state` of these or equal parameters.
 
         One commit replaces arrays, slots and step, also while other processes are attached. Until
@@ -448,13 +448,17 @@ class Parameters(SharedArrays):
 
         Args:
             state: The dict, or the same from ``np.load``.
+            timeout: Seconds to wait for another process's update, snapshot or restore, which may be
+                stopped; None: for ever.
 
         Raises:
             InvalidArgumentError: It is no state, or that of other arrays, shapes, dtypes or
                 optimizers. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
+            DeadlineExceededError: The timeout passed. Nothing was changed.
         """
-        _core.load([self._to_load(state)], [])
+        seconds = arguments.timeout(timeout)
+        _core.load([self._to_load(state)], [], seconds)
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         """Return the arguments for the extension's `load`: handle, step, changes, updates."""

@@ -108,7 +108,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         grad_indices: Any,
         grad_values: Any,
         grad_shape: Any = None,
-        local_step: int = 0,
+        local_step: int = arguments.NO_STEP,
         name: str | None = None,  # noqa: ARG002  TensorFlow's signature
         *,
         contributor: int | None = None,
@@ -153,15 +153,15 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
                 grad_indices, grad_values, self._plain_type, self._shape, step, terms
             )
             if added is not None:
-                return added
+                return added or self._dropped(local_step)
         times = 1 if terms is None else terms[1]
         rows = self._member.rows(grad_indices, grad_values, grad_shape, times, "grad_")
-        return self._add(rows, step, terms)
+        return self._add(rows, step, terms) or self._dropped(local_step)
 
     def apply_indexed_slices_grad(
         self,
         grad: Any,
-        local_step: int = 0,
+        local_step: int = arguments.NO_STEP,
         name: str | None = None,
         *,
         contributor: int | None = None,
@@ -206,7 +206,11 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         )
 
     def apply_partial(
-        self, partial: SparsePartial, local_step: int = 0, *, timeout: float | None = None
+        self,
+        partial: SparsePartial,
+        local_step: int = arguments.NO_STEP,
+        *,
+        timeout: float | None = None,
     ) -> bool:
         """Add a partial from another accumulator's `take_partial`.
 
@@ -230,9 +234,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         sums = self._member.sums(partial)
         who = gradients.partial_contributors(partial)
         if sums.count == 0:
-            return not self._handle.drop_if_stale(step, 0, seconds)
+            return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         terms = sums.count, sums.weight, who, seconds
-        return self._add(self._member.rows_of_sums(sums), step, terms)
+        added = self._add(self._member.rows_of_sums(sums), step, terms)
+        return added or self._dropped(local_step)
 
     def _add(self, rows: gradients.Rows, step: int, terms: arguments.Terms | None) -> bool:
         if rows.conflict is not None:

@@ -33,6 +33,16 @@ MOST_GRADIENTS = 2**48
 _LONGEST_NAME = 200
 
 
+class _NotGiven(int):
+    """The default of a `local_step`: 0, but one that the caller has not given."""
+
+    __slots__ = ()
+
+
+NO_STEP: int = _NotGiven(0)
+"""The default of a `local_step`, which is 0 as in TensorFlow. Compared by identity."""
+
+
 def int64(value: object, what: str) -> int:
     """Return an integer argument: an int, a NumPy integer or scalar array; no bool, no float.
 
@@ -40,6 +50,8 @@ def int64(value: object, what: str) -> int:
         InvalidArgumentError: It is anything else, or does not fit int64.
     """
     if type(value) is not int:
+        if value is NO_STEP:
+            return 0
         if isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) == np.bool_:
             raise InvalidArgumentError(f"{what} must be an integer, but was {shown(value)}")
         try:

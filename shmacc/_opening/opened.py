@@ -14,7 +14,7 @@ from shmacc import _core
 from shmacc._gradients import arguments
 from shmacc._gradients.spec import MemberSpec, Spec
 from shmacc._layout import names
-from shmacc._layout.names import SegmentName
+from shmacc._layout.names import SegmentName, semaphore_path
 from shmacc._layout.reports import Config
 from shmacc._opening import exits, handles, removal
 from shmacc._opening.handles import Contents
@@ -65,6 +65,14 @@ class Opened(exits.Owner):
         segment_name = names.segment_name(names.generated_name() if private else shared_name)
         handle = handles.open_or_create(segment_name, asked, options, contents)
         self._adopt(handle, segment_name, options.owners, own, asked)
+        if options.unlink_on_close:
+            # Only now: an object that disagrees with what exists must not remove it.
+            try:
+                semaphore = semaphore_path(segment_name.system_name, self._token)
+                handle.keep_names(segment_name.path, semaphore)
+            except BaseException:
+                self._close()
+                raise
         self._opened_by_user()
 
     @classmethod
@@ -132,7 +140,9 @@ class Opened(exits.Owner):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the segment's name; unpickling attaches, or raises NotFoundError."""
         self._handle.config()  # a closed handle does not pickle
-        return _unpickled, (type(self), self._segment_name, self._owners, self._own())
+        read = self._handle.last_read()
+        last = () if read is None else ((self._token, read),)
+        return _unpickled, (type(self), self._segment_name, self._owners, self._own(), *last)
 
     def __deepcopy__(self, memo: object) -> Self:
         """Refuse a deep copy: it would share its memory with the original.
@@ -197,8 +207,20 @@ def of_handle(
     return self
 
 
-def _unpickled(cls: type[_Opened], segment_name: SegmentName, owners: Owners, own: Any) -> _Opened:
-    """Attach to the segment of that name; nobody is expected to close the object."""
+def _unpickled(
+    cls: type[_Opened],
+    segment_name: SegmentName,
+    owners: Owners,
+    own: Any,
+    last: tuple[int, tuple[int, int]] | None = None,
+) -> _Opened:
+    """Attach to the segment of that name; nobody is expected to close the object.
+
+    `last` is the segment's token, and the last step that the pickling thread has read: as a forked
+    child does, who unpickles may apply a gradient of that step.
+    """
     self = cls.__new__(cls)
     self._adopt(handles.attach(segment_name, owners), segment_name, owners, own, None)
+    if last is not None and last[0] == self._token:
+        self._handle.read_in_thread(last[1])
     return self

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shmacc._accumulators import saving
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.patterns import LearningRate
 from shmacc._gradients import arguments
@@ -96,7 +97,7 @@ class Chief:
             self._check_kind(shared_name)
             self._updates.begin_with(self._tables)
             self._group = _group(members, shared_name, capacity, options)
-            if not self._group.running:  # a chief has died in its `close`
+            if self._group._handle.finished:  # noqa: SLF001  a chief has died in its `close`
                 self._group.unlink()
                 self._group.close()
                 self._group = _group(members, shared_name, capacity, options)
@@ -412,10 +413,13 @@ class Chief:
         self._others.forget()
         # Gradients that replicas compute from a mixture of old and new parameters carry the group's
         # present step. `advance_step`, below, drops those that have come; later ones are stale.
+        # Those of asynchronous replicas are never stale: a restore drops them, whenever they come.
         numbers = self._run.copy()
         numbers[run.STEP] = state["step"]
         values = {run.RUN: numbers, run.LEFT: np.asarray(state["left"])}
         self._updates.load(self._group, self._model, state, values)
+        if self._asynchronous and self._group.running:
+            self._group.restore(saving.emptied(self._group.state(), self._updates.done))
         self._group.advance_step(self._updates.done)
         self._follow()
 

@@ -186,8 +186,8 @@ def test_a_take_that_waits_gets_it(acc: ConditionalAccumulator) -> None:
         assert head.result() == 3
 
 
-def test_an_apply_that_waits_for_a_round_goes_on(acc: ConditionalAccumulator) -> None:
-    """It waits in the block, and for its end no more."""
+def test_an_apply_that_waits_for_a_round_waits_no_more(acc: ConditionalAccumulator) -> None:
+    """Its gradient is of before: it is dropped at once, in the block."""
 
     def waits_for_the_end() -> bool:
         activity = inspection.describe("acc").processes[0].activity
@@ -203,8 +203,8 @@ def test_an_apply_that_waits_for_a_round_goes_on(acc: ConditionalAccumulator) ->
         waiting = pool.submit(acc.apply_grad, 1.0, local_step=NEVER_STALE)
         until(waits_for_the_end)
         acc.restore(state)
-        assert waiting.result(LONG) is True
-    assert acc.num_accumulated() == 2
+        assert waiting.result(LONG) is False
+    assert acc.num_accumulated() == 1
 
 
 def _changed(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:

@@ -276,6 +276,7 @@ class Table:
 RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], int]]]] = {
     "config": (Config, 1, lambda _: 0),
     "unlinked": (Word, 1, lambda _: UNLINKED),
+    "keeper": (Word, 1, lambda _: UNLINKED + 8),
     "generation": (Word, 1, lambda _: GENERATION),
     "finished": (Word, 1, lambda _: FINISHED),
     "kept_free": (Word, 1, lambda _: KEPT_FREE),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from helpers import interpreter
-from helpers.apart import run_apart
+from helpers.apart import Apart, run_apart
 from helpers.opening import KINDS, NAME, apply, exists, in_shared_memory, make
 
 import shmacc
@@ -16,6 +17,8 @@ from shmacc import errors, inspection
 from shmacc._opening import removal
 
 if TYPE_CHECKING:
+    from helpers.apart import Pipe
+
     from shmacc._layout.names import SegmentName
 
 
@@ -103,3 +106,71 @@ def test_the_creators_end_removes_the_name(namespace: str) -> None:
     status, _, complaints = interpreter.run(script)
     assert (status, complaints) == (0, "")
     assert in_shared_memory(namespace) == []
+
+
+def _make_and_stay(*, kept: bool = True, pipe: Pipe) -> None:
+    made = make(unlink_on_close=kept)
+    pipe.say("made")
+    pipe.hear()
+    made.close()
+
+
+def _make_and_die(*, kept: bool = True) -> None:
+    with Apart(partial(_make_and_stay, kept=kept)) as maker:
+        assert maker.hear() == "made"
+
+
+def test_who_goes_on_with_a_dead_makers_run_removes_the_name() -> None:
+    """A chief that was killed and started again, and again, leaves nothing at a good end."""
+    for _ in range(3):
+        _make_and_die()
+        assert exists()
+    with shmacc.attach(NAME) as worker, make(unlink_on_close=True) as chief:
+        with make(unlink_on_close=True):
+            pass  # there is one that has the duty
+        assert exists()
+        run_apart(chief.close)
+        assert exists()
+        chief.close()
+        assert not exists()
+        assert not worker.running  # as after its maker's close
+
+
+def test_who_does_not_take_the_duty_over() -> None:
+    _make_and_die()
+    shmacc.attach(NAME).close()
+    make().close()
+    with pytest.raises(errors.InvalidArgumentError, match="dtype"):
+        shmacc.ConditionalAccumulator("f8", None, NAME, unlink_on_close=True)
+    with make() as attached, pickle.loads(pickle.dumps(attached)) as unpickled:
+        assert unpickled.running
+    assert exists()
+    with Apart(_make_and_stay) as living:  # it has the duty now
+        living.hear()
+        make(unlink_on_close=True).close()
+        assert exists()
+        living.say()
+        living.wait()
+    assert not exists()
+
+
+def test_a_name_that_was_made_to_stay_stays() -> None:
+    _make_and_die(kept=False)
+    make(unlink_on_close=True).close()
+    assert exists()
+    inspection.remove(NAME)
+
+
+def test_parameters_too() -> None:
+    contents = {"w": np.zeros(3)}
+
+    def made(pipe: Pipe) -> None:
+        shmacc.Parameters(contents, NAME, unlink_on_close=True)
+        pipe.say("made")
+        pipe.hear()
+
+    with Apart(made) as maker:
+        maker.hear()
+    with shmacc.Parameters(contents, NAME, unlink_on_close=True):
+        assert exists()
+    assert not exists()

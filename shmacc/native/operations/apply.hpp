@@ -10,6 +10,7 @@ namespace shmacc {
 // A gradient, or the sum of some (a partial).
 struct ApplyRequest {
     int64_t local_step;
+    uint64_t timeline;  // in which the step was read (python/timeline.hpp)
     int64_t count;
     int64_t weight;
     MemberGradient* const* members;
@@ -18,6 +19,7 @@ struct ApplyRequest {
     // If a contributor is in the round already, a partial fails, and a single gradient is accepted but not added.
     bool partial;
     int64_t deadline;
+    uint64_t behind;  // set by the operation: the current timeline, if the gradient was dropped as of an older one; or 0
 };
 
 class Apply : public Operation {
@@ -25,7 +27,7 @@ class Apply : public Operation {
     using Operation::Operation;
 
     // False: the gradient was dropped, since it is stale or its step is sealed.
-    bool apply(const ApplyRequest& request) {
+    bool apply(ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock);
         HeadGrace grace;
         Refused refused;
@@ -41,7 +43,7 @@ class Apply : public Operation {
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             const bool open = round_is_open(session.round);
             const bool closed = open || is_final(session.round);
-            if (is_refused(session.round, closed, request.local_step)) {
+            if (is_refused(session.round, closed, request)) {
                 drop(session, activity, request.count);
                 return false;
             }
@@ -99,12 +101,12 @@ class Apply : public Operation {
     }
 
     // Drops a gradient that does not fit the round if it is stale. Returns whether it was.
-    bool drop_if_stale(int64_t local_step, int64_t gradients, int64_t deadline) {
+    bool drop_if_stale(ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock);
-        ApplySession session(segment_, std::nullopt, false, lock_deadline(deadline), interruption_);
+        ApplySession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
         if (!session.held()) apply_deadline_exceeded({});
-        if (!is_refused(session.round, is_closed(session.round), local_step)) return false;
-        drop(session, activity, gradients);
+        if (!is_refused(session.round, is_closed(session.round), request)) return false;
+        drop(session, activity, request.count);
         return true;
     }
 
@@ -168,9 +170,10 @@ class Apply : public Operation {
     }
 
     // closed: whether a round is open or final, so that its step takes no more gradients.
-    bool is_refused(const RoundState& round, bool closed, int64_t local_step) const {
-        return local_step < round.step || round.sealed || (closed && local_step == round.step) ||
-               segment_.finished(round);
+    bool is_refused(const RoundState& round, bool closed, ApplyRequest& request) const {
+        request.behind = request.timeline < round.restores ? round.restores : 0;
+        return request.behind || request.local_step < round.step || round.sealed ||
+               (closed && request.local_step == round.step) || segment_.finished(round);
     }
 
     void refuse_in_own_block(const RoundHolder& holder) const {

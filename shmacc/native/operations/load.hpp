@@ -40,10 +40,13 @@ class Load {
     struct Gradients {
         OpenSegment* segment;
         ApplyRequest request;
+        uint64_t* timeline;  // set to the one that the load begins
     };
 
-    Load(std::vector<Arrays> arrays, std::vector<Gradients> gradients, Interruption& interruption)
-        : arrays_(std::move(arrays)), gradients_(std::move(gradients)), interruption_(interruption) {
+    Load(std::vector<Arrays> arrays, std::vector<Gradients> gradients, int64_t deadline,
+         Interruption& interruption)
+        : arrays_(std::move(arrays)), gradients_(std::move(gradients)), deadline_(deadline),
+          interruption_(interruption) {
         std::sort(arrays_.begin(), arrays_.end(), by_token<Arrays>);
         std::sort(gradients_.begin(), gradients_.end(), by_token<Gradients>);
     }
@@ -52,10 +55,11 @@ class Load {
         std::deque<ActivityScope> activities;
         for (const Arrays& each : arrays_) activities.emplace_back(*each.segment, kWaitsForLock);
         for (const Gradients& each : gradients_) activities.emplace_back(*each.segment, kWaitsForLock);
+        const int64_t until = lock_deadline(deadline_);
         while (OpenSegment* const busy = replace_if_free(activities)) {
             interruption_.check();
             HeldLocks wait(*busy);  // this may take long, so no other lock is held meanwhile
-            wait.acquire_all(kForever, interruption_);
+            if (!wait.acquire_all(until, interruption_) || past(until)) deadline_exceeded(*busy);
         }
     }
 
@@ -88,8 +92,10 @@ class Load {
             parameters[i].keep_no_journal();
             parameters[i].commit(arrays_[i].step, arrays_[i].updates);
         }
-        for (size_t i = 0; i < gradients_.size(); ++i)
+        for (size_t i = 0; i < gradients_.size(); ++i) {
             Apply(*gradients_[i].segment, uninterrupted).commit_replaced(accumulators[i]);
+            *gradients_[i].timeline = accumulators[i].round.restores;
+        }
         if (marks)
             for (ArraysSession& session : parameters) session.unmark();
         return nullptr;
@@ -110,10 +116,17 @@ class Load {
             throw;
         }
     }
+    [[noreturn]] static void deadline_exceeded(OpenSegment& busy) {
+        throw Error(Failure::kDeadlineExceeded,
+                    "Another process kept a lock of '" + name_of(busy.config()) +
+                        "' (it updates, takes or copies, or is stopped in that); nothing was changed",
+                    {{"step", busy.round().snapshot().step}});
+    }
     static int64_t soon() { return monotonic_ns() + HeldLocks::kSlice; }
 
     std::vector<Arrays> arrays_;
     std::vector<Gradients> gradients_;
+    const int64_t deadline_;
     Interruption& interruption_;
 };
 

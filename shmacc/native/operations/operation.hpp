@@ -102,6 +102,12 @@ class Operation {
                         "), so that round ends only when the update is in, or is skipped: open the round, "
                         "which gives the same gradients, and call Parameters.update or Parameters.skip");
     }
+    // what: what was not done.
+    void check_held(const RoundSession& session, const char* what) {
+        if (!session.held())
+            throw Error(Failure::kDeadlineExceeded, std::string("Another process kept the lock; ") + what,
+                        {{"step", segment_.round().snapshot().step}});
+    }
     // Call it after a commit that others may have waited for.
     template <class Session>
     void let_others_go_on(Session& session) {

@@ -32,6 +32,7 @@ struct Taken {
     int64_t count;
     int64_t weight;
     int64_t step;
+    uint64_t timeline;  // RoundState::restores
     std::vector<TakenMember> members;
     std::vector<Columns> shards;  // a divided round's row numbers and values, which its TakenMembers lack
     uint64_t contributor_count;
@@ -84,8 +85,8 @@ class RoundCopy {
   public:
     // heads: another take is the head of the queue and the round belongs to it, so this one gets nothing.
     RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
-        : taken{0, 0, 0, 0, session.state.step, {}, {}, 0, Output(0)}, nothing_(heads),
-          round_(session.state.round), applied_(session.applied()) {
+        : taken{0, 0, 0, 0, session.state.step, session.state.restores, {}, {}, 0, Output(0)},
+          nothing_(heads), round_(session.state.round), applied_(session.applied()) {
         if (heads || session.count() == 0) return;
         taken.count = session.count();
         taken.weight = session.weight();

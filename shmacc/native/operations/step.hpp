@@ -10,24 +10,26 @@ class Step : public Operation {
   public:
     using Operation::Operation;
 
-    // Returns the old step.
-    int64_t set_step(int64_t step) {
+    // Returns the old step, and the timeline.
+    std::pair<int64_t, uint64_t> set_step(int64_t step, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, kForever, interruption_);
+        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        check_held(session, kNothingChanged);
         if (is_final(session.state))
             refuse_in_update(session.state, "The step cannot be set, which would keep the gradients");
         const int64_t old = session.state.step;
         session.state.step = step;
         session.state.holder = {};
         commit(session);
-        return old;
+        return {old, session.state.restores};
     }
 
-    // Moves the step on, if `step` is higher. Returns how many pending gradients were dropped.
-    int64_t advance_step(int64_t step) {
+    // Moves the step on, if `step` is higher. Returns how many pending gradients were dropped, and the timeline.
+    std::pair<int64_t, uint64_t> advance_step(int64_t step, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, kForever, interruption_);
-        if (step <= session.state.step) return 0;
+        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        check_held(session, kNothingChanged);
+        if (step <= session.state.step) return {0, session.state.restores};
         if (session.state.final.phase == kUpdateBegun)
             refuse_in_update(session.state, "The step cannot move on");
         // If its update is in the parameters, the round counts as taken: none of its gradients is dropped.
@@ -40,7 +42,7 @@ class Step : public Operation {
         session.state.step = step;
         session.state.sealed = 0;
         commit(session);
-        return dropped;
+        return {dropped, session.state.restores};
     }
 
     // Ties the accumulator to the parameters with that token. False: it belongs to other parameters.
@@ -56,9 +58,10 @@ class Step : public Operation {
         return true;
     }
 
-    void unseal() {
+    void unseal(int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, kForever, interruption_);
+        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        check_held(session, kNothingChanged);
         if (round_is_open(session.state))
             throw Error(Failure::kFailedPrecondition,
                         "A round is open: its end unseals the step, and nothing else does");
@@ -67,14 +70,16 @@ class Step : public Operation {
         commit(session);
     }
 
-    // Waits until the step is past `after`, and returns it.
-    int64_t wait_step(int64_t after, int64_t deadline, bool raise_departures) {
-        const auto is_past = [after](const RoundState& now) { return now.step > after; };
-        return wait(is_past, ", not past " + std::to_string(after), deadline, raise_departures).step;
-    }
-    // Waits until the step or the number of restores differs from `last`, and returns the new ones. none: the
-    // accumulator is finished.
+    // A step, and its timeline: the number of restores.
     using At = std::tuple<int64_t, uint64_t>;
+    // Waits until the step is past `after`.
+    At wait_step(int64_t after, int64_t deadline, bool raise_departures) {
+        const auto is_past = [after](const RoundState& now) { return now.step > after; };
+        const RoundState round = wait(is_past, ", not past " + std::to_string(after), deadline,
+                                      raise_departures);
+        return At(round.step, round.restores);
+    }
+    // Waits until the step or the timeline differs from `last`. none: the accumulator is finished.
     std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, bool raise_departures) {
         const auto is_new = [&](const RoundState& now) {
             return segment_.finished(now) || last != At(now.step, now.restores);
@@ -85,6 +90,8 @@ class Step : public Operation {
     }
 
   private:
+    static constexpr const char* kNothingChanged = "nothing was changed";
+
     template <class Reached>
     RoundState wait(Reached reached, const std::string& missing, int64_t deadline, bool raise_departures) {
         ActivityScope activity(segment_, kWaitsForStep);

@@ -120,9 +120,7 @@ class Take : public Operation {
     RoundCopy look(bool advance_step, const Division* division, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         RoundSession session(segment_, lock_deadline(deadline), interruption_);
-        if (!session.held())
-            throw Error(Failure::kDeadlineExceeded, "Another process kept the lock; nothing was read",
-                        {{"step", segment_.round().snapshot().step}});
+        check_held(session, "nothing was read");
         return RoundCopy(session, *segment_.specs(),
                          {0, 0, kForever, division, advance_step, false, false, false, {}}, false);
     }

@@ -165,6 +165,7 @@ class ArraysSession {
         lane().commit(state, arrays_);
         committed_ = true;
         lane().give_back(before_, state);
+        if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back({state});
     }
     // For Load (load.hpp).
     void keep_no_journal() { Lane::keep_no_undo(before_, state); }

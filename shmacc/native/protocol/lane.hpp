@@ -145,6 +145,20 @@ class Lane {
             if (now.reserved[region] < before.reserved[region]) mapping_.punch(region, now.reserved[region]);
     }
 
+    // How many bytes of a region (counted as in the lane's mapping) the committed state records as reserved.
+    uint64_t recorded(const LaneState& state, uint32_t region) const {
+        if (region < kLaneRegions) return state.reserved[region];
+        region -= kLaneRegions;
+        return current(region / kMemberRegions, state).reserved[region % kMemberRegions];
+    }
+    uint64_t recorded(const LaneState& state) const {
+        uint64_t bytes = 0;
+        for (uint32_t i = 0; i < kLaneRegions; ++i) bytes += page_up(state.reserved[i]);
+        for (uint32_t i = 0; i < tables(); ++i)
+            for (uint64_t each : current(i, state).reserved) bytes += page_up(each);
+        return bytes;
+    }
+
     // Sizes grow by a sixteenth, at least by 64 KiB; small ones double. So memory stays near what the rows need.
     static uint64_t with_room(uint64_t bytes) {
         return page_up(bytes + std::max<uint64_t>(bytes / 16, std::min<uint64_t>(bytes, 65536)));

@@ -212,6 +212,21 @@ class OpenSegment {
                         "another segment");
     }
 
+    // With all lanes' locks: gives back pages that no commit records. A process that died while it reserved memory has
+    // left them: before Lane::begin, so that nobody looks for them. What the file occupies besides the recorded sizes is
+    // known only roughly (the fixed regions grow as well), so this looks when that has become more.
+    void give_unrecorded_back(const std::vector<LaneState>& lanes) {
+        if (!file().state().intact) return;
+        uint64_t recorded = 0;
+        for (size_t i = 0; i < lanes.size(); ++i) recorded += lanes_[i]->recorded(lanes[i]);
+        const auto besides = [&] { return file().occupied() - std::min(file().occupied(), recorded); };
+        if (besides() > besides_recorded_ + Lane::kSpare)
+            for (size_t i = 0; i < lanes.size(); ++i)
+                lanes_[i]->mapping().punch_unrecorded(
+                    [&](uint32_t region) { return lanes_[i]->recorded(lanes[i], region); });
+        besides_recorded_ = besides();
+    }
+
     Header& header() { return header_; }
     // The values as read and checked when the segment was opened.
     const Config& config() const { return config_; }
@@ -302,6 +317,7 @@ class OpenSegment {
     Events events_;
     Presence presence_;
     Departures departures_;
+    uint64_t besides_recorded_ = 0;  // bytes, when give_unrecorded_back last looked
     WaitQueue wait_queue_;
     OwnRound own_round_;
     std::vector<WaitQueue::Known> known_heads_;

@@ -120,12 +120,13 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
 // The bytes of an array in each of kArrayRegions.
 using ArrayBytes = std::array<uint64_t, std::size(kArrayRegions)>;
 
-// Makes a segment under these names, and returns it open; null if the segment's name is taken. arrays: for each
+// Makes a segment under these names, and returns it open; null if the segment's name is taken. kept: made with
+// unlink_on_close. arrays: for each
 // member, the bytes that the segment records as reserved. fill(file, config) reserves and fills these bytes
 // before the file has a name.
 template <class Fill>
 std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
-                                            Config config, const MemberSpecs& members,
+                                            Config config, const MemberSpecs& members, bool kept,
                                             const std::vector<ArrayBytes>& arrays, Fill fill) {
     const std::vector<uint64_t> directory = pack_directory(members);
     config.members = static_cast<uint32_t>(members.size());
@@ -141,6 +142,7 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     std::vector<Line> states((bytes_of_states(config) + sizeof(Line) - 1) / sizeof(Line));
     Header* head = header.data();
     head->config = config;
+    head->keeper = kept ? kToBeKept : kNotKept;
     head->state[0].round = 1;  // the zeroed lanes and members belong to round 0, and so are empty
     head->state[0].checksum = checksum_of(head->state[0]);
     for (uint32_t i = 0; i < config.lanes; ++i) {

@@ -328,6 +328,7 @@ class RoundSession {
             lane.commit(now, shrunk);
             lane.give_back(before, now);
         }
+        segment_.give_unrecorded_back(lanes_);
     }
 
     RoundState state;  // to be changed, then committed

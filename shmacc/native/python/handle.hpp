@@ -10,6 +10,7 @@
 #include "python/incoming.hpp"
 #include "python/name_lock.hpp"
 #include "python/taken_round.hpp"
+#include "python/timeline.hpp"
 
 namespace shmacc {
 
@@ -42,8 +43,13 @@ class Handle {
     template <class Act, class Call>
     auto run(Call call, const Caller* caller = nullptr) {
         const OpenSegment::Use segment = attached();
-        WithoutGil released;
-        return run_in<Act>(*segment, released, call, caller);
+        try {
+            WithoutGil released;
+            return run_in<Act>(*segment, released, call, caller);
+        } catch (const Error& error) {
+            if (error.failure() == Failure::kFinished) refuse_other_parameters();
+            throw;
+        }
     }
     template <class Act, class Call>
     auto run_in(OpenSegment& segment, WithoutGil& released, Call call, const Caller* caller = nullptr) {
@@ -190,8 +196,15 @@ class Handle {
         return apply(*segment, arrivals.gradients().data(), arrivals.gradients().size(), request);
     }
     bool drop_if_stale(int64_t local_step, int64_t gradients, std::optional<double> timeout) {
-        const int64_t deadline = deadline_after(timeout);
-        return run<Apply>([&](Apply& act) { return act.drop_if_stale(local_step, gradients, deadline); });
+        ApplyRequest request{local_step, reads_.timeline_of(local_step), gradients, 0, nullptr, 0, {},
+                             false,      deadline_after(timeout),        0};
+        const bool dropped = run<Apply>([&](Apply& act) { return act.drop_if_stale(request); });
+        reads_.told(local_step, request.behind);
+        return dropped;
+    }
+    // Whether a gradient of this step, by the calling thread or task, would be dropped as one of before a restore.
+    bool behind(int64_t local_step) const {
+        return reads_.timeline_of(local_step) < in_file().round().snapshot().restores;
     }
 
     // Puts the result in `taken`. A returned result would be lost if a signal handler raised right after the call,
@@ -199,9 +212,12 @@ class Handle {
     void take(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
               bool raise_departures) {
         const OpenSegment::Use segment = begin_take(num_required);
-        if (take_kept(taken)) return;
-        take_in(*segment, taken, num_required, at_least, timeout, false, raise_departures, nullptr);
+        if (!take_kept(taken))
+            take_in(*segment, taken, num_required, at_least, timeout, false, raise_departures, nullptr);
+        note_taken(taken);
     }
+    // The calling thread or task has the round of `taken`, and so knows the step after it.
+    void note_taken(const TakenRound& taken) { reads_.note_own(taken.read()); }
     // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
     bool take_kept(TakenRound& taken) { return kept_.pass_on(taken); }
     // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether there
@@ -272,29 +288,60 @@ class Handle {
         if ((*segment_)->file().state().intact) (*segment_)->give_up_round(serial);
     }
 
-    int64_t set_step(int64_t step) {
-        return run<Step>([&](Step& act) { return act.set_step(step); });
+    int64_t set_step(int64_t step, std::optional<double> timeout) {
+        const int64_t deadline = deadline_after(timeout);
+        const auto [old, timeline] = run<Step>([&](Step& act) { return act.set_step(step, deadline); });
+        reads_.note({step, timeline});
+        return old;
     }
-    int64_t advance_step(int64_t step) {
-        return run<Step>([&](Step& act) { return act.advance_step(step); });
+    int64_t advance_step(int64_t step, std::optional<double> timeout) {
+        const int64_t deadline = deadline_after(timeout);
+        const auto [dropped, timeline] = run<Step>([&](Step& act) { return act.advance_step(step, deadline); });
+        reads_.note({step, timeline});
+        return dropped;
     }
+    void note_restored(const StepRead& to) { reads_.note(to); }
     bool belong_to(uint64_t parameters) {
         return run<Step>([&](Step& act) { return act.belong_to(parameters); });
     }
-    void unseal() {
-        run<Step>([](Step& act) { act.unseal(); });
-    }
-    int64_t wait_step(int64_t after, std::optional<double> timeout, bool raise_departures,
-                      const Caller* caller) {
+    void unseal(std::optional<double> timeout) {
         const int64_t deadline = deadline_after(timeout);
-        return run<Step>([&](Step& act) { return act.wait_step(after, deadline, raise_departures); }, caller);
+        run<Step>([&](Step& act) { act.unseal(deadline); });
+    }
+    // These two return the step and its timeline. A thread that waits for a task (caller) gives the task the timeline,
+    // and the task says that it has read the step (read_in_thread).
+    Step::At wait_step(int64_t after, std::optional<double> timeout, bool raise_departures,
+                       const Caller* caller) {
+        const int64_t deadline = deadline_after(timeout);
+        const Step::At at =
+            run<Step>([&](Step& act) { return act.wait_step(after, deadline, raise_departures); }, caller);
+        if (!caller) note_read(at);
+        return at;
     }
     std::optional<Step::At> next_step(nb::handle last, std::optional<double> timeout, bool raise_departures,
                                       const Caller* caller) {
         std::optional<Step::At> from;
         if (!last.is_none()) from = unpacked<int64_t, uint64_t>(last);
         const int64_t deadline = deadline_after(timeout);
-        return run<Step>([&](Step& act) { return act.next_step(from, deadline, raise_departures); }, caller);
+        const std::optional<Step::At> at =
+            run<Step>([&](Step& act) { return act.next_step(from, deadline, raise_departures); }, caller);
+        if (!at) refuse_other_parameters();
+        if (at && !caller) note_read(*at);
+        return at;
+    }
+    // The calling thread or task knows this step, of this timeline, and may compute a gradient at it.
+    void note_read(const Step::At& at) noexcept { reads_.note_own({std::get<0>(at), std::get<1>(at)}); }
+    void read_in_thread(nb::handle at) { note_read(unpacked<int64_t, uint64_t>(at)); }
+    // The last such step, for a pickle; none: there is none.
+    std::optional<Step::At> last_read() const {
+        const std::optional<StepRead> last = reads_.own();
+        if (!last) return {};
+        return Step::At(last->step, last->timeline);
+    }
+    int64_t read_step() {
+        const RoundState round = in_file().round().snapshot();
+        note_read(Step::At(round.step, round.restores));
+        return round.step;
     }
     void finish() { attached()->finish(); }
     void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, bytes); }
@@ -340,6 +387,12 @@ class Handle {
     void note_update(uint64_t serial) { rounds_.note_update(serial); }
 
     int64_t step() const { return in_file().round().snapshot().step; }
+    // Whether the run goes on.
+    bool running() const {
+        if (!finished()) return true;
+        refuse_other_parameters();
+        return false;
+    }
     bool finished() const {
         OpenSegment& segment = in_file();
         return segment.finished(segment.round().snapshot());
@@ -365,6 +418,7 @@ class Handle {
             throw;
         }
         sweep(segment, 0);
+        if (!has_arrays(segment.config().kind)) note_opened(segment);
         return true;
     }
     void unlink(const std::string& path, const std::string& semaphore_path) {
@@ -380,9 +434,61 @@ class Handle {
     uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
     uint32_t owner() const { return segment().file().status().st_uid; }
 
+    // Takes over the duty to remove these names, from a process that is dead: whoever goes on with its run ends it. Not
+    // from one that lives, and not if the segment was made to stay (Header::keeper). Needs a handle that has entered.
+    void keep_names(const std::string& path, const std::string& semaphore_path) {
+        intact();
+        const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
+        with_name_lock(use->file(), true, [&] {
+            const uint64_t keeper = load(use->header().keeper);
+            bool vacant = keeper != kNotKept;
+            use->presence().for_each([&](uint32_t i, uint64_t token) {
+                if (token == keeper && use->presence().alive(i, token)) vacant = false;
+                return vacant;
+            });
+            if (!vacant) return;
+            own_names_.emplace(path, semaphore_path);
+            owns_ = true;
+            store(use->header().keeper, use->presence().token());
+        });
+    }
+
   private:
     void refuse_spoiled() const {
         if (!spoiled_->empty()) throw Error(Failure::kFailedPrecondition, *spoiled_);
+    }
+    // The loop of a finished run ends without an error. But if this process has parameters that the run did not train,
+    // new ones beside the group of an earlier run, they would stay untrained and nobody would be told. They count as such
+    // if the run belongs to others that this process does not have, and they are of an earlier step.
+    void refuse_other_parameters() const {
+        if (!segment_ || closed_) return;
+        OpenSegment& segment = **segment_;
+        const RoundState round = segment.round().snapshot();
+        const uint64_t trained = round.final.parameters;
+        if (!trained) return;
+        const Handle* other = nullptr;
+        for (const Handle* handle : parameters_) {
+            if (handle->closed_) continue;
+            OpenSegment& parameters = **handle->segment_;
+            if (parameters.config().token == trained) return;
+            if (parameters.round().snapshot().step < round.step && share_a_member(segment, parameters))
+                other = handle;
+        }
+        if (other)
+            throw Error(Failure::kFailedPrecondition,
+                        "The accumulator '" + name_of(segment.config()) + "' is finished, at step " +
+                            std::to_string(round.step) + ", and has trained other parameters than '" +
+                            name_of((*other->segment_)->config()) + "', which are at step " +
+                            std::to_string((*other->segment_)->round().snapshot().step) +
+                            " and would stay untrained: make both new (if_exists=\"replace\"), or load a "
+                            "checkpoint of both");
+    }
+    static bool share_a_member(const OpenSegment& one, const OpenSegment& other) {
+        if (one.config().kind != kGroup) return true;
+        for (uint32_t i = 0; i < one.config().members; ++i)
+            for (uint32_t j = 0; j < other.config().members; ++j)
+                if ((*one.specs())[i].name == (*other.specs())[j].name) return true;
+        return false;
     }
     // For OpenSegment::fail. A forked child that has not used its parent's handle is not attached: it must not report
     // its own exception as its parent's.
@@ -412,6 +518,13 @@ class Handle {
         }
         own_names_.reset();  // only now: after an error the caller can try again
     }
+    void note_opened(OpenSegment& segment) {
+        try {
+            const RoundState round = segment.round().snapshot();
+            reads_.note({round.step, round.restores});
+        } catch (const Error&) {  // it is damaged, which its operations will say
+        }
+    }
     // Incoming: IncomingRows or IncomingArray. given: the Python objects for its constructor.
     template <template <class> class Incoming, class... Given>
     bool apply_one(Kind kind, int64_t local_step, nb::handle terms, Given... given) {
@@ -430,8 +543,14 @@ class Handle {
                ApplyRequest& request) {
         request.members = members;
         request.member_count = member_count;
+        request.timeline = reads_.timeline_of(request.local_step);
+        const bool added = apply_without_gil(segment, request);
+        if (!added) reads_.told(request.local_step, request.behind);
+        return added;
+    }
+    bool apply_without_gil(OpenSegment& segment, ApplyRequest& request) {
         WithoutGil released;
-        for (size_t i = 0; i < member_count; ++i) members[i]->sort();
+        for (size_t i = 0; i < request.member_count; ++i) request.members[i]->sort();
         return run_in<Apply>(segment, released, [&](Apply& act) { return act.apply(request); });
     }
 
@@ -489,11 +608,12 @@ class Handle {
     static inline std::vector<Handle*> parameters_;  // handles of parameters; the GIL guards it
 
     HeldRounds rounds_;
+    Reads reads_;
     KeptRounds kept_;  // the GIL guards it
     std::optional<OpenSegment::Use> segment_;
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> own_names_;
-    const bool owns_;
+    bool owns_;
     const Origin maker_;
     const std::shared_ptr<std::string> spoiled_ = std::make_shared<std::string>();
 };

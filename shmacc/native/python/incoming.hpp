@@ -59,7 +59,7 @@ class IncomingArray : public Incoming {
 // terms: None for a gradient that counts once, has no contributor, and waits for ever; else (count, weight,
 // contributors, timeout). contributors: None; a number, for a single gradient; or an ascending array, for a partial.
 inline ApplyRequest of_terms(int64_t local_step, nb::handle terms) {
-    ApplyRequest request{local_step, 1, 1, nullptr, 0, {}, false, kForever};
+    ApplyRequest request{local_step, 0, 1, 1, nullptr, 0, {}, false, kForever, 0};
     if (terms.is_none()) return request;
     const auto given = nb::borrow<nb::tuple>(terms);
     request.count = nb::cast<int64_t>(given[0]);

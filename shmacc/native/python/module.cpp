@@ -93,7 +93,8 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     const auto fill = [&](const SegmentFile& made, const Config& made_config) {
         if (made_with.members() > 0) made_with.fill(made, made_config);
     };
-    const auto file = create_segment(path, semaphore_path, config, specs, made_with.reserved(), fill);
+    const auto file = create_segment(path, semaphore_path, config, specs, unlink_on_close,
+                                     made_with.reserved(), fill);
     if (!file) return nb::none();
     try {
         if (!file->open_by_name(path)) {
@@ -285,6 +286,7 @@ NB_MODULE(_core, m) {
     refuse_without_gil();
     nb::set_leak_warnings(false);  // handles may outlive the interpreter in daemon threads
     nb::module_ errors = nb::module_::import_("shmacc.errors");
+    nb::module_::import_("contextvars");  // timeline.hpp needs it where no Python may run
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {

@@ -114,7 +114,9 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
 
 // parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, members, terms), the last
 // two as for `Handle::apply_group`. No segment is named twice.
-inline void load_segments(const nb::list& parameters, const nb::list& accumulators) {
+inline void load_segments(const nb::list& parameters, const nb::list& accumulators,
+                          std::optional<double> timeout) {
+    const int64_t deadline = deadline_after(timeout);
     std::vector<Handle*> handles;
     std::vector<OpenSegment::Use> uses;
     const auto attached = [&](const nb::handle& item) {
@@ -133,18 +135,24 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
     }
     std::deque<Arrivals> arrivals;
     std::vector<Load::Gradients> gradients;
+    std::vector<StepRead> restored(nb::len(accumulators));
+    std::vector<Handle*> readers;
     for (const nb::handle item : accumulators) {
         OpenSegment* const segment = attached(item);
+        readers.push_back(handles.back());
         arrivals.emplace_back(*segment->specs(), nb::list(item[2]));
-        gradients.push_back({segment, of_terms(nb::cast<int64_t>(item[1]), item[3])});
+        StepRead& to = restored[gradients.size()];
+        to.step = nb::cast<int64_t>(item[1]);
+        gradients.push_back({segment, of_terms(to.step, item[3]), &to.timeline});
         gradients.back().request.members = arrivals.back().gradients().data();
         gradients.back().request.member_count = arrivals.back().gradients().size();
     }
     Handle::run_on(handles, [&](Interruption& interruption) {
         for (const Arrivals& each : arrivals)
             for (MemberGradient* gradient : each.gradients()) gradient->sort();
-        Load(std::move(arrays), std::move(gradients), interruption).run();
+        Load(std::move(arrays), std::move(gradients), deadline, interruption).run();
     });
+    for (size_t i = 0; i < readers.size(); ++i) readers[i]->note_restored(restored[i]);
 }
 
 // places: (number, region, array to copy into). tables: (number, whether to read the optimizer's slots, too). Returns

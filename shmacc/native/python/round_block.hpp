@@ -80,6 +80,7 @@ class RoundBlock {
     nb::object take_kept() {
         start();
         consumed_ = handle().take_kept(round());
+        if (consumed_) handle().note_taken(round());
         return consumed_ ? make_(taken_) : nb::none();
     }
     // Hands the coroutine the round that a thread has opened for it. False: the round was given up meanwhile.
@@ -90,7 +91,10 @@ class RoundBlock {
     bool consume() {
         try {
             consumed_ = serial() != 0 && handle().consume_round(serial());
-            if (consumed_) round().end();
+            if (consumed_) {
+                round().end();
+                handle().note_taken(round());
+            }
             close();
             return consumed_;
         } catch (...) {

@@ -13,6 +13,7 @@
 
 #include "operations/round_copy.hpp"
 #include "python/columns.hpp"
+#include "python/timeline.hpp"
 
 namespace shmacc {
 
@@ -41,6 +42,11 @@ class TakenRound {
     int64_t count() const { return taken().count; }
     int64_t weight() const { return taken().weight; }
     int64_t step() const { return taken().step; }
+    // The step after this take, and its timeline.
+    StepRead read() const {
+        const int64_t step = taken().step;
+        return {advance_ && step < INT64_MAX ? step + 1 : step, taken_->timeline};
+    }
     // Serial of the round that the take opened; 0: none, or it was consumed.
     uint64_t serial() const { return taken_ ? taken_->serial : 0; }
     void end() { taken_->serial = 0; }

@@ -452,9 +452,14 @@ struct Unchecked {
 };
 constexpr int64_t kNeverStale = INT64_MAX;
 
+// Header::keeper of a segment that was made without unlink_on_close (or by a version that had no such word), and of
+// one that was made with it, until its maker has attached.
+constexpr uint64_t kNotKept = 0, kToBeKept = 1;
+
 struct Header {
     alignas(64) Config config;
     alignas(64) uint64_t unlinked;  // 1: unlinked on purpose
+    uint64_t keeper;  // the token of the process that removes the names at its end; or kNotKept, or kToBeKept
     alignas(64) uint64_t generation;
     uint64_t finished;  // greater than RoundState::restores: nothing is accepted or taken any more
     uint64_t kept_free;  // bytes of /dev/shm that the segment leaves to others when it grows

@@ -183,6 +183,20 @@ class Mapping {
         return try_it() || (errno == EINTR && try_it());
     }
 
+    // With all locks: punches what is above the recorded sizes of all regions. recorded(region): such a size.
+    template <class Recorded>
+    void punch_unrecorded(Recorded recorded) {
+        uint64_t from = offset_of(0) + page_up(recorded(0));
+        for (uint32_t region = 1; region <= regions_.size(); ++region) {
+            const bool end = region == regions_.size();
+            const uint64_t kept = end ? 0 : page_up(recorded(region));
+            if (kept == 0 && !end) continue;  // one call for regions that are not in use
+            fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from),
+                      static_cast<off_t>(offset_of(region) - from));
+            from = offset_of(region) + kept;
+        }
+    }
+
     // Under the lock: counts nothing above the recorded size as proved, since other processes may have made
     // holes there.
     void limit(uint32_t region, uint64_t recorded) {

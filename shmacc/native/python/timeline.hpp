@@ -1,0 +1,145 @@
+// Timelines: after a restore, no gradient that was computed before it is accepted, whatever its step.
+//
+// A restore begins a timeline, numbered by RoundState::restores. An apply is judged under the lane's lock, as for its
+// step: a gradient of an older timeline than the current one is dropped. The question is only to which timeline a
+// gradient belongs, since its step is a plain number. It belongs to the timeline in which its step was read. (An int
+// that carries its timeline would say so itself; but files, JSON and torch.load refuse integers of other classes.)
+//
+// A Reads is one handle's memory of its reads. Who reads: a thread, or a task of asyncio, by Python's context
+// variables. So a thread's read says nothing of another thread's gradient; a task, and a call of asyncio.to_thread,
+// has its creator's last read until it reads itself, as a forked child has. What is a read: whatever gives the caller
+// the step that it computes its next gradient at: global_step, wait_step, steps, takes, the end of a round's block.
+// `stats`, `state`, `running` and refused applies are none: a program may call them while it computes.
+//
+//   1  Its own reader's last read was of this very step, or in the newest timeline that the handle knows: that read's.
+//      (So a step ahead of the current one is accepted in the same timeline, as in TensorFlow.)
+//   2  Else another reader may have read it for this one (a wait in an executor's thread, a step handed to a pool): the
+//      newest timeline, if somebody has read this step or a later one there.
+//   3  Else nobody has read it in the newest timeline: the reader's own; without a read of its own an older timeline,
+//      if it was read in one; else the newest.
+//
+// An opening of the handle, set_global_step, advance_step and a restore by this handle are reads of nobody (`note`): they
+// count for 2 and 3. So a program that restores, and applies at steps that it knows, need not read the step. In rule 1 a
+// restore does not count: a gradient may be applied by the process that has restored, and was computed before.
+// NEVER_STALE is a step that nobody reads: of a reader it belongs to the reader's own timeline, else to the newest. A
+// program that never reads the step (it counts, or trains asynchronously) would be dropped for ever; so if nobody has
+// read by this handle, a dropped gradient makes known what was missing (`told`), and the next one counts.
+//
+// Limits. A step from elsewhere (a queue, another handle) belongs to rules 2 and 3: without a read by this handle, its
+// gradients are dropped after a restore. A pool's late gradient of an old timeline is accepted if the pool's dispatcher
+// has meanwhile read the same step in the new one. A gradient is dropped, though it is of now, if another thread reads
+// the step for it and its own thread last read that very number before the restore: that looks like rule 1.
+#pragma once
+
+#include <optional>
+
+#include "python/python.hpp"
+
+namespace shmacc {
+
+// A step, and the timeline in which it was read.
+struct StepRead {
+    int64_t step;
+    uint64_t timeline;
+};
+
+// One handle's reads. The GIL guards it.
+class Reads {
+  public:
+    Reads() = default;
+    ~Reads() {
+        if (variable_) free_variables().push_back(variable_);
+    }
+    Reads(const Reads&) = delete;
+    Reads& operator=(const Reads&) = delete;
+
+    // The handle knows that the step was this one in that timeline.
+    void note(const StepRead& read) {
+        if (read.timeline > newest_.timeline) {
+            older_ = std::max(older_, newest_.step);
+            newest_ = read;
+        } else if (read.timeline == newest_.timeline) {
+            newest_.step = std::max(newest_.step, read.step);
+        } else {
+            older_ = std::max(older_, read.step);
+        }
+    }
+    // The calling thread or task has read it. Without memory for that, `note` alone has an effect.
+    void note_own(const StepRead& read) noexcept {
+        note(read);
+        was_read_ = true;
+        try {
+            if (const auto last = own(); last && last->step == read.step && last->timeline == read.timeline)
+                return;
+            if (!variable_) variable_ = new_variable();
+            const Own record{serial_, read};
+            const nb::object bytes = checked(
+                PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&record), sizeof record));
+            variable_->attr("set")(bytes);
+        } catch (nb::python_error&) {
+        } catch (const std::exception&) {
+        }
+    }
+    // A gradient was dropped because this timeline is newer. 0: for another reason.
+    void told(int64_t local_step, uint64_t timeline) {
+        if (local_step == INT64_MAX) told_ = std::max(told_, timeline);
+    }
+
+    // The last read of the calling thread or task; none: it has not read yet.
+    std::optional<StepRead> own() const {
+        if (!variable_) return {};
+        const nb::object bytes = variable_->attr("get")(nb::none());
+        Own record;
+        if (bytes.is_none()) return {};
+        std::memcpy(&record, PyBytes_AsString(bytes.ptr()), sizeof record);
+        if (record.serial != serial_) return {};
+        return record.read;
+    }
+    // The timeline of a gradient that the calling thread or task applies.
+    uint64_t timeline_of(int64_t local_step) const {
+        if (older_ == kNone && told_ <= newest_.timeline)
+            return newest_.timeline;  // all reads were in one timeline
+        const std::optional<StepRead> last = own();
+        if (last && (last->step == local_step || last->timeline == newest_.timeline)) return last->timeline;
+        if (local_step == INT64_MAX)
+            return last ? last->timeline : was_read_ ? newest_.timeline : std::max(told_, newest_.timeline);
+        if (local_step <= newest_.step) return newest_.timeline;
+        if (last) return last->timeline;
+        return newest_.timeline - (local_step <= older_);  // with an older one, the newest is not 0
+    }
+
+  private:
+    struct Own {
+        uint64_t serial;
+        StepRead read;
+    };
+    static constexpr int64_t kNone = INT64_MIN;
+
+    // Context variables are never freed, since contexts keep what was set in them. So handles pass them on.
+    static std::vector<nb::object*>& free_variables() {
+        static auto* const all = new std::vector<nb::object*>;
+        return *all;
+    }
+    static nb::object* new_variable() {
+        if (!free_variables().empty()) {
+            nb::object* const variable = free_variables().back();
+            free_variables().pop_back();
+            return variable;
+        }
+        return new nb::object(
+            nb::module_::import_("contextvars").attr("ContextVar")("shmacc: last step read"));
+    }
+    static uint64_t next_serial() {
+        static uint64_t last = 0;
+        return ++last;
+    }
+
+    StepRead newest_{kNone, 0};  // the highest step known of the newest timeline known
+    int64_t older_ = kNone;  // the highest step known of older timelines
+    uint64_t told_ = 0;
+    bool was_read_ = false;
+    const uint64_t serial_ = next_serial();
+    nb::object* variable_ = nullptr;
+};
+
+}  // namespace shmacc

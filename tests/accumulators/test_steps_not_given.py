@@ -1,0 +1,130 @@
+"""Who counts and does not train leaves ``local_step`` out: later gradients are stale.
+
+The logger says so, once for each object, and names the remedy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+
+import shmacc
+from shmacc import (
+    NEVER_STALE,
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlices,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    raw_ops,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAKE: Final[dict[str, Callable[[], Any]]] = {
+    "dense": lambda: ConditionalAccumulator("f8", (2,)),
+    "sparse": lambda: SparseConditionalAccumulator("f8", (4, 2)),
+    "group": lambda: AccumulatorGroup({"w": TensorSpec((2,), "f8")}),
+}
+ONE: Final = np.ones((1, 2))
+# Each way to apply with and without a step: `step` is {} or {"local_step": ...}.
+APPLIES: Final[dict[str, Callable[..., bool]]] = {
+    "dense: an array": lambda acc, **step: acc.apply_grad(ONE[0], **step),
+    "dense: converted": lambda acc, **step: acc.apply_grad([1, 2], weight=3, **step),
+    "dense: a partial": lambda acc, **step: acc.apply_partial(partial_of("dense"), **step),
+    "dense: a partial of nothing": lambda acc, **step: acc.apply_partial(
+        partial_of("dense", 0), **step
+    ),
+    "sparse: arrays": lambda acc, **step: acc.apply_grad([1], ONE, **step),
+    "sparse: converted": lambda acc, **step: acc.apply_grad([1], [[1, 2]], [4, 2], **step),
+    "sparse: what does not fit": lambda acc, **step: acc.apply_grad([1], [[1.0]], **step),
+    "sparse: slices": lambda acc, **step: acc.apply_indexed_slices_grad(
+        IndexedSlices(ONE, [1]), **step
+    ),
+    "sparse: a partial": lambda acc, **step: acc.apply_partial(partial_of("sparse"), **step),
+    "group: a partial": lambda acc, **step: acc.apply_partial(partial_of("group"), **step),
+}
+
+
+def partial_of(kind: str, gradients: int = 1) -> Any:
+    with MAKE[kind]() as acc:
+        for _ in range(gradients):
+            if kind == "group":
+                acc.apply({"w": ONE[0]}, 0)
+            else:
+                acc.apply_grad(*([[1], ONE] if kind == "sparse" else [ONE[0]]))
+        return acc.take_partial(gradients)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        one.getMessage()
+        for one in caplog.records
+        if one.name == "shmacc" and one.levelno == logging.WARNING
+    ]
+
+
+@pytest.mark.parametrize("how", APPLIES)
+def test_it_is_told_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    with MAKE[how.partition(":")[0]]() as acc:
+        apply = APPLIES[how]
+        if how != "sparse: what does not fit":
+            apply(acc)
+        assert told(caplog) == []
+        acc.advance_step(7)
+        assert not apply(acc, local_step=0)  # it was given: so it is meant
+        assert told(caplog) == []
+        for _ in range(3):
+            assert not apply(acc)
+        (warning,) = told(caplog)
+        for said in (acc.shared_name, "step 7", "local_step", "shmacc.NEVER_STALE"):
+            assert said in warning
+        with closing(type(acc).attach(acc.shared_name)) as another:
+            assert not apply(another)
+            assert len(told(caplog)) == 2
+
+
+def test_what_is_no_mistake_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    with MAKE["dense"]() as acc:
+        acc.take_partial(0, seal=True)
+        assert not acc.apply_grad(ONE[0])  # sealed, not stale
+        acc.unseal()
+        acc.set_global_step(-1)
+        assert acc.apply_grad(ONE[0])  # ahead
+        acc.set_global_step(5)
+        assert acc.apply_grad(ONE[0], NEVER_STALE)
+        assert not raw_ops.AccumulatorApplyGradient(acc.accumulator_ref, 0, ONE[0])
+    assert [one for one in told(caplog) if "dropped" in one] == []
+
+
+def test_the_signature_says_zero() -> None:
+    """As TensorFlow's."""
+    for kind in (ConditionalAccumulator, SparseConditionalAccumulator):
+        default = inspect.signature(kind.apply_grad).parameters["local_step"].default
+        assert default == 0
+        assert repr(default) == "0"
+
+
+def test_gradients_that_go_on_after_a_restore(caplog: pytest.LogCaptureFixture) -> None:
+    """Dropped without end, since the step is not read again; the first one is nobody's mistake."""
+    with MAKE["dense"]() as acc:
+        step = acc.global_step
+        acc.restore(acc.state())
+        assert not acc.apply_grad(ONE[0], step)
+        assert told(caplog) == []
+        for _ in range(2):
+            assert not acc.apply_grad(ONE[0], step)
+        (warning,) = told(caplog)
+        assert "restored" in warning
+        assert "global_step" in warning
+        assert acc.apply_grad(ONE[0], acc.global_step)
+
+
+def test_no_step_is_a_number() -> None:
+    assert shmacc._gradients.arguments.int64(shmacc._gradients.arguments.NO_STEP, "it") == 0

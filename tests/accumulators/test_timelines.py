@@ -1,0 +1,410 @@
+"""After a restore or a load, no gradient that was computed before it is accepted.
+
+A worker has computed at step 12; the chief goes back to step 10 (``shmacc.load``, ``restore``). The
+gradient is dropped, whatever number it is given, also once the new timeline has come to step 12.
+One that is computed after a new read of the step is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.apart import Apart, Crew, Pipe, every_start_method
+from helpers.lock_holder import activity
+from helpers.support import LONG, until
+
+import shmacc
+from shmacc import (
+    NEVER_STALE,
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    Parameters,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    optim,
+    raw_ops,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAME: Final = "acc"
+BACK: Final = 10
+DEAD: Final = 12
+NUMBERS: Final = (BACK, 11, DEAD, DEAD + 1, 2**40, NEVER_STALE)
+
+
+def identity(row: int) -> Any:
+    """Row `row` of the identity matrix: a sum of such rows says which gradients are in it."""
+    return np.eye(64)[row]
+
+
+MAKE: Final[dict[str, Callable[..., Any]]] = {
+    "dense": lambda **options: ConditionalAccumulator("f8", (64,), NAME, **options),
+    "sparse": lambda **options: SparseConditionalAccumulator("f8", (None, 64), NAME, **options),
+    "group": lambda **options: AccumulatorGroup(
+        {"d": TensorSpec((64,), "f8"), "s": IndexedSlicesSpec((4, 64), "f8")}, NAME, **options
+    ),
+}
+MAKE["two lanes"] = lambda **options: MAKE["group"](lanes=2, **options)
+
+
+def apply(acc: Any, row: int, step: int, **terms: Any) -> bool:
+    if isinstance(acc, AccumulatorGroup):
+        return acc.apply({"d": identity(row), "s": ([1], [identity(row)])}, step, **terms)
+    if isinstance(acc, SparseConditionalAccumulator):
+        return acc.apply_grad([1], [identity(row)], local_step=step, **terms)
+    added: bool = acc.apply_grad(identity(row), step, **terms)
+    return added
+
+
+def rows_in(taken: Any) -> set[int]:
+    """The rows of the gradients that a take gave."""
+    if hasattr(taken, "keys"):
+        assert rows_in(taken["d"]) == rows_in(taken["s"])
+        return rows_in(taken["d"])
+    sums = taken.value if hasattr(taken, "value") else taken.values[0]
+    return set(np.flatnonzero(sums).tolist())
+
+
+@pytest.fixture(params=MAKE)
+def chief(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with MAKE[request.param](reduction_type="SUM") as made:
+        yield made
+        made.unlink()
+
+
+@pytest.fixture
+def worker(chief: Any) -> Iterator[Any]:
+    with closing(type(chief).attach(chief.shared_name)) as made:
+        yield made
+
+
+def save(chief: Any) -> dict[str, Any]:
+    """Return the state of step 10, and go on to step 12."""
+    chief.advance_step(BACK)
+    state: dict[str, Any] = chief.state()
+    chief.advance_step(DEAD)
+    return state
+
+
+def go_back_by_load(chief: Any, state: dict[str, Any], folder: Path) -> None:
+    np.savez(folder / "made", **{f"it/{key}": value for key, value in state.items()})
+    shmacc.load(folder / "made.npz", {"it": chief})
+
+
+def go_back_by_restore(chief: Any, state: dict[str, Any], _: Path) -> None:
+    chief.restore(state)
+
+
+async def _next_of(steps: Any) -> Any:
+    return await anext(steps)
+
+
+READS: Final[dict[str, Callable[[Any], int]]] = {
+    "global_step": lambda acc: acc.global_step,
+    "wait_step": lambda acc: acc.wait_step(BACK - 1, timeout=LONG),
+    "steps": lambda acc: next(acc.steps(timeout=LONG)),
+    "wait_step_async": lambda acc: asyncio.run(acc.wait_step_async(BACK - 1, timeout=LONG)),
+    "steps_async": lambda acc: asyncio.run(_next_of(acc.steps_async(timeout=LONG))),
+}
+
+
+@pytest.mark.parametrize("go_back", [go_back_by_restore, go_back_by_load])
+@pytest.mark.parametrize("read", READS)
+def test_a_gradient_of_before(
+    chief: Any, worker: Any, read: str, go_back: Any, tmp_path: Path
+) -> None:
+    state = save(chief)
+    assert READS[read](worker) == DEAD
+    go_back(chief, state, tmp_path)
+    dropped = worker.stats().dropped
+    for step in range(BACK, DEAD + 2):  # ever: also when the new timeline comes to its number
+        assert not any(apply(worker, 63, number) for number in NUMBERS)
+        assert not worker.apply_partial(chief.take_partial(0), DEAD)
+        assert chief.global_step == step
+        assert apply(chief, step, step)
+        with chief.round(1, timeout=LONG) as taken:
+            assert rows_in(taken) == {step}
+    assert worker.stats().dropped == dropped + 4 * len(NUMBERS)
+
+    step = READS[read](worker)  # from here on it computes from what was restored
+    assert apply(worker, 1, step)
+    assert apply(worker, 2, step + 7)  # ahead, in one timeline
+    assert apply(worker, 3, NEVER_STALE)
+    with closing(type(chief).attach(NAME)) as later:
+        assert apply(later, 4, step)
+    assert rows_in(chief.take(4, timeout=0)) == {1, 2, 3, 4}
+
+
+def test_the_process_that_restores_itself(chief: Any, tmp_path: Path) -> None:
+    """It may apply at the restored step; but what it had computed before is of before."""
+    state = save(chief)
+    assert chief.global_step == DEAD
+    go_back_by_load(chief, state, tmp_path)
+    assert not apply(chief, 1, DEAD)
+    assert apply(chief, 2, BACK)
+    assert rows_in(chief.take(1, timeout=0)) == {2}
+    assert apply(chief, 3, BACK + 1)  # the take has said which step comes
+
+
+@pytest.mark.parametrize("set_step", ["advance_step", "set_global_step"])
+def test_a_new_step_begins_no_timeline(chief: Any, worker: Any, set_step: str) -> None:
+    step = worker.global_step
+    getattr(chief, set_step)(5)
+    if set_step == "set_global_step":
+        chief.set_global_step(0)
+        assert apply(worker, 1, step)
+    assert apply(worker, 2, 9)  # as in TensorFlow
+    assert apply(worker, 3, NEVER_STALE)
+
+
+def test_a_step_that_was_never_read(chief: Any, worker: Any) -> None:
+    """It is of the time when the handle was opened; gradients without a step go on."""
+    state = save(chief)
+    chief.restore(state)
+    assert not any(apply(worker, 1, number) for number in NUMBERS if number != NEVER_STALE)
+    assert not apply(worker, 2, NEVER_STALE)  # may be of before
+    assert apply(worker, 3, NEVER_STALE)
+    assert not apply(worker, 4, BACK)
+    assert worker.global_step == BACK
+    assert apply(worker, 5, BACK)
+    assert rows_in(chief.take(2, timeout=0)) == {3, 5}
+
+
+def test_a_thread_knows_what_it_has_read_itself(chief: Any, worker: Any) -> None:
+    state = save(chief)
+    read, restored = threading.Event(), threading.Event()
+
+    def compute() -> list[bool]:
+        step = worker.global_step
+        read.set()
+        assert restored.wait(LONG)
+        old = [apply(worker, 63, step, contributor=1)]
+        return [*old, apply(worker, 1, worker.global_step, contributor=1)]
+
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(compute)
+        assert read.wait(LONG)
+        chief.restore(state)
+        assert worker.global_step == BACK  # another thread's read of the same handle
+        chief.advance_step(DEAD)
+        assert worker.global_step == DEAD
+        assert apply(worker, 2, DEAD)
+        restored.set()
+        assert slow.result(LONG) == [False, True]
+    assert rows_in(chief.take(2, timeout=0)) == {1, 2}
+
+
+def test_steps_that_one_thread_hands_to_others(chief: Any, worker: Any) -> None:
+    state = save(chief)
+    with ThreadPoolExecutor(1) as pool:
+        step = worker.global_step
+        chief.restore(state)
+        assert worker.global_step == BACK
+        assert not pool.submit(apply, worker, 63, step).result(LONG)
+        assert pool.submit(apply, worker, 1, BACK).result(LONG)
+        # The reverse: a pool's thread waits, and this thread applies.
+        chief.advance_step(BACK + 1)
+        assert pool.submit(worker.wait_step, BACK, timeout=LONG).result(LONG) == BACK + 1
+        assert apply(worker, 2, BACK + 1)
+
+
+async def test_a_task_knows_what_it_has_read_itself(chief: Any, worker: Any) -> None:
+    state = save(chief)
+    restored = asyncio.Event()
+
+    async def compute(how: str) -> list[bool]:
+        answers: list[bool] = []
+        async for step in worker.steps_async(timeout=LONG):
+            if not answers:
+                await restored.wait()
+            one = asyncio.create_task(asyncio.to_thread(apply, worker, 63, step))
+            answers += [await one] if how == "in a task" else [apply(worker, 63, step)]
+            if len(answers) == 2:
+                return answers
+        raise AssertionError
+
+    slow = [asyncio.create_task(compute(how)) for how in ("itself", "in a task")]
+    await asyncio.to_thread(until, lambda: worker.stats().waiting == 0 and len(slow) == 2)
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    chief.restore(state)
+    assert worker.global_step == BACK
+    chief.advance_step(DEAD)
+    assert await worker.wait_step_async(BACK, timeout=LONG) == DEAD
+    restored.set()
+    assert await asyncio.gather(*slow) == [[False, True]] * 2
+
+
+async def test_a_wait_in_a_task_of_its_own(chief: Any, worker: Any) -> None:
+    """As `asyncio.wait_for` makes one in Python 3.11."""
+    state = save(chief)
+    step = worker.global_step
+    chief.restore(state)
+    step = await asyncio.create_task(worker.wait_step_async(BACK - 1, timeout=LONG))
+    assert apply(worker, 1, step)
+
+
+def test_a_gradient_that_waits_while_it_is_restored(chief: Any, worker: Any) -> None:
+    state = save(chief)
+    with ThreadPoolExecutor() as pool:
+        assert apply(chief, 1, DEAD)
+        with pytest.raises(shmacc.errors.FailedPreconditionError), chief.round(1):
+            waits = pool.submit(apply, worker, 63, DEAD + 1)
+            until(lambda: activity(NAME, os.getpid()) == "waits for the end of the round")
+            chief.restore(state)
+        assert waits.result(LONG) is False
+    assert chief.num_accumulated() == 0
+
+
+def test_waiting_for_room_while_it_is_restored() -> None:
+    with MAKE["group"](capacity=1, unlink_on_close=True) as chief:
+        state = save(chief)
+        with closing(AccumulatorGroup.attach(NAME)) as worker, ThreadPoolExecutor() as pool:
+            assert apply(chief, 1, DEAD)
+            waits = pool.submit(apply, worker, 63, worker.global_step)
+            until(lambda: activity(NAME, os.getpid()) == "waits for room")
+            chief.restore(state)
+            assert waits.result(LONG) is False
+        assert chief.num_accumulated() == 0
+
+
+def compute_before(acc: Any, step: int, pipe: Pipe) -> None:
+    with acc:
+        pipe.say("attached")
+        pipe.hear()
+        pipe.say([apply(acc, 63, step), apply(acc, 63, NEVER_STALE), acc.global_step])
+        pipe.say(apply(acc, 1, acc.global_step))
+
+
+@every_start_method
+def test_a_child_that_was_given_the_step(crew: Crew) -> None:
+    """By fork it has its parent's read; with a pickle it gets it."""
+    with MAKE["group"](unlink_on_close=True) as chief:
+        state = save(chief)
+        child = crew.start(compute_before, chief, chief.global_step)
+        assert child.hear() == "attached"
+        chief.restore(state)
+        chief.advance_step(DEAD)
+        child.say()
+        assert child.hear() == [False, False, DEAD]
+        assert child.hear() is True
+        child.result()
+
+
+def test_a_pickle_from_before(chief: Any) -> None:
+    state = save(chief)
+    step, pickled = chief.global_step, pickle.dumps(chief)
+    chief.restore(state)
+    chief.advance_step(DEAD)
+    with closing(pickle.loads(pickled)) as unpickled:
+        assert not apply(unpickled, 63, step)
+        assert unpickled.global_step == DEAD
+        assert apply(unpickled, 1, step)
+
+
+def test_a_pickle_of_another_one_under_the_name() -> None:
+    """Its timelines were others."""
+    with MAKE["dense"]() as first:
+        for _ in range(3):
+            first.restore(first.state())
+        assert first.global_step == 0
+        pickled = pickle.dumps(first)
+        first.unlink()
+    with MAKE["dense"](unlink_on_close=True) as second, closing(pickle.loads(pickled)) as other:
+        second.restore(second.state())
+        assert not apply(other, 63, 0)
+
+
+def test_handles_pass_their_memory_on() -> None:
+    """A new handle has not read what a closed one had read in the same thread."""
+    with MAKE["dense"](unlink_on_close=True) as chief:
+        for _ in range(3):
+            with closing(ConditionalAccumulator.attach(NAME)) as worker:
+                assert worker.global_step == 0
+            del worker
+        chief.restore(chief.state())
+        with closing(ConditionalAccumulator.attach(NAME)) as worker:
+            assert apply(worker, 1, 0)
+
+
+def test_a_context_of_its_own(chief: Any, worker: Any) -> None:
+    state = save(chief)
+    step = contextvars.Context().run(lambda: worker.global_step)
+    chief.restore(state)
+    assert not apply(worker, 63, step)
+    assert contextvars.Context().run(lambda: worker.global_step) == BACK
+    assert apply(worker, 1, BACK)
+    assert not apply(worker, 63, step)
+
+
+def test_raw_ops() -> None:
+    ref = raw_ops.ConditionalAccumulator("f8", (64,), shared_name=NAME)
+    with ref.accumulator as chief, closing(ConditionalAccumulator.attach(NAME)) as worker:
+        state = save(chief)
+        assert worker.global_step == DEAD
+        chief.restore(state)
+        given = worker.accumulator_ref, DEAD, identity(63)
+        assert not raw_ops.AccumulatorApplyGradient(*given)
+        chief.unlink()
+
+
+def train(pipe: Pipe) -> None:
+    """A worker; each of its gradients says from which parameters it was computed."""
+    with Parameters.attach("p") as params, AccumulatorGroup.attach(NAME) as group:
+        for step in group.steps(timeout=LONG):
+            gradient = {"w": params["w"] + np.array([step, 0])}
+            pipe.say(step)
+            pipe.hear()
+            pipe.say(group.apply(gradient, step, contributor=0))
+
+
+def test_the_invariant_of_training(tmp_path: Path) -> None:
+    """A gradient that counts was computed from the parameters that its step began with."""
+    path, made = tmp_path / "saved", itertools.count(1)
+    with (
+        Parameters({"w": np.zeros(2)}, "p", optimizer=optim.SGD(1.0)) as params,
+        AccumulatorGroup(params.member_specs(), NAME) as group,
+        Apart(train) as worker,
+    ):
+        both: dict[str, Any] = {"params": params, "group": group}
+
+        def one_round(step: int) -> None:
+            assert worker.hear() == step
+            worker.say()
+            assert worker.hear()
+            with group.round(1, timeout=LONG) as taken:
+                assert taken["w"].value.tolist() == [step, params["w"][1]]
+                params.update(taken, {"w": np.array([0.0, next(made)])})
+
+        for step in range(DEAD):
+            if step == BACK:
+                shmacc.save(path, both)
+            one_round(step)
+        for _ in range(3):
+            assert worker.hear() == DEAD  # it has computed
+            shmacc.load(path, both)
+            worker.say()
+            assert not worker.hear()
+            for step in range(BACK, DEAD):
+                one_round(step)
+        assert worker.hear() == DEAD
+        group.finish()
+        worker.say()
+        assert not worker.hear()
+        worker.result()
+        group.unlink()
+        params.unlink()
