@@ -65,9 +65,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             if_exists: What to do with an accumulator of this shared_name that exists: "attach" to
                 it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
                 has it attached, and create a new one. Without effect on private accumulators.
-            unlink_on_close: Whether the name is removed when the process that created the
-                accumulator closes this object or ends in order. A process that is killed leaves
-                the name, and the flag of a process that attaches has no effect.
+            unlink_on_close: Whether the name is removed and the run finished when the process that
+                created the accumulator closes this object or ends in order. If that process was
+                killed, the next one that constructs the accumulator with this flag has the duty;
+                otherwise the flag of a process that attaches has no effect.
             lanes: How many applies can go on at the same time (1 to 32); None: 1, or as many as an
                 existing accumulator has. A take adds the lanes up in order of lane. With several
                 lanes, gradients are not added in order of arrival, and a take may get up to

@@ -69,7 +69,7 @@ class Opened(exits.Owner):
             # Only now: an object that disagrees with what exists must not remove it.
             try:
                 semaphore = semaphore_path(segment_name.system_name, self._token)
-                handle.keep_names(segment_name.path, semaphore)
+                handle.keep_names(segment_name.path, semaphore, options.inherits)
             except BaseException:
                 self._close()
                 raise

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from shmacc._gradients import arguments
 from shmacc._layout import layout
@@ -15,6 +15,10 @@ Owners = Literal["mine", "any"] | Iterable[int]
 IfExists = Literal["attach", "error", "replace"]
 """What a constructor does if a segment of its name exists already."""
 
+BY_MAKER: Any = object()
+"""An `unlink_on_close` of True that is the maker's only: for those who remove the names themselves,
+and whose makers may end otherwise."""
+
 _LARGEST_UID = 2**32 - 2
 _OWNERS_BITS = 0o600
 _IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
@@ -24,7 +28,8 @@ _IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
 class Options:
     """A constructor's keywords; `SparseConditionalAccumulator` describes them.
 
-    Shared arrays have neither lanes nor a capacity.
+    Shared arrays have neither lanes nor a capacity. `inherits` is whether a dead maker's duty to
+    remove the names is taken over.
 
     Raises:
         InvalidArgumentError: A keyword has none of its possible values.
@@ -36,6 +41,7 @@ class Options:
     unlink_on_close: bool
     lanes: int | None = None
     capacity: int | None = None
+    inherits: bool = False
 
     def __post_init__(self) -> None:
         """Check the keywords, and keep them in their normal form."""
@@ -44,6 +50,7 @@ class Options:
             "owners": checked_owners(self.owners),
             "if_exists": _checked_if_exists(self.if_exists),
             "unlink_on_close": bool(self.unlink_on_close),
+            "inherits": bool(self.unlink_on_close) and self.unlink_on_close is not BY_MAKER,
             "lanes": arguments.limit(self.lanes, "lanes", layout.MAX_LANES),
             "capacity": arguments.limit(self.capacity, "capacity", arguments.MOST_GRADIENTS),
         }

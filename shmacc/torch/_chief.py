@@ -18,7 +18,7 @@ from shmacc._gradients import arguments
 from shmacc._gradients.arguments import OnDeath
 from shmacc._gradients.spec import TensorSpec
 from shmacc._layout import names
-from shmacc._opening.options import IfExists, Owners
+from shmacc._opening.options import BY_MAKER, IfExists, Owners
 from shmacc._records.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 from shmacc.torch import _clipping as clipping
@@ -454,7 +454,7 @@ def _group(
         members,
         shared_name,
         reduction_type="CMEAN",
-        unlink_on_close=True,
+        unlink_on_close=BY_MAKER,
         capacity=capacity,
         **options,
     )

@@ -18,6 +18,7 @@ from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.tables import Table, checked_ids
 from shmacc._gradients import arrays as as_arrays
 from shmacc._gradients.spec import TensorSpec
+from shmacc._opening.options import BY_MAKER
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.conversions.torch import tensor
 from shmacc._records.taken import GroupTaken
@@ -366,9 +367,9 @@ def of_chief(
         As for `SharedArrays` and `Parameters`.
     """
     if optimizer is None:
-        return InPlace(SharedArrays(contents, shared_name, unlink_on_close=True, **options))
+        return InPlace(SharedArrays(contents, shared_name, unlink_on_close=BY_MAKER, **options))
     return Atomic(
-        Parameters(contents, shared_name, optimizer=optimizer, unlink_on_close=True, **options)
+        Parameters(contents, shared_name, optimizer=optimizer, unlink_on_close=BY_MAKER, **options)
     )
 
 

@@ -207,6 +207,25 @@ def test_a_gradient_that_is_dropped_does_not_count(drop: str) -> None:
         replica.close()
 
 
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)])
+def test_an_asynchronous_gradient_of_before_a_checkpoint(optimizer: SGD | None) -> None:
+    """It has no step that would be stale, and is dropped all the same."""
+    model, other = one_layer(), one_layer()
+    with (
+        AsyncReplicas(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
+        Replica(other, NAME, 0, timeout=LONG) as replica,
+    ):
+        saved = copy.deepcopy(replicas.state_dict())
+        other(torch.ones(1, 2)).sum().backward()
+        replicas.load_state_dict(saved)
+        assert replica.step() is False
+        assert replicas._group.num_accumulated() == 0
+        other(torch.ones(1, 2)).sum().backward()
+        assert replica.step() is True
+        with replicas.round(timeout=LONG) as update:
+            assert update.replicas == (0,)
+
+
 def test_a_replica_is_not_two_of_those_that_a_round_waits_for() -> None:
     other = one_layer()
     with chief_of(one_layer(), 2) as replicas:

@@ -222,8 +222,9 @@ class OpenSegment {
         const auto besides = [&] { return file().occupied() - std::min(file().occupied(), recorded); };
         if (besides() > besides_recorded_ + Lane::kSpare)
             for (size_t i = 0; i < lanes.size(); ++i)
-                lanes_[i]->mapping().punch_unrecorded(
-                    [&](uint32_t region) { return lanes_[i]->recorded(lanes[i], region); });
+                if (!lanes_[i]->mapping().punch_unrecorded(
+                        [&](uint32_t region) { return lanes_[i]->recorded(lanes[i], region); }))
+                    return;  // the next look tries again
         besides_recorded_ = besides();
     }
 

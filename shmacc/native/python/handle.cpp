@@ -203,7 +203,7 @@ void bind_handle(nb::module_& m) {
         .def("behind", &Handle::behind, nb::arg("local_step"))
         .def_prop_ro("count", &Handle::count)
         .def("enter", &Handle::enter, nb::arg("path"), nb::arg("semaphore_path"))
-        .def("keep_names", &Handle::keep_names, nb::arg("path"), nb::arg("semaphore_path"))
+        .def("keep_names", &Handle::keep_names, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("inherits"))
         .def("unlink", &Handle::unlink, nb::arg("path"), nb::arg("semaphore_path"))
         .def_prop_ro("unlinked", &Handle::unlinked)
         .def_prop_ro("mode", &Handle::mode)

@@ -436,8 +436,10 @@ class Handle {
 
     // Takes over the duty to remove these names, from a process that is dead: whoever goes on with its run ends it. Not
     // from one that lives, and not if the segment was made to stay (Header::keeper). Needs a handle that has entered.
-    void keep_names(const std::string& path, const std::string& semaphore_path) {
+    // inherits: if not, only the maker's handle notes that it has the duty.
+    void keep_names(const std::string& path, const std::string& semaphore_path, bool inherits) {
         intact();
+        if (!inherits && !own_names_) return;
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         with_name_lock(use->file(), true, [&] {
             const uint64_t keeper = load(use->header().keeper);

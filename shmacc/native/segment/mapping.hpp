@@ -175,26 +175,23 @@ class Mapping {
     bool punch(uint32_t region, uint64_t from) {
         from = page_up(from);
         limit(region, from);
-        const auto try_it = [&] {
-            return fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                             static_cast<off_t>(offset_of(region) + from),
-                             static_cast<off_t>(kRegionSpan - from)) == 0;
-        };
-        return try_it() || (errno == EINTR && try_it());
+        return make_hole(offset_of(region) + from, offset_of(region + 1));
     }
 
-    // With all locks: punches what is above the recorded sizes of all regions. recorded(region): such a size.
+    // With all locks: punches what is above the recorded sizes of all regions. recorded(region): such a size. False: as
+    // for `punch`.
     template <class Recorded>
-    void punch_unrecorded(Recorded recorded) {
+    bool punch_unrecorded(Recorded recorded) {
+        bool done = true;
         uint64_t from = offset_of(0) + page_up(recorded(0));
         for (uint32_t region = 1; region <= regions_.size(); ++region) {
             const bool end = region == regions_.size();
             const uint64_t kept = end ? 0 : page_up(recorded(region));
             if (kept == 0 && !end) continue;  // one call for regions that are not in use
-            fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from),
-                      static_cast<off_t>(offset_of(region) - from));
+            done = make_hole(from, offset_of(region)) && done;
             from = offset_of(region) + kept;
         }
+        return done;
     }
 
     // Under the lock: counts nothing above the recorded size as proved, since other processes may have made
@@ -219,6 +216,13 @@ class Mapping {
     };
 
     uint64_t offset_of(uint32_t region) const { return region_offset(first_ + region); }
+    bool make_hole(uint64_t from, uint64_t to) {
+        const auto try_it = [&] {
+            return fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                             static_cast<off_t>(from), static_cast<off_t>(to - from)) == 0;
+        };
+        return try_it() || (errno == EINTR && try_it());
+    }
 
     // Reserves and maps what another process has recorded as reserved. A wrong record is detected here: it
     // exceeds the space that the whole file occupies, or the reservation fails.
