@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shmacc import _core
 from shmacc.errors import FailedPreconditionError
 
 HALTED = frozenset({"stopped", "traced"})
@@ -86,7 +87,8 @@ class Look:
     def is_the_one(self, pid: int, start_ticks: int) -> bool:
         """Whether `pid` is still the process that started `start_ticks` after the boot."""
         process = self._process(pid)
-        return bool(process.condition) and process.start_ticks == start_ticks
+        # In two time namespaces the kernel's rounding may differ.
+        return bool(process.condition) and abs(process.start_ticks - start_ticks) <= 1
 
     def command(self, pid: int) -> str:
         """Return the command line of `pid`; empty if it is not visible."""
@@ -133,8 +135,9 @@ def _command(pid: int) -> str:
 
 
 def started(start_ticks: int) -> float:
-    """Return the time of a process's start, from field 22 of its stat."""
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Return the time of a process's start, from field 22 of its stat, by the machine's clock."""
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - _core.boottime_offset_ns() / 1e9
+    booted = time.time() - since_boot
     return booted + start_ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -149,7 +152,12 @@ def _stat(pid: int) -> _Process:
             fields = stat.read().rpartition(")")[2].split()
     except OSError:
         return _HIDDEN
-    return _Process(CONDITIONS.get(fields[_CONDITION_FIELD], "?"), int(fields[_START_FIELD]))
+    tick = 10**9 // os.sysconf("SC_CLK_TCK")  # nanoseconds
+    start = int(fields[_START_FIELD])
+    if start >= 2**63 // tick:  # before the time namespace's clock began: the kernel's number wraps
+        start -= 2**64 // tick
+    start -= _core.boottime_offset_ns() // tick
+    return _Process(CONDITIONS.get(fields[_CONDITION_FIELD], "?"), start)
 
 
 def open_files(below: str) -> Iterator[tuple[int, str, str]]:

@@ -208,3 +208,44 @@ def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None
     once(crew, lambda _: None)  # who has left in order has used it
     assert inspection.leftovers(namespace=namespace)[0].idle < HOUR
     assert ask("clean", "--older-than", "2h", "--yes")["removed"] == []
+
+
+def _in_a_time_namespace(offset: int) -> tuple[str, ...]:
+    before = "unshare", "--time", "--fork", "--monotonic", str(offset), "--boottime", str(offset)
+    tried = subprocess.run([*before, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"needs time namespaces: {tried.stderr.decode()}")
+    return before
+
+
+_USER: Final = """
+import sys, shmacc
+with shmacc.attach(sys.argv[1]) as acc:
+    acc.apply_grad([1, 2])
+    print("applied", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("offset", [100_000, 5_000_000, -60])
+def test_moments_are_the_same_in_every_time_namespace(offset: int) -> None:
+    """As in containers that were moved; the process looked at, or the one that looks, is there."""
+    before = _in_a_time_namespace(offset)
+    for of_user, of_command in ((before, ()), ((), before), (before, before)):
+        command = [*of_user, sys.executable, "-P", "-c", _USER, NAME]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as user:
+            assert user.stdin is not None
+            assert user.stdout is not None
+            assert user.stdout.readline() == "applied\n"
+            shown = ask("show", NAME, before=of_command)
+            for age in ages(shown, time.time()):
+                assert -1 < age < HOUR
+            (process,) = shown["processes"]
+            assert process["pid_is_here"]
+            assert process["condition"] in {"sleeping", "running"}
+            assert "attach" in process["command"]
+            assert abs(process["started"] - process["attached_at"]) < HOUR
+            assert ask("clean", "--older-than", "1h", before=of_command)["would_remove"] == []
+            user.stdin.close()

@@ -100,6 +100,7 @@ inline MemberSpecs read_directory(const SegmentFile& file, const Config& config)
 
 // Opens the file at `path`, without attaching to it. With the GIL, like everything below.
 inline Opened open_segment_file(const std::string& path, SegmentFile::Access access, const Owners& owners) {
+    this_process();
     Opened opened{Found::kNothing, SegmentFile::open(path, access, owners), {}, {}};
     if (!opened.file) return opened;
     const struct stat status = opened.file->status();

@@ -77,6 +77,7 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     config.is_private = is_private;
     config.token = token;
     config.mode = mode;
+    this_process();
     config.created_ns = timestamp_ns();
     if (name.size() > kMaxName || members.size() < 1 || members.size() > kMaxMembers || lanes < 1 ||
         lanes > kMaxLanes || config.capacity < 1)
@@ -343,6 +344,10 @@ NB_MODULE(_core, m) {
         "note_parents_exception", [](nb::handle error) { parents_exception = error.ptr(); },
         nb::arg("error").none());
     m.def("remove_unfinished", &remove_unfinished, nb::arg("path"));
+    m.def("boottime_offset_ns", [] {
+        this_process();
+        return clock_offset.boottime_ns.load(std::memory_order_relaxed);
+    });
     m.def("semaphore_is_being_made", &NamedSemaphore::is_being_made, nb::arg("path"));
     m.attr("CONVERTS_HALVES") = converts_halves();
     m.def("widen", &convert_halves<uint16_t, float, &widen>, nb::arg("halves"), nb::arg("floats"));

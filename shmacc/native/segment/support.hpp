@@ -137,9 +137,19 @@ inline int64_t clock_ns(clockid_t clock) {
 }
 inline int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
+// How far this process's clocks are ahead of the machine's: a time namespace, as of a container that was moved,
+// has clocks of its own. Version 2.0.0 took its own clock for the machine's.
+struct ClockOffset {
+    std::atomic<int64_t> monotonic_ns{0};
+    std::atomic<int64_t> boottime_ns{0};
+};
+inline ClockOffset clock_offset;  // set by `this_process`
+
 // The clock of all times in a segment. Nobody can set it, so ages within a boot are right; and no segment in
 // memory outlives a boot. It is the coarse clock because every operation reads it.
-inline int64_t timestamp_ns() { return clock_ns(CLOCK_MONOTONIC_COARSE); }
+inline int64_t timestamp_ns() {
+    return clock_ns(CLOCK_MONOTONIC_COARSE) - clock_offset.monotonic_ns.load(std::memory_order_relaxed);
+}
 
 // Converts a timestamp to time since the epoch, by the present wall clock. Version 2.0.0 stored time since the
 // epoch: such a number is past 2001, while a timestamp is less than 31 years. A timestamp in the future comes
