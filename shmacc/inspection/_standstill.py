@@ -251,7 +251,8 @@ def _has_lasted(seen: Observation, head: WaitingTake, *, killed: bool) -> bool:
 
 def _who_is_gone(seen: Observation) -> str:
     """Say which processes failed, and with what, and which died lately; takers are left out."""
-    failed = [each for each in seen.departed if each.applied > 0 and not each.died]
+    workers = [each for each in seen.departed if each.applied or not each.took]
+    failed = [each for each in workers if not each.died]
     takers = {each.pid_label for each in seen.departed if each.took and not each.applied}
     takers |= {each.pid_label for each in seen.processes if each.took and not each.applied}
     left = [each.pid_label for each in seen.processes if not each.alive]

@@ -122,6 +122,10 @@ def test_one_that_has_said_which_contributor_it_is_counts(call: str) -> None:
         assert [(pids, contributors) for pids, _, contributors in found] == [((process.pid,), ())]
         assert "Error: " in found[0][1][0]
         assert news(group) is news(acc) is None, "each ends one wait"
+        of_it = NAME if call[:5] != "dense" else f"{NAME}.acc"
+        with contextlib.closing(removal.view(names.segment_name(of_it))) as view:
+            told = {event["pid"]: event["contributor"] for event in view.events()}
+        assert told == {process.pid: 3, unnamed.pid: -1}
 
 
 def test_one_that_is_killed_before_its_first_gradient_is_accepted() -> None:
