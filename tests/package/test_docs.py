@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 from helpers import pages
-from helpers.pages import PAGES, ROOT
+from helpers.pages import PAGES, ROOT, page_id
 from helpers.support import LONG
 from helpers.thrice import Thrice
 
@@ -78,6 +78,13 @@ def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -
         group.unlink()
     with shmacc.Parameters.attach("service.params") as params:
         params.unlink()
+
+
+def test_no_program_hides_from_the_tests_as_text() -> None:
+    for page in PAGES:
+        for block in re.findall(r"```text\n(.*?)```", page.read_text(), re.DOTALL):
+            with pytest.raises(SyntaxError):
+                compile(block, page_id(page), "exec")
 
 
 def _targets() -> set[str]:

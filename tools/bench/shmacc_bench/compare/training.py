@@ -55,26 +55,29 @@ class Run:
         after = [loss for moment, _, loss in self.losses if moment > (self.killed or 0)]
         return self.killed is not None and bool(after) and after[0] > self.half_way * 1.1
 
-    def __str__(self) -> str:
-        """Return the result as a cell of a table."""
-        if self.stopped is not None:
-            return self.stopped
-        how = "begins again, " if self.began_again else "goes on, "
-        return f"{how if self.killed is not None else ''}{self.seconds:.1f} s"
-
 
 def compare(ways: Sequence[str], turns: int) -> Table:
-    """Train by each way several times, and once with each victim killed; return the table."""
+    """Train by each way, undisturbed and with each victim killed; return the table of medians."""
     head = ("", "lines", "seconds", "a worker is killed", "the chief is killed")
     table = Table("One model, by each way", head)
     for name in ways:
-        runs = [train(name) for _ in range(turns)]
-        stopped = next((run.stopped for run in runs if run.stopped), None)
-        cells = [stopped or f"{statistics.median(run.seconds for run in runs):.1f} s"]
-        cells += [str(train(name, victim=who)) for who in (VICTIM, CHIEF)]
+        cells = [_several(name, turns, victim=who) for who in (None, VICTIM, CHIEF)]
         print(name, *cells, sep="; ", file=sys.stderr)
         table.rows.append((_way(name).TITLE, str(lines(name)), *cells))
     return table
+
+
+def _several(name: str, turns: int, victim: int | None) -> str:
+    """Train so many times; return a cell: how it went on, and the median of the seconds."""
+    runs: list[Run] = []
+    while len(runs) < turns:
+        runs.append(train(name, victim=victim))
+        if runs[-1].stopped is not None:
+            return runs[-1].stopped
+    again = sum(run.began_again for run in runs)
+    how = "" if victim is None else "goes on, " if not again else "begins again, "
+    seldom = f" ({again} of {turns} times)" if 0 < again < turns else ""
+    return f"{how}{statistics.median(run.seconds for run in runs):.1f} s{seldom}"
 
 
 def lines(name: str) -> int:
