@@ -37,6 +37,7 @@ KINDS: dict[str, int]
 REDUCTIONS: dict[str, int]
 SUMS: dict[str, int]
 OPTIMIZERS: dict[str, int]
+DECOUPLED: tuple[str, ...]
 OPTIMIZER_OPTIONS: dict[str, int]
 INITIALS: dict[str, int]
 MAX_ROWS: int

@@ -7,10 +7,10 @@ update computes in the array's dtype, float32 or float64. Numbers that do not ch
 update, such as ``1 - rho``, are computed in float64 and then rounded. A sparse gradient changes
 its rows and their slots, and no others.
 
-``weight_decay`` is torch's: an l2 penalty, ``g + weight_decay * p`` in place of ``g``, except for
-`AdamW`. With the same numbers, SGD and Adagrad compute as torch's do. Where TensorFlow and torch
-differ, ``as_torch=True`` computes as torch; `shmacc.torch.optimizer_of` translates torch's
-optimizers.
+``weight_decay`` is torch's: an l2 penalty, ``g + weight_decay * p`` in place of ``g``; in an
+optimizer that is ``decoupled``, as `AdamW`, ``p *= 1 - learning_rate * weight_decay`` comes first.
+With the same numbers, SGD and Adagrad compute as torch's do. Where TensorFlow and torch differ,
+``as_torch=True`` computes as torch; `shmacc.torch.optimizer_of` translates torch's optimizers.
 
 The segment keeps optimizers with the parameters. They are frozen, and two of a class are equal if
 all their numbers are.
@@ -60,6 +60,11 @@ class Optimizer:
     _at_most: ClassVar[dict[str, float]] = {}
     """Upper bounds of the numbers that have one; no number may be below 0."""
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether ``weight_decay`` multiplies elements, instead of being added to gradients."""
+        return type(self).__name__ in layout.DECOUPLED
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -97,13 +102,19 @@ class Optimizer:
             largest: The largest number of the dtype.
 
         Raises:
-            InvalidArgumentError: The rate is too large; or too small for `Ftrl`, which divides by
-                it.
+            InvalidArgumentError: The rate is too large, or its product with a decoupled weight
+                decay is; or it is too small for `Ftrl`, which divides by it.
         """
         if rate > largest:
             raise InvalidArgumentError(
                 f"learning_rate must be at most {largest:.3g} in the array's dtype, but was "
                 f"{rate:g}"
+            )
+        decay = getattr(self, "weight_decay", 0.0)
+        if self.decoupled and rate * decay > largest:
+            raise InvalidArgumentError(
+                f"learning_rate times weight_decay must be at most {largest:.3g} in the array's "
+                f"dtype, but was {rate:g} * {decay:g}"
             )
 
     def check_numbers(self, smallest: float, largest: float) -> None:
@@ -318,15 +329,6 @@ class AdamW(Adam):
     """
 
     weight_decay: float = 0.01
-
-    def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """As for `Adam`; also refuse a `rate` whose product with the decay is above `largest`."""
-        Adam.check_rate(self, rate, smallest, largest)
-        if rate * self.weight_decay > largest:
-            raise InvalidArgumentError(
-                f"learning_rate times weight_decay must be at most {largest:.3g} in the array's "
-                f"dtype, but was {rate:g} * {self.weight_decay:g}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

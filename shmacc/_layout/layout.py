@@ -19,6 +19,8 @@ ARRAYS = {KINDS["arrays"], KINDS["parameters"]}
 REDUCTIONS = _core.REDUCTIONS
 REDUCTION_NAMES = {number: name for name, number in REDUCTIONS.items()}
 OPTIMIZERS = _core.OPTIMIZERS
+DECOUPLED = _core.DECOUPLED
+"""The optimizers whose weight decay multiplies elements, instead of being added to gradients."""
 OPTIMIZER_OPTIONS = _core.OPTIMIZER_OPTIONS
 INITIALS = _core.INITIALS
 """The kinds of initial rows of tables, by the names of the classes of init.py."""

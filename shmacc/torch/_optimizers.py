@@ -205,9 +205,12 @@ def _adagrad(group: dict[str, Any]) -> optim.Optimizer:
 
 
 def _adam(group: dict[str, Any]) -> optim.Optimizer:
-    make = optim.AdamW if group.pop("decoupled_weight_decay", False) else optim.Adam
+    decoupled = group.pop("decoupled_weight_decay", False)
     rate, (one, two), epsilon, decay = _taken(group, "lr", "betas", "eps", "weight_decay")
-    return make(rate, one, two, epsilon, decay, as_torch=True)
+    both = [
+        kind(rate, one, two, epsilon, decay, as_torch=True) for kind in (optim.Adam, optim.AdamW)
+    ]
+    return next(made for made in both if made.decoupled == decoupled)
 
 
 def _adamw(group: dict[str, Any]) -> optim.Optimizer:

@@ -51,7 +51,7 @@ class Reference:
         formula = _FORMULAS[type(self.optimizer)]
         if decay := getattr(self.optimizer, "weight_decay", 0):
             number = array.dtype.type
-            if isinstance(self.optimizer, optim.AdamW):
+            if self.optimizer.decoupled:
                 array = array * number(1 - learning_rate * decay)
             else:
                 gradient = gradient + number(decay) * array

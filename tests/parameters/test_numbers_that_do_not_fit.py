@@ -133,7 +133,6 @@ def test_an_optimizer_whose_numbers_do_not_fit() -> None:
         optim.Adam(1e38, 0.999, 0.1),  # the correction makes it larger
         optim.Adam(0.1, epsilon=1e39),
         optim.AdamW(0.1, weight_decay=1e39),
-        optim.AdamW(1e37, weight_decay=1e38),
         optim.Ftrl(1e39),
         optim.Ftrl(0.1, l1=1e39),
         optim.Ftrl(0.1, initial_accumulator_value=1e39),
@@ -142,6 +141,31 @@ def test_an_optimizer_whose_numbers_do_not_fit() -> None:
         with np.errstate(all="raise"), too_large:
             Parameters({"a": np.ones(1, np.float32)}, optimizer=optimizer)
         Parameters({"a": np.ones(1)}, optimizer=optimizer).close()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in optim.KINDS if hasattr(kind, "weight_decay")],
+    ids=lambda k: k.__name__,
+)
+def test_a_decay_that_is_decoupled_must_fit_times_the_rate(kind: Any) -> None:
+    """Each such optimizer, also one that is added one day; an l2 penalty has no such product."""
+    array, given = {"a": np.ones(1, np.float32)}, kind(1e37, weight_decay=1e38)
+    if not given.decoupled:
+        Parameters(array, optimizer=given).close()
+        return
+    too_large = pytest.raises(errors.InvalidArgumentError, match="times weight_decay must be at m")
+    with too_large:
+        Parameters(array, optimizer=given)
+    with (
+        Parameters(array, optimizer=kind(0, weight_decay=1e38)) as params,
+        AccumulatorGroup(params.member_specs()) as group,
+    ):
+        group.apply(array, 0)
+        with group.round(1) as taken:
+            with too_large:
+                params.update(taken, learning_rate=10.0)
+            params.skip(taken)
 
 
 def test_an_initial_value_that_is_tiny() -> None:

@@ -164,6 +164,10 @@ void export_layout(nb::module_& m) {
     m.attr("REDUCTIONS") = by_name(kReductionNames);
     m.attr("SUMS") = by_name(kSumNames);
     m.attr("OPTIMIZERS") = by_name(kOptimizerNames);
+    nb::list decoupled;
+    for (const Named& kind : kOptimizerNames)
+        if (OptimizerSpec{kind.number, {}}.decoupled()) decoupled.append(kind.name);
+    m.attr("DECOUPLED") = nb::tuple(decoupled);
     m.attr("OPTIMIZER_OPTIONS") = by_name(kOptimizerOptions);
     m.attr("INITIALS") = by_name(kInitialNames);
     m.attr("MAX_ROWS") = kMaxRows;

@@ -21,7 +21,7 @@ template <class T>
 void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
               Saving& saving) {
     const double decay = optimizer.weight_decay();
-    const bool decoupled = is_decoupled(optimizer);
+    const bool decoupled = optimizer.decoupled();
     with_rule<T>(optimizer, rate, updates, array.rows != nullptr, [&](auto rule) {
         using Rule = decltype(rule);
         if constexpr (!kRowwise<Rule>)

@@ -156,21 +156,6 @@ constexpr bool kDecays = false;
 template <class Rule, class T>
 constexpr bool kDecays<Decayed<Rule, T>> = true;
 
-// Whether weight decay multiplies the element instead of being added to its gradient.
-inline bool is_decoupled(const OptimizerSpec& optimizer) {
-    switch (static_cast<OptimizerKind>(optimizer.base())) {  // no default, so g++ warns of a missing one
-        case kAdamW: return true;
-        case kNoOptimizer:
-        case kSgd:
-        case kAdagrad:
-        case kRmsprop:
-        case kAdam:
-        case kFtrl:
-        case kOptimizerKinds: break;
-    }
-    return false;
-}
-
 // Calls act(rule). updates: how often the array was updated, this time included. of_rows: the gradient is sparse.
 template <class T, class Act>
 auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, bool of_rows, Act act) {

@@ -175,6 +175,20 @@ struct OptimizerSpec {
                !(base() == kFtrl && has(kWeightDecay));
     }
     double weight_decay() const { return has(kWeightDecay) ? numbers[4] : 0; }
+    // Whether weight decay multiplies the element, instead of being added to its gradient.
+    bool decoupled() const {
+        switch (static_cast<OptimizerKind>(base())) {  // no default, so g++ warns of a missing one
+            case kAdamW: return true;
+            case kNoOptimizer:
+            case kSgd:
+            case kAdagrad:
+            case kRmsprop:
+            case kAdam:
+            case kFtrl:
+            case kOptimizerKinds: break;
+        }
+        return false;
+    }
 };
 
 // How the initial contents of a table's rows are made (rows/initial.hpp).
