@@ -326,6 +326,9 @@ def create(
     arrays: list[list[tuple[int, npt.NDArray[np.uint8] | None]]],
 ) -> Handle | None: ...
 def open_rounds() -> list[BlockAccess]: ...
+def merged_rows(
+    indices: npt.NDArray[np.int64], values: npt.NDArray[Any], is_double: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]: ...
 def update(
     handle: Handle,
     rounds: Handle,

@@ -41,11 +41,8 @@ def work(rank, group, params):
 
 
 def update(taken, params):
-    old = ()
-    if taken.step % EVERY == 0:
-        old = params["number"].ids(updated_before=taken.step - KEPT)
-        old = np.setdiff1d(old, taken["number"].indices)  # these are back
-    params.update(taken, {"loss": taken["loss"].value}, remove={"number": old})
+    forget = {"number": KEPT} if taken.step % EVERY == 0 else {}
+    params.update(taken, {"loss": taken["loss"].value}, forget=forget)
 
 
 def lead(group, params):

@@ -2,20 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from shmacc import optim
+from shmacc import _core, optim
 from shmacc._accumulators import saving
-from shmacc._gradients import arrays
+from shmacc._gradients import arrays, foreign
 from shmacc._gradients.arguments import describe_shape
 from shmacc._gradients.dtypes import DType
 from shmacc._gradients.handlers import pass_on
+from shmacc._gradients.member import Member
 from shmacc._gradients.spec import MemberSpec
 from shmacc._layout import layout
 from shmacc._records.array_types import IndexArray, ValueArray
-from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
+from shmacc._records.taken import DenseTaken, SparseTaken
+from shmacc.errors import InvalidArgumentError, ResourceExhaustedError, ShmaccError
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,33 @@ class Named:
         return values
 
 
+class Asked(NamedTuple):
+    """What an update is asked for besides its round, by array or table.
+
+    Attributes:
+        values: New contents.
+        gradients: Gradients in place of the round's.
+        remove: Ids whose rows are removed.
+        forget: Rows whose last update is more than this number of steps old are removed.
+    """
+
+    values: Mapping[str, Any] = {}
+    gradients: Mapping[str, Any] = {}
+    remove: Mapping[str, Any] = {}
+    forget: Mapping[str, Any] = {}
+
+    @classmethod
+    def checked(cls, **given: object) -> Self:
+        """Return what was given, None for nothing; InvalidArgumentError if one is no mapping."""
+        for name, value in given.items():
+            if value is not None and not isinstance(value, Mapping):
+                raise InvalidArgumentError(
+                    f"{name} must be a mapping from the names of arrays or tables, but was a "
+                    f"{type(value).__name__}"
+                )
+        return cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
 class Change(NamedTuple):
     """A change of one region of an array, or of a table.
 
@@ -98,7 +127,8 @@ class Change(NamedTuple):
         rows: The rows to change, ascending; None: all. For a table their ids.
         values: The values, in C order.
         rest: For an array the size of the region. For a table the ids to remove (None: all ids not
-            in `rows`) and the last steps of the rows (None: the round's step).
+            in `rows`), the last steps of the rows (None: the round's step), and which rows to
+            forget: (those last updated before this step, except these ids), or None.
     """
 
     array: int
@@ -106,7 +136,7 @@ class Change(NamedTuple):
     rate: float | None
     rows: IndexArray | None
     values: ValueArray
-    rest: int | tuple[IndexArray | None, IndexArray | None]
+    rest: int | tuple[IndexArray | None, IndexArray | None, tuple[int, IndexArray] | None]
 
     @property
     def as_given(self) -> tuple[Any, ...]:
@@ -131,6 +161,41 @@ def learning_rate(array: Named, rate: float | None) -> float:
     info = np.finfo(array.dtype)
     array.optimizer.check_rate(rate, float(info.tiny), float(info.max))
     return rate
+
+
+def gradient(array: Named, given: Any) -> SparseTaken | DenseTaken:
+    """Return a gradient that the chief gives, checked and converted as an apply's.
+
+    Rows that are given several times are added up, in their order.
+
+    Raises:
+        InvalidArgumentError: It does not fit the array, or the array has no optimizer.
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    learning_rate(array, None)
+    rows = array.noun == "Table" or foreign.is_rows(given)
+    shape = (None, *array.shape) if array.noun == "Table" else array.shape
+    if rows and not shape:
+        raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
+    what = f"The gradient of {array.noun.lower()} {array.name!r}"
+    kind = "sparse" if rows else "dense"
+    member = Member(0, MemberSpec(array.name, kind, array.spec.dtype, shape, "SUM"))
+    try:
+        _, _, _, indices, values, _, is_ascending = member.gradient(given, 1)
+    except ShmaccError as error:
+        pass_on(error)
+        raise type(error)(f"{what}: {error}") from error.__cause__
+    # The caller's values may be views of the arrays, which the update changes.
+    if indices is not None and not is_ascending:
+        width = values.shape[1:]
+        indices, values = _core.merged_rows(indices, values, array.dtype == np.float64)
+        values = values.reshape(-1, *width) if len(indices) else values.reshape(0, *width)
+    elif not values.flags.owndata:
+        values = _copied(values, what)
+    if indices is None:
+        return DenseTaken(values, 1, 0)
+    dims = np.array([-1 if dim is None else dim for dim in shape], np.int64)
+    return SparseTaken(indices, values, dims, np.ones(len(indices), np.int64), 1, 0)
 
 
 def ascending(
@@ -158,8 +223,12 @@ def check_vector(rows: IndexArray, what: str) -> None:
 def owned(given: Any, dtype: DType, what: str) -> ValueArray:
     """Return a copy in the array's dtype, since the caller's values may be views of the arrays."""
     values = arrays.converted(given, dtype, what).view(dtype.numpy)
+    return values if values.flags.owndata else _copied(values, what)
+
+
+def _copied(values: ValueArray, what: str) -> ValueArray:
     try:
-        return values if values.flags.owndata else values.copy()
+        return values.copy()
     except MemoryError as error:
         pass_on(error)
         raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error

@@ -8,7 +8,7 @@ import numpy as np
 
 from shmacc._accumulators import change_checks as checks
 from shmacc._accumulators import saving, table_changes
-from shmacc._accumulators.change_checks import Change, Named
+from shmacc._accumulators.change_checks import Asked, Change, Named
 from shmacc._accumulators.tables import Known
 from shmacc._gradients import arguments, arrays
 from shmacc._gradients.arguments import describe_shape
@@ -45,63 +45,68 @@ class Array(Named):
 def of_update(
     known: Mapping[str, Array | Known],
     gradients: Mapping[str, Any],
-    values: object,
-    remove: object,
+    asked: Asked,
     rates: Mapping[str, float],
+    in_round: Mapping[str, Any],
+    step: int,
 ) -> list[Change]:
     """Return the changes that gradients and new contents make, in the order of the arrays.
 
     Args:
         known: The arrays and tables, by name.
         gradients: A round's gradients, by array.
-        values: New contents, by array.
-        remove: Ids to remove, by table.
+        asked: What takes their place, and what is removed.
         rates: Learning rates, by array. Other arrays use their optimizers' own, checked before.
+        in_round: All members of the round, also those that `gradients` leave out.
+        step: The step of the round.
 
     Raises:
         InvalidArgumentError: A gradient or contents do not fit their array, or there is no such
             array.
     """
-    if not isinstance(values, Mapping):
-        raise InvalidArgumentError(
-            f"values are a mapping from name to contents, but were a {type(values).__name__}"
-        )
-    if not isinstance(remove, Mapping):
-        raise InvalidArgumentError(
-            f"remove is a mapping from table to ids, but was a {type(remove).__name__}"
-        )
-    _check_names(known, gradients, values, remove)
+    _check_names(known, gradients, asked)
+    given = {name: checks.gradient(known[name], value) for name, value in asked.gradients.items()}
+    gradients = {**gradients, **given}
     made = []
     for name, array in known.items():
         if isinstance(array, Known):
-            if name in values or name in gradients or name in remove:
+            if any(name in names for names in (gradients, *asked)):
                 made.append(
-                    table_changes.of_update(array, gradients, values, remove, rates.get(name))
+                    table_changes.of_update(
+                        array, gradients.get(name), asked, rates.get(name), in_round.get(name), step
+                    )
                 )
-        elif name in values:
-            made.append(_contents(array, values[name]))
+        elif name in asked.values:
+            made.append(_contents(array, asked.values[name]))
         elif name in gradients:
             made.append(_gradient(array, gradients[name], rates.get(name)))
     return made
 
 
 def _check_names(
-    known: Mapping[str, Array | Known],
-    gradients: Mapping[str, Any],
-    values: Mapping[str, Any],
-    remove: Mapping[str, Any],
+    known: Mapping[str, Array | Known], gradients: Mapping[str, Any], asked: Asked
 ) -> None:
-    for name in remove:
-        if name in known and isinstance(known[name], Array):
+    for name in [*asked.remove, *asked.forget]:
+        if isinstance(known.get(name), Array):
             raise InvalidArgumentError(
                 f"Array {name!r} keeps its rows; those of tables are removed"
             )
-    for name in [*gradients, *values, *remove]:
+    for name in [*gradients, *(name for names in asked for name in names)]:
         if name not in known:
             names = ", ".join(map(repr, list(known)[:8])) + (" ..." if len(known) > 8 else "")  # noqa: PLR2004
+            leave_out = (
+                ". To leave out a member that is no parameter: "
+                "params.update({name: taken[name] for name in taken if name in params})"
+            )
             raise InvalidArgumentError(
-                f"There is no array {name!r}; there are {names}. To leave out a member that is no "
-                "parameter: params.update({name: taken[name] for name in taken if name in params})"
+                f"There is no array {name!r}; there are {names}"
+                f"{leave_out if name in gradients else ''}"
+            )
+    for name in asked.gradients:
+        if name in asked.values:
+            raise InvalidArgumentError(
+                f"{name!r} is in values and in gradients: values are its new contents, gradients "
+                "go through its optimizer; give one of them"
             )
 
 

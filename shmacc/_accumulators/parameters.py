@@ -8,6 +8,7 @@ import numpy as np
 
 from shmacc import _core, optim
 from shmacc._accumulators import changes, patterns, table_changes, table_spec
+from shmacc._accumulators.change_checks import Asked
 from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.tables import Known, Table, TableRows
@@ -251,7 +252,9 @@ class Parameters(SharedArrays):
         taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
         values: Mapping[str, Any] | None = None,
         *,
+        gradients: Mapping[str, Any] | None = None,
         remove: Mapping[str, Any] | None = None,
+        forget: Mapping[str, int] | None = None,
         learning_rate: LearningRate = None,
         timeout: float | None = None,
     ) -> bool:
@@ -270,8 +273,16 @@ class Parameters(SharedArrays):
             values: New contents, by array, instead of the optimizer's result: an array, or
                 ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. Slots of
                 these arrays stay as they are. So do arrays with neither gradient nor new contents.
+            gradients: Gradients, by array, in place of the round's means: what the chief has
+                clipped, projected or computed. They go through the optimizers, and are checked and
+                converted as an apply's: an array, or rows as ``(indices, values)`` or
+                `IndexedSlices`, of which repeated ones are added up. The round need not have the
+                array.
             remove: Ids, by table, whose rows are removed in the same commit, after the other
                 changes. Ids that are not in the table are ignored.
+            forget: Numbers of steps, by table: the same commit removes the rows whose last update
+                is more than so many steps before this round's. Rows that the round or this call
+                has stay. It looks at all rows of the table.
             learning_rate: Replaces the optimizers' own for this update, for schedules: a number for
                 all arrays, or a mapping from patterns of names, as for optimizers.
             timeout: Seconds to wait for another process's snapshot, restore or update, or its
@@ -283,8 +294,8 @@ class Parameters(SharedArrays):
 
         Raises:
             InvalidArgumentError: A member is no array, or its array has no optimizer; a row is out
-                of range; a shape or dtype disagrees. Nothing was changed, and the round is not
-                final.
+                of range; a shape or dtype disagrees; an array is in `values` and in `gradients`.
+                Nothing was changed, and the round is not final.
             FailedPreconditionError: `taken` does not come from an open round of this process; the
                 block has made its update already; the parameters are past the round's step; or a
                 checkpoint is being loaded into them, or a process died while it loaded one (then
@@ -293,10 +304,13 @@ class Parameters(SharedArrays):
             ResourceExhaustedError: Shared memory is full, or a table would have more rows than its
                 ``max_rows``. Nothing was changed, and the round was not made final: try again with
                 rows to remove, or skip the round.
+            DataLossError: The index of a table does not lead to one of its rows; the message says
+                how to save them. Nothing was changed, and the round was not made final.
         """
-        found, gradients = self._round_of(taken)
-        rates = patterns.learning_rates(learning_rate, self)
-        return self._commit(found, gradients, values, remove, rates, arguments.timeout(timeout))
+        asked = Asked.checked(values=values, gradients=gradients, remove=remove, forget=forget)
+        found, means, in_round = self._round_of(taken)
+        rates = patterns.learning_rates(learning_rate, self.optimizers)
+        return self._commit(found, means, in_round, asked, rates, arguments.timeout(timeout))
 
     def skip(
         self,
@@ -320,25 +334,21 @@ class Parameters(SharedArrays):
         Raises:
             InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
-        found, _ = self._round_of(taken)
-        return self._commit(found, {}, values, None, {}, arguments.timeout(timeout))
+        asked = Asked.checked(values=values)
+        found, _, _ = self._round_of(taken)
+        return self._commit(found, {}, {}, asked, {}, arguments.timeout(timeout))
 
     def _commit(
         self,
         found: _core.BlockAccess,
-        gradients: Mapping[str, Any],
-        values: Mapping[str, Any] | None,
-        remove: Mapping[str, Any] | None,
+        means: Mapping[str, Any],
+        in_round: Mapping[str, Any],
+        asked: Asked,
         rates: Mapping[str, float],
         timeout: float | None,
     ) -> bool:
-        made = changes.of_update(
-            {member.name: member for member in self._members},
-            gradients,
-            {} if values is None else values,
-            {} if remove is None else remove,
-            rates,
-        )
+        known = {member.name: member for member in self._members}
+        made = changes.of_update(known, means, asked, rates, in_round, found.taken.step)
         self._check_open()
         return _core.update(
             self._handle,
@@ -349,21 +359,27 @@ class Parameters(SharedArrays):
             timeout,
         )
 
-    def _round_of(self, taken: Any) -> tuple[_core.BlockAccess, Mapping[str, Any]]:
-        """Return the open round that `taken` comes from, and its gradients by array."""
+    def _round_of(
+        self, taken: Any
+    ) -> tuple[_core.BlockAccess, Mapping[str, Any], Mapping[str, Any]]:
+        """Return the open round that `taken` comes from, its means by array, and all its members.
+
+        Members that a mapping leaves out have no mean for an array, but are the round's.
+        """
         # Read `given` only once: it is None as soon as another thread ends its round.
         all_given = [(block, block.given) for block in _core.open_rounds()]
         rounds = [(block, given) for block, given in all_given if given is not None]
         found = next((block for block, given in rounds if given is taken), None)
         if found is not None and isinstance(taken, GroupTaken):
-            return found, taken
+            return found, taken, taken
         if found is not None:
             if len(self._members) > 1:
                 raise InvalidArgumentError(
                     f"The round is of a single accumulator, but there are {len(self._members)} "
                     'arrays: say of which it is, as in update({"name": taken})'
                 )
-            return found, {self._members[0].name: taken}
+            means = {self._members[0].name: taken}
+            return found, means, means
         if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken):
             parts = {id(part) for part in taken.values()}
             if not parts and len(rounds) > 1:
@@ -374,7 +390,8 @@ class Parameters(SharedArrays):
             for block, given in rounds:
                 own = given.values() if isinstance(given, GroupTaken) else [given]
                 if parts <= {id(part) for part in own}:
-                    return block, taken
+                    of_group = given if isinstance(given, GroupTaken) else {}
+                    return block, taken, {**of_group, **taken}
         raise FailedPreconditionError(
             "An update is made in the block of a round, of what the block was given, or of a "
             "mapping to some of its members: `with group.round(n) as taken: params.update(taken)`; "

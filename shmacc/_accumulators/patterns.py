@@ -13,13 +13,16 @@ LearningRate = float | Mapping[str, float] | None
 None: the optimizers' own."""
 
 
-def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict[str, Any]:
+def by_name(
+    given: Mapping[str, Any], names: Collection[str], what: str, noun: str = "array"
+) -> dict[str, Any]:
     """Return for each name the value of the first pattern that it matches.
 
     Args:
         given: From pattern to value. A ``*`` stands for any characters, others for themselves.
         names: All names. Those that match no pattern are left out of the result.
         what: What the values are, for the message.
+        noun: What the names are, for the message.
 
     Raises:
         InvalidArgumentError: A pattern other than ``"*"`` is no name's first match.
@@ -32,7 +35,7 @@ def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict
         new = [name for name in names if name not in found and matches(name)]
         if not new and pattern != "*":
             of_earlier = ", or each has an earlier one" if any(map(matches, found)) else ""
-            matches_none = "matches no array" if "*" in pattern else "is no array"
+            matches_none = f"matches no {noun}" if "*" in pattern else f"is no {noun}"
             raise InvalidArgumentError(
                 f"There is {what} for {shown(pattern)}, which {matches_none}{of_earlier}"
             )
@@ -40,12 +43,14 @@ def by_name(given: Mapping[str, Any], names: Collection[str], what: str) -> dict
     return found
 
 
-def learning_rates(value: object, names: Collection[str]) -> dict[str, float]:
+def learning_rates(
+    value: object, optimizers: Mapping[str, optim.Optimizer | None]
+) -> dict[str, float]:
     """Return the rates of one update by name, checked; other arrays use their optimizers' own.
 
     Args:
         value: None, a number for all names, or a mapping from patterns to numbers (`by_name`).
-        names: The names of the arrays.
+        optimizers: The arrays' optimizers; a pattern must match an array that has one.
 
     Raises:
         InvalidArgumentError: A rate is no number, negative or infinite; or as for `by_name`.
@@ -57,4 +62,5 @@ def learning_rates(value: object, names: Collection[str]) -> dict[str, float]:
     for rate in rates.values():
         if rate < 0:
             raise InvalidArgumentError(f"learning_rate must not be negative, but was {shown(rate)}")
-    return by_name(rates, names, "a learning_rate")
+    names = [name for name, optimizer in optimizers.items() if optimizer is not None]
+    return by_name(rates, names, "a learning_rate", "array with an optimizer")

@@ -8,9 +8,9 @@ import numpy as np
 
 from shmacc._accumulators import change_checks as checks
 from shmacc._accumulators import saving
-from shmacc._accumulators.change_checks import Change
+from shmacc._accumulators.change_checks import Asked, Change
 from shmacc._accumulators.tables import Known, checked_ids
-from shmacc._gradients import arrays, dtypes
+from shmacc._gradients import arguments, arrays, dtypes
 from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import SparseTaken
 from shmacc.errors import InvalidArgumentError
@@ -18,26 +18,29 @@ from shmacc.errors import InvalidArgumentError
 
 def of_update(
     table: Known,
-    gradients: Mapping[str, Any],
-    values: Mapping[str, Any],
-    remove: Mapping[str, Any],
+    taken: Any,
+    asked: Asked,
     rate: float | None,
+    in_round: Any,
+    step: int,
 ) -> Change:
     """Return the change that a gradient or new rows make, and the removal of ids.
 
     Args:
         table: The table.
-        gradients: A round's gradients, by table.
-        values: New rows, ``(ids, rows)``, by table. If this table has some, its gradient is unused.
-        remove: Ids to remove, by table.
+        taken: The gradient; None: there is none.
+        asked: New rows, ``(ids, rows)``, in place of the gradient; what is removed and forgotten.
         rate: The learning rate; None: the optimizer's own.
+        in_round: The table's member of the round, whose rows are not forgotten; None: none.
+        step: The step of the round.
 
     Raises:
         InvalidArgumentError: An argument does not fit the table.
     """
     what = f"the ids of table {table.name!r}"
     ids, rows = np.empty(0, np.int64), np.empty(0, table.dtype)
-    taken = None if table.name in values else gradients.get(table.name)
+    if table.name in asked.values:
+        taken = None
     if taken is not None:
         rate = checks.learning_rate(table, rate)
         if not isinstance(taken, SparseTaken):
@@ -47,8 +50,8 @@ def of_update(
             )
         ids, rows = checked_ids(taken.indices, what).copy(), np.ascontiguousarray(taken.values)
         checks.check_like(table, rows, (len(ids), *table.shape), "The gradient of table")
-    elif table.name in values:
-        given = values[table.name]
+    elif table.name in asked.values:
+        given = asked.values[table.name]
         if not isinstance(given, tuple) or len(given) != 2:  # noqa: PLR2004
             raise InvalidArgumentError(
                 f"The new rows of table {table.name!r} must be given as (ids, rows)"
@@ -61,9 +64,30 @@ def of_update(
         rows = checks.rows_like(rows, (len(ids), *table.shape))
         checks.check_like(table, rows, (len(ids), *table.shape), "The new rows of table")
         ids, rows = checks.ascending(ids, rows, f"Id {{}} of table {table.name!r} is given twice")
-    removed = checked_ids(remove.get(table.name, ()), f"the ids to remove of table {table.name!r}")
+    what = f"the ids to remove of table {table.name!r}"
+    removed = np.unique(checked_ids(asked.remove.get(table.name, ()), what))
+    forget = None
+    if table.name in asked.forget:
+        age = steps_to_forget(asked.forget[table.name], table.name)
+        kept = ids[:0]
+        if isinstance(in_round, SparseTaken) and in_round is not taken:
+            kept = np.unique(checked_ids(in_round.indices, f"the ids of table {table.name!r}"))
+        forget = (max(step - age, -arguments.INT64_MAX), kept)
     rate = None if taken is None else rate
-    return Change(table.number, 0, rate, rows=ids, values=rows, rest=(np.unique(removed), None))
+    return Change(table.number, 0, rate, rows=ids, values=rows, rest=(removed, None, forget))
+
+
+def steps_to_forget(value: object, name: str) -> int:
+    """Return how many steps ago a row was updated at least, for a table to forget it.
+
+    Raises:
+        InvalidArgumentError: It is no integer, or negative.
+    """
+    what = f"the steps after which table {name!r} forgets a row"
+    steps = arguments.int64(value, what)
+    if steps < 0:
+        raise InvalidArgumentError(f"{what} must not be negative, but were {steps}")
+    return steps
 
 
 def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
@@ -86,7 +110,7 @@ def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
         values = table.saved(state, key, (len(ids), *table.shape_of(part)))
         parts.append(values.reshape(len(ids), math.prod(table.shape_of(part))))
     rows = np.ascontiguousarray(np.concatenate(parts, axis=1))
-    return Change(table.number, 0, None, rows=ids.copy(), values=rows, rest=(None, steps))
+    return Change(table.number, 0, None, rows=ids.copy(), values=rows, rest=(None, steps, None))
 
 
 def to_state(

@@ -72,6 +72,20 @@ def slices(value: Any) -> Any:
         ) from error
 
 
+def is_rows(value: Any) -> bool:
+    """Return whether a gradient is rows, as a sparse member takes them, and no array.
+
+    A pair is ``(indices, values)``; so are a sparse matrix and what has indices and values.
+    """
+    if hasattr(value, "requires_grad") and hasattr(value, "layout"):  # a tensor of torch
+        return str(value.layout) != "torch.strided"
+    return (
+        isinstance(value, tuple)
+        or hasattr(value, "tocsr")
+        or (hasattr(value, "indices") and hasattr(value, "values"))
+    )
+
+
 def _owned(value: object, table: dict[str, Callable[..., Any]]) -> Callable[..., Any] | None:
     for base in type(value).__mro__:
         found = table.get(base.__module__.partition(".")[0])

@@ -1,7 +1,7 @@
 """The records of the public API: slices, takes, partials."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import scipy.sparse
     import torch
     from jax.experimental.sparse import BCOO
+
+_Record = TypeVar("_Record")
 
 
 class IndexedSlices:
@@ -38,6 +40,27 @@ class IndexedSlices:
         )
 
 
+def _set(record: Any, name: str, value: object) -> None:
+    """Accept what ``record.values *= 0.1`` sets: NumPy has scaled the array, and gives it back."""
+    before = getattr(record, name, None)
+    if before is not value or before is None:
+        what_to_do = (
+            f": write into the array (`taken.{name}[...] = other`, `taken.{name} *= 0.1`), or give "
+            "an update other gradients, as in params.update(taken, gradients={...})"
+        )
+        raise FrozenInstanceError(
+            f"{name!r} of a {type(record).__name__} cannot be set"
+            f"{what_to_do if isinstance(before, np.ndarray) else ''}"
+        )
+
+
+def _keeps_its_arrays(record: type[_Record]) -> type[_Record]:
+    """Let an augmented assignment change the arrays of a frozen record in place."""
+    record.__setattr__ = _set  # type: ignore[method-assign]
+    return record
+
+
+@_keeps_its_arrays
 class SparseGradient(NamedTuple):
     """The result of a sparse ``take_grad``, as TensorFlow's op returns it.
 
@@ -53,6 +76,7 @@ class SparseGradient(NamedTuple):
     shape: IndexArray
 
 
+@_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseTaken:
     """The result of a take from a sparse accumulator, or of a group's sparse member.
@@ -127,6 +151,7 @@ class SparseTaken:
         return scipy.sparse(self.indices, self.values, self.shape)
 
 
+@_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseTaken:
     """The result of a take from a dense accumulator, or of a group's dense member.
@@ -179,11 +204,13 @@ def _complete(taken: SparseTaken | DenseTaken) -> None:
         object.__setattr__(taken, "contributors", np.empty(0, np.int64))
 
 
+@_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
 class SparsePartial(SparseTaken):
     """Sums of a sparse accumulator, not divided, to be applied to another one."""
 
 
+@_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePartial(DenseTaken):
     """Sums of a dense accumulator, not divided, to be applied to another one."""

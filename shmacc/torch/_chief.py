@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, Self
 
@@ -94,7 +94,7 @@ class Chief:
         self._shared = self._updates.arrays
         try:
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
-            self._check_kind(shared_name)
+            self._check_run(shared_name)
             self._updates.begin_with(self._tables)
             self._group = _group(members, shared_name, capacity, options)
             if self._group._handle.finished:  # noqa: SLF001  a chief has died in its `close`
@@ -135,12 +135,14 @@ class Chief:
             if stats.update is None and stats.round_pid is None:
                 self._group.advance_step(self._updates.done)
 
-    def _check_kind(self, shared_name: str) -> None:
+    def _check_run(self, shared_name: str) -> None:
         if self._run[run.ASYNCHRONOUS] != self._asynchronous:
             raise InvalidArgumentError(
                 f"The replicas of {shared_name!r} exist, and are "
                 f"{'asynchronous' if self._run[run.ASYNCHRONOUS] else 'synchronous'}"
             )
+        if self._schedule is not None:
+            self._scheduled(self.global_step)
 
     def __enter__(self) -> Self:
         return self
@@ -288,7 +290,7 @@ class Chief:
                     self._updates.pass_over(taken)
                 elif empty and (ahead or len(taken.contributors) < self._present):
                     self._updates.begin(self._group)
-                    self._end(taken, None, skipped=True)
+                    self._end(taken, None)
                     done = True
                 else:
                     self._check_model()
@@ -301,8 +303,8 @@ class Chief:
                     finally:
                         block.ended = True
                     if block.rate is None and self._schedule is not None:
-                        block.rate = self._schedule(update.step)
-                    self._end(taken, block.rate, skipped=block.skipped, removed=block.removed)
+                        block.rate = self._scheduled(update.step)
+                    self._end(taken, block)
             self._others.ends()
             self._follow()
             if not done:
@@ -339,15 +341,22 @@ class Chief:
         """What has a ``.grad`` in a block: parameters, and embeddings with tables."""
         return {**self._parameters, **self._tables}
 
-    def _end(
-        self,
-        taken: GroupTaken,
-        rate: LearningRate,
-        *,
-        skipped: bool,
-        removed: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Make the update; also write buffers, the run's numbers and who has left."""
+    def _scheduled(self, step: int) -> LearningRate:
+        assert self._schedule is not None  # noqa: S101
+        rate = self._schedule(step)
+        if rate is None:
+            raise InvalidArgumentError(
+                f"schedule({step}) returned None, which is no learning rate: its function may lack "
+                "a `return` ({} leaves all rates to the optimizers)"
+            )
+        self._updates.check_rate(rate)
+        return rate
+
+    def _end(self, taken: GroupTaken, block: updates.Block | None) -> None:
+        """Make the update; also write buffers, the run's numbers and who has left.
+
+        block: what the round's block has asked for; None: skip the round.
+        """
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
         buffers = {name: taken[name].value for name in self._buffers if name in taken}
@@ -356,10 +365,10 @@ class Chief:
         left[leaving] = True  # set last: the round may also have their last gradients
         numbers[run.STEP] += bool(len(ranks))
         values = {run.RUN: numbers, run.LEFT: left}
-        if skipped:
+        if block is None or block.skipped:
             self._updates.skip(taken, values)
         else:
-            self._updates.end(taken, self._trained, buffers | values, rate, removed)
+            self._updates.end(taken, self._trained, buffers | values, block)
         for trained in self._trained.values():
             trained.grad = None
 

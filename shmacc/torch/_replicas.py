@@ -66,6 +66,7 @@ class SyncReplicas(Chief):
                 then `Parameters`: each round changes them once, wholly or not at all, even if a
                 chief dies. None: the block calls an optimizer of torch.
             schedule: A function from the number of an update to its learning rate, as for `round`.
+                It is called here, too, to check what it returns.
                 It must depend on nothing else: a dead chief's replacement calls it, too. None: the
                 optimizers' own rates.
             initial: What a new training starts from: a state dict, or a model that has been
@@ -78,7 +79,7 @@ class SyncReplicas(Chief):
             InvalidArgumentError: A bad argument; the model is not on the CPU, or has nothing to
                 train; two of its tensors share memory; what exists is another model's, or has
                 another optimizer; a parameter has no optimizer, or its dtype allows none; a
-                schedule without an optimizer.
+                schedule without an optimizer, or one that does not return a learning rate.
             RuntimeError: `initial` is of another model; torch's message.
             Everything else as for `AccumulatorGroup` and `SharedArrays`.
         """

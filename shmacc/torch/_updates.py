@@ -15,6 +15,7 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.patterns import LearningRate
 from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._accumulators.table_changes import steps_to_forget
 from shmacc._accumulators.tables import Table, checked_ids
 from shmacc._gradients import arrays as as_arrays
 from shmacc._gradients.spec import TensorSpec
@@ -38,6 +39,7 @@ class Block:
     skipped: bool = False
     ended: bool = False
     removed: dict[str, IndexArray] = field(default_factory=dict)
+    forgotten: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Update:
         """
         if self._block.ended:
             raise FailedPreconditionError("A round is skipped in its block, which has ended")
-        if self._block.removed:
+        if self._block.removed or self._block.forgotten:
             raise FailedPreconditionError(
                 "This update removes rows of a table, so it cannot be skipped"
             )
@@ -79,11 +81,6 @@ class Update:
 
     def remove(self, embedding: TableEmbedding, ids: Any) -> None:
         """Have the update remove the rows of these ids from a table, after its other changes.
-
-        For instance, rows that no update of the last 10,000 rounds has changed::
-
-            old = model.user.table.ids(updated_before=update.round_step - 10_000)
-            update.remove(model.user, np.setdiff1d(old, update.ids(model.user)))
 
         An id that comes again begins with its initial row. Ids that have no row are ignored.
 
@@ -95,16 +92,35 @@ class Update:
             InvalidArgumentError: The embedding is not the model's, or an id is out of range.
             FailedPreconditionError: The block has ended; or the round is skipped.
         """
+        name = self._name_to_remove_from(embedding)
+        new = checked_ids(ids, f"the ids to remove of table {name!r}").reshape(-1)
+        before = self._block.removed.get(name, new[:0])
+        self._block.removed[name] = np.concatenate([before, new])
+
+    def forget(self, embedding: TableEmbedding, rounds: int) -> None:
+        """Have the update remove a table's rows that no update of the last `rounds` has changed.
+
+        Rows that this round has stay. It looks at all rows of the table.
+
+        Args:
+            embedding: A `TableEmbedding` of the model.
+            rounds: Rows are removed whose last update is more than so many rounds before this one,
+                counted as `round_step` counts them; 0 or more.
+
+        Raises:
+            As for `remove`; also InvalidArgumentError: `rounds` is no integer, or negative.
+        """
+        name = self._name_to_remove_from(embedding)
+        self._block.forgotten[name] = steps_to_forget(rounds, name)
+
+    def _name_to_remove_from(self, embedding: TableEmbedding) -> str:
         if self._block.ended or self._block.skipped:
             raise FailedPreconditionError(
                 "Rows are removed in a round's block, which has ended"
                 if self._block.ended
                 else "The round is skipped, so it removes nothing"
             )
-        name = self._name_of(embedding)
-        new = checked_ids(ids, f"the ids to remove of table {name!r}").reshape(-1)
-        before = self._block.removed.get(name, new[:0])
-        self._block.removed[name] = np.concatenate([before, new])
+        return self._name_of(embedding)
 
     def ids(self, embedding: TableEmbedding) -> IndexArray:
         """Return the ids whose gradients the round has, ascending: one for each row of ``.grad``.
@@ -162,10 +178,9 @@ class InPlace:
     def end(
         self,
         taken: GroupTaken,
-        trained: Mapping[str, Any],  # noqa: ARG002 - the block has changed them
+        trained: Mapping[str, Any],  # noqa: ARG002
         values: Mapping[str, ValueArray],
-        rate: LearningRate,  # noqa: ARG002
-        removed: Mapping[str, IndexArray] | None,  # noqa: ARG002 - there are no tables
+        block: Block,  # noqa: ARG002 - it has changed them, and there are no tables
     ) -> None:
         """Write `values`, which the block did not; the last store marks the update as complete.
 
@@ -265,8 +280,7 @@ class Atomic:
         taken: GroupTaken,
         trained: Mapping[str, Any],
         values: Mapping[str, ValueArray],
-        rate: LearningRate,
-        removed: Mapping[str, IndexArray] | None,
+        block: Block,
     ) -> None:
         """Make the update; `values` are new contents of arrays that no optimizer changes."""
         given = {
@@ -283,7 +297,13 @@ class Atomic:
                     "nothing"
                 )
         _take_back([(trained[name].grad, one) for name, one in given.items() if one is not None])
-        self.arrays.update(taken, values, remove=removed, learning_rate=rate)
+        self.arrays.update(
+            taken,
+            values,
+            remove=block.removed,
+            forget=block.forgotten,
+            learning_rate=block.rate,
+        )
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
         """End a round without applying its gradients; `values` as for `end`."""
@@ -294,7 +314,7 @@ class Atomic:
         self.arrays.skip(taken)  # finds the update there, and only ends the round
 
     def check_rate(self, rate: LearningRate) -> None:
-        patterns.learning_rates(rate, self.arrays)
+        patterns.learning_rates(rate, self.arrays.optimizers)
 
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint has besides the model, the step and who has left."""

@@ -40,6 +40,11 @@ SCENES: Final = (
     UpdateScene("rowwise Adagrad in two lanes", optim.Adagrad(0.1, rowwise=True), lanes=2),
     UpdateScene("a skipped round", _SGD, skips=True),
     UpdateScene("new contents", _SGD, values=_NEW_ARRAYS),
+    UpdateScene(
+        "gradients that the chief gives",
+        optim.Adam(0.1),
+        more={"gradients": {"table": ([4, 1, 4], np.ones((3, 3)))}},
+    ),
     TableScene("a table's first rows", _SGD, changed=(0, 7, 2**63 - 1)),
     TableScene(
         "rows on free slots and new ones, rows removed",
@@ -65,6 +70,15 @@ SCENES: Final = (
         changed=(1,),
         removed=(1, 4),
         values=_NEW_ROWS,
+    ),
+    TableScene(
+        "old rows are forgotten",
+        optim.Adagrad(0.1),
+        there=_SIX,
+        gone=(2,),
+        changed=(1, 9, 10),
+        removed=(9,),
+        more={"forget": {"t": 0}},
     ),
     TableScene("a table's skipped round", _SGD, there=_SIX, gone=(2,), changed=(1, 9), skips=True),
 )

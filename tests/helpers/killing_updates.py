@@ -5,7 +5,7 @@ Two segments take part: the parameters, and the group whose round updates them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -49,6 +49,7 @@ class UpdateScene:
         lanes: The group's number of lanes.
         skips: Whether the chief skips the round.
         values: New contents that the chief sets, without an optimizer.
+        more: What else the chief asks the update for.
     """
 
     name: str
@@ -56,6 +57,7 @@ class UpdateScene:
     lanes: int = 1
     skips: bool = False
     values: Mapping[str, Any] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
@@ -84,7 +86,7 @@ class UpdateScene:
         return contents() != contents_in(known[0])
 
     def update(self, params: Parameters, taken: Any) -> bool:
-        return params.skip(taken) if self.skips else params.update(taken, self.values)
+        return params.skip(taken) if self.skips else params.update(taken, self.values, **self.more)
 
     def one_round(self, params: Parameters, group: AccumulatorGroup) -> bool:
         with group.round(1, timeout=1) as taken:
@@ -129,7 +131,7 @@ class TableScene(UpdateScene):
     def update(self, params: Parameters, taken: Any) -> bool:
         if self.skips:
             return params.skip(taken)
-        return params.update(taken, self.values, remove={"t": self.removed})
+        return params.update(taken, self.values, remove={"t": self.removed}, **self.more)
 
     def is_touched(self, known: Known) -> bool:
         """Check each row that a reader gets; return whether any differs from before."""

@@ -28,8 +28,19 @@ TABLE: Final = np.array([[0, 0], [0, 3], [0, 0], [5, 5]], np.float32)
 COLUMN: Final = [1.5, -2.0, 0.25]
 
 
+def update_by(gradient: Any, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The gradient, by way of an update that a chief gives it to."""
+    params = shmacc.Parameters({"w": np.zeros_like(like)}, optimizer=shmacc.optim.SGD(1.0))
+    group = shmacc.AccumulatorGroup({"loss": shmacc.TensorSpec(())})
+    with params, group:
+        group.apply({"loss": 1.0}, 0)
+        with group.round(1):
+            params.update({}, gradients={"w": gradient})
+        return -params["w"]
+
+
 def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:
-    """The gradient, by way of an accumulator and of a group's member, which agree."""
+    """The gradient, by way of an accumulator and of a group's member and an update, which agree."""
     members = {"w": shmacc.IndexedSlicesSpec((4, 2), dtype)}
     with (
         shmacc.AccumulatorGroup(members) as group,
@@ -40,14 +51,21 @@ def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:
         if hasattr(gradient, "dense_shape") or sp.issparse(gradient):
             acc.apply_indexed_slices_grad(gradient)
             same_bits(acc.take(1).values, taken.values)
+        if dtype in {"float32", "float64"}:
+            whole = np.zeros((4, 2), dtype)
+            whole[taken.indices] = taken.values
+            assert np.array_equal(update_by(gradient, whole), whole, equal_nan=True)
         return taken
 
 
 def take_dense(gradient: Any, dtype: Any = "float32") -> Any:
-    """The gradient, by way of an accumulator."""
+    """The gradient, by way of an accumulator and of an update, which agree."""
     with shmacc.ConditionalAccumulator(dtype) as acc:
         acc.apply_grad(gradient)
-        return acc.take(1)
+        taken = acc.take(1)
+        if dtype in {"float32", "float64"}:
+            assert np.array_equal(update_by(gradient, taken.value), taken.value, equal_nan=True)
+        return taken
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "lil", "dok", "bsr"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from helpers.support import refused, same_bits
 
 import shmacc
-from shmacc import errors
+from shmacc import AccumulatorGroup, Parameters, TableSpec, TensorSpec, errors, optim
 from shmacc._gradients import arrays, dtypes, foreign
 
 ROWS: Final = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -262,3 +263,23 @@ def test_shared_arrays_start_as_tensors() -> None:
         assert shared["bf"].tolist() == ROWS.tolist()
     with pytest.raises(errors.InvalidArgumentError, match="detach"):
         shmacc.SharedArrays({"w": torch.nn.Linear(2, 2).weight})
+
+
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_an_update_takes_them_as_an_apply_does(*, coalesced: bool) -> None:
+    gradient = embedding_gradient(coalesced=coalesced)
+    contents: dict[str, Any] = {"emb": np.zeros((9, 2), np.float32), "user": TableSpec((2,))}
+    contents["layer"] = np.zeros((3, 2), np.float32)
+    with (
+        Parameters(contents, optimizer=optim.SGD(1.0)) as params,
+        AccumulatorGroup({"loss": TensorSpec(())}) as group,
+    ):
+        group.apply({"loss": torch.tensor(1.0)}, 0)
+        with group.round(1):
+            given = {"emb": gradient, "user": gradient, "layer": ROWS}
+            assert params.update({}, gradients=given)
+        whole = -gradient.to_dense().numpy()
+        assert np.array_equal(params["emb"], whole)
+        assert params["user"].ids().tolist() == [2, 5]
+        assert np.array_equal(params["user"][np.arange(9)], whole)
+        assert np.array_equal(params["layer"], -ROWS.numpy())

@@ -231,7 +231,8 @@ def test_rows_are_removed_and_counted() -> None:
             pass
         same(contents(model), before)
         with replicas.round(timeout=LONG) as update:
-            for call in (update.ids, lambda other: update.remove(other, [0])):
+            calls: Any = update.ids, lambda x: update.remove(x, [0]), lambda x: update.forget(x, 0)
+            for call in calls:
                 with pytest.raises(errors.InvalidArgumentError, match="TableEmbedding of the mo"):
                     call(Clicks().users)
             assert update.ids(model.users).tolist() == [100, 101, 102, 103]
@@ -250,10 +251,35 @@ def test_rows_are_removed_and_counted() -> None:
         hand_over(replica)
         with replicas.round(timeout=LONG) as update:
             update.skip()
-            with pytest.raises(errors.FailedPreconditionError, match="removes nothing"):
-                update.remove(model.users, [100])
+            for call in (
+                lambda: update.remove(model.users, [100]),
+                lambda: update.forget(model.users, 0),
+            ):
+                with pytest.raises(errors.FailedPreconditionError, match="removes nothing"):
+                    call()
         assert replica.step()
         assert model.users.table.ids().tolist() == [100, 101, 102, 103]
+        replica.close()
+
+
+def test_rows_that_no_round_has_had_for_long_are_forgotten() -> None:
+    model, other = Clicks(), Clicks()
+    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+        for step, ids in enumerate(([1, 2], [2, 3], [3, 4], [2, 5], [5])):
+            other.users(torch.tensor(ids)).sum().backward()
+            hand_over(replica)
+            with replicas.round(timeout=LONG) as update:
+                for wrong, words in ((-1, "negative"), (True, "integer"), (1.5, "integer")):
+                    with pytest.raises(errors.InvalidArgumentError, match=words):
+                        update.forget(model.users, wrong)
+                if step >= 3:
+                    update.forget(model.users, 2 if step == 3 else 1)
+                    with pytest.raises(errors.FailedPreconditionError, match="cannot be skipped"):
+                        update.skip()
+            assert replica.step()
+            if step == 3:  # 1 is of round 0; 2 was, but is of this one
+                assert model.users.table.ids().tolist() == [2, 3, 4, 5]
+        assert model.users.table.ids().tolist() == [2, 5]
         replica.close()
 
 

@@ -135,8 +135,7 @@ def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
     with chief_of(model, 2) as replicas:
         while replicas.global_step < UPDATES:
             with replicas.round(timeout=LONG) as update:
-                old = model.users.table.ids(updated_before=update.round_step - 3)
-                update.remove(model.users, old)
+                update.forget(model.users, 3)
                 clip_grad_norm_([*model.parameters(), model.users], 0.5)
                 if die is not None:
                     die()

@@ -52,7 +52,8 @@ METHODS: Final[dict[type, dict[str, str]]] = {
 }
 
 OF_PARAMETERS: Final = {
-    "update": "(self, taken, values=None, *, remove=None, learning_rate=None, timeout=None)",
+    "update": "(self, taken, values=None, *, gradients=None, remove=None, forget=None, "
+    "learning_rate=None, timeout=None)",
     "skip": "(self, taken, values=None, *, timeout=None)",
     "snapshot": "(self, *, timeout=None)",
     "state": "(self, *, timeout=None)",

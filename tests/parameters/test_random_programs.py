@@ -20,6 +20,8 @@ import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     import numpy.typing as npt
 
 ROWS, SIZE, MOST = 12, 5, 40
@@ -32,6 +34,7 @@ numbers = st.integers(-8, 8)
 # A loss of the chief's: an exception at this point of its block.
 leaves = st.sampled_from(["in order", "in order", "before the update", "after the update"])
 rates = st.sampled_from([None, None, 0.25])
+ages = st.sampled_from([None, 0, 2])  # after how many steps a row is forgotten
 
 
 class _Left(Exception):  # noqa: N818  it is no error
@@ -129,6 +132,13 @@ class Programs(RuleBasedStateMachine):
     @rule(given=ids, indices=rows, number=numbers, has=st.sets(st.sampled_from("rvt"), min_size=1))
     @precondition(lambda self: not self.is_in)
     def apply(self, given: list[int], indices: list[int], number: int, has: set[str]) -> None:
+        gradient = self._gradient(given, indices, number, has)
+        assert self.group.apply(gradient, self.step)
+        self.pending.append(gradient)
+
+    def _gradient(
+        self, given: list[int], indices: list[int], number: int, has: set[str]
+    ) -> dict[str, Any]:
         gradient: dict[str, Any] = {}
         if "r" in has:
             gradient["rows"] = np.array(indices, np.int64), self._whole(number, len(indices), 3)
@@ -137,23 +147,22 @@ class Programs(RuleBasedStateMachine):
         if "t" in has:
             values = self._whole(number, len(given), *self.spec.row_shape)
             gradient["table"] = np.array(given, np.int64), values
-        assert self.group.apply(gradient, self.step)
-        self.pending.append(gradient)
+        return gradient
 
     @rule(first=many, count=many)
     @precondition(lambda self: not self.is_in)
     def apply_many(self, first: int, count: int) -> None:
         self.apply(list(range(first, first + count)), [], 1, {"t"})
 
-    @rule(end=leaves, rate=rates, skip=st.booleans(), removed=ids, stale=st.booleans())
+    @rule(end=leaves, rate=rates, skip=st.booleans(), removed=ids, age=ages)
     @precondition(lambda self: self.pending)
     def round(
-        self, end: str, rate: float | None, removed: list[int], *, skip: bool, stale: bool
+        self, end: str, rate: float | None, removed: list[int], age: int | None, *, skip: bool
     ) -> None:
         was_in = self.is_in
-        if stale:
-            removed = self.params["table"].ids(updated_before=self.step - 1).tolist()
-        left = {*self.table.rows, *self._sums("table")} - {*removed}
+        forget = {} if age is None else {"table": age}
+        gone = [*removed, *self._old(age, self._sums("table"))]
+        left = {*self.table.rows, *self._sums("table")} - {*gone}
         too_many = not skip and not was_in and self.spec.max_rows is not None and len(left) > MOST
         with contextlib.suppress(_Left), self.group.round(1) as taken:
             assert (taken.step, taken.count) == (self.step, len(self.pending))
@@ -163,22 +172,51 @@ class Programs(RuleBasedStateMachine):
                 assert self.params.skip(taken) == (not was_in)
             elif too_many:
                 with pytest.raises(errors.ResourceExhaustedError, match=f"max_rows is {MOST}"):
-                    self.params.update(taken, remove={"table": removed})
+                    self.params.update(taken, remove={"table": removed}, forget=forget)
                 raise _Left
             else:
-                gone = {"table": np.array(removed, np.int64)}
-                made = self.params.update(taken, remove=gone, learning_rate=rate)
+                remove = {"table": np.array(removed, np.int64)}
+                made = self.params.update(taken, remove=remove, forget=forget, learning_rate=rate)
                 assert made == (not was_in)
             if not was_in:
                 self.params_step = self.step + 1
                 if not skip:
                     self._update(rate, {"rows", "vector", "table"})
-                    self.table.remove(removed)
+                    self.table.remove(gone)
             self.is_in = True
             if end == "after the update":
                 raise _Left
         if end == "in order" and not too_many:
             self._next()
+        self._check()
+
+    @rule(
+        given=ids,
+        indices=rows,
+        number=numbers,
+        has=st.sets(st.sampled_from("rvt"), min_size=1),
+        age=ages,
+    )
+    @precondition(lambda self: self.pending and not self.is_in)
+    def given_gradients(
+        self, given: list[int], indices: list[int], number: int, has: set[str], age: int | None
+    ) -> None:
+        """They take the place of the members' sums; their repeated rows are added up."""
+        gradient = self._gradient(given, indices, number, has)
+        in_round, kept = self._sums("table"), self.pending
+        others = [{n: v for n, v in each.items() if n not in gradient} for each in kept]
+        self.pending = [*others, gradient]
+        gone = self._old(age, {**in_round, **self._sums("table")})
+        if self.spec.max_rows and len({*self.table.rows, *self._sums("table")} - {*gone}) > MOST:
+            self.pending = kept
+            return
+        forget = None if age is None else {"table": age}
+        with self.group.round(1) as taken:
+            assert self.params.update(taken, gradients=gradient, forget=forget)
+        self._update(None, {"rows", "vector", "table"})
+        self.table.remove(gone)
+        self.params_step = self.step + 1
+        self._next()
         self._check()
 
     @rule(number=numbers, given=ids, removed=ids)
@@ -261,6 +299,13 @@ class Programs(RuleBasedStateMachine):
     def _whole(self, number: int, *shape: int) -> npt.NDArray[Any]:
         size = int(np.prod(shape, dtype=np.int64))
         return (np.arange(size) % 5 + number).reshape(shape).astype(self.spec.dtype)
+
+    def _old(self, age: int | None, kept: Container[int]) -> list[int]:
+        """Return the ids that an update forgets."""
+        if age is None:
+            return []
+        last = {number: step for number, (_, step) in self.table.rows.items()}
+        return [n for n, step in last.items() if step < self.step - age and n not in kept]
 
     def _sums(self, name: str) -> dict[int, npt.NDArray[Any]]:
         sums: dict[int, npt.NDArray[Any]] = {}

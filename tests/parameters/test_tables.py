@@ -109,6 +109,64 @@ def test_a_removed_id_begins_anew(params: Parameters, group: AccumulatorGroup) -
     assert params["user"][IDS].tobytes() == after_one
 
 
+def _there_after(**update: Any) -> list[int]:
+    """Return the ids after an update by a gradient of 1 and 100; id n had its last at step n."""
+    with (
+        Parameters({"user": SPEC}, optimizer=optim.SGD(1.0)) as params,
+        AccumulatorGroup(params.member_specs()) as group,
+    ):
+        for step in range(6):
+            train(params, group, np.array([step]), remove={"user": [3]})
+        train(params, group, np.array([1, 100]), **update)
+        found: list[int] = params["user"].ids().tolist()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("age", "left"), [(0, []), (1, [5]), (2, [4, 5]), (5, [2, 4, 5]), (6, [0, 2, 4, 5])]
+)
+def test_old_rows_are_forgotten(age: int, left: list[int]) -> None:
+    """Those of the round stay, and of the call; also of a round whose gradient is replaced."""
+    forget = {"user": np.int64(age)}
+    assert _there_after(forget=forget) == sorted([1, *left, 100])
+    given = {"user": ([0, 1], np.ones((2, 3), np.float32))}
+    for way in ("values", "gradients"):
+        assert _there_after(forget=forget, **{way: given}) == sorted({0, 1, *left})
+    old = {"user": ([100], np.ones((1, 3), np.float32))}  # 1 is the round's, and does not train
+    assert _there_after(forget=forget, gradients=old) == sorted({1, *left, 100})
+
+
+def test_forgetting_and_removing() -> None:
+    assert _there_after(forget={"user": 2**63 - 1}) == [0, 1, 2, 4, 5, 100]
+    assert _there_after(forget={"user": 1}, remove={"user": [5, 100, 0, 9]}) == [1]
+    assert _there_after(forget={}, remove=None) == [0, 1, 2, 4, 5, 100]
+
+
+def test_the_rounds_rows_are_kept_if_the_chief_leaves_them_out(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
+    for step, ids in enumerate((IDS, IDS[:1])):
+        group.apply({"user": (ids, np.ones((len(ids), 3), np.float32))}, step)
+        with group.round(1) as taken:
+            assert params.update(taken if step == 0 else {}, forget={"user": 0})
+    assert params["user"].ids().tolist() == [IDS[0]]
+    assert params["user"].last_updated(IDS[:1]).tolist() == [0]
+
+
+def test_a_forgotten_row_makes_room_in_a_full_table() -> None:
+    with (
+        Parameters({"user": TableSpec((3,), max_rows=2)}, optimizer=optim.SGD(1.0)) as params,
+        AccumulatorGroup(params.member_specs()) as group,
+    ):
+        train(params, group, np.array([1]))
+        train(params, group, np.array([2]))
+        with pytest.raises(errors.ResourceExhaustedError, match=r"\(remove=, forget=\)"):
+            train(params, group, np.array([3]), forget={"user": 2})
+        with group.round(1) as taken:
+            assert params.update(taken, forget={"user": 1})
+        assert params["user"].ids().tolist() == [2, 3]
+
+
 def test_memory_of_removed_rows_is_used_again(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group, np.arange(1000), remove={"user": np.arange(1000)})
     before = params["user"].nbytes
@@ -189,7 +247,15 @@ def test_what_an_update_refuses(params: Parameters, group: AccumulatorGroup) -> 
         ({"remove": {"user": [-1]}}, "ids to remove of table 'user' must not be negative"),
         ({"remove": {"fc": [1]}}, "Array 'fc' keeps its rows"),
         ({"remove": {"none": [1]}}, "There is no array 'none'"),
-        ({"remove": [1]}, "remove is a mapping from table to ids, but was a list"),
+        ({"forget": {"fc": 1}}, "Array 'fc' keeps its rows"),
+        ({"forget": {"none": 1}}, "There is no array 'none'"),
+        ({"forget": {"user": -1}}, "forgets a row must not be negative, but were -1"),
+        ({"forget": {"user": True}}, "must be an integer, but was True"),
+        ({"forget": {"user": 1.0}}, "must be an integer, but was 1.0"),
+        ({"forget": {"user": None}}, "must be an integer, but was None"),
+        ({"forget": {"user": 2**63}}, "must be from"),
+        ({"forget": 3}, "forget must be a mapping .*, but was a int"),
+        ({"remove": [1]}, "remove must be a mapping .*, but was a list"),
     ]
     with group.round(1) as taken:
         for update, text in bad:

@@ -108,6 +108,14 @@ struct Ids {
     uint64_t count;
 };
 
+// The rows that an operation removes from a table, after its changes.
+struct Removal {
+    Ids ids = {};
+    bool all_others = false;  // all rows that the operation does not change
+    std::optional<int64_t> updated_before = {};  // those last updated before this step, neither changed nor `kept`
+    Ids kept = {};
+};
+
 // Changes a table, or reads all of it, under the lane's lock: one object for each operation.
 class IdTable {
   public:
@@ -131,49 +139,73 @@ class IdTable {
         return member_.array<T>(kRows0, end_ * shape_.numbers());
     }
 
+    // Compares the next slots with the index, `most` at most: throws if it does not lead to a row. Without that, an
+    // update would make the row anew, as a second one of its id. Each process compares all slots before its first
+    // update, and later as many as it adds. True: all were compared.
+    bool compare(uint64_t most) {
+        Compared& compared = member_.lane().compared(member_.number());
+        try {
+            for (uint64_t left = std::min(most, committed_rows_); left > 0;) {
+                if (compared.next >= committed_rows_) compared = {true, 0};
+                const uint64_t count = std::min({left, committed_rows_ - compared.next, kCompared});
+                compare(compared.next, count);
+                compared.next += count;
+                left -= count;
+            }
+        } catch (const Error&) {
+            compared = {};
+            throw;
+        }
+        compared.all |= compared.next >= committed_rows_;
+        return compared.all;
+    }
+
     // Finds a slot for each id, and reserves room for new ids. Nothing is changed yet, and nothing throws after this
-    // in a sound segment. replaces: removes all ids that are not changed.
-    void prepare(const Ids& changed, const Ids& removed, bool replaces) {
+    // in a sound segment.
+    void prepare(const Ids& changed, const Removal& removal) {
         const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
         const int64_t* const links = member_.array<int64_t>(kRows1, committed_rows_);
         const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
-        const Index index = member_.index(hash_);
-        const auto find = [&](const Ids& wanted, auto found) {
-            if (committed_rows_ > 0 && state_.index_buckets > 0)
-                index.find_each(wanted.ids, static_cast<uint32_t>(wanted.count), known, found);
-            else
-                for (uint32_t i = 0; i < wanted.count; ++i) found(i, kAbsent);
-        };
-        if (changed.count > kMaxRows || removed.count > kMaxRows) refuse_size();
-        slots_.resize(changed.count);
-        find(changed, [&](uint32_t i, uint32_t slot) {
-            slots_[i] = slot;
-            if (slot == kAbsent) fresh_.push_back(i);
-        });
+        if (changed.count > kMaxRows || removal.ids.count > kMaxRows || removal.kept.count > kMaxRows)
+            refuse_size();
         ids_ = changed.ids;
+        slots_.resize(changed.count);
+        const auto found = [&](uint32_t i, uint64_t slot) {
+            slots_[i] = static_cast<int64_t>(slot);
+            if (slot == kAbsent) fresh_.push_back(i);
+        };
+        // What replaces all rows needs no index, and makes a damaged one anew.
+        rebuilds_ = removal.all_others && !index_is_sound();
+        if (rebuilds_)
+            find_without_index(changed, known, found);
+        else
+            find(changed, known, found);
+        if (!fresh_.empty() && !removal.all_others) check_around_new_ids();
         free_ = state_.free_slot;
         end_ = committed_rows_;
         for (const uint32_t i : fresh_) slots_[i] = next_free(known, links);
-        find(removed, [&](uint32_t i, uint32_t slot) {
+        find(removal.ids, known, [&](uint32_t i, uint32_t slot) {
             if (slot != kAbsent) {
                 freed_.push_back(slot);
                 return;
             }
             const int64_t* const at = std::lower_bound(changed.ids, changed.ids + changed.count,
-                                                       removed.ids[i]);
-            if (at != changed.ids + changed.count && *at == removed.ids[i])
+                                                       removal.ids.ids[i]);
+            if (at != changed.ids + changed.count && *at == removal.ids.ids[i])
                 freed_.push_back(static_cast<uint64_t>(slots_[at - changed.ids]));
         });
-        if (replaces) free_others(known);
+        if (removal.all_others || removal.updated_before) free_others(removal, known, links);
         std::sort(freed_.begin(), freed_.end());
+        freed_.erase(std::unique(freed_.begin(), freed_.end()), freed_.end());
         in_table_ = state_.in_table + fresh_.size() - std::min(freed_.size(), state_.in_table + fresh_.size());
         if (in_table_ > spec_.table.max_rows)
             throw Error(Failure::kResourceExhausted,
                         "Table '" + spec_.name + "' would have " + std::to_string(in_table_) +
                             " rows, but its max_rows is " + std::to_string(spec_.table.max_rows) +
                             ", and it has " + std::to_string(state_.in_table) + "; nothing was changed: " +
-                            (replaces ? "make the table with a larger one"
-                                      : "remove rows in the same update (remove=), or skip the round"));
+                            (removal.all_others ? "make the table with a larger one"
+                                                : "remove rows in the same update (remove=, forget=), or skip "
+                                                  "the round"));
         for (const int64_t slot : slots_)
             if (slot < static_cast<int64_t>(committed_rows_)) touched_.push_back(slot);
         for (const uint32_t i : fresh_)
@@ -257,13 +289,7 @@ class IdTable {
 
     // All ids, ascending, with their slots. Do not call it after `prepare`.
     std::vector<std::pair<int64_t, uint64_t>> all() {
-        const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
-        const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
-        std::vector<std::pair<int64_t, uint64_t>> found;
-        found.reserve(std::min(state_.in_table, committed_rows_));
-        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
-            if (known.in_use(table[slot].contributions)) found.emplace_back(table[slot].row, slot);
-        std::sort(found.begin(), found.end());
+        const auto found = by_id(in_use());
         const auto same = [](const auto& one, const auto& next) { return one.first == next.first; };
         if (found.size() != state_.in_table ||
             std::adjacent_find(found.begin(), found.end(), same) != found.end())
@@ -273,6 +299,92 @@ class IdTable {
 
   private:
     static constexpr size_t kAhead = 16;
+    static constexpr uint64_t kCompared = 1024, kLeastCompared = 64;
+
+    SlotsInUse in_use() {
+        return {member_.array<Slot>(kSlots, committed_rows_), committed_rows_, member_.lane_state().generation};
+    }
+    template <class Found>
+    void find(const Ids& wanted, const SlotsInUse& known, Found found) {
+        if (committed_rows_ == 0 || state_.index_buckets == 0) {
+            for (uint32_t i = 0; i < wanted.count; ++i) found(i, kAbsent);
+            return;
+        }
+        try {
+            member_.index(hash_).find_each(wanted.ids, static_cast<uint32_t>(wanted.count), known, found);
+        } catch (const Error&) {  // all buckets are full
+            index_is_damaged(wanted.ids[0], false);
+        }
+    }
+    // The ids that are in the table, ascending, with their slots.
+    std::vector<std::pair<int64_t, uint64_t>> by_id(const SlotsInUse& known) const {
+        std::vector<std::pair<int64_t, uint64_t>> found;
+        found.reserve(std::min(state_.in_table, committed_rows_));
+        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
+            if (known.in_use(known.table[slot].contributions)) found.emplace_back(known.table[slot].row, slot);
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+    template <class Found>
+    void find_without_index(const Ids& wanted, const SlotsInUse& known, Found found) const {
+        const auto there = by_id(known);
+        auto at = there.begin();
+        for (uint32_t i = 0; i < wanted.count; ++i) {
+            while (at != there.end() && at->first < wanted.ids[i]) ++at;
+            found(i, at != there.end() && at->first == wanted.ids[i] ? at->second : kAbsent);
+        }
+    }
+    // Throws if the index does not lead to a row of these slots, `count` <= kCompared.
+    void compare(uint64_t first, uint64_t count) {
+        const SlotsInUse known = in_use();
+        uint64_t slots[kCompared];
+        int64_t ids[kCompared];
+        Ids there{ids, 0};
+        for (uint64_t slot = first; slot < first + count; ++slot) {
+            if (!known.in_use(known.table[slot].contributions)) continue;
+            slots[there.count] = slot;
+            ids[there.count++] = known.table[slot].row;
+        }
+        const int64_t* damaged = nullptr;
+        bool twice = false;
+        find(there, known, [&](uint32_t i, uint32_t slot) {
+            if (slot == slots[i]) return;
+            damaged = &ids[i];
+            twice = slot != kAbsent;
+        });
+        if (damaged) index_is_damaged(*damaged, twice);
+    }
+    bool index_is_sound() {
+        try {
+            for (uint64_t first = 0; first < committed_rows_; first += kCompared)
+                compare(first, std::min(kCompared, committed_rows_ - first));
+        } catch (const Error&) {
+            return false;
+        }
+        return state_.index_buckets == 0 || member_.index(hash_).is_sound(member_.lane_state().generation);
+    }
+    // The buckets where new ids go, and as many rows elsewhere: an index that was damaged after this process compared
+    // all rows is found before it has hidden many.
+    void check_around_new_ids() {
+        if (committed_rows_ == 0 || state_.index_buckets == 0) return;
+        const Index index = member_.index(hash_);
+        for (const uint32_t i : fresh_)
+            if (!index.is_sound_around(ids_[i], member_.lane_state().generation)) {
+                member_.lane().compared(member_.number()) = {};
+                index_is_damaged(ids_[i], false);
+            }
+        compare(std::max<uint64_t>(fresh_.size(), kLeastCompared));
+    }
+    [[noreturn]] void index_is_damaged(int64_t id, bool twice) const {
+        const std::string table = "table '" + spec_.name + "'", row = std::to_string(id);
+        data_loss((twice ? table + " has two rows of id " + row
+                         : "the index of " + table + " does not lead to the rows of some ids, as " + row) +
+                  "; nothing was changed. End the processes that update it, then " +
+                  (twice ? ""
+                         : "save what can still be read, which is every row, and make the index anew from it: "
+                           "params.restore(params.state()); or ") +
+                  "load a checkpoint (shmacc.load)");
+    }
 
     [[noreturn]] static void refuse_size() {
         throw Error(Failure::kResourceExhausted, "A table has at most 2**32 rows and 2**40 bytes");
@@ -288,12 +400,18 @@ class IdTable {
         free_ = static_cast<uint64_t>(links[slot]);
         return static_cast<int64_t>(slot);
     }
-    void free_others(const SlotsInUse& known) {
+    // Reads all slots. steps: their last steps.
+    void free_others(const Removal& removal, const SlotsInUse& known, const int64_t* steps) {
         std::vector<bool> kept(committed_rows_);
         for (const int64_t slot : slots_)
             if (static_cast<uint64_t>(slot) < committed_rows_) kept[static_cast<uint64_t>(slot)] = true;
+        find(removal.kept, known, [&](uint32_t, uint32_t slot) {
+            if (slot != kAbsent) kept[slot] = true;
+        });
         for (uint64_t slot = 0; slot < committed_rows_; ++slot)
-            if (!kept[slot] && known.in_use(known.table[slot].contributions)) freed_.push_back(slot);
+            if (!kept[slot] && known.in_use(known.table[slot].contributions) &&
+                (removal.all_others || steps[slot] < *removal.updated_before))
+                freed_.push_back(slot);
     }
     uint32_t other_index() const { return state_.index ? kIndex0 : kIndex1; }
     void reserve() {
@@ -303,8 +421,8 @@ class IdTable {
         member_.ensure_reserved(kRows0, end_ * bytes);
         member_.ensure_reserved(kRows1, end_ * sizeof(int64_t));
         const uint64_t leftovers = member_.lane_state().leftovers - state_.leftovers_before;
-        rebuilds_ = !fresh_.empty() &&
-                    Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
+        rebuilds_ |= !fresh_.empty() &&
+                     Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
         if (rebuilds_) {
             // Room for nearly twice the rows: if a table grows little by little, each row then moves to a new index
             // about twice, instead of five times.

@@ -56,8 +56,7 @@ struct ArrayChange {
     uint64_t count = 0;  // how many rows
     uint64_t row_bytes = 0;
     // For a table only.
-    Ids removed = {};  // ids to remove after the change
-    bool replaces = false;  // removes all ids that are not in `rows`
+    Removal removal = {};
     const int64_t* steps = nullptr;  // for each row, the step of the round that changed it last; null: this round's
 };
 
@@ -86,6 +85,17 @@ class ArraysSession {
     Lane& lane() { return *segment_.lanes()[0]; }
     Member array(uint32_t number) { return Member(lane(), number, state); }
 
+    // Compares the tables to change with their indexes, if this process has not done so. False: there is more to
+    // compare, and this process has held the lock for long.
+    bool compare(const std::vector<ArrayChange>& changes) {
+        constexpr uint64_t kMostRows = 1 << 20;
+        for (const ArrayChange& change : changes) {
+            Member member = array(change.array);
+            if (member.spec().kind != kTable || lane().compared(change.array).all) continue;
+            if (!IdTable(member).compare(kMostRows)) return false;
+        }
+        return true;
+    }
     // Reserves what the changes need, and writes the log. Nothing is changed yet, and nothing throws after this.
     void prepare(const std::vector<ArrayChange>& changes) {
         lane().begin_round(state, round.round + 1);
@@ -101,7 +111,7 @@ class ArraysSession {
                 arrays_.push_back(array(change.array));
             if (arrays_.back().spec().kind == kTable) {
                 IdTable& table = tables_.emplace_back(arrays_.back());
-                table.prepare({change.rows, change.count}, change.removed, change.replaces);
+                table.prepare({change.rows, change.count}, change.removal);
                 log.push_back({table.saved_marks(), table.marked().data()});
                 log.push_back({table.saved_steps(), table.touched().data()});
                 log.push_back({table.saved_rows(), table.touched().data()});
@@ -381,8 +391,9 @@ class Update : public Operation {
                         ": the accumulator is newer than they are, or its step was set back; make both new "
                         "(if_exists=\"replace\"), or load a checkpoint of both");
             const bool is_in = step - 1 == request.step;
-            if (!is_in) session.prepare(request.changes);
-            if (!round.begin(is_in)) {
+            const bool compared = is_in || session.compare(request.changes);
+            if (compared && !is_in) session.prepare(request.changes);
+            if (!compared || !round.begin(is_in)) {
                 if (past(request.deadline)) deadline_exceeded();
                 continue;
             }

@@ -14,6 +14,12 @@ namespace shmacc {
 
 class Member;
 
+// How much of a table of parameters this process has compared with the table's index (id_table.hpp).
+struct Compared {
+    bool all = false;
+    uint64_t next = 0;  // the slot to go on with
+};
+
 class Lane {
   public:
     // states: the lane's part of the States region.
@@ -23,7 +29,8 @@ class Lane {
           header_(*reinterpret_cast<LaneHeader*>(states)),
           members_(reinterpret_cast<MemberStates*>(states + sizeof(LaneHeader))),
           mapping_(std::move(file), first_region(config, number), regions_of_lane(config)),
-          hash_key_(config.hash_key), committed_(header_.generation, header_.state) {}
+          hash_key_(config.hash_key), committed_(header_.generation, header_.state),
+          compared_(parameters_ ? config.members : 0) {}
 
     void use(sem_t* semaphore) {
         lock_ = std::make_unique<Lock>(mapping_.file(), lane_byte(number_), semaphore, header_.fairness);
@@ -40,6 +47,8 @@ class Lane {
     Mapping& mapping() { return mapping_; }
     const MemberSpecs& specs() const { return specs_; }
     const uint64_t (&hash_key() const)[4] { return hash_key_; }
+    // Of a member that is a table. Needs the lock.
+    Compared& compared(uint32_t member) { return compared_[member]; }
     // The number of members, plus 1 for the set of contributors.
     uint32_t tables() const { return static_cast<uint32_t>(specs_.size()); }
     MemberStates& states(uint32_t member) { return members_[member]; }
@@ -190,6 +199,7 @@ class Lane {
     const uint64_t (&hash_key_)[4];
     Committed<LaneState> committed_;
     std::unique_ptr<Lock> lock_;
+    std::vector<Compared> compared_;
 };
 
 // A member of a lane as an operation changes it, with the lane's lock.

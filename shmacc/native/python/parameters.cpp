@@ -22,6 +22,7 @@ void bind_parameters(nb::module_& m) {
         .def("ids", &TableAccess::ids, nb::arg("before").none())
         .def("state", &TableAccess::state);
 
+    m.def("merged_rows", &merged_rows, nb::arg("indices"), nb::arg("values"), nb::arg("is_double"));
     m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
           nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
     m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"),

@@ -14,7 +14,8 @@ class IncomingChanges {
   public:
     // given: in order of the arrays, tuples (number, region, learning rate, rows, values, bytes of the region). If the
     // learning rate is None, the values are new contents. Rows ascend; None: the whole array. A table has ids in place
-    // of rows, and (ids to remove, or None for all others; last steps or None) in place of bytes.
+    // of rows, and in place of bytes (ids to remove, or None for all others; last steps or None; for rows to forget
+    // (the step that they were last updated before, ids to keep), or None).
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
@@ -54,12 +55,17 @@ class IncomingChanges {
   private:
     ArrayChange of_table(const MemberSpec& spec, uint32_t number, std::optional<double> rate,
                          const nb::object& rows, const nb::object& values, const nb::object& rest) {
-        const auto [removed, steps] = unpacked<nb::object, nb::object>(rest);
+        const auto [removed, steps, forget] = unpacked<nb::object, nb::object, nb::object>(rest);
         const Ids ids = ascending_ids(rows);
         const auto& numbers = values_.emplace_back(values, 1);
         ArrayChange change{number, 0, rate, numbers.data(), 0, ids.ids, ids.count};
-        change.replaces = removed.is_none();
-        if (!change.replaces) change.removed = ascending_ids(removed);
+        change.removal.all_others = removed.is_none();
+        if (!removed.is_none()) change.removal.ids = ascending_ids(removed);
+        if (!forget.is_none()) {
+            const auto [before, kept] = unpacked<int64_t, nb::object>(forget);
+            change.removal.updated_before = before;
+            change.removal.kept = ascending_ids(kept);
+        }
         const RecordShape shape = record_of(spec);
         if (ids.count > 0) change.row_bytes = numbers.size() / ids.count;
         const bool of_row = change.row_bytes == shape.width * spec.number_bytes();
@@ -88,6 +94,35 @@ class IncomingChanges {
     std::deque<ArrayBuffer<int64_t>> rows_;
     std::vector<ArrayChange> changes_;
 };
+
+// Merges a gradient's rows as an apply does: returns row numbers and rows, in ascending order, each once. indices:
+// memory of their own, which nobody writes to.
+template <class T>
+nb::tuple merged(nb::handle indices, nb::handle values) {
+    const ArrayBuffer<int64_t> keys(indices, 1);
+    const ArrayBuffer<T> numbers(values, 1);
+    const uint64_t width = product(numbers.dims(1));
+    if (keys.size() > kMaxRows || numbers.size() != keys.size() * width)
+        throw Error(Failure::kInvalidArgument, "Sizes of indices and values disagree");
+    Gradient<T> gradient(keys.data(), numbers.data(), nullptr, 1, static_cast<uint32_t>(keys.size()), width,
+                         false);
+    std::optional<Output> rows, row_numbers;
+    {
+        const WithoutGil released;
+        gradient.sort();
+        row_numbers.emplace(gradient.count() * sizeof(int64_t));
+        rows.emplace(gradient.count() * width * sizeof(T));
+        std::copy_n(gradient.keys(), gradient.count(), static_cast<int64_t*>(row_numbers->get()));
+        for (uint32_t i = 0; i < gradient.count(); ++i)
+            std::copy_n(gradient.row(i, width), width, static_cast<T*>(rows->get()) + i * width);
+    }
+    return nb::make_tuple(array_of<int64_t>(*row_numbers, gradient.count()),
+                          array_of<T>(*rows, gradient.count() * width));
+}
+inline nb::tuple merged_rows(nb::handle indices, nb::handle values, bool is_double) {
+    need_numpy();
+    return is_double ? merged<double>(indices, values) : merged<float>(indices, values);
+}
 
 // Updates the parameters by the round `serial`, which `rounds` has open. False: they had this update already.
 inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, int64_t step,

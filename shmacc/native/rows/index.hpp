@@ -134,6 +134,23 @@ class Index {
         __builtin_prefetch(&buckets_[at], 1);
         return {static_cast<uint32_t>(at), tag(hash)};
     }
+    // Whether the buckets that a search for an absent row passes, or all buckets, can be an index's: of its stamp or an
+    // older one, and filled from the front. generation: the current one, the largest of all stamps. (From 2^32 on,
+    // stamps do not tell which is older.)
+    bool is_sound_around(int64_t row, uint64_t generation) const {
+        uint64_t at = home(hash_(row));
+        for (uint64_t probe = 0; probe < count_; ++probe) {
+            const Bucket& bucket = buckets_[at];
+            if (!is_sound(bucket, generation)) return false;
+            if (bucket.stamp != stamp_ || bucket.tags[kBucketEntries - 1] == 0) return true;
+            if (++at == count_) at = 0;
+        }
+        return false;
+    }
+    bool is_sound(uint64_t generation) const {
+        return std::all_of(buckets_, buckets_ + count_,
+                           [&](const Bucket& bucket) { return is_sound(bucket, generation); });
+    }
     // The row of this home must be absent, and there must be a free entry.
     void insert(const Home& home, uint32_t slot) {
         uint64_t at = home.bucket;
@@ -242,6 +259,11 @@ class Index {
             found(i, known.have(slots[i], keys[i]) ? slots[i] : search(hashes[i], keys[i], known));
     }
 
+    bool is_sound(const Bucket& bucket, uint64_t generation) const {
+        if (bucket.stamp != stamp_) return bucket.stamp < stamp_ || generation > UINT32_MAX;
+        const uint32_t free = matching(bucket, 0);
+        return free == 0 || free + (free & -free) == 1u << kBucketEntries;
+    }
     // The first slot with a matching tag in the home bucket or the next one, where most of the overflow goes.
     uint32_t first_match(uint64_t hash) const {
         uint64_t at = home(hash);
