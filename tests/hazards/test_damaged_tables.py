@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 from helpers.apart import run_apart
 from helpers.segment_file import SegmentFile
 
+import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, inspection, optim
 from shmacc._layout import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 IDS: Final = np.arange(200) * 2**40
 _WRONG: Final = (0, 1, 3, 7, 199, 200, 1 << 20, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
@@ -101,3 +106,92 @@ FIELDS: Final = (
 @pytest.mark.parametrize("field", FIELDS)
 def test_forged_state(field: str) -> None:
     run_apart(_forge, field)
+
+
+ROWS: Final = np.arange(3000) * 2**40 + 5
+# What may have happened to the bytes of an index.
+_DAMAGE: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "zeros": lambda was: bytes(len(was)),
+    "ones": lambda was: b"\xff" * len(was),
+    "random bytes": lambda was: np.random.default_rng(3).bytes(len(was)),
+    "other tags": lambda was: bytes(b ^ (0x5A if i % 64 < 20 else 0) for i, b in enumerate(was)),
+    "other slots": lambda was: bytes(
+        b ^ (1 if 20 <= i % 64 < 60 else 0) for i, b in enumerate(was)
+    ),
+    "another stamp": lambda was: bytes(b ^ (3 if i % 64 == 60 else 0) for i, b in enumerate(was)),
+    "moved by a byte": lambda was: was[1:] + was[:1],
+}
+
+
+def _damage_index(how: Callable[[bytes], bytes], share: float = 1.0) -> None:
+    with SegmentFile(names.segment_name("params").path) as file:
+        file.look_at(0, 0)
+        state = file.committed("member")
+        start = file.table.region(f"index {state.index}")
+        file.write(start, how(file.read(start, 64 * int(share * state.index_buckets))))
+
+
+def _trained() -> tuple[Parameters, AccumulatorGroup]:
+    params = Parameters(
+        {"t": TableSpec((3,)), "w": np.zeros(2)}, "params", optimizer=optim.Adam(0.1)
+    )
+    group = AccumulatorGroup(params.member_specs(), "group")
+    for ids in np.array_split(ROWS, 3):
+        _train(params, group, ids)
+    _train(params, group, ROWS[:9], remove={"t": ROWS[20:60]})
+    return params, group
+
+
+def _contents(params: Parameters) -> dict[str, bytes]:
+    return {key: value.tobytes() for key, value in params.state().items()}
+
+
+def _remedy(how: str, attached: bool) -> None:
+    """A chief meets the damage, changes nothing, and saves all rows as its message says."""
+    params, group = _trained()
+    before = _contents(params)
+    if not attached:  # another process's first update, else this one's next
+        params.close()
+        params = Parameters.attach("params")
+    _damage_index(_DAMAGE[how], share=1.0 if not attached else 0.9)
+    new = np.setdiff1d(ROWS, ROWS[20:60])
+    for update in ({}, {"remove": {"t": ROWS}}, {"forget": {"t": 0}}, {"values": {"t": _new()}}):
+        with pytest.raises(errors.DataLossError, match="nothing was changed") as caught:
+            _train(params, group, new, **update)
+        assert group.stats().update is None  # not final
+        group.advance_step(group.global_step + 1)
+    assert _contents(params) == before
+    assert "params.restore(params.state())" in str(caught.value)
+    group.apply({"w": np.ones(2)}, group.global_step)
+    with group.round(1) as taken:
+        with pytest.raises(errors.DataLossError, match="nothing was changed"):
+            params.skip(taken, {"t": _new()})
+        assert params.update(taken)  # other arrays are not concerned
+    before = _contents(params)
+    shmacc.save("saved.npz", {"params": params, "group": group})
+    if attached:
+        params.restore(params.state())
+    else:
+        shmacc.load("saved.npz", {"params": params, "group": group})
+    assert _contents(params) == before
+    assert params["t"].contains(new).all()
+    assert [str(found) for found in inspection.check("params")] == []
+    _train(params, group, ROWS)
+    assert len(params["t"]) == len(ROWS)
+    assert params["t"].ids().tolist() == ROWS.tolist()
+    for one in (params, group):
+        one.unlink()
+        one.close()
+
+
+def _new() -> tuple[Any, Any]:
+    return ROWS[50:70], np.ones((20, 3), np.float32)
+
+
+@pytest.mark.parametrize("attached", [False, True], ids=["before", "after its first update"])
+@pytest.mark.parametrize("how", _DAMAGE)
+def test_a_damaged_index_costs_no_row(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, attached: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_apart(_remedy, how, attached)
