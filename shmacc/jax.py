@@ -59,7 +59,7 @@ class TreeSpec:
         Raises:
             InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse
                 leaf has no rows, a name is longer than 200 characters, the tree has no leaf, or
-                ``sparse`` is no function.
+                ``sparse`` is no function, or returns None only.
         """
         if sparse is not None and not callable(sparse):
             raise InvalidArgumentError(
@@ -70,17 +70,25 @@ class TreeSpec:
         if not leaves:
             raise InvalidArgumentError(f"The tree has no leaves: {self._treedef}")
         self._members: dict[str, TensorSpec] = {}
+        answers = []
         for path, leaf in leaves:
             name = jax.tree_util.keystr(path, simple=True, separator="/") or _ONLY_LEAF
             arguments.check_member_name(name, "A leaf")
             if name in self._members:
                 raise InvalidArgumentError(f"Two leaves of the tree have the name {name!r}")
-            rows = sparse is not None and sparse(name)
+            rows = sparse(name) if sparse is not None else False
+            answers.append(rows)
             try:
-                self._members[name] = _spec(leaf, reduction_type, sparse=rows)
+                self._members[name] = _spec(leaf, reduction_type, sparse=bool(rows))
             except ShmaccError as error:
                 pass_on(error)
                 raise error.of_member(name) from error.__cause__
+
+        if all(answer is None for answer in answers):
+            raise InvalidArgumentError(
+                f"sparse returned None for each leaf, {', '.join(map(repr, self._members))}: it "
+                "returns whether the gradients are rows, and may lack a `return`"
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._treedef})"

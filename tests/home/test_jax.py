@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -100,6 +101,17 @@ def test_a_leaf_without_a_gradient_contributes_nothing_and_comes_back_as_zeros()
         taken = group.take(1)
         assert list(taken) == ["a"]
         assert _equal(spec.unflatten(taken), {"a": jnp.full(2, 4.0), "b": jnp.zeros(3)})
+
+
+def test_a_function_that_chooses_rows_must_return_something() -> None:
+    """One that returns None for some leaves only, as `re.match` does, has chosen the others."""
+    with pytest.raises(errors.InvalidArgumentError, match="None for each leaf, 'a', 'emb': "):
+        TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=lambda _: None)  # type: ignore[arg-type,return-value]
+    spec = TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=re.compile("e").match)  # type: ignore[arg-type]
+    assert [type(member).__name__ for member in spec.members.values()] == [
+        "TensorSpec",
+        "IndexedSlicesSpec",
+    ]
 
 
 def test_rows_go_in_as_pairs_and_come_back_in_a_whole_array() -> None:

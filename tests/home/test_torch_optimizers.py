@@ -272,13 +272,23 @@ def test_a_schedule_that_is_refused() -> None:
     scheduler = OF.lr_scheduler.ConstantLR(OF.SGD(Words().parameters(), 0.1))
     for wrong in 0.1, {"*": 0.1}, scheduler:
         refused("schedule must be a function from", SGD(1), schedule=cast("Any", wrong))
-    rates: list[Any] = [-1, {"head*": 0.1}, None, 0.25]
+    wrong_rates: dict[str, Any] = {
+        r"schedule\(0\) returned None, .* may lack a `return`": None,
+        "must not be negative": -1,
+        "must be a finite number, but was 'fast'": "fast",
+        "'head.', which matches no array with an optimizer": {"head*": 0.1},
+        "'emb.', which .* or each has an earlier one": {"*": 0.1, "emb*": 0.1},
+        "must be a finite number, but was None": {"*": None},
+    }
+    for words, rate in wrong_rates.items():
+        refused(words, SGD(1), schedule=lambda _, rate=rate: rate)
+    rates: list[Any] = [{}, *wrong_rates.values(), {}]
     other = Words()
     options: dict[str, Any] = {"optimizer": AdamW(0.1), "schedule": lambda _: rates.pop(0)}
     with pair(Words(), other, **options) as (replicas, replica):
         backward(other, 1)
         hand_over(replica)
-        for words in "must not be negative", "'head.', which matches no array":
+        for words in wrong_rates:
             with (
                 pytest.raises(errors.InvalidArgumentError, match=words),
                 replicas.round(timeout=LONG),
