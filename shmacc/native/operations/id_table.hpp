@@ -203,9 +203,10 @@ class IdTable {
                         "Table '" + spec_.name + "' would have " + std::to_string(in_table_) +
                             " rows, but its max_rows is " + std::to_string(spec_.table.max_rows) +
                             ", and it has " + std::to_string(state_.in_table) + "; nothing was changed: " +
-                            (removal.all_others ? "make the table with a larger one"
-                                                : "remove rows in the same update (remove=, forget=), or skip "
-                                                  "the round"));
+                            (removal.all_others
+                                 ? "make the table with a larger one"
+                                 : "remove rows in the same update (remove=, forget=), or skip "
+                                   "the round"));
         for (const int64_t slot : slots_)
             if (slot < static_cast<int64_t>(committed_rows_)) touched_.push_back(slot);
         for (const uint32_t i : fresh_)
@@ -321,7 +322,8 @@ class IdTable {
         std::vector<std::pair<int64_t, uint64_t>> found;
         found.reserve(std::min(state_.in_table, committed_rows_));
         for (uint64_t slot = 0; slot < committed_rows_; ++slot)
-            if (known.in_use(known.table[slot].contributions)) found.emplace_back(known.table[slot].row, slot);
+            if (known.in_use(known.table[slot].contributions))
+                found.emplace_back(known.table[slot].row, slot);
         std::sort(found.begin(), found.end());
         return found;
     }
@@ -380,9 +382,10 @@ class IdTable {
         data_loss((twice ? table + " has two rows of id " + row
                          : "the index of " + table + " does not lead to the rows of some ids, as " + row) +
                   "; nothing was changed. End the processes that update it, then " +
-                  (twice ? ""
-                         : "save what can still be read, which is every row, and make the index anew from it: "
-                           "params.restore(params.state()); or ") +
+                  (twice
+                       ? ""
+                       : "save what can still be read, which is every row, and make the index anew from it: "
+                         "params.restore(params.state()); or ") +
                   "load a checkpoint (shmacc.load)");
     }
 
