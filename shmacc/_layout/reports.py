@@ -173,6 +173,7 @@ class Participant(TypedDict):
     dropped: int
     taken: int
     took: bool  # whether it has ever taken, or opened a round
+    took_ns: int  # when it last did; 0: never, or not known
 
 
 class Pace(TypedDict):
@@ -196,6 +197,8 @@ class Departure(TypedDict):
     news: bool  # whether the next wait with on_death="raise" will report it
     applied: int
     took: bool
+    took_ns: int
+    attached_ns: int
     at_ns: int | None  # when another process found it gone
 
 

@@ -26,7 +26,6 @@ from shmacc.inspection._records import (
     Summary,
     WaitingTake,
 )
-from shmacc.inspection._standstill import suspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Description:
         lock: The lock.
         round_holder: The living process that has a round open; None: no round is open.
         final_round: The update that makes the round final; None: the round is not final.
-        suspected: A standstill that is not proved: the process that others wait for is alive.
+        suspected: As in the summary.
         departed: Processes that died or failed, while they are on record.
         update: An update of parameters that runs, or was interrupted and must be undone; None:
             none.
@@ -149,8 +148,9 @@ def describe(name: str, look: Look | None = None) -> Description:
         places = state["index_buckets"] * layout.BUCKET_ENTRIES
         # If there are several members, each has its own shape.
         round_shape = state["round_shape"] if len(seen.config["members"]) == 1 else None
+        summary = summary_of(segment_name, seen, look)
         return Description(
-            summary=summary_of(segment_name, seen),
+            summary=summary,
             token=seen.config["token"],
             generation=state["generation"],
             round_shape=None if round_shape is None else tuple(round_shape),
@@ -160,7 +160,7 @@ def describe(name: str, look: Look | None = None) -> Description:
             lock=seen.lock,
             round_holder=seen.round_holder,
             final_round=_final_round(seen),
-            suspected=None if seen.config["kind"] in layout.ARRAYS else suspected(seen),
+            suspected=summary.suspected,
             departed=seen.departed,
             update=_update(seen),
             regions=regions_of(seen),
@@ -184,7 +184,7 @@ def describe(name: str, look: Look | None = None) -> Description:
                     contributor=event["contributor"] if event["contributor"] >= 0 else None,
                     reason=event["reason"],
                 )
-                for event in sorted(view.events(), key=lambda event: int(event["serial"]))
+                for event in sorted(seen.events, key=lambda event: int(event["serial"]))
             ),
             # Includes every entry that undone operations may have left behind.
             index_load=min(1.0, state["index_filled"] / places) if places else None,

@@ -26,7 +26,7 @@ from shmacc.inspection._members import bytes_of, members_of, rows_by_id, slots_o
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import Region, SegmentState, Summary
-from shmacc.inspection._standstill import stalls
+from shmacc.inspection._stalls import verdict
 
 _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
 _SLOT_REGIONS = ("index 0", "index 1")  # parameters have slots there, and no index
@@ -152,7 +152,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     look = look or Look()
     try:
         with open_view(name) as view:
-            return summary_of(name, Observation.at(name, view, look))
+            return summary_of(name, Observation.at(name, view, look), look)
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
@@ -200,11 +200,12 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
     )
 
 
-def summary_of(name: SegmentName, seen: Observation) -> Summary:
+def summary_of(name: SegmentName, seen: Observation, look: Look) -> Summary:
     config, state = seen.config, seen.state
     kind, single = layout.KIND_NAMES.get(config["kind"]), len(config["members"]) == 1
     accumulates = config["kind"] not in layout.ARRAYS
     members = members_of(name, seen)
+    judged = verdict(name.system_name, seen, look)
     alive, used = state["attached"], seen.view.used
     sound = SegmentState.FINISHED if state["finished"] else SegmentState.SOUND
     details = ["finished"] if accumulates and state["finished"] and not used else []
@@ -237,7 +238,8 @@ def summary_of(name: SegmentName, seen: Observation) -> Summary:
             tuple(take.num_required for take in seen.queue if take.alive) if accumulates else None
         ),
         last_used=seen.last_used,
-        stalls=stalls(name.system_name, seen),
+        stalls=judged.proved,
+        suspected=judged.suspected,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from shmacc import _core
 from shmacc._layout import layout
 from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import ObservedState, Participant, Table, TableConfig, Waiter
+from shmacc._layout.reports import Event, ObservedState, Participant, Table, TableConfig, Waiter
 from shmacc.inspection._posix_names import semaphore_value
 from shmacc.inspection._processes import HALTED, Look, started
 from shmacc.inspection._records import (
@@ -28,6 +28,7 @@ from shmacc.inspection._records import (
     pid_label,
 )
 
+_LOOKS = 5
 _UNDER_THE_LOCK = frozenset({"applies", "takes"})
 _FREE = LockState(False, None, False, "", None, tokens=None, in_operation=False, name_pid=None)  # noqa: FBT003
 
@@ -43,7 +44,9 @@ class Observation:
         tables: For each lane a table of each member, and one of contributors.
         steady: Whether there was no commit meanwhile.
         processes: The attached processes, living or dead.
+        identities: By their entries: what each is known by in all segments, whatever its pid here.
         departed: Processes that died or failed.
+        events: The last 64 events.
         deaths: Pid labels of processes that were found dead in this step or the one before.
         queue: Waiting takes in order.
         lock: The lock.
@@ -51,6 +54,7 @@ class Observation:
         round_holder: The living process that has a round open.
         last_used: When a process last attached or began an operation.
         last_applied: When a gradient was last accepted; 0: never.
+        last_took: When a process last took; 0: never, or not known.
     """
 
     view: _core.SegmentView
@@ -59,7 +63,9 @@ class Observation:
     tables: list[Table]
     steady: bool
     processes: tuple[AttachedProcess, ...]
+    identities: dict[int, tuple[int, int, int]]
     departed: tuple[DepartedProcess, ...]
+    events: list[Event]
     deaths: tuple[str, ...]
     queue: tuple[WaitingTake, ...]
     lock: LockState
@@ -67,16 +73,27 @@ class Observation:
     round_holder: AttachedProcess | None
     last_used: float
     last_applied: float
+    last_took: float
 
     @classmethod
     def at(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "Observation":
+        """Look at a segment, a few times if there is a commit meanwhile."""
+        for _ in range(_LOOKS - 1):
+            seen = cls._once(name, view, look)
+            if seen.steady:
+                return seen
+        return cls._once(name, view, look)
+
+    @classmethod
+    def _once(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "Observation":
         config, generation = view.config(), view.state()["generation"]
         participants = view.participants()
         attached = tuple(_process(entry, look) for entry in participants)
         entries = {entry["entry"]: entry for entry in participants}
         queue = _queue(view.waiters(), attached)
         lock = _lock(name, view, attached, look)
-        used, applied = view.last_used_ns()
+        used, applied, took = view.last_used_ns()
+        events = view.events()
         now = view.state()
         in_operation = now["in_operation"] or any(
             view.table(lane, 0).state()["in_operation"] for lane in range(1, config["lanes"])
@@ -106,15 +123,23 @@ class Observation:
             tables=view.tables(),
             steady=state["generation"] == generation,
             processes=attached,
+            identities={number: identity(entry) for number, entry in entries.items()},
             departed=_departed(view, look),
-            deaths=_deaths(view, look, state["step"]),
+            events=events,
+            deaths=_deaths(events, look, state["step"]),
             queue=queue,
             lock=replace(lock, in_operation=in_operation),
             name_holder_condition=look.condition(lock.name_pid) if lock.name_pid else "",
             round_holder=holder,
             last_used=used / 1e9,
             last_applied=applied / 1e9,
+            last_took=took / 1e9,
         )
+
+
+def identity(entry: Participant) -> tuple[int, int, int]:
+    """Return what a process is known by in all segments."""
+    return entry["pid_namespace"], entry["pid"], entry["start_ticks"]
 
 
 def _process(entry: Participant, look: Look) -> AttachedProcess:
@@ -143,6 +168,7 @@ def _process(entry: Participant, look: Look) -> AttachedProcess:
         dropped=entry["dropped"],
         taken=entry["taken"],
         took=entry["took"],
+        last_took=entry["took_ns"] / 1e9 if entry["took_ns"] else None,
     )
 
 
@@ -159,16 +185,18 @@ def _departed(view: _core.SegmentView, look: Look) -> tuple[DepartedProcess, ...
                 is_attached=each["attached"],
                 applied=each["applied"],
                 took=each["took"],
+                attached_at=each["attached_ns"] / 1e9 if each["attached_ns"] else None,
+                last_took=each["took_ns"] / 1e9 if each["took_ns"] else None,
                 at=at,
             )
         )
     return tuple(found)
 
 
-def _deaths(view: _core.SegmentView, look: Look, step: int) -> tuple[str, ...]:
+def _deaths(events: list[Event], look: Look, step: int) -> tuple[str, ...]:
     return tuple(
         pid_label(event["pid"], is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9))
-        for event in view.events()
+        for event in events
         if layout.EVENT_NAMES.get(event["kind"]) == "died" and event["step"] >= step - 1
     )
 

@@ -45,6 +45,7 @@ class Look:
 
     Attributes:
         own_namespace: The number (inode) of this process's pid namespace.
+        elsewhere: What `_elsewhere` has read during this look.
     """
 
     def __init__(self) -> None:
@@ -64,6 +65,7 @@ class Look:
         self._processes: dict[int, _Process] = {}
         self._commands: dict[int, str] = {}
         self._programs: set[str] | None = None
+        self.elsewhere: object = None
         self._users_of_files: dict[tuple[int, int], set[int]] | None = None
 
     def is_own(self, namespace: int, moment: float) -> bool:

@@ -43,6 +43,8 @@ class StallKind(enum.StrEnum):
         NOBODY_TAKES: Everybody waits for a take, and no process can take.
         TAKER_IDLE: A living process could take, but does not; it still may.
         APPLIER_IDLE: A take waits for a living process that does not apply; it still may.
+        WAITS_ELSEWHERE: All who could end the waits wait in another segment, which stands still.
+        DEADLOCK: All who could end the waits wait, in another segment, for those who wait here.
     """
 
     LOCK_HOLDER_STOPPED = "lock_holder_stopped"
@@ -56,6 +58,8 @@ class StallKind(enum.StrEnum):
     NOBODY_TAKES = "nobody_takes"
     TAKER_IDLE = "taker_idle"
     APPLIER_IDLE = "applier_idle"
+    WAITS_ELSEWHERE = "waits_elsewhere"
+    DEADLOCK = "deadlock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,8 @@ class Summary:
         last_used: When a process last attached or began an operation (epoch seconds); None:
             unknown.
         stalls: Why it stands still; empty: no cause is known.
+        suspected: A standstill that is not proved: who could end it is alive, or may come. None:
+            none is suspected, or one is proved.
     """
 
     name: SegmentName
@@ -158,6 +164,7 @@ class Summary:
     waiting_for: tuple[int, ...] | None = None
     last_used: float | None = None
     stalls: tuple[Stall, ...] = ()
+    suspected: Stall | None = None
 
     @property
     def is_arrays(self) -> bool:
@@ -189,6 +196,7 @@ class AttachedProcess(HasPid):
         dropped: Gradients from it that were refused.
         taken: Gradients that it took.
         took: Whether it has taken, or opened a round.
+        last_took: When it last did; None: never, or not known.
     """
 
     entry: int
@@ -207,6 +215,7 @@ class AttachedProcess(HasPid):
     dropped: int
     taken: int
     took: bool
+    last_took: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +230,8 @@ class DepartedProcess(HasPid):
         is_attached: Whether it is still attached: it has failed, but goes on.
         applied: Gradients accepted from it.
         took: Whether it had taken, or opened a round.
+        attached_at: When it attached; None: not known.
+        last_took: When it last took; None: never, or not known.
         at: When it was found to be gone, in seconds since the epoch; None: not recorded yet.
     """
 
@@ -231,6 +242,8 @@ class DepartedProcess(HasPid):
     is_attached: bool
     applied: int
     took: bool
+    attached_at: float | None
+    last_took: float | None
     at: float | None
 
     @property

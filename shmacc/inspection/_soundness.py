@@ -227,7 +227,7 @@ def _attached(name: SegmentName, seen: Description) -> Iterator[Finding]:
             name.system_name,
             "dead_entries",
             f"entries of dead processes: {pids(dead)}",
-            NOTHING + "the next process that attaches or waits sweeps them",
+            NOTHING + "they hold up nobody; the next process that attaches frees them",
         )
     for process in seen.processes:
         if process.activity == "?":

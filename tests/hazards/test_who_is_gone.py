@@ -249,6 +249,12 @@ def test_ends_of_programs(acc: ConditionalAccumulator) -> None:
         (SystemExit("no data"), "SystemExit: no data"),
         (ValueError("\U0001f600" * 1000), "ValueError: " + "\U0001f600" * 200),
         (ValueError("a\nb\x00c\ud800"), "ValueError: a\nb\x00c?"),
+        # This library's errors end with what to do, which is not cut off.
+        (errors.DataLossError("é" * 300 + ": do"), "DataLossError: " + "é" * 300 + ": do"),
+        (
+            errors.DataLossError("é" * 1000 + ": do"),
+            "DataLossError: " + "é" * 243 + " ... " + "é" * 248 + ": do",
+        ),
     ],
 )
 def test_an_exception_that_leaves_the_block_is_a_failure(

@@ -264,9 +264,8 @@ def attached(name: str) -> int:
 
 def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Apart:
     """Start a child and wait until it is attached."""
-    before = attached(name)
     child = crew.start(function, name, *arguments)
-    until(lambda: attached(name) == before + 1)
+    until(lambda: any(each.pid == child.pid for each in inspection.describe(name).processes))
     return child
 
 

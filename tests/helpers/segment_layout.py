@@ -148,7 +148,7 @@ class Participant(ctypes.Structure):
         (_I64, "attached_ns seen_ns applied_ns applied_step contributor"),
         (_U32, "pid activity"),
         (_U64, "applied dropped taken told given_up"),
-        (_U32, "failures took ending _to_two_cache_lines"),
+        (_U32, "failures took ending took_at"),
     )
 
 
@@ -166,8 +166,8 @@ class Departed(ctypes.Structure):
         (_U64, "token pid_namespace"),
         (_I64, "at_ns applied_step"),
         (_U64, "applied"),
-        (_U32, "pid took"),
-        (_U64 * 2, "_to_a_cache_line"),
+        (_U32, "pid took took_at _to_eight_bytes"),
+        (_I64, "attached_ns"),
     )
 
 

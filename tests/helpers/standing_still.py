@@ -13,7 +13,7 @@ from helpers.inspect_tool import ask, run, start
 
 import shmacc
 from shmacc import errors, inspection
-from shmacc.inspection import Severity, StallKind, _nobody_takes, _standstill
+from shmacc.inspection import Severity, StallKind, _stall_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,12 +88,8 @@ def hold_a_round(acc: Any) -> None:
 
 def patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Set how many seconds a standstill must have lasted before it is reported."""
-    for module, names in (
-        (_nobody_takes, ("_AFTER_TAKES", "AT_THE_START")),
-        (_standstill, ("_AFTER_GRADIENTS", "_AFTER_A_DEATH", "AT_THE_START")),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, seconds)
+    for name in ("AFTER_TAKES", "AT_THE_START", "AFTER_GRADIENTS", "AFTER_A_DEATH"):
+        monkeypatch.setattr(_stall_facts, name, seconds)
 
 
 @pytest.fixture

@@ -130,10 +130,10 @@ def test_every_age_is_that_of_the_boots_clock(clock: str, seconds: int, crew: Cr
 _STALLS: Final = """
 import json
 from shmacc import inspection
-from shmacc.inspection import _nobody_takes
+from shmacc.inspection import _stall_facts
 found = []
 for patience in (3600, 0):
-    _nobody_takes._AFTER_TAKES = _nobody_takes.AT_THE_START = patience
+    _stall_facts.AFTER_TAKES = _stall_facts.AT_THE_START = patience
     found.append([stall.kind for stall in inspection.describe(name).summary.stalls])
 print(json.dumps(found))
 """

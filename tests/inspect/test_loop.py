@@ -31,7 +31,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, Parameters, TensorSpec, inspection
-from shmacc.inspection import StallKind, _nobody_takes
+from shmacc.inspection import StallKind, _stall_facts
 from shmacc.optim import SGD, Adagrad
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_a_chief_that_is_in_no_call_while_others_wait_is_noted(
     chief = begin(crew, *deeds)
     begin(crew, wait_for_ever)
     assert inspection.describe(NAME).suspected is None, "others have not waited for long"
-    monkeypatch.setattr(_nobody_takes, "LONG_IDLE", 0.3)
+    monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
     until(lambda: inspection.describe(NAME).suspected is not None)
     assert kinds() == []
     suspected = inspection.describe(NAME).suspected

@@ -36,7 +36,7 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors, inspection
-from shmacc.inspection import StallKind, _nobody_takes, _standstill
+from shmacc.inspection import StallKind, _stall_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,8 +83,8 @@ def wait_beside_it(crew: Crew, number: int = 1) -> list[Apart]:
 
 
 def test_it_is_named_within_ten_seconds() -> None:
-    longest = _nobody_takes.AT_THE_START, _nobody_takes._AFTER_TAKES, _standstill._AFTER_GRADIENTS
-    assert max(longest) < 10
+    facts = _stall_facts
+    assert max(facts.AT_THE_START, facts.AFTER_TAKES, facts.AFTER_GRADIENTS) < 10
 
 
 @impatient

@@ -37,7 +37,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
-from shmacc.inspection import Severity, StallKind, _nobody_takes, _standstill
+from shmacc.inspection import Severity, StallKind, _stall_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,8 +248,7 @@ def test_a_take_that_nobody_ever_sends_a_gradient_is_named(
 @pytest.fixture
 def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a moment were half a minute."""
-    for module in (_nobody_takes, _standstill):
-        monkeypatch.setattr(module, "LONG_IDLE", 0.3)
+    monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
 
 
 def suspicion() -> str:

@@ -266,7 +266,11 @@ class Take : public Operation {
     }
 
     // Call it before the commit: a process that dies in between also counts as a chief.
-    void note_taking() { store(segment_.presence().own().took, uint32_t{1}); }
+    void note_taking() {
+        Participant& own = segment_.presence().own();
+        store_relaxed(own.took_at, short_time(timestamp_ns()));
+        store(own.took, uint32_t{1});
+    }
 
     // Consumes and commits. The round must be the one that was copied.
     void consume(RoundSession& session, const TakeRequest& request, const RoundCopy& copy) {

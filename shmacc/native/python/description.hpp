@@ -108,6 +108,7 @@ inline nb::dict describe(const Participant& entry) {
     out["dropped"] = entry.dropped;
     out["taken"] = entry.taken;
     out["took"] = has_taken(entry);
+    out["took_ns"] = wall_ns_of(took_ns(entry));
     return out;
 }
 

@@ -29,9 +29,24 @@ inline nb::object failed_by(nb::handle error) {
     return cause;
 }
 
-// The type's name and 200 characters of the text. An exception that cannot be described has no text.
+inline PyObject* base_of_errors = nullptr;  // shmacc.errors.ShmaccError
+
+// Cuts UTF-8 in the middle, since the errors of this library end with what to do.
+inline std::string without_middle(const std::string& text, size_t most) {
+    if (text.size() <= most) return text;
+    const auto inside = [&text](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
+    const std::string gap = " ... ";
+    size_t head = (most - gap.size()) / 2, tail = text.size() - head;
+    while (inside(head)) --head;
+    while (tail < text.size() && inside(tail)) ++tail;
+    return text.substr(0, head) + gap + text.substr(tail);
+}
+
+// The type's name and 200 characters of the text; of an error of this library the whole text, as far as a Reason has
+// room. An exception that cannot be described has no text.
 inline std::string describe_exception(nb::handle error) {
     constexpr Py_ssize_t kMostOfName = 100, kMostOfText = 200;
+    const bool own = base_of_errors && PyErr_GivenExceptionMatches(error.ptr(), base_of_errors);
     std::string text;
     const auto append = [&text](PyObject* whole, Py_ssize_t most, const char* before) {
         const nb::object given = nb::steal(whole);
@@ -45,8 +60,8 @@ inline std::string describe_exception(nb::handle error) {
     };
     append(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), "__name__"), kMostOfName,
            "");
-    append(call_python([error] { return PyObject_Str(error.ptr()); }), kMostOfText, ": ");
-    return text;
+    append(call_python([error] { return PyObject_Str(error.ptr()); }), own ? PY_SSIZE_T_MAX : kMostOfText, ": ");
+    return own ? without_middle(text, sizeof Reason::text) : text;
 }
 
 // Returns whether the process has reported this exception in this stay before, and marks the exception as reported: the

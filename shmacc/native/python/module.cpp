@@ -294,6 +294,7 @@ NB_MODULE(_core, m) {
     nb::module_::import_("contextvars");  // timeline.hpp needs it where no Python may run
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
+    base_of_errors = nb::object(errors.attr("ShmaccError")).release().ptr();
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
         // Null: no C++ exception, but Python unwinding this thread, which asked for the GIL at shutdown (take_gil).
         if (!pointer) sleep_until_the_end();

@@ -116,6 +116,8 @@ class SegmentView {
             item["attached"] = is_here(entry.token);
             item["news"] = has_failed(entry, entry.token);
             item["at_ns"] = nb::none();
+            item["took_ns"] = wall_ns_of(took_ns(entry));
+            item["attached_ns"] = wall_ns_of(entry.attached_ns);
             out.append(item);
         }
         const auto departed = entries_of<Departed>(kDepartedRegion, offsetof(Header, departed_top),
@@ -127,16 +129,18 @@ class SegmentView {
             item["attached"] = false;
             item["news"] = (entry.token & kTold) == 0;
             item["at_ns"] = wall_ns_of(entry.at_ns);
+            item["took_ns"] = wall_ns_of(int64_t{entry.took_at} << kShortTime);
+            item["attached_ns"] = wall_ns_of(entry.attached_ns);
             out.append(item);
         }
         return out;
     }
-    // Returns when a process last began an operation or attached, and when a gradient was last accepted (0: never),
-    // according to the entries of all processes, including those that left if nobody else has got their entry since.
+    // Returns when a process last began an operation or attached, when a gradient was last accepted, and when a process
+    // last took (0: never), according to the entries of all processes, including those that left if nobody else has got their entry since.
     // Entries are given from the front, so the first empty page is the end.
     nb::tuple last_used_ns() const {
         constexpr uint32_t kStep = static_cast<uint32_t>(kPage / sizeof(Participant));
-        int64_t seen = wall_ns_of(config_.created_ns), applied = 0;
+        int64_t seen = wall_ns_of(config_.created_ns), applied = 0, took = 0;
         std::array<Participant, kStep> page;
         for (uint32_t first = 0; first < kMaxParticipants; first += kStep) {
             read_exactly(region_offset(kParticipantsRegion) + first * sizeof(Participant), page.data(), kPage);
@@ -144,11 +148,12 @@ class SegmentView {
             for (const Participant& entry : page) {
                 seen = std::max(seen, wall_ns_of(entry.seen_ns));
                 applied = std::max(applied, wall_ns_of(entry.applied_ns));
+                took = std::max(took, wall_ns_of(took_ns(entry)));
                 empty = empty && entry.attached_ns == 0;
             }
             if (empty) break;
         }
-        return nb::make_tuple(seen, applied);
+        return nb::make_tuple(seen, applied, took);
     }
     // How the time of rounds was spent, for whom they waited, and the gradients whose step nobody checked, of all lanes.
     nb::dict pace() const {

@@ -564,6 +564,7 @@ struct Participant {
     uint32_t failures;
     uint32_t took;  // 1: it has taken, or opened a round
     uint32_t ending;  // Ending
+    uint32_t took_at;  // when it last did, by short_time; see took_ns
 };
 static_assert(sizeof(Participant) == 128, "entries must not share a cache line");
 
@@ -579,6 +580,8 @@ struct Departed {
     uint64_t applied;
     uint32_t pid;
     uint32_t took;
+    uint32_t took_at;  // this and attached_ns as in Participant; 0 if 2.0.0 made the record
+    int64_t attached_ns;
 };
 static_assert(sizeof(Departed) == 64, "entries must not share a cache line");
 constexpr uint32_t kMaxDeparted = 1024;

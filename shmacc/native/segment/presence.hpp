@@ -124,6 +124,12 @@ inline uint32_t failures_told(const Participant& entry, uint64_t token) {
 }
 inline bool has_applied(const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; }
 inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took) != 0; }
+// When the process last took, or opened a round; 0: never, or not known. Version 2.0.0 leaves there what was there.
+inline int64_t took_ns(const Participant& entry) {
+    const int64_t at = int64_t{load_relaxed(entry.took_at)} << kShortTime;
+    if (!has_taken(entry) || at + (int64_t{1} << kShortTime) <= entry.attached_ns) return 0;
+    return std::max(at, entry.attached_ns);
+}
 inline bool is_worker(const Participant& entry) {
     return has_applied(entry) || load_relaxed(entry.contributor) >= 0;
 }
@@ -170,7 +176,7 @@ class Presence {
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
             entry.told = entry.given_up = 0;
-            entry.failures = entry.took = entry.ending = 0;
+            entry.failures = entry.took = entry.took_at = entry.ending = 0;
             token_ = fresh;
             index_ = i;  // before a sweep can see the token
             store(entry.token, token_);

@@ -151,6 +151,10 @@ inline int64_t timestamp_ns() {
     return clock_ns(CLOCK_MONOTONIC_COARSE) - clock_offset.monotonic_ns.load(std::memory_order_relaxed);
 }
 
+// A timestamp in 32 bits, in units of 67 ms: enough for nine years after a boot.
+constexpr int kShortTime = 26;
+inline uint32_t short_time(int64_t timestamp) { return static_cast<uint32_t>(timestamp >> kShortTime); }
+
 // Converts a timestamp to time since the epoch, by the present wall clock. Version 2.0.0 stored time since the
 // epoch: such a number is past 2001, while a timestamp is less than 31 years. A timestamp in the future comes
 // from an earlier boot, in a /dev/shm on a disk.

@@ -378,7 +378,7 @@ def _verdict(seen: Shown) -> Iterator[tuple[str, Cell]]:
     if summary.stalls:
         return
     if seen.suspected is not None:
-        yield "perhaps", Cell(seen.suspected.problem, "yellow")
+        yield "perhaps", Cell(formatting.printable(seen.suspected.problem), "yellow")
         yield "do", Cell(_remedy(seen.suspected))
     elif not summary.finished and not wrong:
         dead = sum(not process.alive for process in seen.processes)

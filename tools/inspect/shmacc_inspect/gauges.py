@@ -15,7 +15,7 @@ from shmacc_inspect.progress import idle_since, stragglers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shmacc.inspection import Description, SegmentName, WaitingTake
+    from shmacc.inspection import Description, SegmentName, Stall, Summary, WaitingTake
 
 PREFIX: Final = "shmacc_"
 _LATE: Final = 5  # contributors of a segment that are named: each is a series
@@ -103,6 +103,11 @@ _OF_ALL: Final = (
         "For how many reasons it stands still; 0 if it is not known to.",
         lambda seen, _: len(seen.summary.stalls),
     ),
+    _Definition(
+        "perhaps_stalled",
+        "1 if it perhaps stands still: others have waited for long for who may be computing.",
+        lambda seen, _: seen.summary.suspected is not None,
+    ),
 )
 _STEP: Final = _stat("global_step", "step")
 _COUNTERS: Final = {name: _stat(name, type="counter") for name in inspection.Stats.COUNTERS}
@@ -146,12 +151,12 @@ _HAS: Final = {"arrays": _OF_ALL, "parameters": _OF_ALL + _OF_PARAMETERS}
 
 def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
     """Yield the current metrics of these segments."""
-    now = time.time()
+    now, look = time.time(), inspection.Look()
     described: list[Description] = []
     summaries: list[inspection.Summary] = []
     for segment in watched:
         try:
-            described.append(inspection.describe(segment.system_name))
+            described.append(inspection.describe(segment.system_name, look))
             summaries.append(described[-1].summary)
         except ShmaccError:  # gone, damaged or unreadable: the states show it
             summaries += naming.summaries([segment])
@@ -255,9 +260,13 @@ def _stalls(described: list[Description]) -> Metric:
     samples = [
         ({**_labels(seen.summary.name), "kind": kind}, 1.0)
         for seen in described
-        for kind in sorted({stall.kind.value for stall in seen.summary.stalls})
+        for kind in sorted({stall.kind.value for stall in _causes(seen.summary)})
     ]
-    return _gauge("stall", "Why a segment stands still; always 1.", samples)
+    return _gauge("stall", "Why a segment stands still, or perhaps does; always 1.", samples)
+
+
+def _causes(summary: Summary) -> list[Stall]:
+    return [*summary.stalls, *([summary.suspected] if summary.suspected else [])]
 
 
 def _failures(described: list[Description]) -> Metric:

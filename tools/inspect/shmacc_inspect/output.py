@@ -129,6 +129,11 @@ class Interval:
         return self.summary.stalls if self.summary else ()
 
     @property
+    def suspected(self) -> Stall | None:
+        """What perhaps makes it stand still."""
+        return self.summary.suspected if self.summary else None
+
+    @property
     def head(self) -> WaitingTake | None:
         """The waiting take that is served next."""
         return next((take for take in self.queue if take.alive), None)

@@ -11,7 +11,7 @@ from shmacc_inspect.describing import condition, describe_lock, events, what
 from shmacc_inspect.page import Cell, Column, Fields, Table
 from shmacc_inspect.progress import applied_this_round, idle_since
 from shmacc_inspect.sorting import SORTS
-from shmacc_inspect.verbs.list import STATE_STYLES
+from shmacc_inspect.verbs.list import STATE_STYLES, causes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,7 +159,7 @@ def _segment_columns(courses: list[Course], place: int, *, both: bool) -> list[C
         Column("DROPS/S", _drops, right=True, rank=9),
         Column("ALIVE", summed_up("attached_alive"), right=True, rank=10),
         Column("STATE", _state if both else _cause_or_state),
-        *([Column("STALL", _cause)] if both else []),
+        *([Column("STALL", causes)] if both else []),
     ]
 
 
@@ -167,12 +167,8 @@ def _state(now: Interval) -> Cell:
     return Cell(now.state, STATE_STYLES.get(now.state, "bold red"))
 
 
-def _cause(now: Interval) -> Cell:
-    return Cell(",".join(stall.kind for stall in now.stalls), "bold red")
-
-
 def _cause_or_state(now: Interval) -> Cell:
-    return _cause(now) if now.stalls else _state(now)
+    return causes(now) if now.stalls or now.suspected else _state(now)
 
 
 def _waited(now: Interval) -> Cell:
@@ -208,7 +204,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         return
     yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
     table = Table.of(_process_columns(now, seen), _in_order(seen, now))
-    room -= _HEAD_LINES + bool(now.stalls)
+    room -= _HEAD_LINES + bool(now.stalls or now.suspected)
     # The processes matter more than the history.
     if room >= len(_LINES) + _LEAST_LINES and not seen.summary.is_arrays:
         room -= len(_LINES)
@@ -238,6 +234,8 @@ def _facts(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, 
         yield from _progress(now, seen, width)
     if now.stalls:
         yield "stands still", Cell(formatting.printable(now.stalls[0].problem), "bold red")
+    elif now.suspected:
+        yield "perhaps", Cell(formatting.printable(now.suspected.problem), "yellow")
 
 
 def _progress(now: Interval, seen: Description, width: int) -> Iterator[tuple[str, Cell]]:

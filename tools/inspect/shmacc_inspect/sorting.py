@@ -22,9 +22,9 @@ _STATES: Final = (  # unusable segments first, finished ones last
 )
 
 
-def urgency(one: Summary | Interval) -> tuple[bool, int]:
-    """Return a sort key: segments that stand still come first, those that are fine last."""
-    return not one.stalls, _STATES.index(one.state)
+def urgency(one: Summary | Interval) -> tuple[bool, bool, int]:
+    """Return a sort key: what stands still comes first, then what perhaps does."""
+    return not one.stalls, one.suspected is None, _STATES.index(one.state)
 
 
 def _most(field: str) -> Callable[[Any], float]:

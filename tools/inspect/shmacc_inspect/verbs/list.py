@@ -14,6 +14,7 @@ from shmacc_inspect.sorting import SORTS_OF_LIST
 
 if TYPE_CHECKING:
     from shmacc.inspection import Summary
+    from shmacc_inspect.output import Interval
 
 _MENTIONED: Final = 0.01  # of all shared memory: other files that use more are mentioned
 STATE_STYLES: Final = {
@@ -36,6 +37,13 @@ def _dead(summary: Summary) -> Cell:
     return Cell(formatting.known(summary.attached_dead), "yellow" if summary.attached_dead else "")
 
 
+def causes(of: Summary | Interval) -> Cell:
+    """Return in a word each why a segment stands still; with a question mark if it perhaps does."""
+    if of.stalls or of.suspected is None:
+        return Cell(",".join(stall.kind for stall in of.stalls), "bold red")
+    return Cell(f"{of.suspected.kind}?", "yellow")
+
+
 COLUMNS: Final = (
     Column("NAME", lambda of: naming.cell(of.name), least=16),
     Column("KIND", lambda of: of.kind or "", rank=10),
@@ -53,7 +61,7 @@ COLUMNS: Final = (
     Column("OWNER", lambda of: of.owner, rank=13),
     Column("MODE", lambda of: f"{of.mode:04o}", rank=15),
     Column("AGE", lambda of: page.duration(time.time() - of.created), right=True, rank=12),
-    Column("STALL", lambda of: Cell(",".join(stall.kind for stall in of.stalls), "bold red")),
+    Column("STALL", causes),
     Column("STATE", lambda of: Cell(of.state, STATE_STYLES[of.state], of.state.replace(" ", "-"))),
 )
 
@@ -75,7 +83,7 @@ def run(
         summary
         for summary in found
         if not (orphaned and summary.state is not inspection.SegmentState.ORPHANED)
-        and not (stalled and not summary.stalls)
+        and not (stalled and not summary.stalls and not summary.suspected)
         and not (mine and summary.owner_uid != os.getuid())
     ]
     by_name, key = SORTS_OF_LIST["name"], SORTS_OF_LIST[sort]

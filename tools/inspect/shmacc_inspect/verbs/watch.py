@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shmacc_inspect import failures, formatting, interrupts, naming, page, progress
 from shmacc_inspect.output import to_json
 from shmacc_inspect.sorting import SORTS
+from shmacc_inspect.verbs.list import causes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,8 +105,8 @@ def line(seen: Interval) -> str:
         parts["lock"] = seen.lock_holder
     if seen.events:
         parts["events"] = ",".join(f"{event.kind}:{event.pid_label}" for event in seen.events)
-    if seen.stalls:
-        parts["stall"] = ",".join(stall.kind for stall in seen.stalls)
+    if cause := causes(seen).text:
+        parts["stall"] = cause
     return " ".join([start, *(f"{key}={value}" for key, value in parts.items())])
 
 

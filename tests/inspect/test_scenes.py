@@ -1,0 +1,500 @@
+"""Who is there, what they do, what is wrong: the one answer, in every verb.
+
+Each scene is played alone, beside processes that came before, and beside such that came later: they
+are idle, look in again and again, or save. The answer names who is at fault, and nobody else.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from helpers.inspect_tool import ask, run
+from helpers.standing_still import (
+    NAME,
+    apply,
+    begin,
+    do,
+    doing,
+    hold_a_round,
+    kill,
+    once,
+    patience,
+    pause,
+    stop,
+    take,
+    wait_for_ever,
+    work,
+)
+from helpers.support import until
+
+import shmacc
+from shmacc import ConditionalAccumulator, inspection
+from shmacc.inspection import Severity, StallKind, _stall_facts
+from shmacc_inspect.progress import Watch
+from shmacc_inspect.sorting import SORTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from helpers.apart import Apart, Crew
+
+    from shmacc.inspection import Stall
+
+FINE: Final = "fine"
+OFTEN: Final = 0.02  # seconds
+
+
+@pytest.fixture(autouse=True)
+def segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two, of which one is in order, and no patience."""
+    patience(monkeypatch, 0.0)
+    monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
+    with ConditionalAccumulator(np.float32, [2], FINE) as fine:
+        ConditionalAccumulator(np.float32, [2], NAME).close()
+        yield
+        inspection.remove(NAME, force=True)
+        fine.unlink()
+
+
+# -- those who are only there ----------------------------------------------------------------------
+
+
+def look_in(acc: Any) -> None:
+    while True:
+        acc.snapshot()
+        acc.state()  # as `save`
+        acc.stats()
+        time.sleep(OFTEN)
+
+
+def look_in_from_a_thread(acc: Any) -> None:
+    threading.Thread(target=look_in, args=(acc,), daemon=True).start()
+
+
+def bystanders(crew: Crew) -> None:
+    for deed in (pause, pause, look_in, look_in):
+        begin(crew, deed)
+
+
+# -- those who act ---------------------------------------------------------------------------------
+
+
+class Stage:
+    """A job in which each has come to where it stays."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+
+    def chief(self, *deeds: Callable[[Any], Any]) -> Apart:
+        """Start a process that takes once and does the deeds; return once it has taken."""
+        before = inspection.describe(NAME).stats.takes
+        chief = begin(self.crew, take(1), *deeds)
+        once(self.crew, apply)
+        until(lambda: inspection.describe(NAME).stats.takes == before + 1)
+        return chief
+
+    def hung_chief(self) -> Apart:
+        chief = self.chief(pause)
+        until(lambda: self.does(chief, "idle"))
+        return chief
+
+    def does(self, one: Apart, what: str) -> bool:
+        processes = inspection.describe(NAME).processes
+        return [each.activity for each in processes if each.pid == one.pid] == [what]
+
+    def wait(self, number: int = 2) -> None:
+        """Let workers apply, and wait for the step."""
+        before = doing("waits for the step")
+        for _ in range(number):
+            begin(self.crew, apply, wait_for_ever)
+        until(lambda: doing("waits for the step") == before + number)
+
+    def head(self, number: int, *deeds: Callable[[Any], Any]) -> Apart:
+        """Let a chief take once, and then wait for so many gradients; it has a worker."""
+        chief = begin(self.crew, take(1), take(number))
+        worker = self.crew.start(do, NAME, work, *deeds)
+        until(lambda: inspection.describe(NAME).stats.takes == 1)
+        until(lambda: self.does(chief, "waits in the queue"))
+        if deeds:
+            until(lambda: self.does(worker, "idle"))
+        return worker
+
+
+Played = tuple["Apart | None", "Callable[[], Any] | None"]  # who is at fault; what strikes it
+
+
+def chief_dies(stage: Stage) -> Played:
+    chief = stage.hung_chief()
+    stage.wait()
+    return chief, lambda: kill(chief)
+
+
+def chief_hangs(stage: Stage) -> Played:
+    chief = stage.hung_chief()
+    stage.wait()
+    return chief, None
+
+
+def chief_hangs_and_looks_in(stage: Stage) -> Played:
+    chief = stage.chief(look_in_from_a_thread, pause)
+    stage.wait()
+    return chief, None
+
+
+def chief_stops(stage: Stage) -> Played:
+    chief = stage.hung_chief()
+    stage.wait()
+    return chief, lambda: stop(chief)
+
+
+def chief_leaves(stage: Stage) -> Played:
+    chief = stage.chief()
+    chief.result()
+    stage.wait()
+    return None, None
+
+
+def chief_hangs_in_its_block(stage: Stage) -> Played:
+    chief = begin(stage.crew, apply, hold_a_round)
+    until(lambda: inspection.describe(NAME).round_holder is not None)
+    for _ in range(2):
+        begin(stage.crew, wait_for_ever)
+    until(lambda: doing("waits for the step") == 2)
+    return chief, None
+
+
+def chief_hangs_in_its_block_before_another(stage: Stage) -> Played:
+    chief, _ = chief_hangs_in_its_block(stage)
+    begin(stage.crew, take(1))
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
+    return chief, None
+
+
+def chief_stops_in_its_block(stage: Stage) -> Played:
+    chief, _ = chief_hangs_in_its_block(stage)
+    return chief, lambda: stop(chief)
+
+
+def first_chief_hangs(stage: Stage) -> Played:
+    chief = begin(stage.crew, pause)
+    stage.wait()
+    return chief, None
+
+
+def first_chief_stops(stage: Stage) -> Played:
+    chief = begin(stage.crew, pause)
+    stage.wait()
+    return chief, lambda: stop(chief)
+
+
+def first_chief_dies(stage: Stage) -> Played:
+    chief = begin(stage.crew, pause)
+    stage.wait()
+    return chief, lambda: kill(chief)
+
+
+def first_chief_never_comes(stage: Stage) -> Played:
+    stage.wait()
+    return None, None
+
+
+def second_chief_hangs(stage: Stage) -> Played:
+    """The first one took, and was replaced."""
+    stage.hung_chief()
+    return chief_hangs(stage)
+
+
+def second_chief_dies(stage: Stage) -> Played:
+    stage.hung_chief()
+    return chief_dies(stage)
+
+
+def second_chief_of_a_dead_one_hangs(stage: Stage) -> Played:
+    kill(stage.hung_chief())
+    return chief_hangs(stage)
+
+
+def second_chief_of_one_that_works_now_dies(stage: Stage) -> Played:
+    stage.chief(apply, wait_for_ever)
+    return chief_dies(stage)
+
+
+def chief_dies_while_others_apply(stage: Stage) -> Played:
+    def apply_now_and_then(acc: Any) -> None:
+        while True:
+            apply(acc)
+            time.sleep(OFTEN)
+
+    chief = stage.hung_chief()
+    begin(stage.crew, apply_now_and_then)
+    for _ in range(2):
+        begin(stage.crew, wait_for_ever)
+    until(lambda: doing("waits for the step") == 2)
+    return chief, lambda: kill(chief)
+
+
+def worker_hangs(stage: Stage) -> Played:
+    worker = stage.head(2, pause)
+    stage.wait(1)
+    return worker, None
+
+
+def worker_stops(stage: Stage) -> Played:
+    worker, _ = worker_hangs(stage)
+    return worker, lambda: stop(worker)  # type: ignore[arg-type]
+
+
+def worker_dies(stage: Stage) -> Played:
+    worker, _ = worker_hangs(stage)
+    return worker, lambda: kill(worker)
+
+
+def worker_leaves(stage: Stage) -> Played:
+    stage.head(2).result()
+    stage.wait(1)
+    return None, None
+
+
+def workers_never_come(stage: Stage) -> Played:
+    begin(stage.crew, take(3))
+    until(lambda: len(inspection.describe(NAME).queue) == 1)
+    stage.wait()
+    return None, None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is played, and the answer.
+
+    Attributes:
+        play: Sets it up.
+        kind: What it is called.
+        proved: Whether it is proved.
+        beside: The same beside others that were there before: (kind, proved, whether the one at
+            fault is named). None: the same.
+        later: The same beside others that came later.
+    """
+
+    play: Callable[[Stage], Played]
+    kind: StallKind
+    proved: bool
+    beside: tuple[StallKind, bool, bool] | None = None
+    later: tuple[StallKind, bool, bool] | None = None
+
+
+TAKER, APPLIER = StallKind.TAKER_IDLE, StallKind.APPLIER_IDLE
+NOBODY, QUORUM = StallKind.NOBODY_TAKES, StallKind.QUORUM_OUT_OF_REACH
+_NAMED: Final = (TAKER, False, True)
+_UNNAMED: Final = (TAKER, False, False)  # it is not known who was to take
+_WORKERS: Final = (APPLIER, False, False)
+SCENES: Final = (
+    Scene(chief_dies, NOBODY, proved=True),
+    Scene(chief_hangs, TAKER, proved=False),
+    Scene(chief_hangs_and_looks_in, TAKER, proved=False),
+    Scene(chief_stops, NOBODY, proved=True),
+    Scene(chief_leaves, NOBODY, proved=True),
+    Scene(chief_hangs_in_its_block, TAKER, proved=False),
+    Scene(chief_hangs_in_its_block_before_another, TAKER, proved=False),
+    Scene(chief_stops_in_its_block, StallKind.ROUND_HOLDER_STOPPED, proved=True),
+    Scene(first_chief_hangs, TAKER, proved=False, beside=_UNNAMED, later=_UNNAMED),
+    Scene(first_chief_stops, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
+    Scene(first_chief_dies, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
+    Scene(first_chief_never_comes, NOBODY, proved=True, beside=_UNNAMED, later=_UNNAMED),
+    Scene(second_chief_hangs, TAKER, proved=False),
+    Scene(second_chief_dies, NOBODY, proved=True),
+    Scene(second_chief_of_a_dead_one_hangs, TAKER, proved=False),
+    Scene(second_chief_of_one_that_works_now_dies, NOBODY, proved=True),
+    Scene(chief_dies_while_others_apply, NOBODY, proved=True),
+    Scene(worker_hangs, APPLIER, proved=False),
+    Scene(worker_stops, StallKind.APPLIERS_STOPPED, proved=True),
+    Scene(worker_dies, QUORUM, proved=True),
+    Scene(worker_leaves, QUORUM, proved=True, later=_WORKERS),
+    Scene(workers_never_come, QUORUM, proved=True, beside=_WORKERS, later=_WORKERS),
+)
+
+
+@pytest.mark.parametrize("beside", ["nobody", "before", "later"])
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.play.__name__)
+def test_the_one_at_fault_is_named_and_nobody_else(crew: Crew, scene: Scene, beside: str) -> None:
+    kind, proved, named = scene.kind, scene.proved, True
+    if beside == "before":
+        bystanders(crew)
+        kind, proved, named = scene.beside or (kind, proved, True)
+    culprit, strike = scene.play(Stage(crew))
+    pid = culprit.pid if culprit is not None else None
+    if strike is not None:
+        strike()
+    if beside == "later":
+        bystanders(crew)
+        kind, proved, named = scene.later or (kind, proved, True)
+    becomes(NAME, kind, proved=proved)
+    stall = the_stall()
+    accused = {int(found) for found in re.findall(r"\d{3,}", blame(stall))}
+    assert accused == ({pid} if named and pid is not None else set()), stall.problem
+    if beside == "before":
+        every_verb_says(stall, proved=proved)
+
+
+def becomes(name: str, kind: StallKind, *, proved: bool) -> None:
+    """Wait until this is what is said of a segment, and nothing else."""
+    try:
+        until(lambda: stalled(name) == [(kind, proved)])
+    except AssertionError:
+        seen = inspection.describe(name)
+        raise AssertionError((seen.summary.stalls, seen.suspected, seen.processes)) from None
+
+
+def stalled(name: str) -> list[tuple[StallKind, bool]]:
+    """Return what is said of a segment, and whether it is proved."""
+    summary = inspection.describe(name).summary
+    perhaps = [(summary.suspected.kind, False)] if summary.suspected else []
+    return [(stall.kind, True) for stall in summary.stalls] + perhaps
+
+
+def the_stall() -> Stall:
+    for _ in range(100):  # a look beside a commit judges nothing
+        summary = inspection.describe(NAME).summary
+        if found := (*summary.stalls, summary.suspected)[0]:
+            return found
+    raise AssertionError("it is judged no more")
+
+
+def blame(stall: Stall) -> str:
+    """Return the problem without the beginning, which says who waits."""
+    return re.sub(r"^pid \d+ waits|waits since \d+ s|for \d+ s", "", stall.problem)
+
+
+def every_verb_says(stall: Stall, *, proved: bool) -> None:
+    """Check show, list, check, metrics and the order of watch."""
+
+    def says_it() -> bool:
+        shown = run("show", NAME).stdout
+        listed = ask("list", "--stalled")["segments"]
+        found = {each["kind"]: each for each in ask("check", NAME, status=int(proved))["findings"]}
+        samples = {
+            (each["name"], each["labels"].get("kind")): each["value"]
+            for metric in ask("metrics")["metrics"]
+            for each in metric["samples"]
+            if each["labels"].get("name") == NAME
+        }
+        first = min(Watch([], everywhere=False).look(), key=SORTS["state"])
+        return (
+            ("stands still" if proved else "perhaps") in shown
+            and [one["name"] for one in listed] == [NAME]
+            and stall.kind in found
+            and found[stall.kind]["severity"] == (Severity.WRONG if proved else Severity.NOTE)
+            and samples["shmacc_stalled", None] == proved
+            and samples["shmacc_perhaps_stalled", None] == (not proved)
+            and samples["shmacc_stall", stall.kind] == 1
+            and (first.summary is not None and first.summary.name.shared_name == NAME)
+        )
+
+    until(says_it)
+
+
+# -- waits that go over several segments -----------------------------------------------------------
+
+OTHER: Final = "other"
+THIRD: Final = "third"
+
+
+@pytest.fixture
+def others() -> Iterator[None]:
+    for name in (OTHER, THIRD):
+        ConditionalAccumulator(np.float32, [2], name).close()
+    yield
+    for name in (OTHER, THIRD):
+        inspection.remove(name, force=True)
+
+
+def attach_all(*names: str) -> dict[str, Any]:
+    attached = {name: shmacc.attach(name) for name in names}
+    for acc in attached.values():
+        acc.snapshot()  # an accumulator attaches at its first call
+    return attached
+
+
+def in_a_circle(wait: Callable[[Any], Any], *names: str) -> Callable[..., None]:
+    """Attach to all, and wait in the first."""
+
+    def process() -> None:
+        attached = attach_all(*names)
+        wait(attached[names[0]])
+
+    return process
+
+
+@pytest.mark.usefixtures("others")
+@pytest.mark.parametrize("waits", [(take(1), take(1)), (wait_for_ever, wait_for_ever)])
+@pytest.mark.parametrize("beside", ["nobody", "bystanders"])
+def test_a_circle_of_waits_is_a_deadlock(crew: Crew, waits: Any, beside: str) -> None:
+    first = crew.start(in_a_circle(waits[0], NAME, OTHER))
+    second = crew.start(in_a_circle(waits[1], OTHER, NAME))
+    if beside == "bystanders":
+        bystanders(crew)
+    for name, one, other in ((NAME, first, second), (OTHER, second, first)):
+        becomes(name, StallKind.DEADLOCK, proved=True)
+        (stall,) = inspection.describe(name).summary.stalls
+        found = {int(pid) for pid in re.findall(r"pid (\d+)", stall.problem)}
+        assert found == {one.pid, other.pid}
+        wrong = [each for each in inspection.check(name) if each.severity is Severity.WRONG]
+        assert [each.kind for each in wrong] == [StallKind.DEADLOCK]
+    first.kill()
+    until(lambda: (StallKind.DEADLOCK, True) not in stalled(OTHER))
+
+
+@pytest.mark.usefixtures("others")
+def test_a_circle_of_three(crew: Crew) -> None:
+    names = [NAME, OTHER, THIRD]
+    for first in range(3):
+        crew.start(in_a_circle(take(1), names[first], names[first - 1]))
+    for name in names:
+        becomes(name, StallKind.DEADLOCK, proved=True)
+
+
+@pytest.mark.usefixtures("others")
+def test_who_waits_elsewhere_for_the_dead_is_named_with_the_dead(crew: Crew) -> None:
+    """The chief of one waits for the step of another, whose chief is dead."""
+    stage = Stage(crew)
+
+    def as_a_worker_elsewhere(_: Any) -> None:
+        with shmacc.attach(OTHER) as other:
+            wait_for_ever(other)
+
+    dead = begin(crew, take(1), pause, name=OTHER)
+    once(crew, apply, name=OTHER)
+    until(lambda: inspection.describe(OTHER).stats.takes == 1)
+    chief = stage.chief(as_a_worker_elsewhere)
+    stage.wait()
+    assert stalled(NAME) in ([], [(TAKER, False)])
+    pid = kill(dead)
+    becomes(NAME, StallKind.WAITS_ELSEWHERE, proved=True)
+    (stall,) = inspection.describe(NAME).summary.stalls
+    assert f"pid {chief.pid}, which could end that, waits in " in stall.problem
+    assert stall.problem.endswith(f"pid {pid}, which did, is dead")
+    assert stall.remedy.startswith("start the process that takes")
+    assert stalled(OTHER) == [(NOBODY, True)]
+
+
+@pytest.mark.usefixtures("others")
+def test_a_chief_that_waits_in_order_elsewhere_is_not_called_idle(crew: Crew) -> None:
+    stage = Stage(crew)
+
+    def take_elsewhere(_: Any) -> None:
+        with shmacc.attach(OTHER) as other:
+            other.take(1)
+
+    begin(crew, pause, name=OTHER)  # which will apply
+    chief = stage.chief(take_elsewhere)
+    stage.wait()
+    becomes(NAME, TAKER, proved=False)
+    problem = the_stall().problem
+    assert f"pid {chief.pid}, which took before, is alive" in problem
+    assert "waits in shmacc." in problem
+    assert "in no call" not in problem
