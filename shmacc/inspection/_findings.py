@@ -9,6 +9,8 @@ from shmacc._layout.names import SegmentName
 
 NOTHING = "nothing: "
 """Begins a remedy that asks for no action; the reason follows."""
+START_AGAIN = "start its job again, which goes on with it"
+LOAD_AGAIN = "load the checkpoint again, into the same accumulators and parameters"
 
 
 class Severity(enum.StrEnum):

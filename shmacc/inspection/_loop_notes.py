@@ -4,9 +4,12 @@ import time
 from collections.abc import Iterator
 
 from shmacc.inspection._description import Description
-from shmacc.inspection._findings import NOTHING, Finding, note, pids, wrong
+from shmacc.inspection._findings import LOAD_AGAIN, NOTHING, Finding, note, pids, wrong
+from shmacc.inspection._records import FinalRound
 
 _LATELY = 3600.0  # seconds
+_SEE_THE_LOG = "see the log of it; start it again if the run goes on"
+_MAKE_ROOM = "make room, as its error says; then start it again if the run goes on"
 
 
 def loop_notes(subject: str, seen: Description) -> Iterator[Finding]:
@@ -34,7 +37,7 @@ def _failures(subject: str, seen: Description) -> Iterator[Finding]:
             "failed",
             f"{pids(different)} {'has' if len(different) == 1 else 'have'} failed: "
             f"{reason or 'why is not known'}",
-            "see the log of it; start it again if the run goes on",
+            _MAKE_ROOM if reason.startswith("ResourceExhaustedError") else _SEE_THE_LOG,
         )
 
 
@@ -49,9 +52,15 @@ def _final_round(subject: str, seen: Description) -> Iterator[Finding]:
         f"update, of pid {final.pid}, "
         + ("is in" if final.is_in else "has begun")
         + f" since {time.time() - final.since:.0f} s",
-        NOTHING + "the next process that takes gets the same gradients, and makes the update, or "
-        "finds it made; if none comes, start the chief",
+        _mend_first(seen, final) + "the next process that takes gets the same gradients, and makes "
+        "the update, or finds it made; if none comes, start the chief",
     )
+
+
+def _mend_first(seen: Description, final: FinalRound) -> str:
+    """Ask for a repair first if the update's process failed: another may fail in the same way."""
+    failed = any(each.kind == "failed" and each.pid == final.pid for each in seen.events)
+    return f"mend first what pid {final.pid} failed with: " if failed else NOTHING
 
 
 def _update(subject: str, seen: Description) -> Iterator[Finding]:
@@ -73,5 +82,5 @@ def _load(subject: str, seen: Description) -> Iterator[Finding]:
             subject,
             "load_interrupted",
             "the load of a checkpoint into them was interrupted: they take no update",
-            "load the checkpoint again, into the same accumulators and parameters",
+            LOAD_AGAIN,
         )

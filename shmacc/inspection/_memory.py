@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shmacc._layout import names
-from shmacc.inspection._findings import NOTHING, Finding, command, memory, note, wrong
+from shmacc.inspection._findings import Finding, command, memory, note, wrong
 
+_MAKE_ROOM = (
+    "see what is in it, and what of that nobody uses (`shmacc-inspect clean`); or make it larger "
+    "(`mount -o remount,size=...`, `--shm-size`)"
+)
 _SCARCE = 0.1  # free share of the whole, below which a note is due
 _NEXT_TO_NOTHING = 0.02
 _NAMED = 3  # how many of the largest files are named
@@ -65,15 +69,14 @@ def findings() -> Iterator[Finding]:
                 names.SHM_DIRECTORY,
                 f"{kind}_scarce",
                 f"{problem}{largest}",
-                NOTHING + "but it will be full soon",
+                f"{_MAKE_ROOM}, before it is full",
             )
         else:
             yield wrong(
                 names.SHM_DIRECTORY,
                 f"{kind}_exhausted",
                 f"{problem}: gradients with new rows are refused{largest}",
-                "see what is in it, and what of that nobody uses (`shmacc-inspect clean`); or make "
-                "it larger (`mount -o remount,size=...`, `--shm-size`)",
+                _MAKE_ROOM,
                 command("shmacc-inspect", "list", "-A", "--sort", "bytes"),
             )
 

@@ -13,6 +13,7 @@ from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import (
     NOTHING,
+    START_AGAIN,
     Finding,
     Severity,
     command,
@@ -66,7 +67,7 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
                     subject,
                     "orphaned",
                     summary.detail,
-                    "start its job again, which goes on with it; or, if no job will use it again, "
+                    f"{START_AGAIN}; or, if no job will use it again, "
                     f"`shmacc-inspect remove {subject} --yes`",
                 )
             yield from inside

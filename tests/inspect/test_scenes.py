@@ -247,7 +247,7 @@ def worker_hangs(stage: Stage) -> Played:
 
 def worker_stops(stage: Stage) -> Played:
     worker, _ = worker_hangs(stage)
-    return worker, lambda: stop(worker)  # type: ignore[arg-type]
+    return worker, lambda: stop(worker)
 
 
 def worker_dies(stage: Stage) -> Played:

@@ -60,7 +60,8 @@ inline std::string describe_exception(nb::handle error) {
     };
     append(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), "__name__"), kMostOfName,
            "");
-    append(call_python([error] { return PyObject_Str(error.ptr()); }), own ? PY_SSIZE_T_MAX : kMostOfText, ": ");
+    append(call_python([error] { return PyObject_Str(error.ptr()); }), own ? PY_SSIZE_T_MAX : kMostOfText,
+           ": ");
     return own ? without_middle(text, sizeof Reason::text) : text;
 }
 

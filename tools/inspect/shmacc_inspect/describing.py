@@ -380,6 +380,9 @@ def _verdict(seen: Shown) -> Iterator[tuple[str, Cell]]:
     if seen.suspected is not None:
         yield "perhaps", Cell(formatting.printable(seen.suspected.problem), "yellow")
         yield "do", Cell(_remedy(seen.suspected))
+    elif not summary.attached_alive and not summary.finished:
+        yield "orphaned", Cell("no living process has it attached", "yellow")
+        yield "do", Cell("ask `shmacc-inspect check` whether its job can go on with it")
     elif not summary.finished and not wrong:
         dead = sum(not process.alive for process in seen.processes)
         died = formatting.count_of(dead, "process", "processes") + " died"
