@@ -37,10 +37,13 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc.inspection._processes": ("Look",),
         "shmacc.inspection._table": ("damage",),
         "shmacc.inspection._unlinked": ("UnlinkedUse", "unlinked_memory", "unlinked_uses"),
-        "shmacc.inspection._records": (
-            "ArraysUpdate",
+        "shmacc.inspection._process_records": (
             "AttachedProcess",
             "DepartedProcess",
+            "WaitingTake",
+        ),
+        "shmacc.inspection._records": (
+            "ArraysUpdate",
             "FinalRound",
             "LateContributor",
             "LockState",
@@ -52,7 +55,6 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "Stall",
             "StallKind",
             "Summary",
-            "WaitingTake",
         ),
         "shmacc.inspection._listing": ("list_names", "list_segments", "resolve", "summarise"),
         "shmacc._layout.layout": ("LAYOUT_VERSION",),

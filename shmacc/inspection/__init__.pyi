@@ -8,11 +8,10 @@ from shmacc.inspection._examination import RowCount, ValueSummary, most_touched,
 from shmacc.inspection._findings import Finding, Leftover, Severity
 from shmacc.inspection._listing import list_names, list_segments, resolve, summarise
 from shmacc.inspection._memory import Space, others_memory, shared_memory_space
+from shmacc.inspection._process_records import AttachedProcess, DepartedProcess, WaitingTake
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     ArraysUpdate,
-    AttachedProcess,
-    DepartedProcess,
     FinalRound,
     LateContributor,
     LockState,
@@ -24,7 +23,6 @@ from shmacc.inspection._records import (
     Stall,
     StallKind,
     Summary,
-    WaitingTake,
 )
 from shmacc.inspection._table import damage
 from shmacc.inspection._unlinked import UnlinkedUse, unlinked_memory, unlinked_uses

@@ -10,13 +10,16 @@ from shmacc._records.stats import Stats, stats_of
 from shmacc.inspection._listing import open_view, regions_of, resolve, summary_of
 from shmacc.inspection._members import members_of, tables_of
 from shmacc.inspection._observation import Observation
+from shmacc.inspection._process_records import (
+    AttachedProcess,
+    DepartedProcess,
+    HasPid,
+    WaitingTake,
+)
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     ArraysUpdate,
-    AttachedProcess,
-    DepartedProcess,
     FinalRound,
-    HasPid,
     LateContributor,
     LockState,
     MemberDescription,
@@ -24,7 +27,6 @@ from shmacc.inspection._records import (
     Region,
     Stall,
     Summary,
-    WaitingTake,
 )
 
 

@@ -9,8 +9,8 @@ from shmacc._layout.reports import Participant
 from shmacc._opening import removal
 from shmacc.errors import ShmaccError
 from shmacc.inspection._observation import Observation, identity
+from shmacc.inspection._process_records import AttachedProcess
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import AttachedProcess
 from shmacc.inspection._stall_facts import Facts
 
 _Identity = tuple[int, int, int]  # of a process, whatever its pid is here

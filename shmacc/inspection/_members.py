@@ -12,7 +12,10 @@ from shmacc._layout.reports import Config, MemberConfig, Table
 from shmacc._records import dtype_names
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._observation import Observation
-from shmacc.inspection._records import MemberDescription, SlotDescription
+from shmacc.inspection._records import (
+    MemberDescription,
+    SlotDescription,
+)
 
 if TYPE_CHECKING:
     from shmacc.optim import Optimizer

@@ -19,13 +19,15 @@ from shmacc._layout import layout
 from shmacc._layout.names import SegmentName
 from shmacc._layout.reports import Event, ObservedState, Participant, Table, TableConfig, Waiter
 from shmacc.inspection._posix_names import semaphore_value
-from shmacc.inspection._processes import HALTED, Look, started
-from shmacc.inspection._records import (
+from shmacc.inspection._process_records import (
     AttachedProcess,
     DepartedProcess,
-    LockState,
     WaitingTake,
     pid_label,
+)
+from shmacc.inspection._processes import HALTED, Look, started
+from shmacc.inspection._records import (
+    LockState,
 )
 
 _LOOKS = 5
@@ -45,6 +47,7 @@ class Observation:
         steady: Whether there was no commit meanwhile.
         processes: The attached processes, living or dead.
         identities: By their entries: what each is known by in all segments, whatever its pid here.
+        workers: Entries of processes that have named a contributor.
         departed: Processes that died or failed.
         events: The last 64 events.
         deaths: Pid labels of processes that were found dead in this step or the one before.
@@ -64,6 +67,7 @@ class Observation:
     steady: bool
     processes: tuple[AttachedProcess, ...]
     identities: dict[int, tuple[int, int, int]]
+    workers: frozenset[int]
     departed: tuple[DepartedProcess, ...]
     events: list[Event]
     deaths: tuple[str, ...]
@@ -124,6 +128,7 @@ class Observation:
             steady=state["generation"] == generation,
             processes=attached,
             identities={number: identity(entry) for number, entry in entries.items()},
+            workers=frozenset(at for at, entry in entries.items() if entry["contributor"] >= 0),
             departed=_departed(view, look),
             events=events,
             deaths=_deaths(events, look, state["step"]),

@@ -26,7 +26,9 @@ from shmacc.inspection._findings import (
 from shmacc.inspection._listing import is_misnamed, open_view, summarise
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
-from shmacc.inspection._records import SegmentState
+from shmacc.inspection._records import (
+    SegmentState,
+)
 from shmacc.inspection._table import INCONSISTENT, of_tables, removal_of
 
 UNREADABLE = "unreadable"

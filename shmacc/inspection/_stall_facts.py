@@ -25,8 +25,8 @@ from functools import cached_property
 
 from shmacc._layout import layout
 from shmacc.inspection._observation import Observation
+from shmacc.inspection._process_records import AttachedProcess, WaitingTake
 from shmacc.inspection._processes import HALTED
-from shmacc.inspection._records import AttachedProcess, WaitingTake
 
 AT_THE_START = 8.0  # seconds; a standstill must be named within 10
 AFTER_TAKES = 5.0
@@ -68,7 +68,7 @@ class Lost:
         attached_at: When it attached.
         last_took: When it last took; None: never, or not known.
         took: Whether it took, or waited to take.
-        applied: Whether it sent gradients.
+        applied: Whether it was a worker.
     """
 
     label: str
@@ -152,7 +152,7 @@ class Facts:
                 attached_at=each.attached_at,
                 last_took=each.last_took,
                 took=self.took(each),
-                applied=each.applied > 0,
+                applied=self.applies(each),
             )
             for each in seen.processes
             if not each.alive
@@ -165,7 +165,7 @@ class Facts:
                 attached_at=each.attached_at or 0.0,
                 last_took=each.last_took,
                 took=each.took,
-                applied=each.applied > 0,
+                applied=each.applied > 0 or not each.took,
             )
             for each in seen.departed
             if not each.is_attached
@@ -192,8 +192,8 @@ class Facts:
 
     def _is_replaced(self, one: object, last_took: float | None, last_sign: float) -> bool:
         until = last_sign if last_took is None else last_took + _TICK
-        others = [each for each in (*self.alive, *self.lost) if each.took and each is not one]
-        return any(each.attached_at > until for each in others)
+        others: list[AttachedProcess | Lost] = [*self.alive, *self.lost]
+        return any(each.took and each.attached_at > until for each in others if each is not one)
 
     @property
     def gone_unknown(self) -> list[str]:
@@ -257,8 +257,9 @@ class Facts:
     # -- who applies -------------------------------------------------------------------------------
 
     def applies(self, process: AttachedProcess) -> bool:
-        """Whether a process has sent gradients, or is sending one."""
-        return process.applied > 0 or process.dropped > 0 or process.activity in _APPLIES
+        """Whether a process has sent gradients, is sending one, or has named a contributor."""
+        sent = process.applied > 0 or process.dropped > 0 or process.activity in _APPLIES
+        return sent or process.entry in self.seen.workers
 
     @cached_property
     def could_apply(self) -> list[AttachedProcess]:
@@ -301,11 +302,13 @@ class Facts:
         if not self.seen.state["counters"]["takes"]:
             return None
         seen = self.seen
-        unswept = [each.last_seen for each in seen.processes if not each.alive and each.applied]
+        unswept = [
+            each.last_seen for each in seen.processes if not each.alive and self.applies(each)
+        ]
         if unswept:
             return max(unswept)
         moments = [each.at for each in self.lost if each.applied]
-        recorded = {each.pid for each in seen.departed if each.applied}
+        recorded = {each.pid for each in seen.departed if each.applied or not each.took}
         for event in seen.events:
             kind, at = layout.EVENT_NAMES.get(event["kind"]), event["at_ns"] / 1e9
             if (not recorded or event["pid"] in recorded) and kind in {"failed", "died"}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,7 +32,7 @@ def job() -> Iterator[None]:
         pass
     yield
     for name in (GROUP, PARAMS):
-        if inspection.list_names(name):
+        if Path(inspection.resolve(name).path).exists():
             inspection.remove(name, force=True)
 
 
