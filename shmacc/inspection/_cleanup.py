@@ -342,4 +342,13 @@ def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
         with open_view(name) as view:
             return int(view.config()["token"]) != token
     except NotFoundError:
-        return True
+        return not _is_used_under_another_name(token)
+
+
+def _is_used_under_another_name(token: int) -> bool:
+    """Whether a segment with this token was renamed, and living processes have it attached."""
+    for name in list_names():
+        with contextlib.suppress(ShmaccError), open_view(name) as view:
+            if view.config()["token"] == token and view.used:
+                return True
+    return False

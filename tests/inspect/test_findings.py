@@ -18,7 +18,7 @@ import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
 from helpers.apart import Apart, needs_own_shm, needs_root, run_apart
-from helpers.inspect_tool import ask, path_of, run, scribble
+from helpers.inspect_tool import ask, path_of, run, scribble, semaphore_of
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import shmacc
@@ -246,6 +246,24 @@ def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
         inspection.remove("original")
         for semaphore in original.parent.glob(f"sem.{path_of('before').name}.*"):
             semaphore.unlink()
+
+
+def test_the_semaphore_of_a_renamed_segment_is_needed_while_it_is_used() -> None:
+    with ConditionalAccumulator(np.float32, [2], "before") as acc:
+        semaphore = semaphore_of("before")
+        path_of("before").rename(path_of("after"))
+        try:
+            kinds = {each["subject"]: each["kind"] for each in ask("check", status=1)["findings"]}
+            assert kinds[path_of("after").name] == "misnamed"
+            assert semaphore.name not in kinds
+            assert ask("clean")["would_remove"] == ask("clean", "--yes")["removed"] == []
+            assert semaphore.exists()
+            acc.close()
+            removed = ask("clean", "--yes")["removed"]
+            assert set(removed) == {semaphore.name, path_of("after").name}
+        finally:
+            path_of("after").unlink(missing_ok=True)
+            semaphore.unlink(missing_ok=True)
 
 
 def test_to_remove_a_link_is_not_to_remove_the_segment() -> None:
