@@ -140,9 +140,8 @@ class Opened(exits.Owner):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the segment's name; unpickling attaches, or raises NotFoundError."""
         self._handle.config()  # a closed handle does not pickle
-        read = self._handle.last_read()
-        last = () if read is None else ((self._token, read),)
-        return _unpickled, (type(self), self._segment_name, self._owners, self._own(), *last)
+        known = self._token, *self._handle.known_steps()
+        return _unpickled, (type(self), self._segment_name, self._owners, self._own(), known)
 
     def __deepcopy__(self, memo: object) -> Self:
         """Refuse a deep copy: it would share its memory with the original.
@@ -212,15 +211,15 @@ def _unpickled(
     segment_name: SegmentName,
     owners: Owners,
     own: Any,
-    last: tuple[int, tuple[int, int]] | None = None,
+    known: tuple[int, tuple[int, int], tuple[int, int] | None] | None = None,
 ) -> _Opened:
     """Attach to the segment of that name; nobody is expected to close the object.
 
-    `last` is the segment's token, and the last step that the pickling thread has read: as a forked
-    child does, who unpickles may apply a gradient of that step.
+    `known` is the segment's token, and the steps that the pickling process and its thread know: as
+    a forked child does, who unpickles may apply a gradient of them.
     """
     self = cls.__new__(cls)
     self._adopt(handles.attach(segment_name, owners), segment_name, owners, own, None)
-    if last is not None and last[0] == self._token:
-        self._handle.read_in_thread(last[1])
+    if known is not None and known[0] == self._token:
+        self._handle.inherit_steps(*known[1:])
     return self

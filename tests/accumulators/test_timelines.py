@@ -305,6 +305,33 @@ def test_a_child_that_was_given_the_step(crew: Crew) -> None:
         child.result()
 
 
+def count(acc: Any) -> list[bool]:
+    with acc:
+        return [apply(acc, 1, NEVER_STALE) for _ in range(3)]
+
+
+@every_start_method
+def test_a_child_that_only_counts_goes_on(crew: Crew) -> None:
+    """Though its parent had read the step before: it cannot know more than that."""
+    with MAKE["dense"](unlink_on_close=True) as chief, closing(shmacc.attach(NAME)) as parent:
+        assert parent.global_step == 0
+        chief.restore(chief.state())
+        assert crew.start(count, parent).result() == [False, True, True]
+
+
+def test_a_process_pool_that_was_given_the_step() -> None:
+    """Its queue is pickled by a thread that has read nothing."""
+    with MAKE["dense"](unlink_on_close=True) as chief, closing(shmacc.attach(NAME)) as parent:
+        state = save(chief)
+        step = parent.global_step
+        with ThreadPoolExecutor() as another:
+            pickled = another.submit(pickle.dumps, parent).result(LONG)
+        chief.restore(state)
+        with closing(pickle.loads(pickled)) as child:
+            assert not apply(child, 63, step)
+            assert apply(child, 1, child.global_step)
+
+
 def test_a_pickle_from_before(chief: Any) -> None:
     state = save(chief)
     step, pickled = chief.global_step, pickle.dumps(chief)

@@ -200,6 +200,8 @@ void bind_handle(nb::module_& m) {
         .def("read_step", &Handle::read_step)
         .def("read_in_thread", &Handle::read_in_thread, nb::arg("at"))
         .def("last_read", &Handle::last_read)
+        .def("known_steps", &Handle::known_steps)
+        .def("inherit_steps", &Handle::inherit_steps, nb::arg("newest"), nb::arg("last").none())
         .def("behind", &Handle::behind, nb::arg("local_step"))
         .def_prop_ro("count", &Handle::count)
         .def("enter", &Handle::enter, nb::arg("path"), nb::arg("semaphore_path"))

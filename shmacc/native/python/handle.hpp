@@ -332,11 +332,24 @@ class Handle {
     // The calling thread or task knows this step, of this timeline, and may compute a gradient at it.
     void note_read(const Step::At& at) noexcept { reads_.note_own({std::get<0>(at), std::get<1>(at)}); }
     void read_in_thread(nb::handle at) { note_read(unpacked<int64_t, uint64_t>(at)); }
-    // The last such step, for a pickle; none: there is none.
+    // The last such step; none: there is none.
     std::optional<Step::At> last_read() const {
         const std::optional<StepRead> last = reads_.own();
         if (!last) return {};
         return Step::At(last->step, last->timeline);
+    }
+    // For a pickle: the newest step that this handle knows, and `last_read`.
+    nb::tuple known_steps() const {
+        const StepRead newest = reads_.newest();
+        return nb::make_tuple(Step::At(newest.step, newest.timeline), last_read());
+    }
+    void inherit_steps(nb::handle newest, nb::handle last) {
+        const auto read = [](nb::handle at) {
+            const auto [step, timeline] = unpacked<int64_t, uint64_t>(at);
+            return StepRead{step, timeline};
+        };
+        reads_.note(read(newest));
+        if (!last.is_none()) reads_.inherit(read(last));
     }
     int64_t read_step() {
         const RoundState round = in_file().round().snapshot();

@@ -23,7 +23,8 @@
 // restore does not count: a gradient may be applied by the process that has restored, and was computed before.
 // NEVER_STALE is a step that nobody reads: of a reader it belongs to the reader's own timeline, else to the newest. A
 // program that never reads the step (it counts, or trains asynchronously) would be dropped for ever; so if nobody has
-// read by this handle, a dropped gradient makes known what was missing (`told`), and the next one counts.
+// read by this handle in this process, a dropped gradient makes known what was missing (`told`), and the next one
+// counts. What a forked child or a pickle has from its parent is such a read only for the steps of rule 1.
 //
 // Limits. A step from elsewhere (a queue, another handle) belongs to rules 2 and 3: without a read by this handle, its
 // gradients are dropped after a restore. A pool's late gradient of an old timeline is accepted if the pool's dispatcher
@@ -66,43 +67,34 @@ class Reads {
     }
     // The calling thread or task has read it. Without memory for that, `note` alone has an effect.
     void note_own(const StepRead& read) noexcept {
-        note(read);
-        was_read_ = true;
-        try {
-            if (const auto last = own(); last && last->step == read.step && last->timeline == read.timeline)
-                return;
-            if (!variable_) variable_ = new_variable();
-            const Own record{serial_, read};
-            const nb::object bytes = checked(
-                PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&record), sizeof record));
-            variable_->attr("set")(bytes);
-        } catch (nb::python_error&) {
-        } catch (const std::exception&) {
-        }
+        read_in_ = fork_generation;
+        keep(read, fork_generation);
     }
+    // As in a forked child: another process has read it, and may have passed the step on.
+    void inherit(const StepRead& read) noexcept { keep(read, kAnothers); }
     // A gradient was dropped because this timeline is newer. 0: for another reason.
     void told(int64_t local_step, uint64_t timeline) {
-        if (local_step == INT64_MAX) told_ = std::max(told_, timeline);
+        if (local_step == kNeverStale) told_ = std::max(told_, timeline);
     }
 
+    const StepRead& newest() const { return newest_; }
     // The last read of the calling thread or task; none: it has not read yet.
     std::optional<StepRead> own() const {
-        if (!variable_) return {};
-        const nb::object bytes = variable_->attr("get")(nb::none());
-        Own record;
-        if (bytes.is_none()) return {};
-        std::memcpy(&record, PyBytes_AsString(bytes.ptr()), sizeof record);
-        if (record.serial != serial_) return {};
-        return record.read;
+        const std::optional<Own> last = record();
+        return last ? std::optional(last->read) : std::nullopt;
     }
     // The timeline of a gradient that the calling thread or task applies.
     uint64_t timeline_of(int64_t local_step) const {
         if (older_ == kNone && told_ <= newest_.timeline)
             return newest_.timeline;  // all reads were in one timeline
-        const std::optional<StepRead> last = own();
+        const std::optional<Own> own = record();
+        const StepRead* const last = own ? &own->read : nullptr;
+        if (local_step == kNeverStale) {
+            const uint64_t timeline = last ? last->timeline : newest_.timeline;
+            const bool was_read = last ? own->in == fork_generation : read_in_ == fork_generation;
+            return was_read ? timeline : std::max(told_, timeline);
+        }
         if (last && (last->step == local_step || last->timeline == newest_.timeline)) return last->timeline;
-        if (local_step == INT64_MAX)
-            return last ? last->timeline : was_read_ ? newest_.timeline : std::max(told_, newest_.timeline);
         if (local_step <= newest_.step) return newest_.timeline;
         if (last) return last->timeline;
         return newest_.timeline - (local_step <= older_);  // with an older one, the newest is not 0
@@ -110,10 +102,37 @@ class Reads {
 
   private:
     struct Own {
-        uint64_t serial;
+        uint64_t serial;  // the handle's
         StepRead read;
+        uint64_t in;  // the process that has read it: its fork_generation, or kAnothers
     };
     static constexpr int64_t kNone = INT64_MIN;
+    static constexpr uint64_t kAnothers = UINT64_MAX;
+
+    std::optional<Own> record() const {
+        if (!variable_) return {};
+        const nb::object bytes = variable_->attr("get")(nb::none());
+        Own record;
+        if (bytes.is_none()) return {};
+        std::memcpy(&record, PyBytes_AsString(bytes.ptr()), sizeof record);
+        if (record.serial != serial_) return {};
+        return record;
+    }
+    void keep(const StepRead& read, uint64_t in) noexcept {
+        note(read);
+        try {
+            if (const auto last = record(); last && last->read.step == read.step &&
+                                            last->read.timeline == read.timeline && last->in == in)
+                return;
+            if (!variable_) variable_ = new_variable();
+            const Own record{serial_, read, in};
+            const nb::object bytes = checked(
+                PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&record), sizeof record));
+            variable_->attr("set")(bytes);
+        } catch (nb::python_error&) {
+        } catch (const std::exception&) {
+        }
+    }
 
     // Context variables are never freed, since contexts keep what was set in them. So handles pass them on.
     static std::vector<nb::object*>& free_variables() {
@@ -137,7 +156,7 @@ class Reads {
     StepRead newest_{kNone, 0};  // the highest step known of the newest timeline known
     int64_t older_ = kNone;  // the highest step known of older timelines
     uint64_t told_ = 0;
-    bool was_read_ = false;
+    uint64_t read_in_ = kAnothers;  // the fork_generation of the process that has read by this handle
     const uint64_t serial_ = next_serial();
     nb::object* variable_ = nullptr;
 };
