@@ -329,8 +329,7 @@ def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
         shown = " ".join(run("show", "params").stdout.split())
         metrics = {each["name"]: each["samples"] for each in ask("metrics", "params")["metrics"]}
         mended = False
-        remedy = found[0].remedy if damage != _fill_up else ""
-        for program in re.findall(r"`(params\..*?)`", remedy):
+        for program in re.findall(r"`(params\..*?)`", found[0].remedy):
             eval(program, {"params": params})  # noqa: S307 - our own
             after = params.snapshot()[1]["user"]
             mended = inspection.check("params") == ()
@@ -344,7 +343,7 @@ def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
     [
         (_lose_all, "30 of 30 rows cannot be found through the index", True),
         (_lose_some, "of 30 rows cannot be found through the index", True),
-        (_fill_up, "30 of 30 rows cannot be found through the index", False),
+        (_fill_up, "30 of 30 rows cannot be found through the index", True),
         (_repeat_an_id, "a row stands in the table twice", False),
         (_bring_one_back, "it has 30 rows, but 31 of its slots are in use", False),
     ],
