@@ -58,7 +58,7 @@ class Named:
     def described_optimizer(self) -> str:
         """Return the optimizer's description in a state.
 
-        Options that are off are left out: version 2.0, whose states are restored too, had none.
+        Options that are off are left out: states of before 1.0.0, which are restored too, have none.
         """
         if self.optimizer is None:
             return "None"

@@ -318,7 +318,7 @@ class LateContributor:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the time of rounds was spent since the segment's first take. Version 2.0.0 counts none.
+    """How the time of rounds was spent since the segment's first take. Before 1.0.0 none was counted.
 
     Attributes:
         waiting: Seconds in which takes waited for gradients (or for the lock).

@@ -1,4 +1,4 @@
-"""Segments that version 2.0.0 made: every 2.x with the same layout version must go on with them.
+"""Segments of layout version 2, of before 1.0.0: every build of that layout goes on with them.
 
 The file has a group with two lanes, in its second round, and the parameters that the first round
 has has updated, both left by a process that is gone. It was written down once, page by page, and is

@@ -41,7 +41,7 @@ class PaceKeeper {
     }
 
   private:
-    // Longer times come from processes of 2.0.0, whose clock is another one, or from an earlier boot.
+    // Longer times come from processes of before 1.0.0, whose clock is another one, or from an earlier boot.
     static constexpr int64_t kLongest = int64_t{1} << 58;
 
     static void add(uint64_t& sum, int64_t from, int64_t to) {

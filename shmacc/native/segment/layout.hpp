@@ -157,8 +157,8 @@ constexpr Named kOptimizerNames[] = {
     {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
 };
 static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
-// An option is a bit that is added to an optimizer's kind. Version 2.0.0 refuses parameters that have an option
-// or AdamW.
+// An option is a bit that is added to an optimizer's kind. Processes of before 1.0.0 refuse parameters that
+// have an option or AdamW.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
 
@@ -449,8 +449,8 @@ struct Late {
 };
 constexpr uint32_t kLate = 16;
 
-// How the time of the segment was spent; for display only (pace.hpp). All zero in a segment of 2.0.0, whose processes
-// do not write it.
+// How the time of the segment was spent; for display only (pace.hpp). All zero in a segment of before 1.0.0,
+// whose processes do not write it.
 struct Pace {
     int64_t until_ns;  // all time until then is counted in the next three; 0: none
     uint64_t waiting_ns;
@@ -497,7 +497,7 @@ struct LaneHeader {
     alignas(64) Fairness fairness;
     Unchecked unchecked;
 };
-static_assert(sizeof(LaneHeader) == 512, "as in 2.0.0, which left the last bytes unused");
+static_assert(sizeof(LaneHeader) == 512, "as before 1.0.0, when the last bytes were unused");
 struct MemberStates {
     alignas(64) MemberState copies[2];
 };
@@ -580,7 +580,7 @@ struct Departed {
     uint64_t applied;
     uint32_t pid;
     uint32_t took;
-    uint32_t took_at;  // this and attached_ns as in Participant; 0 if 2.0.0 made the record
+    uint32_t took_at;  // this and attached_ns as in Participant; 0 if a process of before 1.0.0 made the record
     int64_t attached_ns;
 };
 static_assert(sizeof(Departed) == 64, "entries must not share a cache line");

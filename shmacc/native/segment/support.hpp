@@ -138,7 +138,7 @@ inline int64_t clock_ns(clockid_t clock) {
 inline int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
 // How far this process's clocks are ahead of the machine's: a time namespace, as of a container that was moved,
-// has clocks of its own. Version 2.0.0 took its own clock for the machine's.
+// has clocks of its own. Before 1.0.0 a process took its own clock for the machine's.
 struct ClockOffset {
     std::atomic<int64_t> monotonic_ns{0};
     std::atomic<int64_t> boottime_ns{0};
@@ -155,7 +155,7 @@ inline int64_t timestamp_ns() {
 constexpr int kShortTime = 26;
 inline uint32_t short_time(int64_t timestamp) { return static_cast<uint32_t>(timestamp >> kShortTime); }
 
-// Converts a timestamp to time since the epoch, by the present wall clock. Version 2.0.0 stored time since the
+// Converts a timestamp to time since the epoch, by the present wall clock. Before 1.0.0 it was time since the
 // epoch: such a number is past 2001, while a timestamp is less than 31 years. A timestamp in the future comes
 // from an earlier boot, in a /dev/shm on a disk.
 inline int64_t wall_ns_of(int64_t timestamp) {
