@@ -191,7 +191,7 @@ class Facts:
         ]
 
     def _is_replaced(self, one: object, last_took: float | None, last_sign: float) -> bool:
-        until = last_sign if last_took is None else last_took + _TICK
+        until = last_sign if last_took is None else last_took
         others: list[AttachedProcess | Lost] = [*self.alive, *self.lost]
         return any(each.took and each.attached_at > until for each in others if each is not one)
 
