@@ -67,14 +67,14 @@ def jobs_of(segments: Iterable[SegmentName]) -> Jobs:
         if each.kind not in layout.ARRAYS and (system_name in asked or of_asked):
             with contextlib.suppress(ShmaccError):
                 group = describe(system_name, look)
-                all_read = each.name.namespace not in unread
-                _add(found, group, each.belongs_to, parameters, all_read=all_read)
+                _add(found, group, each.belongs_to, parameters, unread.get(each.name.namespace, []))
     return found._replace(notes=[each for each in found.notes if each.subject in asked])
 
 
-def _everything() -> tuple[list[_Segment], set[str | None]]:
-    """Return all segments, and the namespaces of those that could not be read."""
-    found, unread = [], set()
+def _everything() -> tuple[list[_Segment], dict[str | None, list[str]]]:
+    """Return all segments, and by namespaces the names of those that could not be read."""
+    found: list[_Segment] = []
+    unread: dict[str | None, list[str]] = {}
     for name in list_names():
         try:
             with open_view(name) as view:
@@ -85,7 +85,7 @@ def _everything() -> tuple[list[_Segment], set[str | None]]:
             pass
         except ShmaccError as error:
             pass_on(error)
-            unread.add(name.namespace)
+            unread.setdefault(name.namespace, []).append(name.system_name)
     return found, unread
 
 
@@ -94,8 +94,7 @@ def _add(
     group: Description,
     belongs_to: int,
     parameters: list[Description],
-    *,
-    all_read: bool,
+    unread: list[str],
 ) -> None:
     """Add a group, its parameters, and what is in their way."""
     name, users = group.summary.name, _users(group)
@@ -106,14 +105,18 @@ def _add(
     ]
     own = [each for each in parameters if each.token == belongs_to]
     notes = []
-    if belongs_to and not own and all_read and (beside or not users):
+    if belongs_to and not own and not unread and (beside or not users):
         notes.append(_of_other_parameters(group))
+    missing = unread if belongs_to and not own else []
     own = own or ([] if belongs_to else beside)
     notes += _steps_apart(group, own)
     job = {name.system_name, *(each.summary.name.system_name for each in own)}
     for member in list(job):
         job |= jobs.members.get(member, set())
     obstacles = [_BOTH_ANEW] if notes else []
+    if missing:
+        which = ", ".join(missing)
+        obstacles.append(f"see to {which}, which cannot be read: its parameters may be among them")
     if any(each.stats.sealed and each.round_holder is None for each in own):
         obstacles.append(LOAD_AGAIN)
     for member in job:

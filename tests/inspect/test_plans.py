@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers.apart import needs_own_shm, run_apart
-from helpers.inspect_tool import run
+from helpers.inspect_tool import path_of, run, scribble
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, inspection
@@ -66,6 +66,9 @@ def remedies(name: str = GROUP) -> dict[str, str]:
 def test_a_job_that_is_sound_is_started_again() -> None:
     assert remedies()["orphaned"].startswith("start its job again, which goes on with it")
     assert remedies(PARAMS)["orphaned"].startswith("start its job again, which goes on with it")
+    shown = run("show", GROUP).stdout
+    assert "no living process has it attached" in shown.partition("orphaned ")[2]
+    assert "nothing is known that makes it stand still" not in shown
     start_again()
 
 
@@ -76,6 +79,15 @@ def test_a_job_whose_parameters_are_gone_is_not_just_started_again() -> None:
     assert found["orphaned"].startswith(ANEW)
     assert "only then start its job again; or, if no job" in found["orphaned"]
     assert "goes on with it" not in found["orphaned"]
+
+
+def test_a_job_whose_parameters_are_damaged_is_not_just_started_again() -> None:
+    scribble(path_of(PARAMS), 64, b"\xff" * 64)
+    found = remedies()["orphaned"]
+    assert found.startswith(
+        f"see to {inspection.resolve(PARAMS).system_name}, which cannot be read"
+    )
+    assert "goes on with it" not in found
 
 
 @pytest.mark.parametrize("name", [GROUP, PARAMS])
