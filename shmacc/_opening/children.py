@@ -11,6 +11,8 @@ unpickles its function. If only the child's function imports shmacc, the excepti
 
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -82,6 +84,52 @@ def _wrap_what_is_unpickled() -> None:
         context.SpawnProcess._after_fork = staticmethod(_wrap)  # noqa: SLF001
 
 
+class _EndOfThread:
+    """Calls functions when the thread ends in which it was made; kept in `_of_thread`."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.calls: list[Callable[[], object]] = []
+
+    def __del__(self, pid: Callable[[], int] = os.getpid) -> None:
+        if self._pid == pid():  # a child of this one drops its copy
+            for call in self.calls:
+                call()
+
+
+_of_thread = threading.local()
+_end: "weakref.ref[_EndOfThread] | None" = None
+
+
+def at_end_of_forking_thread(call: Callable[[], object]) -> None:
+    """Call a function when the thread ends that was the whole of this forked child at first.
+
+    If that was no main thread, Python does nothing at its end, and the kernel ends the process:
+    no function of ``atexit`` is called, nor a finalizer. In other processes this does nothing.
+    """
+    end = _end() if _end is not None else None
+    if end is not None:
+        end.calls.append(call)
+
+
+def _watch_the_forking_thread() -> None:
+    global _end  # noqa: PLW0603  a process is forked once
+    _end, thread = None, threading.main_thread()
+    if type(thread).__name__ == "_MainThread":
+        return
+    _of_thread.end = _EndOfThread()
+    _end = weakref.ref(_of_thread.end)
+    hook = threading.excepthook
+
+    def keep(args: Any) -> None:
+        global _kept  # noqa: PLW0603
+        if args.thread is thread:
+            _kept = args.exc_value
+        hook(args)
+
+    threading.excepthook = keep
+
+
 def _note_what_the_parent_handles() -> None:
     global _parents  # noqa: PLW0603  a process is forked once
     error = sys.exc_info()[1]
@@ -90,6 +138,7 @@ def _note_what_the_parent_handles() -> None:
 
 
 os.register_at_fork(after_in_child=_note_what_the_parent_handles)
+os.register_at_fork(after_in_child=_watch_the_forking_thread)
 if sys.version_info >= (3, 13):
     os.register_at_fork(after_in_child=_wrap_when_it_begins)
     _wrap_what_is_unpickled()

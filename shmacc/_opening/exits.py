@@ -10,6 +10,8 @@ multiprocessing ends by ``os._exit``, but first calls multiprocessing's own fina
 the exception from children.py. They leave the segment, since handles of the parent may still keep
 the child attached; if other threads of the child still work, only when these have ended. A worker
 of billiard's Pool (celery uses these) runs no finalizers, but calls the pool's ``on_process_exit``.
+A child of ``os.fork()`` in another thread than the main one may end with that thread, when Python
+calls nothing; children.py notices.
 
 One failure goes unseen: a ``SystemExit`` with a nonzero status that leaves the program, but no
 ``with`` block of an accumulator. Python forgets it before any function of this module runs.
@@ -21,6 +23,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shmacc import _core
@@ -93,6 +96,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     # lambda here uses a local variable: if CPython 3.11 has no memory for such a variable, it leaks
     # the function's arguments, and the segment stays open.
     known = (weakref.ref(handle),)
+    children.at_end_of_forking_thread(partial(_leave_with_thread, *known))
     _BilliardsExit.of_this_worker(handle)
     makers, made = [], []
     for util in children.loaded("util"):
@@ -161,6 +165,18 @@ def _leave(known: "weakref.ref[_core.Handle]") -> None:
     if not (_working_threads() if is_child else _daemons_are_left()):
         handle.leave(error)
     elif is_child and error is None:
+        _LeavesLast(handle).start()
+    else:
+        handle.end(error)
+
+
+def _leave_with_thread(known: "weakref.ref[_core.Handle]") -> None:
+    handle, error = known(), children.kept()
+    if handle is None:
+        return
+    if not _working_threads():
+        handle.leave(error)
+    elif error is None:
         _LeavesLast(handle).start()
     else:
         handle.end(error)

@@ -236,6 +236,62 @@ def test_ends_of_programs(acc: ConditionalAccumulator) -> None:
     assert acc.stats().attached == 1
 
 
+FORKS_IN_A_THREAD: Final = """
+    parents = shmacc.attach(sys.argv[1])
+
+    def work():
+        until(lambda: threading.main_thread() not in threading.enumerate())
+        acc.apply_grad(1.0, shmacc.NEVER_STALE)
+
+    def child(number, end):
+        global acc
+        acc = parents if number % 2 else shmacc.attach(sys.argv[1])
+        acc.apply_grad(1.0, shmacc.NEVER_STALE, contributor=number)
+        exec(end, globals())
+
+    def one(number, end):
+        pid = os.fork()
+        if pid == 0:
+            child(number, end)
+        else:
+            os.wait()
+            print(pid, flush=True)
+
+    for number, end in enumerate(sys.argv[2:]):
+        thread = threading.Thread(target=one, args=(number, end))
+        thread.start()
+        thread.join()
+"""
+ENDS_OF_THREADS: Final = {
+    "sys.exit(0)": None,
+    "sys.exit()": None,
+    "pass": None,
+    "acc.close()": None,
+    "threading.Thread(target=work).start()": None,
+    "threading.Thread(target=work).start(); sys.exit(0)": None,
+    "if os.fork() == 0: sys.exit(0)\nos.wait()": None,
+    "sys.exit(3)": "SystemExit: 3",
+    "raise ValueError('no such file')": "ValueError: no such file",
+    "with acc: raise KeyError(5)": "KeyError: 5",
+    "os._exit(0)": "killed",
+    "os.kill(os.getpid(), 9)": "killed",
+}
+
+
+def test_ends_of_children_that_a_thread_has_forked(acc: ConditionalAccumulator) -> None:
+    """Python calls nothing at their ends, whether they have their parent's handle or their own."""
+    for ends in (list(ENDS_OF_THREADS), ["pass", *ENDS_OF_THREADS]):
+        status, output, _ = run(FORKS_IN_A_THREAD, NAME, *ends, warnings="ignore")
+        assert status == 0
+        of_pids = dict(zip(map(int, output.split()), ends, strict=True))
+        pids, reasons, _ = news(acc) or ((), (), ())
+        told = {of_pids[pid]: why for pid, why in zip(pids, reasons, strict=True)}
+        assert told == {end: why for end, why in ENDS_OF_THREADS.items() if why}
+        assert news(acc) is None
+        assert acc.stats().attached == 1
+        assert acc.take(1, timeout=0).count == len(ends) + 2
+
+
 # Blocks
 
 
