@@ -58,7 +58,7 @@ class Named:
     def described_optimizer(self) -> str:
         """Return the optimizer's description in a state.
 
-        Options that are off are left out: states of before 1.0.0, which are restored too, have none.
+        Options that are off are left out: states of before 1.0.0 have none, and are restored, too.
         """
         if self.optimizer is None:
             return "None"

@@ -318,7 +318,7 @@ class LateContributor:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the time of rounds was spent since the segment's first take. Before 1.0.0 none was counted.
+    """How the time of rounds was spent since the segment's first take (not counted before 1.0.0).
 
     Attributes:
         waiting: Seconds in which takes waited for gradients (or for the lock).
