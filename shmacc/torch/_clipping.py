@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._tables import TableEmbedding, rows_of
 
-_Trained = nn.Module | torch.Tensor | Iterable[torch.Tensor | nn.Module]
+_Trained: TypeAlias = nn.Module | torch.Tensor | Iterable[torch.Tensor | nn.Module]
 
 _with_tables: dict[int, weakref.ref[nn.Module]] = {}
 """The models of this process's chiefs and replicas that have tables, by their ids."""
@@ -77,7 +77,7 @@ def clip_grad_value_(parameters: _Trained, clip_value: float, foreach: bool | No
 def _dense(parameters: _Trained) -> list[Any]:
     """Return, for each gradient, an object whose dense ``.grad`` shares its values."""
     one = isinstance(parameters, nn.Module | torch.Tensor)
-    given: list[Any] = [parameters] if one else [*parameters]  # type: ignore[misc]
+    given: Any = [parameters] if one else parameters
     trained = {id(each): each for item in given for each in _trained(item)}
     if not any(isinstance(item, nn.Module) for item in given):
         _refuse_without_tables(trained)

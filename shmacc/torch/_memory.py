@@ -74,7 +74,8 @@ def place_of(one: torch.Tensor) -> tuple[Any, ...]:
 
 def _reach(one: torch.Tensor) -> int:
     """Return how many elements its memory spans; torch's strides are not negative."""
-    return 1 + sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
+    steps = zip(one.shape, one.stride(), strict=True)
+    return 1 + sum((int(n) - 1) * int(step) for n, step in steps)
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:

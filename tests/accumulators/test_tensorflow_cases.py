@@ -186,7 +186,7 @@ def test_cancel(way: Any, how: str) -> None:
 APPLY = "handle local_step gradient"
 TAKE = "handle num_required dtype name"
 MAKE = "dtype shape container shared_name reduction_type name"
-RAW_OPS: Final = {
+_SHARED: Final = {
     "SparseConditionalAccumulator": MAKE,
     "SparseAccumulatorApplyGradient": (
         f"{APPLY}_indices gradient_values gradient_shape has_known_shape name"
@@ -198,7 +198,9 @@ RAW_OPS: Final = {
     "AccumulatorNumAccumulated": "handle name",
     "AccumulatorSetGlobalStep": "handle new_global_step name",
 }
-RAW_OPS |= {f"Resource{op}": names for op, names in RAW_OPS.items() if "Sparse" not in op}
+RAW_OPS: Final = _SHARED | {
+    f"Resource{op}": names for op, names in _SHARED.items() if "Sparse" not in op
+}
 
 
 def test_raw_ops_and_their_arguments() -> None:

@@ -57,7 +57,7 @@ def mapped() -> int:
 def is_anothers(name: str, there_before: tuple[str, ...]) -> bool:
     """Whether it is the semaphore of a segment that was there: whoever misses it makes it."""
     semaphore = names.parse_semaphore_file(name)
-    return semaphore is not None and semaphore[0] in there_before
+    return semaphore is not None and semaphore[0].system_name in there_before
 
 
 def attempt(deed: Deed, begun: Any) -> str:

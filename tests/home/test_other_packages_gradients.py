@@ -36,7 +36,8 @@ def update_by(gradient: Any, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
         group.apply({"loss": 1.0}, 0)
         with group.round(1):
             params.update({}, gradients={"w": gradient})
-        return -params["w"]
+        moved: np.ndarray[Any, Any] = -params["w"]
+        return moved
 
 
 def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:

@@ -308,6 +308,7 @@ def test_what_is_refused(namespace: str) -> None:
     model = Clicks()
     refused("optimizers of torch do not know", lambda: chief_of(model, optimizer=None))
     adam = optimizer_of(torch.optim.Adam(model.parameters()))
+    wrong: Any
     for wrong in adam, {"layer*": optim.SGD(0.1), "*": adam}:
         made = functools.partial(chief_of, model, optimizer=wrong)
         refused("'users.rows.*do not know.*{.users.rows", made)

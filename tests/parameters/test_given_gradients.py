@@ -56,7 +56,7 @@ def make(optimizer: optim.Optimizer) -> tuple[Parameters, AccumulatorGroup]:
     contents: dict[str, Any] = {name: np.ones((6, 3), np.float32) for name in ("dense", "rows")}
     contents["table"] = TableSpec((3,), initial=init.Uniform(-1, 1, seed=3))
     contents["number"] = np.array(1.0)
-    by = {"integers": None, "*": optimizer}
+    by: Any = {"integers": None, "*": optimizer}
     params = Parameters({**contents, "integers": np.zeros(2, int)}, optimizer=by)
     specs = params.member_specs(sparse=["rows"])
     group = AccumulatorGroup({**specs, "loss": TensorSpec(())}, reduction_type="SUM")
@@ -101,7 +101,7 @@ def test_it_is_as_if_a_worker_had_applied_it(case: str, optimizer: optim.Optimiz
                     del gradient[name]
                 assert group.apply(gradient, turn)
                 with group.round(1) as taken:
-                    more = {} if way == "applied" else {"gradients": {name: given}}
+                    more: dict[str, Any] = {} if way == "applied" else {"gradients": {name: given}}
                     assert params.update(of_params(taken), **more, learning_rate=0.25)
             found.append(state(params))
     assert found[0] == found[1] == found[2]
@@ -224,8 +224,8 @@ def _taken_of_all_kinds() -> dict[str, Any]:
             ("dense", lambda: dense.take(1)),
             ("partial", lambda: dense.take_partial(1)),
         ):
-            for acc, gradient in ((rows, ([1], np.ones((1, 3)))), (dense, (np.ones(2),))):
-                acc.apply_grad(*gradient, local_step=acc.global_step)
+            rows.apply_grad([1], np.ones((1, 3)), local_step=rows.global_step)
+            dense.apply_grad(np.ones(2), local_step=dense.global_step)
             found[name] = call()
             for acc in (rows, dense):
                 acc.take_partial(0)
