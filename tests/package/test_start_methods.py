@@ -20,12 +20,10 @@ _PROGRAMS: Final = {
     name: program
     for name, program in (
         pages.programs(with_others=False)
-        | {f"tutorial-{number}": block for number, (_, block) in enumerate(pages.tutorial())}
         | {path.stem: path.read_text() for path in pages.examples(with_others=False)}
     ).items()
     if _SAID in program and "sys.argv" not in program
 }
-assert any(name.startswith("tutorial") for name in _PROGRAMS)
 assert {"training_loop", "word_count"} <= _PROGRAMS.keys()
 
 
