@@ -167,6 +167,15 @@ def is_one(dtype: object) -> bool:
     return _lookup(dtype) is not None
 
 
+def _numpys(dtype: object) -> object:
+    """Return the NumPy dtype of a ``tf.DType``; "" if it has none, as ``tf.resource``."""
+    try:
+        return getattr(dtype, "as_numpy_dtype", dtype)
+    except KeyError as error:
+        pass_on(error)
+        return ""
+
+
 def _lookup(dtype: object) -> DType | None:
     if dtype is None or isinstance(dtype, bool):
         return None
@@ -174,7 +183,7 @@ def _lookup(dtype: object) -> DType | None:
         return _named(dtype_names.NAMES.get(dtype, ""))
     if dtype is float:
         dtype = "float32"
-    dtype = getattr(dtype, "as_numpy_dtype", dtype)
+    dtype = _numpys(dtype)
     if type(dtype).__module__ == "torch":
         dtype = str(dtype).removeprefix("torch.")
     if isinstance(dtype, str):
