@@ -312,7 +312,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         Raises:
             InvalidArgumentError: A bad argument.
         """
-        return Steps(self._handle, timeout, on_death)
+        return Steps(self._handle, arguments.timeout(timeout), arguments.on_death(on_death))
 
     def steps_async(
         self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"

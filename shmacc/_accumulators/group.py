@@ -5,7 +5,7 @@ from typing import Any
 
 from shmacc._accumulators import results
 from shmacc._accumulators.accumulator import Accumulator
-from shmacc._core import TakenRound
+from shmacc._core import Answer, TakenRound
 from shmacc._gradients import arguments, gradients
 from shmacc._gradients.handlers import pass_on
 from shmacc._gradients.member import Member, MemberGradient
@@ -146,6 +146,18 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
+        return self._apply(gradient, local_step, contributor, weight, timeout, None)
+
+    def _apply(
+        self,
+        gradient: Mapping[str, Any],
+        local_step: int,
+        contributor: int | None,
+        weight: int,
+        timeout: float | None,
+        answer: Answer | None,
+    ) -> bool:
+        """Apply; an `answer` has the result even if an exception keeps it from the caller."""
         terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = self._terms(contributor, weight, timeout)
@@ -164,7 +176,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             except ShmaccError as error:
                 pass_on(error)
                 raise error.of_member(name) from error.__cause__
-        return self._handle.apply_group(members, step, terms) or self._dropped(local_step)
+        added = self._handle.apply_group(members, step, terms, answer)
+        return added or self._dropped(local_step)
 
     def apply_partial(
         self,
@@ -201,7 +214,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         who = gradients.partial_contributors(partial)
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
-        added = self._handle.apply_group(members, step, (count, weight, who, seconds))
+        added = self._handle.apply_group(members, step, (count, weight, who, seconds), None)
         return added or self._dropped(local_step)
 
     def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:

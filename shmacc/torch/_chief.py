@@ -3,8 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -29,6 +29,7 @@ from shmacc.torch import _updates as updates
 from shmacc.torch._optimizers import OfModel
 from shmacc.torch._other_chiefs import OtherChiefs
 from shmacc.torch._tables import rows_of
+from shmacc.torch._turn import Turn
 from shmacc.torch._updates import Update
 
 Schedule = Callable[[int], LearningRate]
@@ -92,33 +93,31 @@ class Chief:
                 )
             raise
         self._shared = self._updates.arrays
+        on_failure = ExitStack()  # at once: a maker that is collected later ends a later training
         try:
+            on_failure.callback(self._shared.close)
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._check_run(shared_name)
             self._updates.begin_with(self._tables)
             self._group = _group(members, shared_name, capacity, options)
-            if self._group._handle.finished:  # noqa: SLF001  a chief has died in its `close`
-                self._group.unlink()
-                self._group.close()
-                self._group = _group(members, shared_name, capacity, options)
+            on_failure.callback(self._group.close)
+            self._catch_up()
+            self._own = own
+            self._buffers = {n: value for n, value in own.items() if n not in self._parameters}
+            placed = own if self._updates.places_buffers else self._parameters
+            on_failure.callback(self._shared._release, at_once=False)  # noqa: SLF001
+            self._places = on_model.place(placed, self._shared)
+            self._turn = Turn((0.0, "wait"), threading.get_ident())
+            self._follow()
+            self._begin_to_lead(on_failure)
         except BaseException:
-            self._shared.close()
+            on_failure.close()
             raise
-        self._catch_up()
-        self._own = own
-        self._buffers = {name: value for name, value in own.items() if name not in self._parameters}
-        placed = own if self._updates.places_buffers else self._parameters
-        self._places = on_model.place(placed, self._shared)
-        # _ahead: the round that `active` has entered, or the error of its wait.
-        # _waits: the last round's timeout, on_death and thread; None: a block is running.
-        self._ahead: tuple[ExitStack, Update] | ShmaccError | None = None
-        self._waits: tuple[float | None, OnDeath, int] | None = 0.0, "wait", threading.get_ident()
-        self._follow()
-        self._begin_to_lead()
 
-    def _begin_to_lead(self) -> None:
+    def _begin_to_lead(self, on_failure: ExitStack) -> None:
         self._others = OtherChiefs(self._group.shared_name)
         for name, table in self._tables.items():
+            on_failure.callback(rows_of(table).put, rows_of(table).source)
             rows_of(table).share(self._shared[name], trains=False)
         if self._tables:
             clipping.watch(self._model)
@@ -180,13 +179,18 @@ class Chief:
         gradients or all replicas have left: `while replicas.active` ends without an empty round.
         If the wait fails, the next round raises the error.
         """
-        if self._ahead is None and self._maker == os.getpid() and self._waits is not None:
-            timeout, on_death, thread = self._waits
-            if thread == threading.get_ident():
+        turn = self._turn
+        if self._maker == os.getpid() and turn.thread == threading.get_ident() and not turn.error:
+            if turn.state == "over":
+                turn = self._turn = self._next(turn.waits, ahead=True)
+            if turn.run is not None and turn.state == "new":
                 try:
-                    self._ahead = self._enter(timeout, on_death, ahead=True)
+                    next(turn.run)
                 except ShmaccError as error:
-                    self._ahead = error if timeout != 0 else None
+                    turn.error = error if turn.waits[0] != 0 else None
+                except BaseException:
+                    turn.run.close()  # if the exception came when it had entered the round
+                    raise
         return self._present
 
     @property
@@ -237,43 +241,39 @@ class Chief:
                 it. The round is open again.
         """
         self._updates.check_rate(learning_rate)
-        return self._block(timeout, on_death, learning_rate)
+        return _core.GeneratorBlock(self._block((timeout, on_death), learning_rate))
 
-    @contextmanager
+    def _next(self, waits: tuple[float | None, OnDeath], *, ahead: bool) -> Turn:
+        turn = Turn(waits, threading.get_ident(), ahead)
+        turn.run = self._round(turn)
+        return turn
+
     def _block(
-        self, timeout: float | None, on_death: OnDeath, rate: LearningRate
-    ) -> Iterator[Update]:
-        ahead, waited = self._ahead, self._waits
-        self._ahead = self._waits = None
+        self, waits: tuple[float | None, OnDeath], rate: LearningRate
+    ) -> Generator[Update, None, None]:
+        turn = self._turn
+        if turn.error is not None:
+            self._turn = Turn(waits, threading.get_ident())
+            raise turn.error
+        if turn.state == "open":
+            turn.waits = waits
+        else:
+            inside = turn.state in {"blocked", "running"}  # or another thread is
+            turn = self._next(waits, ahead=False)
+            if not inside:
+                self._turn = turn
+        assert turn.run is not None  # noqa: S101
         try:
-            if isinstance(ahead, ShmaccError):
-                raise ahead
-            opened, update = ahead or self._enter(timeout, on_death, ahead=False)
-            with opened:
-                update._block.rate = rate  # noqa: SLF001
-                yield update
+            if turn.state == "new":
+                next(turn.run)
+            turn.rate = rate
+            yield from turn.run
         finally:
-            if waited is not None:  # None: this block is inside another one
-                self._waits = timeout, on_death, threading.get_ident()
+            turn.run.close()
 
-    def _enter(
-        self, timeout: float | None, on_death: OnDeath, *, ahead: bool
-    ) -> tuple[ExitStack, Update]:
-        opened = ExitStack()  # if it is dropped, the round is given up
-        return opened, opened.enter_context(self._round(timeout, on_death, ahead=ahead))
-
-    def _give_up(self) -> None:
-        """Give up a round that `active` has entered."""
-        ahead, self._ahead = self._ahead, None
-        if isinstance(ahead, tuple):
-            with suppress(ShmaccError), ahead[0]:
-                # If the step differs, another chief has ended this round, and may be in a block.
-                if ahead[1].round_step == self._group.global_step:
-                    self._updates.give_up()
-                raise ShmaccError("The round is given up")
-
-    @contextmanager
-    def _round(self, timeout: float | None, on_death: OnDeath, *, ahead: bool) -> Iterator[Update]:
+    def _round(self, turn: Turn) -> Generator[Update, None, None]:
+        """Yield an update when its round is open, and again for its block."""
+        timeout, on_death = turn.waits
         seconds = arguments.timeout(timeout)
         end = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -288,27 +288,47 @@ class Chief:
                 empty = not (taken.contributors < run.LEAVING).any()
                 if done:
                     self._updates.pass_over(taken)
-                elif empty and (ahead or len(taken.contributors) < self._present):
-                    self._updates.begin(self._group)
+                elif empty and (turn.ahead or len(taken.contributors) < self._present):
+                    self._updates.check(self._group)
+                    self._updates.begin(taken.step)
                     self._end(taken, None)
                     done = True
                 else:
                     self._check_model()
                     on_model.check_trained(self._parameters, self._group.members)
-                    self._updates.begin(self._group)
                     update = self._begin(taken)
-                    block = update._block  # noqa: SLF001
-                    try:
-                        yield update
-                    finally:
-                        block.ended = True
-                    if block.rate is None and self._schedule is not None:
-                        block.rate = self._scheduled(update.step)
-                    self._end(taken, block)
-            self._others.ends()
+                    yield update
+                    yield from self._in_block(turn, taken, update)
+                # Before the commit: an exception after it must not make the next round another's.
+                self._others.ends()
             self._follow()
             if not done:
                 return
+
+    def _in_block(
+        self, turn: Turn, taken: GroupTaken, update: Update
+    ) -> Generator[Update, None, None]:
+        """Yield the update, then make it."""
+        self._updates.check(self._group)
+        block = update._block  # noqa: SLF001
+        ours = taken.step == self._group.global_step  # else another chief has ended this round
+        try:
+            if ours:
+                self._updates.begin(taken.step)
+            turn.blocked = True
+            yield update
+        finally:
+            block.ended = True
+            if ours and not turn.blocked:
+                self._updates.give_up()
+        block.rate = turn.rate
+        if block.rate is None and self._schedule is not None:
+            block.rate = self._scheduled(update.step)
+        self._end(taken, block)
+
+    def _give_up(self) -> None:
+        """Give up a round that `active` has entered."""
+        self._turn.give_up()
 
     def _check_model(self) -> None:
         self._shared._handle.check_writes()  # noqa: SLF001
@@ -389,6 +409,7 @@ class Chief:
             FailedPreconditionError: The model is not in shared memory any more.
         """
         self._check_model()
+        self._follow()  # an exception may have ended the last round before it did so
         return {
             "step": self.global_step,
             "left": torch.from_numpy(self._left.copy()),
@@ -439,34 +460,35 @@ class Chief:
         names, so that its replacement finds replicas and parameters. A call in a forked child of
         the chief does not end the training.
         """
-        maker, self._maker = self._maker, 0
         try:
-            if maker == os.getpid():
+            if self._maker == os.getpid():
                 self._give_up()
-            if maker == os.getpid() and self._group.running:
                 self._group.finish()  # ends the training for another chief, too
                 self._group.unlink()
                 self._shared.unlink()
-            if maker == os.getpid():
                 for table in self._tables.values():
                     rows_of(table).leave(keep=True)
                 self._shared._release(at_once=True)  # noqa: SLF001
-        finally:
+        except ShmaccError:
+            self._maker = 0
             self._group.close()
             self._shared.close()
+            raise
+        self._maker = 0
+        self._group.close()
+        self._shared.close()
 
 
 def _group(
     members: dict[str, TensorSpec], shared_name: str, capacity: int | None, options: dict[str, Any]
 ) -> AccumulatorGroup:
-    return AccumulatorGroup(
-        members,
-        shared_name,
-        reduction_type="CMEAN",
-        unlink_on_close=BY_MAKER,
-        capacity=capacity,
-        **options,
-    )
+    how = {"reduction_type": "CMEAN", "unlink_on_close": BY_MAKER, "capacity": capacity, **options}
+    group = AccumulatorGroup(members, shared_name, **how)
+    if not group._handle.finished:  # noqa: SLF001
+        return group
+    group.unlink()  # a chief has died in its `close`
+    group.close()
+    return AccumulatorGroup(members, shared_name, **how)
 
 
 def _check_schedule(schedule: object, chosen: object) -> None:

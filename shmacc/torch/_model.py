@@ -256,19 +256,16 @@ def given(trained: "nn.Module | nn.Parameter", taken: Any) -> torch.Tensor:
 
 
 def gradients(
-    trained: dict[str, nn.Parameter], sparse: frozenset[str]
+    left: Mapping[str, torch.Tensor], sparse: frozenset[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the gradients that a backward pass has left, as a group takes them.
+    """Yield the gradients that backward passes have left in ``.grad``, as a group takes them.
 
     Raises:
         InvalidArgumentError: A member takes sparse gradients, but its gradient is dense.
     """
-    for name, parameter in trained.items():
-        gradient = parameter.grad
-        if gradient is None:
-            continue
+    for name, gradient in left.items():
         if gradient.requires_grad:  # after backward(create_graph=True)
-            gradient = gradient.detach()
+            gradient = gradient.detach()  # noqa: PLW2901
         dense = gradient.layout == torch.strided
         if dense and name in sparse:
             raise InvalidArgumentError(

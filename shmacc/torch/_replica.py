@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -18,6 +19,7 @@ from shmacc.errors import DeadlineExceededError, FinishedError, InvalidArgumentE
 from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+from shmacc.torch._handing import Gradients, Handing, Position
 from shmacc.torch._tables import rows_of
 
 _AT_EXIT = 1.0
@@ -65,7 +67,8 @@ class Replica:
         """
         self._rank = arguments.int64(rank, "rank")
         self._timeout = timeout
-        with ExitStack() as on_failure:
+        on_failure = ExitStack()
+        try:
             self._group, self._shared = run.attach(model, shared_name, timeout, owners)
             on_failure.callback(self._group.close)
             on_failure.callback(self._shared.close)
@@ -79,16 +82,21 @@ class Replica:
             # The first number of an asynchronous replica's gradients: random, so that not even a
             # killed replica of this rank has used it.
             self._serial = secrets.randbits(run.SERIAL_BITS)
-            self._made = 0  # how many calls of `step` have returned
-            self._handed: bool | None = None  # whether this step's gradient counts; None: not sent
-            self._follow(self._step_without(run.LEAVING + self._rank, timeout))
-            self._rows = {name: rows_of(found) for name, found in self._tables.items()}
-            for name, rows in self._rows.items():
-                rows.share(self._shared[name], trains=True)
-            if self._rows:
+            rows = {name: rows_of(found) for name, found in self._tables.items()}
+            self._gradients = Gradients(self._trained, rows)
+            self._handed: Handing | None = None  # None: nothing is on its way
+            step = self._step_without(run.LEAVING + self._rank, timeout)
+            self._at = Position(step, 0, -1)
+            self._follow(step)
+            for name, own in rows.items():
+                on_failure.callback(own.put, own.source)
+                own.share(self._shared[name], trains=True)
+            if rows:
                 clipping.watch(model)
             self._group._handle.be_contributor(self._rank)  # noqa: SLF001  from now on it counts
-            on_failure.pop_all()
+        except BaseException:
+            on_failure.close()
+            raise
 
     def _place(self, model: nn.Module) -> None:
         self._model, members = model, self._group.members
@@ -128,11 +136,11 @@ class Replica:
             yield name, getattr(module, name.rpartition(".")[2]).detach(), shared
 
     def _follow(self, step: int) -> None:
-        """Go on with this step of the group; it is read before parameters, so never too new."""
-        self._step = step
-        self._global_step = int(self._run[run.STEP])
+        """Go on with this step of the group: copy the shared buffers, then keep the position."""
+        position = Position(step, int(self._run[run.STEP]), self._at.made + 1)
         for _, own, shared in self._buffers():
             own.copy_(shared)
+        self._at = position
 
     def __enter__(self) -> Self:
         return self
@@ -164,7 +172,7 @@ class Replica:
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self._rank} of {self._total}, {self._group.shared_name!r}, "
-            f"at step {self._global_step}>"
+            f"at step {self.global_step}>"
         )
 
     @property
@@ -180,7 +188,7 @@ class Replica:
     @property
     def global_step(self) -> int:
         """How many updates the parameters had when this replica's step began."""
-        return self._global_step
+        return self._at.global_step
 
     @property
     def running(self) -> bool:
@@ -192,6 +200,10 @@ class Replica:
 
         A synchronous replica then waits for the chief's update. An asynchronous replica waits
         before, while as many gradients are pending as the chief admits.
+
+        After an exception, such as Ctrl-C, the next call finishes what this one had begun: each
+        gradient counts once. If gradients have come meanwhile, an asynchronous replica hands them
+        over, too. For a synchronous one they come too late, unless this call had its update.
 
         Args:
             weight: How many samples the loss is averaged over, if batches differ in size.
@@ -209,47 +221,92 @@ class Replica:
                 parameter; or a parameter requires grad that did not when the chief shared it.
             ResourceExhaustedError: Shared memory is full.
         """
-        before = self._global_step
-        if self._handed is None:
-            self._handed = self._hand_over(weight)
-        for parameter in self._trained.values():
-            parameter.grad = None
-        for rows in self._rows.values():
-            rows.clear()
-        if self._asynchronous and not self._closed:
-            self._follow(self._group.global_step)
-        elif self.running:
-            with suppress(FinishedError):
-                self._follow(self._group.wait_step(self._step, timeout=self._timeout))
-        counts, self._handed = self._handed, None
-        self._made += 1
-        # Loading a checkpoint or ending the training drops accepted gradients: no update has them.
-        return counts and (self._asynchronous or int(self._run[run.STEP]) > before)
+        try:
+            return self._hand_on(weight)
+        except BaseException:
+            self._settle()
+            raise
 
-    def _hand_over(self, weight: int) -> bool:
+    def _hand_on(self, weight: int) -> bool:
+        handing = self._handed
+        if handing is not None:  # an exception has ended the call that began it
+            self._apply(handing)
+            if self._gradients.has_later(handing):
+                if self._asynchronous or self._at is not handing.at:
+                    handing = None
+                else:
+                    if not self._gradients.are_again(handing):
+                        self._handed = handing = replace(handing, late=True)
+                    self._gradients.drop()
+        if handing is None:
+            handing = self._hand_over(weight)
+        if self._at is handing.at and not self._closed:
+            self._go_on(handing)
+        counts = bool(handing.answer.counts) and not handing.late
+        # Loading a checkpoint or ending the training drops accepted gradients: no update has them.
+        if not self._asynchronous and int(self._run[run.STEP]) <= handing.at.global_step:
+            counts = False
+        self._handed = None
+        return counts
+
+    def _hand_over(self, weight: int) -> Handing:
         self._shared._handle.check_writes()  # noqa: SLF001
         on_model.check_in_place(self._parameters, self._places)
         on_model.check_same(self._model, self._parameters | self._tables, with_grad=True)
         on_model.check_trained(self._parameters, self._trained)
-        gradient: dict[str, Any] = dict(on_model.gradients(self._trained, self._sparse))
-        gradient |= {
-            name: pending
-            for name, rows in self._rows.items()
-            if (pending := rows.gradient()) is not None
-        }
+        contributor = self._rank
+        if self._asynchronous:
+            self._serial += 1  # before it is used: an exception must not let it be used twice
+            contributor += self._total * self._serial
+        self._handed = handing = self._gradients.begin(self._at, contributor, weight)
+        self._apply(handing)
+        return handing
+
+    def _apply(self, handing: Handing) -> None:
+        if handing.answer.counts is not None:
+            return
+        self._gradients.set_aside(handing)
+        if not self.running:
+            handing.answer.counts = False
+            return
+        gradient: dict[str, Any] = dict(on_model.gradients(handing.gradients, self._sparse))
+        for name, pending in handing.rows.items():
+            if pending:
+                gradient[name] = self._gradients.rows[name].gradient(pending)
         gradient |= {
             name: own
             for name, own, shared in self._buffers()
             if name in self._group.members and not torch.equal(own, shared)
         }
-        contributor, step = self._rank, self._step
-        if self._asynchronous:
-            contributor, step = self._rank + self._total * self._serial, NEVER_STALE
-        counts = self.running and self._group.apply(
-            gradient, step, contributor=contributor, weight=weight, timeout=self._timeout
+        self._group._apply(  # noqa: SLF001
+            gradient,
+            NEVER_STALE if self._asynchronous else handing.at.step,
+            handing.contributor,
+            handing.weight,
+            self._timeout,
+            handing.answer,
         )
-        self._serial += 1
-        return counts
+
+    def _go_on(self, handing: Handing) -> None:
+        """Move on from this gradient's step, after the update in a synchronous training."""
+        if self._asynchronous:
+            self._follow(self._group.global_step)
+        elif self.running:
+            with suppress(FinishedError):
+                self._follow(self._group.wait_step(handing.at.step, timeout=self._timeout))
+
+    def _settle(self) -> None:
+        """After an exception: do what needs no wait, and what later gradients do not prevent."""
+        handing = self._handed
+        if handing is None or self._closed or self._gradients.has_later(handing):
+            return
+        if handing.answer.counts is None:
+            self._gradients.put_back(handing)
+            self._handed = None
+        elif self._at is handing.at and (
+            self._asynchronous or self._group.global_step > handing.at.step
+        ):
+            self._go_on(handing)
 
     def leave(self) -> None:
         """Tell the chief not to wait for this replica: it has no more data. Idempotent.
@@ -277,7 +334,7 @@ class Replica:
         training and cannot be read any more.
         """
         self._closed = True
-        for rows in self._rows.values():
+        for rows in self._gradients.rows.values():
             rows.leave(keep=False)
         self._group.close()
         try:

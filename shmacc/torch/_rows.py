@@ -1,5 +1,6 @@
 """The rows of an embedding of ids: this process's own, or those of a training's table."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,36 +14,75 @@ from shmacc._records.array_types import IndexArray, ValueArray
 from shmacc._records.taken import IndexedSlices
 from shmacc.errors import FailedPreconditionError
 
+Pending = list[tuple[IndexArray, torch.Tensor]]
+"""Ids, and gradients of their rows, from backward passes since the last step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where rows are: one store changes all of this, so that an exception leaves the old or new.
+
+    Attributes:
+        spec: The spec of the table, or of one made from these rows.
+        ids: The ids of this process's own rows, ascending; none if there is a table.
+        rows: These rows.
+        table: The training's table; a closed replica still has it. None: the rows are this
+            process's own.
+        shared: Whether the module is in a training now.
+        trains: Whether this process hands gradients over.
+    """
+
+    spec: TableSpec
+    ids: IndexArray
+    rows: ValueArray
+    table: Table | None = None
+    shared: bool = False
+    trains: bool = False
+
 
 class Rows:
     """The rows of an embedding: this process's own, or those of a training's table.
 
     Attributes:
-        spec: The spec of the table, or of one made from these rows.
-        table: The training's table; a closed replica still has it. None: the rows are this
-            process's own.
-        shared: Whether the module is in a training now.
+        source: Where they are.
         trained: Whether a replica's forward passes collect gradients.
-        pending: Ids, and gradients of their rows, from backward passes since the last step; None:
-            this process hands no gradients over.
     """
 
     def __init__(self, spec: TableSpec) -> None:
         """Begin without rows."""
         self.trained = True
-        self.keep(spec, *_none(spec))
+        self._pending: Pending = []
+        self.source = Source(spec, *_none(spec))
+
+    @property
+    def spec(self) -> TableSpec:
+        return self.source.spec
+
+    @property
+    def table(self) -> Table | None:
+        return self.source.table
+
+    @property
+    def shared(self) -> bool:
+        return self.source.shared
+
+    @property
+    def pending(self) -> Pending | None:
+        """The gradients that were collected; None: this process hands none over."""
+        return self._pending if self.source.trains else None
 
     def keep(self, spec: TableSpec, ids: IndexArray, rows: ValueArray) -> None:
         """Use these rows instead of a table; ids ascend."""
-        self.spec, self.shared = spec, False
-        self.table: Table | None = None
-        self.pending: list[tuple[IndexArray, torch.Tensor]] | None = None
-        self._ids, self._rows = ids, rows
+        self.source = Source(spec, ids, rows)
+
+    def put(self, source: Source) -> None:
+        """Use the rows that another call has replaced."""
+        self.source = source
 
     def share(self, table: Any, *, trains: bool) -> None:
         """Use the rows of a training's `Table`, and collect gradients if this process `trains`."""
-        self.keep(self.spec, *_none(self.spec))
-        self.table, self.shared, self.pending = table, True, [] if trains else None
+        self._pending = []
+        self.source = Source(self.spec, *_none(self.spec), table, shared=True, trains=trains)
 
     def leave(self, *, keep: bool) -> None:
         """Leave the training.
@@ -50,22 +90,23 @@ class Rows:
         Args:
             keep: Whether this process keeps a copy of the rows. If not, they cannot be read.
         """
-        if keep:
-            self.keep(self.spec, *self.whole())
-        self.shared, self.pending = False, None
+        own = Source(self.spec, *self.whole()) if keep else self.source
+        self.source = replace(own, shared=False, trains=False)
 
     def whole(self) -> tuple[IndexArray, ValueArray]:
         """Return all ids, ascending, and their rows."""
-        if self.table is None:
-            return self._ids, self._rows
-        ids = self.table.ids()
-        return ids, self.table[ids]
+        source = self.source
+        if source.table is None:
+            return source.ids, source.rows
+        ids = source.table.ids()
+        return ids, source.table[ids]
 
     def of(self, ids: IndexArray) -> ValueArray:
         """Return copies of the rows of a vector of ids."""
-        if self.table is not None:
-            return self.table[ids]
-        spec = self.spec
+        source = self.source
+        if source.table is not None:
+            return source.table[ids]
+        spec = source.spec
         kind, initial, seed = spec.initial.config()
         rows = arrays.empty((len(ids), *spec.row_shape), spec.dtype)
         _core.initial_rows(
@@ -75,21 +116,25 @@ class Rows:
             spec.dtype == np.float64,
             rows.reshape(-1).view(np.uint8),
         )
-        known = np.isin(ids, self._ids)
-        rows[known] = self._rows[np.searchsorted(self._ids, ids[known])]
+        known = np.isin(ids, source.ids)
+        rows[known] = source.rows[np.searchsorted(source.ids, ids[known])]
         return rows
 
     def collect(self, ids: IndexArray, leaf: torch.Tensor) -> None:
         """Collect the gradient that a backward pass has left in ``.grad`` of looked-up rows."""
         gradient, leaf.grad = leaf.grad, None
-        if self.pending is not None and gradient is not None:
-            self.pending.append((ids, gradient.detach()[: len(ids)]))
+        if (pending := self.pending) is not None and gradient is not None:
+            pending.append((ids, gradient.detach()[: len(ids)]))
 
-    def gradient(self) -> IndexedSlices | None:
-        """Return the pending gradients, as a group takes them; None: there are none."""
-        if not self.pending:
+    def gradient(self, pending: Pending | None = None) -> IndexedSlices | None:
+        """Return pending gradients, as a group takes them; None: there are none.
+
+        Args:
+            pending: Those that were set aside; None: those that are pending now.
+        """
+        if not (found := self._pending if pending is None else pending):
             return None
-        ids, gradients = zip(*self.pending, strict=True)
+        ids, gradients = zip(*found, strict=True)
         return IndexedSlices(torch.cat(gradients).numpy(), np.concatenate(ids))
 
     def merged(self) -> torch.Tensor | None:
@@ -97,21 +142,29 @@ class Rows:
 
         None: there are none.
         """
-        if not self.pending:
+        if not (pending := self.pending):
             return None
-        if len(self.pending) > 1:
-            ids, gradients = zip(*self.pending, strict=True)
+        if len(pending) > 1:
+            ids, gradients = zip(*pending, strict=True)
             distinct, places = np.unique(np.concatenate(ids), return_inverse=True)
             rows = torch.cat(gradients)
             total = torch.zeros((len(distinct), *rows.shape[1:]), dtype=rows.dtype, device="cpu")
             total.index_add_(0, torch.from_numpy(places.reshape(-1)), rows)
-            self.pending = [(distinct, total)]
-        return self.pending[0][1]
+            pending[:] = [(distinct, total)]  # the same list, which a `Handing` may have
+        return pending[0][1]
+
+    def set_aside(self, pending: Pending) -> None:
+        """Collect later gradients apart from these, from now on."""
+        if self._pending is pending:
+            self._pending = []
+
+    def put_back(self, pending: Pending) -> None:
+        """Undo `set_aside`; no gradients may have come since."""
+        self._pending = pending
 
     def clear(self) -> None:
         """Drop the pending gradients."""
-        if self.pending is not None:
-            self.pending = []
+        self._pending = []
 
     def check_own(self) -> None:
         """Refuse to change rows while the module is in a training."""

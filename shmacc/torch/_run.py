@@ -12,14 +12,25 @@ from shmacc._accumulators.any_kind import attach as attach_any
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._opening.options import Owners
+from shmacc._records.array_types import ValueArray
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 
 RUN, LEFT = ".run", ".left"
 STEP, UPDATING, DONE, ASYNCHRONOUS = range(4)
-"""Elements of RUN: how many updates there were; whether one is going on; the step of the group
-before which all rounds are in the parameters; whether the training is asynchronous. With
-`Parameters`, UPDATING and DONE are not used."""
+"""Elements of RUN: how many updates there were; which one is going on; the step of the group before
+which all rounds are in the parameters; whether the training is asynchronous. With `Parameters`,
+UPDATING and DONE are not used.
+
+UPDATING is 0, or the round's step + 2 from the begin of its block on. The one store of DONE ends
+the update. 1: a checkpoint is being loaded, or an earlier version of shmacc has a block."""
+
+
+def half_updated(numbers: ValueArray) -> bool:
+    """Return whether a block or a load has begun and not ended, by the elements of RUN."""
+    updating = int(numbers[UPDATING])
+    return updating == 1 or updating > numbers[DONE] + 1
+
 
 LEAVING = 2**62
 """A contributor from here on says that replica `contributor - LEAVING` leaves."""

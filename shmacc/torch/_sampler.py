@@ -67,17 +67,16 @@ class StepSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield each batch as a list of sample numbers, starting at the replica's step."""
-        step = seen = self._replica.global_step
-        made = self._replica._made  # noqa: SLF001
+        seen = self._replica._at  # noqa: SLF001
+        step = seen.global_step
         while self._replica.running and (self._epochs is None or step < self._epochs * self._steps):
             yield self.batch(step)
-            now, before = self._replica.global_step, made
-            made = self._replica._made  # noqa: SLF001
+            now = self._replica._at  # noqa: SLF001
             # The next step, if a batch is asked for in advance (`step` was not called since), or if
             # `step` led to one update; an asynchronous replica need not see this. Otherwise a
             # checkpoint has set the step, or the batch must be computed again.
-            steps = {0, 1} if self._replica._asynchronous else {made - before} & {0, 1}  # noqa: SLF001
-            step = step + 1 if now - seen in steps else now
+            made = {0, 1} if self._replica._asynchronous else {now.made - seen.made} & {0, 1}  # noqa: SLF001
+            step = step + 1 if now.global_step - seen.global_step in made else now.global_step
             seen = now
 
     def __len__(self) -> int:

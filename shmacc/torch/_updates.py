@@ -159,20 +159,23 @@ class InPlace:
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
         """Do nothing: there are no tables."""
 
-    def begin(self, group: AccumulatorGroup) -> None:  # noqa: ARG002
+    def check(self, group: AccumulatorGroup) -> None:  # noqa: ARG002
         """Refuse to go on from parameters that may be half updated.
 
         This is called in the round, which no other living chief can have at the same time.
         """
-        if self._run[run.UPDATING]:
+        if run.half_updated(self._run):
             raise FailedPreconditionError(
                 "The parameters may be half updated: a chief has died in a round's block, or its "
                 "block has raised. Go on from a checkpoint (load_state_dict)"
             )
-        self._run[run.UPDATING] = 1
+
+    def begin(self, step: int) -> None:
+        """Have the parameters count as half updated until the update of this round has ended."""
+        self._run[run.UPDATING] = step + 2
 
     def give_up(self) -> None:
-        """Undo `begin`: the round is given up before its block, and nothing has changed."""
+        """Undo `begin`: the block has not begun, and nothing has changed."""
         self._run[run.UPDATING] = 0
 
     def end(
@@ -182,11 +185,12 @@ class InPlace:
         values: Mapping[str, ValueArray],
         block: Block,  # noqa: ARG002 - it has changed them, and there are no tables
     ) -> None:
-        """Write `values`, which the block did not; the last store marks the update as complete.
+        """Write `values`, which the block did not; then the store of DONE completes the update.
 
-        If a chief dies before that store, the arrays say that parameters may be half updated. If it
-        dies after that store and before the group's commit, they say which round is in the
-        parameters: the next chief gets the same gradients, and only commits them.
+        If a chief dies before that store, or an exception ends it, the arrays say that parameters
+        may be half updated. If it ends after that store and before the group's commit, they say
+        which round is in the parameters: the next round has the same gradients, and only commits
+        them.
 
         If a checkpoint was loaded meanwhile, in the block or by another chief, nothing is written.
         """
@@ -267,10 +271,13 @@ class Atomic:
                 if self.done == 0:
                     raise
 
-    def begin(self, group: AccumulatorGroup) -> None:
+    def check(self, group: AccumulatorGroup) -> None:
         """Undo a dead chief's half update, so that the block sees whole parameters."""
         if group.stats().update is not None:
             self.arrays.snapshot()
+
+    def begin(self, step: int) -> None:
+        """Do nothing: `end` makes the update at once."""
 
     def give_up(self) -> None:
         """Do nothing: no update has begun."""

@@ -101,7 +101,7 @@ class Viewer:
             running, step = self._group.running, self._group.global_step
             if not self._group.stats().sealed:
                 copies = {name: array.copy() for name, array in self._shared.items()}
-                whole = not copies[run.RUN][run.UPDATING]
+                whole = not run.half_updated(copies[run.RUN])
                 if not self._group.stats().sealed and self._group.global_step == step:
                     if whole:
                         return copies

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+FOLDER: Final = str(Path(shmacc.__file__).parent) + os.sep
 # weakref's code is included because its finalizers close accumulators.
-_OWN_FILES: Final = (str(Path(shmacc.__file__).parent) + os.sep, weakref.__file__)
+_OWN_FILES: Final = (FOLDER, weakref.__file__)
 
 
 _CALLING: Final = ("RESUME", "PRECALL", "CALL", "BEFORE_WITH", "WITH_EXCEPT", "JUMP_BACK", "SEND")
@@ -63,8 +64,13 @@ class Between:
 
 
 @contextmanager
-def coming_between(act: Callable[[], object], points: Points, number: int) -> Iterator[Between]:
-    """Call ``act`` at point ``number`` of the block's code; its exceptions are raised there."""
+def coming_between(
+    act: Callable[[], object], points: Points, number: int, within: tuple[str, ...] = _OWN_FILES
+) -> Iterator[Between]:
+    """Call ``act`` at point ``number`` of the block's code; its exceptions are raised there.
+
+    within: how the names of files begin whose lines or instructions count.
+    """
     between = Between(act, number)
     if points is Points.COLLECTIONS:
         with _at_collections(between):
@@ -87,7 +93,7 @@ def coming_between(act: Callable[[], object], points: Points, number: int) -> It
         return trace
 
     def enter(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
-        return tracing(frame) if frame.f_code.co_filename.startswith(_OWN_FILES) else None
+        return tracing(frame) if frame.f_code.co_filename.startswith(within) else None
 
     # Set this before sys.settrace: only there does Python 3.12 check whether any frame has it.
     sys._getframe().f_trace_opcodes = points is Points.INSTRUCTIONS

@@ -284,7 +284,8 @@ def test_a_chief_that_dies_between_its_update_and_the_commit() -> None:
     with pair(model, other) as (replicas, replica):
         loss_of(other, *batch(0, 0)).backward()
         group = replicas._group
-        gradient = dict(_model.gradients(replica._trained, replica._sparse))
+        left = replica._gradients.begin(replica._at, 0, BATCH).gradients
+        gradient = dict(_model.gradients(left, replica._sparse))
         group.apply(gradient, 0, contributor=0, weight=BATCH)
         with pytest.raises(KeyError), group.round(1) as taken:  # noqa: PT012
             replicas._begin(taken)

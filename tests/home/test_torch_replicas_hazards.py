@@ -487,7 +487,7 @@ def test_a_module_whose_sparse_is_something_else_and_that_assigns_its_buffer() -
             assert replica.step()
             assert model.seen.item() == step + 1
         model.seen.fill_(7)
-        replica._follow(replica._step)
+        replica._follow(replica._at.step)
         assert other.seen.item() == 7
 
 

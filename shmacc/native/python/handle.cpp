@@ -1,6 +1,7 @@
 // Binds the classes of accumulators and rounds for Python.
 #include "python/plain.hpp"
 #include "python/round_block.hpp"
+#include "python/statements.hpp"
 
 namespace shmacc {
 namespace {
@@ -108,6 +109,29 @@ Raises:
     FailedPreconditionError: As for ``Round.__exit__``.
 )");
 
+    nb::class_<GeneratorBlock>(m, "GeneratorBlock", nb::is_generic())
+        .def(nb::init<nb::object>(), nb::arg("generator"))
+        .def("__enter__", &GeneratorBlock::enter)
+        .def(
+            "__exit__",
+            [](GeneratorBlock& self, nb::handle, nb::handle error, nb::handle traceback) {
+                return self.exit(error, traceback);
+            },
+            nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none());
+
+    nb::class_<FollowedSteps>(m, "FollowedSteps")
+        .def(nb::init<nb::object, std::optional<double>, bool>(), nb::arg("handle"),
+             nb::arg("timeout").none(), nb::arg("raise_departures"))
+        .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+        .def("__next__", &FollowedSteps::next, R"(Wait until the step has changed, and return it.
+
+Raises:
+    StopIteration: The accumulator is finished.
+    DeadlineExceededError: The timeout passed in this wait.
+    ChiefDiedError: As for ``wait_step``.
+    CancelledError: The handle was closed.
+)");
+
     m.def("open_rounds", [] {
         std::vector<nb::object> all;  // before a list is made: that may collect garbage, and so end rounds
         for (RoundBlock* const block : RoundBlock::all_open()) all.push_back(nb::find(block));
@@ -150,6 +174,9 @@ void bind_handle(nb::module_& m) {
         .def("columns", &TakenRound::columns);
 
     nb::class_<Caller>(m, "Caller").def(nb::init<>());
+    nb::class_<Answer>(m, "Answer")
+        .def(nb::init<>())
+        .def_rw("counts", &Answer::counts, nb::for_setter(nb::arg("counts").none()));
 
     bind_blocks(m);
 
@@ -168,7 +195,7 @@ void bind_handle(nb::module_& m) {
         .def("apply_plain_dense", &apply_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
              nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
         .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
-             nb::arg("terms").none())
+             nb::arg("terms").none(), nb::arg("answer").none())
         .def("be_contributor", &Handle::be_contributor, nb::arg("contributor"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
              nb::arg("timeout").none())

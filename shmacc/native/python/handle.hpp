@@ -17,6 +17,12 @@ namespace shmacc {
 constexpr const char* kLeft = "The operation was cancelled: its caller has left";
 constexpr int64_t kSweepPatience = 2000 * kMillisecond;  // a large round may hold the lock for long
 
+// What an apply answered: whether the gradient counts; none: the apply has not ended, or has failed. The apply sets it
+// in the call that commits. A returned answer would be lost if a signal handler raised right after the call.
+struct Answer {
+    std::optional<bool> counts;
+};
+
 class Handle {
   private:
     class Waiting : public Interruption {
@@ -188,12 +194,14 @@ class Handle {
         return apply_one<IncomingArray>(kDense, local_step, terms, values);
     }
     // members: see `incoming`.
-    bool apply_group(const nb::list& members, int64_t local_step, nb::handle terms) {
+    bool apply_group(const nb::list& members, int64_t local_step, nb::handle terms, Answer* answer) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
         const Arrivals arrivals(*segment->specs(), members);
         arrivals.refuse_repeats(*segment->specs());
-        return apply(*segment, arrivals.gradients().data(), arrivals.gradients().size(), request);
+        const bool counts = apply(*segment, arrivals.gradients().data(), arrivals.gradients().size(), request);
+        if (answer) answer->counts = counts;
+        return counts;
     }
     bool drop_if_stale(int64_t local_step, int64_t gradients, std::optional<double> timeout) {
         ApplyRequest request{local_step, reads_.timeline_of(local_step), gradients, 0, nullptr, 0, {},

@@ -1,0 +1,66 @@
+// What must happen together with the end of a Python statement: a block that begins, a step that a loop gets.
+//
+// A handler of a signal may raise between any two instructions of Python, and after each call, but not in the extension.
+// So a Python function cannot change an object and return: the exception may come in between, and the caller does not
+// have what the object says that it has. These objects change in the call that returns.
+#pragma once
+
+#include "python/handle.hpp"
+
+namespace shmacc {
+
+// Runs a generator as the block of a ``with`` statement, as contextlib.contextmanager does. An exception comes either
+// within the generator, which undoes what it has begun, or within the block, which the generator then ends.
+class GeneratorBlock {
+  public:
+    explicit GeneratorBlock(nb::object generator) : generator_(std::move(generator)) {}
+
+    nb::object enter() { return generator_.attr("send")(nb::none()); }
+    // error: the exception that leaves the block, or None. Returns whether it ends here: it never does.
+    bool exit(nb::handle error, nb::handle traceback) {
+        try {
+            if (error.is_none())
+                generator_.attr("send")(nb::none());
+            else
+                generator_.attr("throw")(error);
+        } catch (nb::python_error& raised) {
+            if (error.is_none() && raised.matches(PyExc_StopIteration)) return false;
+            const bool wrapped = raised.matches(PyExc_RuntimeError) &&
+                                 PyErr_GivenExceptionMatches(error.ptr(), PyExc_StopIteration) &&
+                                 raised.value().attr("__cause__").is(error);  // as Python does
+            if (!wrapped && !raised.value().is(error)) throw;
+            if (!traceback.is_none()) PyException_SetTraceback(error.ptr(), traceback.ptr());
+            return false;
+        }
+        throw std::runtime_error("The block's generator has not ended");
+    }
+
+  private:
+    nb::object generator_;
+};
+
+// The steps of a run, for a loop. A step counts as seen if the caller has it.
+class FollowedSteps {
+  public:
+    FollowedSteps(nb::object handle, std::optional<double> timeout, bool raise_departures)
+        : handle_(std::move(handle)), timeout_(timeout), raise_departures_(raise_departures) {
+        nb::cast<Handle&>(handle_);
+    }
+    int64_t next() {
+        if (ended_) throw nb::stop_iteration();
+        const auto now = nb::inst_ptr<Handle>(handle_)->next_step(last_, timeout_, raise_departures_, nullptr);
+        ended_ = !now;
+        if (!now) throw nb::stop_iteration();
+        last_ = nb::cast(*now);
+        return std::get<0>(*now);
+    }
+
+  private:
+    const nb::object handle_;
+    const std::optional<double> timeout_;
+    const bool raise_departures_;
+    nb::object last_ = nb::none();  // the last step, and the number of restores
+    bool ended_ = false;
+};
+
+}  // namespace shmacc
