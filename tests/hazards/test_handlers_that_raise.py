@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import signal
 import sys
 import threading
@@ -249,3 +250,24 @@ def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
         assert acc.apply_grad(2.0, 1)
         assert acc.take(1, timeout=0).value == 2.0
         acc.unlink()
+
+
+# Steps
+
+
+@pytest.mark.parametrize("points", [Points.LINES, Points.INSTRUCTIONS])
+def test_at_every_point_of_a_loop_over_steps(points: Points) -> None:
+    """The object goes on: no step is skipped, none comes twice."""
+    with ConditionalAccumulator("f8", ()) as acc:
+        for number in itertools.count(1):
+            steps = acc.steps(timeout=0)
+            seen = []
+            with coming_between(alarm, points, number) as between, contextlib.suppress(AlarmError):
+                seen.append(next(steps))
+            if not seen:
+                seen.append(next(steps))
+            acc.set_global_step(seen[0] + 1)
+            seen.append(next(steps))
+            assert seen == [acc.global_step - 1, acc.global_step], number
+            if not between.came:
+                break
