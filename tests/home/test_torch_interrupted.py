@@ -232,7 +232,7 @@ def test_at_every_point_of_a_round(kind: Any, *, of_torch: bool) -> None:
 @pytest.mark.parametrize("call", ["made", "closed"])
 def test_at_every_point_of_making_and_ending_a_training(call: str, namespace: str) -> None:
     """A training that was not made ends no other later; one whose end was interrupted can end."""
-    for number in itertools.count(1, 1 if EVERY_INSTANT else 29):  # a collection takes long
+    for number in itertools.count(1, 1 if EVERY_INSTANT else 101):  # a collection takes long
         first, second = Marks(), Marks()
         maker = SyncReplicas(first, NAME, total_num_replicas=1, optimizer=SGD(1.0))
         made = None
