@@ -4,13 +4,13 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
-from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import ray
 
+from shmacc import _core
 from shmacc._gradients import arguments
 from shmacc._multihost.messages import (
     Conflict,
@@ -39,8 +39,34 @@ from shmacc.ray._waits import ANSWER, Wait, until_asked
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
 
 
-class Round(Generic[_Result]):
-    """A round over all hosts; made by `AccumulatorGroup.round`."""
+class Round(_core.GeneratorBlock[_Result]):
+    """A round over all hosts, for a ``with`` block; made by `AccumulatorGroup.round`.
+
+    Entering waits for the gradients, and opens the round. The end of the block consumes them and
+    moves the step on; after an exception, neither.
+
+    Entering raises:
+        DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for a
+            second after it, and the message names it.
+        WorkerDiedError: A host was lost, or a process that had applied died or failed, and
+            ``on_death`` is "raise".
+        FailedPreconditionError: The owner was started again and knows no step until
+            `set_global_step`; or it is gone; or this thread has a round of the group open.
+        AlreadyExistsError: The same contributor was accepted on two hosts in two consecutive steps.
+            (If in one step only, a worker has moved, and the step is void.)
+        FinishedError: The group is finished.
+        CancelledError: ``cancel()`` was called; or the owner has not heard from this process for
+            ``timing.chief_lease``.
+        OutOfRangeError: An integer result does not fit its dtype.
+
+    The end of the block raises:
+        FailedPreconditionError: The round has ended before its block; or the owner died just now,
+            and whether the round was consumed is not known.
+        DeadlineExceededError: The owner does not answer: then that is not known, either.
+    """
+
+    # `__enter__` and `__exit__` must not be written in Python: an exception before their first
+    # instruction would leave the round open, and its heartbeats going on.
 
     def __init__(
         self,
@@ -56,40 +82,39 @@ class Round(Generic[_Result]):
         self._timeout = arguments.timeout(timeout)
         self._tell = arguments.on_death(on_death)
         self._sharded = sharded
-        self._ticket = ""
+        self._ticket = uuid.uuid4().hex
         self._told = 0  # how many losses the owner has told this chief
-        self._heartbeat: threading.Event | None = None  # set to end the heartbeats
+        self._left: threading.Event | None = None  # set to end the heartbeats
+        block: Any = self._run()
+        super().__init__(block)
 
-    def __enter__(self) -> _Result:
-        """Wait for the gradients and open the round.
-
-        Raises:
-            DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for
-                a second after it, and the message names it.
-            WorkerDiedError: A host was lost, or a worker died or failed, and
-                ``on_death`` is "raise".
-            FailedPreconditionError: The owner was started again and knows no step until
-                `set_global_step`; or it is gone; or this thread has a round of the group open.
-            AlreadyExistsError: The same contributor was accepted on two hosts in two consecutive
-                steps. (If in one step only, a worker has moved, and the step is void.)
-            FinishedError: The group is finished.
-            CancelledError: ``cancel()`` was called; or the owner has not heard from this process
-                for ``timing.chief_lease``.
-            OutOfRangeError: An integer result does not fit its dtype.
-        """
-        if self._ticket:
-            raise FailedPreconditionError("This round has been entered already; make another one")
-        if (self._link, threading.current_thread()) in OPEN.copy().values():
+    def _run(self) -> Generator[Any]:
+        link, ticket, in_block = self._link, self._ticket, False
+        if (link, threading.current_thread()) in OPEN.copy().values():
             raise FailedPreconditionError(
                 "This thread has a round of this group open, and would wait for the block's end"
             )
-        self._ticket = uuid.uuid4().hex
         try:
-            return self._enter()
+            taken = self._enter()
+            in_block = True
+            yield taken
+            in_block = False
+            ended = link.call("do", "leave", ticket, consume=True)
         except BaseException:
             self._rest()
-            self._link.tell("do", "leave", self._ticket, consume=False, told=self._told)
+            if in_block:
+                with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
+                    until = time.monotonic() + ANSWER
+                    link.call("do", "leave", ticket, until=until, consume=False)
+            else:
+                link.tell("do", "leave", ticket, consume=False, told=self._told)
             raise
+        self._rest()
+        if not ended:
+            raise FailedPreconditionError(
+                "The round was ended before its block: by a new step, by an owner that was started "
+                "again, or because this process was silent for too long"
+            )
 
     def _enter(self) -> _Result:
         link, waiting = self._link, Wait(self._timeout)
@@ -97,8 +122,9 @@ class Round(Generic[_Result]):
             answer = link.wait("ask", self._ticket, self._required, wait=waiting, tell=self._tell)
             match answer:
                 case Opened():
-                    if self._heartbeat is None:
-                        self._heartbeat = _stay_alive(link, self._ticket)
+                    if self._left is None:
+                        self._left = threading.Event()
+                        _stay_alive(link, self._ticket, self._left)
                     try:
                         result = self._fetch(answer, waiting.until)
                     except _IncompleteError:
@@ -150,43 +176,10 @@ class Round(Generic[_Result]):
             joining.add(number, part)
         return joining.taken()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Consume the gradients and move the step on; after an exception, neither.
-
-        Raises:
-            FailedPreconditionError: The round has ended before its block; or the owner died just
-                now, and whether the round was consumed is not known.
-            DeadlineExceededError: The owner does not answer: then that is not known, either.
-        """
-        if kind is not None:
-            self._give_up()
-            return
-        try:
-            ended = self._link.call("do", "leave", self._ticket, consume=True)
-        finally:
-            self._rest()
-        if not ended:
-            raise FailedPreconditionError(
-                "The round was ended before its block: by a new step, by an owner that was started "
-                "again, or because this process was silent for too long"
-            )
-
-    def _give_up(self) -> None:
-        self._rest()
-        with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
-            until = time.monotonic() + ANSWER
-            self._link.call("do", "leave", self._ticket, until=until, consume=False)
-
     def _rest(self) -> None:
         OPEN.pop(self._ticket, None)
-        if self._heartbeat is not None:
-            self._heartbeat.set()
-            self._heartbeat = None
+        if self._left is not None:
+            self._left.set()
 
 
 class _IncompleteError(Exception):
@@ -244,9 +237,8 @@ class _Answers:
         )
 
 
-def _stay_alive(link: Link, ticket: str) -> threading.Event:
+def _stay_alive(link: Link, ticket: str, left: threading.Event) -> None:
     """Tell the owner that the chief in its block is alive, until the event is set."""
-    left = threading.Event()
 
     def run() -> None:
         while not left.wait(link.config.timing.chief_lease / 4):
@@ -254,7 +246,6 @@ def _stay_alive(link: Link, ticket: str) -> threading.Event:
                 link.call("do", "hear", ticket)
 
     threading.Thread(target=run, daemon=True, name="shmacc chief").start()
-    return left
 
 
 def _error_of(answer: Died | Conflict | NotReady | Finished | Ended, link: Link) -> ShmaccError:

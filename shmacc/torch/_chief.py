@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shmacc import _core
 from shmacc._accumulators import saving
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.patterns import LearningRate

@@ -109,7 +109,7 @@ Raises:
     FailedPreconditionError: As for ``Round.__exit__``.
 )");
 
-    nb::class_<GeneratorBlock>(m, "GeneratorBlock", nb::is_generic())
+    nb::class_<GeneratorBlock>(m, "GeneratorBlock", nb::type_slots(collected<GeneratorBlock>), nb::is_generic())
         .def(nb::init<nb::object>(), nb::arg("generator"))
         .def("__enter__", &GeneratorBlock::enter)
         .def(

@@ -15,7 +15,12 @@ class GeneratorBlock {
   public:
     explicit GeneratorBlock(nb::object generator) : generator_(std::move(generator)) {}
 
-    nb::object enter() { return generator_.attr("send")(nb::none()); }
+    nb::object enter() {
+        if (std::exchange(entered_, true))
+            throw Error(Failure::kFailedPrecondition,
+                        "This round has been entered already; make another one");
+        return generator_.attr("send")(nb::none());
+    }
     // error: the exception that leaves the block, or None. Returns whether it ends here: it never does.
     bool exit(nb::handle error, nb::handle traceback) {
         try {
@@ -35,8 +40,19 @@ class GeneratorBlock {
         throw std::runtime_error("The block's generator has not ended");
     }
 
+    // For Python's garbage collector: the generator may refer to an object of a subclass of this.
+    template <class Visit>
+    int visit(Visit visit) {
+        return generator_.is_valid() ? visit(generator_.ptr()) : 0;
+    }
+    void clear() {
+        entered_ = true;
+        generator_.reset();
+    }
+
   private:
     nb::object generator_;
+    bool entered_ = false;
 };
 
 // The steps of a run, for a loop. A step counts as seen if the caller has it.
