@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -252,7 +252,7 @@ class GeneratorBlock(Generic[_Result_co]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> Literal[False]: ...
+    ) -> None: ...
 
 class FollowedSteps:
     def __init__(self, handle: Handle, timeout: float | None, raise_departures: bool) -> None: ...

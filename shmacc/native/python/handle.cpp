@@ -115,7 +115,7 @@ Raises:
         .def(
             "__exit__",
             [](GeneratorBlock& self, nb::handle, nb::handle error, nb::handle traceback) {
-                return self.exit(error, traceback);
+                self.exit(error, traceback);
             },
             nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none());
 

@@ -21,21 +21,21 @@ class GeneratorBlock {
                         "This round has been entered already; make another one");
         return generator_.attr("send")(nb::none());
     }
-    // error: the exception that leaves the block, or None. Returns whether it ends here: it never does.
-    bool exit(nb::handle error, nb::handle traceback) {
+    // error: the exception that leaves the block, and goes on after this; or None.
+    void exit(nb::handle error, nb::handle traceback) {
         try {
             if (error.is_none())
                 generator_.attr("send")(nb::none());
             else
                 generator_.attr("throw")(error);
         } catch (nb::python_error& raised) {
-            if (error.is_none() && raised.matches(PyExc_StopIteration)) return false;
+            if (error.is_none() && raised.matches(PyExc_StopIteration)) return;
             const bool wrapped = raised.matches(PyExc_RuntimeError) &&
                                  PyErr_GivenExceptionMatches(error.ptr(), PyExc_StopIteration) &&
                                  raised.value().attr("__cause__").is(error);  // as Python does
             if (!wrapped && !raised.value().is(error)) throw;
             if (!traceback.is_none()) PyException_SetTraceback(error.ptr(), traceback.ptr());
-            return false;
+            return;
         }
         throw std::runtime_error("The block's generator has not ended");
     }
