@@ -81,9 +81,9 @@ def run(
     the chief) and ``SHMACC_WORKERS``, all of them set before the function is called. Logger
     ``shmacc`` warns of each process that is started again.
 
-    SIGINT and SIGTERM of this process are passed on to the children, and then take effect here. A
-    second one kills the children. This holds for calls in the main thread. If this process is
-    killed, the children are killed with it.
+    SIGINT, SIGTERM and SIGHUP of this process are passed on to the children, and then take effect
+    here. A second one kills the children. This holds for calls in the main thread. If this process
+    is killed, the children are killed with it, and the names stay (``shmacc-inspect clean --yes``).
 
     It reads like ``torch.multiprocessing.spawn``, and restarts as torchrun does, without a
     rendezvous: names do that.
@@ -108,7 +108,7 @@ def run(
             and it calls this outside of ``if __name__ == "__main__":``.
         WorkerDiedError: A process was killed more often than `restarts`, or exited with another
             status than 0. The message names its role and rank.
-        CancelledError: SIGINT or SIGTERM came, and this process's handler did not raise.
+        CancelledError: SIGINT, SIGTERM or SIGHUP came, and this process's handler did not raise.
         BaseException: What `chief` or `worker` raised, with the child's traceback as a note.
     """
     if children.is_unpickling():
@@ -132,11 +132,12 @@ def run(
     if worker is not None:
         calls += [Call("worker", rank, worker, (rank, *args)) for rank in range(workers)]
     processes = _context_for(calls[:2], context)
-    with _noted_signals() as signals, _namespace(name) as namespace:
+    with _noted_signals() as signals, suppress(_Interrupted), _namespace(name) as namespace:
         environment = {names.NAMESPACE_VARIABLE: namespace, "SHMACC_WORKERS": str(workers)}
         limits = _Limits(restarts, restart_on == "failure", math.inf if wait is None else wait)
         result: _Result = _Run(calls, processes, environment, limits, signals).result()
-    return result
+        return result
+    raise CancelledError(f"The run was ended by {signal.Signals(signals[0]).name}")
 
 
 class _Limits(NamedTuple):
@@ -170,13 +171,14 @@ def _context_for(calls: list[Call], name: str) -> Any:
         if name == "fork":
             continue
         try:
-            pickle.dumps(call.function)
+            pickled = pickle.dumps(call.function)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InvalidArgumentError(
                 f"The {call.role} must be a function that a child can import, at the top level of "
                 f"a module, but was {call.function!r}: {error}"
             ) from error
-        if getattr(call.function, "__module__", "") == "__main__" and not program.get("__file__"):
+        # The pickled name of a module: also of a partial's function, of an object's class.
+        if b"\x8c\x08__main__" in pickled and not program.get("__file__"):
             raise InvalidArgumentError(
                 f"The {call.role} {call.function!r} is defined in a notebook or at a prompt, from "
                 "which a child cannot import it: put it into a module, or use context='fork'"
@@ -225,26 +227,24 @@ def _only_run(name: str) -> Iterator[None]:
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Yield a list of the SIGINTs and SIGTERMs that come; let the first take effect afterwards."""
+    """Yield a list of the signals that come and ask for an end; let the first do so afterwards."""
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
         came.append(number)
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # None: not Python's handler. What is ignored, as SIGINT by a script's background job,
-            # stays ignored.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # None: not Python's handler. What is ignored, as SIGINT by a script's background job
+            # or SIGHUP under nohup, stays ignored.
             if signal.getsignal(number) not in {None, signal.SIG_IGN}:
                 run_child.handlers[number] = signal.signal(number, note)
     try:
-        with suppress(_Interrupted):
-            yield came
+        yield came
     finally:
         run_child.restore_handlers()
-    if came:
-        signal.raise_signal(came[0])
-        raise CancelledError(f"The run was ended by {signal.Signals(came[0]).name}")
+        if came:  # also if the run has ended by an error meanwhile
+            signal.raise_signal(came[0])
 
 
 class _Interrupted(BaseException):
@@ -375,12 +375,13 @@ class _Run:
             child.value, child.finished = value, True
             return
         killed = error is None and process.exitcode < 0
-        if killed and self._children[0].finished:
+        may_start_again = killed or self._limits.after_failures
+        if may_start_again and self._children[0].finished:
             return  # it is not needed any more
         what = f"{child.call} (pid {process.pid}) {self._told(process.exitcode, error)}"
         count = child.count_end()
         restarts = self._limits.restarts
-        if count <= restarts and (killed or self._limits.after_failures):
+        if count <= restarts and may_start_again:
             child.due = time.monotonic() + _PAUSES[min(count, len(_PAUSES)) - 1]
             _log.warning("%s, and is started again (%d of %d)", what, count, restarts)
             return
@@ -396,7 +397,10 @@ class _Run:
             return f"raised {type(error).__qualname__}: {error}"
         if status >= 0:
             return f"exited with status {status}"
-        told = f"was killed by {signal.Signals(-status).name}"
+        try:
+            told = f"was killed by {signal.Signals(-status).name}"
+        except ValueError:  # most of the real-time signals have no name
+            told = f"was killed by signal {-status}"
         before, self._memory_kills = self._memory_kills, _memory_kills()
         if self._memory_kills > before:
             told += " (its control group has counted a kill for want of memory)"
@@ -414,6 +418,7 @@ class _Run:
                         child.process.pid is None or child.has_ended()
                     ):
                         child.process = None
+                        child.answer.close()
                 if self._all_have_ended():
                     return
                 if len(self._signals) > 1 and number != signal.SIGKILL:

@@ -60,6 +60,9 @@ class Answer:
         with os.fdopen(self._descriptor, "wb") as file:
             file.write(answer)
 
+    def close(self) -> None:
+        os.close(self._descriptor)
+
     def read(self) -> tuple[Any, BaseException | None] | None:
         """Return the value and the exception; None: the child wrote no answer, or a part of it."""
         with os.fdopen(self._descriptor, "rb") as file:
@@ -117,7 +120,8 @@ def _end_after_parent() -> None:
 def _pickled(error: BaseException, told: str) -> bytes:
     try:
         answer = pickle.dumps((None, error, told))
-        pickle.loads(answer)  # noqa: S301  an __init__ with other arguments fails only here
+        _, found, _ = pickle.loads(answer)  # noqa: S301  an __init__ with other arguments fails only here
+        found.add_note(told)  # a __reduce__ may lead to something else
     except Exception:  # noqa: BLE001  whatever its class does
         in_words = RuntimeError(f"{type(error).__qualname__}: {error}")
         return pickle.dumps((None, in_words, told))

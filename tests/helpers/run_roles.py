@@ -29,6 +29,13 @@ class TwoArgumentsError(Exception):
         super().__init__(one + two)
 
 
+class ReducedError(Exception):
+    """An exception whose pickle is something else."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, ("no exception",))
+
+
 def nothing(*_: Any) -> None:
     """Return at once."""
 
@@ -72,6 +79,10 @@ def fail(what: str) -> NoReturn:
         raise TwoArgumentsError("a", "b")
     if what == "local class":
         raise type("Local", (Exception,), {})("of a function")
+    if what == "no exception":
+        raise ReducedError("to a string")
+    if what == "signal 40":  # a real-time signal: Python has no name for it
+        os.kill(os.getpid(), 40)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     raise ValueError(what)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from helpers import run_roles
@@ -15,9 +17,6 @@ from helpers.support import LONG, START_METHODS, until
 
 import shmacc
 from shmacc import errors, testing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 fast: Final = pytest.mark.parametrize("context", ["fork", "spawn"])
 
@@ -67,6 +66,8 @@ def test_a_large_result_and_a_large_argument_arrive() -> None:
         ("of value", ValueError, "of value"),
         ("two arguments", RuntimeError, "TwoArgumentsError: ab"),
         ("local class", RuntimeError, "Local: of a function"),
+        ("no exception", RuntimeError, "ReducedError: to a string"),
+        ("signal 40", errors.WorkerDiedError, r"\(pid \d+\) was killed by signal 40; "),
         ("status", errors.WorkerDiedError, r"\(pid \d+\) exited with status 3"),
         ("exit", errors.WorkerDiedError, r"\(pid \d+\) exited with status 4"),
     ],
@@ -83,7 +84,7 @@ def test_a_child_that_fails_ends_the_run(
         else (run_roles.sleep, run_roles.fail_in_worker)
     )
     with pytest.raises(kind, match=text) as failed:
-        shmacc.run(*calls, workers=2, args=(what,), context=context, grace=LONG)
+        shmacc.run(*calls, workers=2, args=(what,), context=context, grace=LONG, restarts=0)
     if kind is errors.WorkerDiedError:
         assert str(failed.value).startswith(role)
     else:
@@ -184,11 +185,68 @@ def test_functions_of_a_notebook_are_refused(tmp_path: Path) -> None:
         import shmacc
         def lead(): return "done"
         assert shmacc.run(lead, context="fork") == "done"
-        shmacc.run(lead)
+        import functools
+        class Chief:
+            def __call__(self): pass
+            def lead(self): pass
+        for function in lead, functools.partial(lead), Chief(), Chief().lead:
+            try:
+                shmacc.run(function)
+            except shmacc.errors.InvalidArgumentError as error:
+                assert "put it into a module, or use context='fork'" in str(error)
+            else:
+                raise AssertionError(function)
         """
-    status, told = _program(cell, tmp_path, by_file=False)
-    assert status == 1
-    assert "put it into a module, or use context='fork'" in told
+    assert _program(cell, tmp_path, by_file=False) == (0, "")
+
+
+@fast
+def test_a_worker_that_fails_after_the_chief_is_not_started_again(
+    context: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shmacc.run(
+        _note_pid,
+        _fail_after_chief,
+        workers=1,
+        args=(tmp_path / "chief",),
+        restart_on="failure",
+        context=context,
+        grace=LONG,
+    )
+    assert caplog.records == []
+
+
+def _note_pid(path: Path) -> None:
+    path.write_text(str(os.getpid()))
+
+
+def _fail_after_chief(_: int, path: Path) -> None:
+    until(lambda: path.exists() and path.read_text() != "")
+    until(lambda: not Path("/proc", path.read_text()).exists())  # it is reaped
+    raise ValueError("late")
+
+
+@fast
+def test_runs_leave_no_descriptors(context: str) -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = None
+    for _ in range(3):
+        shmacc.run(run_roles.nothing, run_roles.sleep, workers=2, context=context, grace=0)
+        with pytest.raises(ValueError, match="of value"):
+            shmacc.run(
+                run_roles.sleep,
+                run_roles.fail_in_worker,
+                workers=2,
+                args=("of value",),
+                context=context,
+            )
+        with pytest.raises((TypeError, AttributeError)):
+            shmacc.run(run_roles.nothing, args=(lambda: 0,), context="spawn")
+        before = before or descriptors()
+    assert descriptors() == before
 
 
 def test_names_of_a_run_that_failed_stay_if_it_has_a_name(namespace: str) -> None:

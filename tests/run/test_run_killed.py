@@ -200,10 +200,11 @@ def test_ctrl_c_reaches_each_once(to_all: bool, folder: Path) -> None:
         assert (folder / f"interrupts{rank}").read_text() == "x"
 
 
-def test_sigterm_ends_all_and_then_the_parent(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_and_then_the_parent(number: signal.Signals, folder: Path) -> None:
     started = _Started(folder, "spawn")
-    started.process.terminate()
-    started.has_ended(-signal.SIGTERM)
+    started.process.send_signal(number)
+    started.has_ended(-number)
 
 
 def test_a_second_ctrl_c_kills(folder: Path) -> None:
@@ -225,6 +226,26 @@ def test_a_handler_that_does_not_raise_is_followed_by_an_error() -> None:
         assert came == [1]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_is_not_lost_beside_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        shmacc.run(run_roles.sleep, _fail, workers=2, args=(tmp_path / "ready",), context="fork")
+    assert isinstance(interrupted.value.__context__, ValueError)
+
+
+def _fail(rank: int, ready: Path) -> None:
+    if rank:
+        until(ready.exists)
+        raise ValueError("end")
+
+    def interrupt(*_: Any) -> None:
+        os.kill(os.getppid(), signal.SIGINT)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, interrupt)  # SIGTERM comes when the other one has failed
+    ready.touch()
+    run_roles.sleep()
 
 
 def _terminate_parent() -> None:
