@@ -48,7 +48,7 @@ def new_config(
     if not isinstance(given, Timing):
         raise InvalidArgumentError(f"Argument timing must be a Timing, but was {given!r}")
     kept = asdict(options)
-    del kept["unlink_on_close"]  # the chief removes the names on all nodes
+    del kept["unlink_on_close"], kept["inherits"]  # the chief removes the names on all nodes
     number = uuid.uuid4().int >> 65
     return Config(shared_name, specs, reduction, kept, found, hosts, given, number)
 
