@@ -27,6 +27,7 @@ from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
+from shmacc.torch._memory import check_attributes
 from shmacc.torch._optimizers import OfModel
 from shmacc.torch._other_chiefs import OtherChiefs
 from shmacc.torch._tables import rows_of
@@ -62,6 +63,7 @@ class Chief:
             )
         names.segment_name(shared_name)  # refuses None: no training is private
         own = on_model.tensors(model)
+        check_attributes(model, own)
         members = on_model.member_specs(model)
         chosen = optimizers.by_name(optimizer, model)
         if schedule is not None:
@@ -77,8 +79,11 @@ class Chief:
         numbers = np.zeros(4, np.int64)
         numbers[run.ASYNCHRONOUS] = self._asynchronous
         contents: dict[str, Any] = {name: value.detach() for name, value in own.items()}
-        contents |= {name: rows_of(table).spec for name, table in self._tables.items()}
-        contents |= {run.RUN: numbers, run.LEFT: np.zeros(total, np.bool_)}
+        contents |= {
+            **{name: rows_of(table).spec for name, table in self._tables.items()},
+            run.RUN: numbers,
+            run.LEFT: np.zeros(total, np.bool_),
+        }
         options: dict[str, Any] = {"mode": mode, "owners": owners, "if_exists": if_exists}
         # Make the group last: replicas attach to it first, and must then find the rest.
         params = run.of_params(shared_name)

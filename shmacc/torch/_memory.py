@@ -1,6 +1,6 @@
 """Whether tensors of a model share memory, which they would lose when each gets its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +44,52 @@ def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
                 f"Elements of {name!r} share memory with each other (it is a view, as by unfold() "
                 "or as_strided()): give it memory of its own, by clone()"
             )
-        within.append((start + _reach(tensors[name]) * tensors[name].element_size(), name))
+        within.append((_end(tensors[name]), name))
+
+
+def check_attributes(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse attributes of modules that are views of tensors without being registered.
+
+    They would stay in the old memory. The attribute that `torch.nn.utils.spectral_norm` leaves is
+    none of these: each forward pass makes it anew.
+
+    Args:
+        model: The model.
+        tensors: Its parameters and buffers, by name, on the CPU.
+
+    Raises:
+        InvalidArgumentError: An attribute, or an element of one that is a list, tuple or dict,
+            shares an element with a tensor. The message names both, and says what to do.
+    """
+    registered = {id(one) for one in (*model.parameters(), *model.buffers())}
+    spans = sorted((one.data_ptr(), _end(one), name) for name, one in tensors.items())
+    for path, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if hasattr(module, f"{attribute}_orig"):
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            for one in _within(value):
+                if id(one) in registered or one.device.type != "cpu" or not one.numel():
+                    continue
+                if one.layout != torch.strided:
+                    continue
+                start, end = one.data_ptr(), _end(one)
+                for first, last, other in spans:
+                    if first < end and start < last and _share(tensors[other], one):
+                        raise InvalidArgumentError(
+                            f"The attribute {name!r} shares memory with {other!r}, but is another "
+                            f"tensor, which would not follow it into shared memory: let forward() "
+                            f"make it from {other!r}, or give it memory of its own (clone)"
+                        )
+
+
+def _within(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, torch.Tensor):
+                yield each
 
 
 def _remedy(first: str, one: torch.Tensor, second: str, other: torch.Tensor) -> str:
@@ -76,6 +121,11 @@ def _reach(one: torch.Tensor) -> int:
     """Return how many elements its memory spans; torch's strides are not negative."""
     steps = zip(one.shape, one.stride(), strict=True)
     return 1 + sum((int(n) - 1) * int(step) for n, step in steps)
+
+
+def _end(one: torch.Tensor) -> int:
+    size = _reach(one) * one.element_size() if one.numel() else 0
+    return int(one.data_ptr()) + size
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
 from shmacc.torch._handing import Gradients, Handing, Position
+from shmacc.torch._memory import check_attributes
 from shmacc.torch._tables import rows_of
 
 _AT_EXIT = 1.0
@@ -106,6 +107,7 @@ class Replica:
         self._sparse = frozenset(
             name for name, spec in members.items() if isinstance(spec, IndexedSlicesSpec)
         )
+        check_attributes(model, self._parameters)
         self._places = on_model.place(self._parameters, self._shared)
         # Each buffer with its module, which may assign another tensor to this name later.
         self._shared_buffers = [

@@ -119,6 +119,57 @@ def test_of_any_dtype(dtype: torch.dtype, namespace: str) -> None:
         assert replicas.global_step == 0
 
 
+def in_list(m: torch.Tensor) -> Any:
+    return [None, m[0]]
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
+    "the same memory": (lambda m: m, True),
+    "a view": (lambda m: m[1:2], True),
+    "other bits": (lambda m: m.view(torch.uint8)[-1, -1:], True),
+    "in a list": (in_list, True),
+    "in a dict": (lambda m: {"row": m[2, ::2]}, True),
+    "a copy": (lambda m: (m.clone(), m[:0]), False),
+    "a number": (lambda _: 1.0, False),
+}
+
+
+@pytest.mark.parametrize(("view", "shares"), ATTRIBUTES.values(), ids=ATTRIBUTES)
+@pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.detach])
+def test_views_that_modules_have_as_attributes(kind: Any, view: Any, *, shares: bool) -> None:
+    """They would keep the old memory, and the module compute with old numbers."""
+
+    def make(*, tied: bool) -> nn.Module:
+        model = nn.Module()
+        model.inner = model_of(a=kind(matrix()))
+        model.inner.view = view(model.inner.a.detach()) if tied else None
+        return model
+
+    def refused() -> Any:
+        return pytest.raises(
+            errors.InvalidArgumentError, match=r"'inner\.view' shares memory with 'inner\.a'"
+        )
+
+    if not shares:
+        with pair(make(tied=True), make(tied=True), optimizer=SGD(1.0)) as (_, replica):
+            replica.close()
+        return
+    with refused():
+        SyncReplicas(make(tied=True), NAME, total_num_replicas=1)
+    with SyncReplicas(make(tied=False), NAME, total_num_replicas=1):
+        if kind is nn.Parameter:  # a replica's buffers keep their memory
+            with refused():
+                Replica(make(tied=True), NAME, rank=0)
+        Viewer(make(tied=True), NAME).close()
+
+
+def test_attributes_that_each_forward_makes_anew() -> None:
+    models = [nn.utils.spectral_norm(nn.Linear(2, 2)), nn.LSTM(2, 2)]
+    for model in models:
+        with SyncReplicas(model, NAME, total_num_replicas=1, if_exists="replace"):
+            pass
+
+
 class Flat(nn.Module):
     """Two layers whose parameters are slices of one tensor."""
 
