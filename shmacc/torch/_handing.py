@@ -157,7 +157,8 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_sparse and other.is_sparse:
         one, other = one.coalesce(), other.coalesce()
         return torch.equal(one.indices(), other.indices()) and _equal(one.values(), other.values())
-    return one.layout == other.layout == torch.strided and torch.equal(one, other)
+    both = one.layout == other.layout == torch.strided
+    return both and bool(torch.equal(one, other))
 
 
 def _equal_rows(one: Pending, other: Pending) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 import shmacc
 import shmacc.torch
 from shmacc import errors, inspection
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _model, _run
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _model, _run, _updates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -290,7 +290,7 @@ def test_a_chief_that_dies_between_its_update_and_the_commit() -> None:
         with pytest.raises(KeyError), group.round(1) as taken:  # noqa: PT012
             replicas._begin(taken)
             optimizer.step()
-            replicas._end(taken, None, skipped=False)
+            replicas._end(taken, _updates.Block({}, {}))
             raise KeyError("killed here, before the commit")
         assert group.num_accumulated() == 1
         updated = [parameter.clone() for parameter in model.parameters()]
