@@ -1,5 +1,6 @@
 """A replica's side of training."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -28,6 +29,17 @@ _AT_EXIT = 1.0
 this process to end."""
 
 
+def _rank_of_worker() -> int:
+    found = os.environ.get("SHMACC_RANK")
+    if found is not None and found.isdecimal():
+        return int(found)
+    where = {
+        None: "is not set: this process is no worker of shmacc.run or shmacc-run",
+        "-1": "is -1: this process is the chief of shmacc.run or shmacc-run",
+    }.get(found, f"is {found!r}, which is no rank")
+    raise InvalidArgumentError(f"rank must be given, since SHMACC_RANK {where}")
+
+
 class Replica:
     """A process that computes gradients, for `SyncReplicas` or `AsyncReplicas`.
 
@@ -46,7 +58,7 @@ class Replica:
         self,
         model: nn.Module,
         shared_name: str,
-        rank: int,
+        rank: int | None = None,
         *,
         timeout: float | None = None,
         owners: Owners = "mine",
@@ -56,17 +68,19 @@ class Replica:
         Args:
             model: A model of the chief's architecture; its parameters' contents do not matter.
             shared_name: The chief's.
-            rank: From 0, less than ``total_num_replicas``.
+            rank: From 0, less than ``total_num_replicas``. None: what `shmacc.run` and the command
+                ``shmacc-run`` have set for this worker (``SHMACC_RANK``).
             timeout: Seconds to wait, here for the chief and in `step` for the update; None: for
                 ever (unlike `AccumulatorGroup.attach`, which does not wait then).
             owners: Whose segments may be attached.
 
         Raises:
             DeadlineExceededError: No chief came within the timeout.
-            InvalidArgumentError: A bad rank, or the model is not the chief's.
+            InvalidArgumentError: A bad rank, or none and this is no worker of a run; or the model
+                is not the chief's.
             Everything else as for `AccumulatorGroup.attach`.
         """
-        self._rank = arguments.int64(rank, "rank")
+        self._rank = _rank_of_worker() if rank is None else arguments.int64(rank, "rank")
         self._timeout = timeout
         on_failure = ExitStack()
         try:

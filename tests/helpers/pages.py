@@ -41,7 +41,8 @@ def programs(*, with_others: bool) -> dict[str, str]:
         for number, program in enumerate(
             re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         )
-        if (_OTHERS.search(program) is not None) == with_others and "sys.argv" not in program
+        if (_OTHERS.search(program) is not None) == with_others
+        and not re.search("sys.argv|shmacc-run", program)
     }
 
 

@@ -65,7 +65,7 @@ def act(rank):
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     model, place = Policy(), 0
-    with Replica(model, "maze", rank, timeout=60) as replica:
+    with Replica(model, "maze", timeout=60) as replica:
         while replica.running:
             place, loss = walk(model, place)
             loss.backward()
