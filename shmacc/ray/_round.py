@@ -100,6 +100,7 @@ class Round(_core.GeneratorBlock[_Result]):
             yield taken
             in_block = False
             ended = link.call("do", "leave", ticket, consume=True)
+            self._rest()
         except BaseException:
             self._rest()
             if in_block:
@@ -109,7 +110,6 @@ class Round(_core.GeneratorBlock[_Result]):
             else:
                 link.tell("do", "leave", ticket, consume=False, told=self._told)
             raise
-        self._rest()
         if not ended:
             raise FailedPreconditionError(
                 "The round was ended before its block: by a new step, by an owner that was started "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from helpers.at_every_point import FOLDER, Points, coming_between
 from on_ray.books import wait_for
 
 import shmacc
@@ -345,3 +348,38 @@ def test_what_a_forwarder_has_done_is_shown_on_its_host(
         assert each["orders"] > 0
         assert each["seals"] >= 2
         assert (each["starts"], each["resent"], each["refused"]) == (0, 0, 0)
+
+
+class AlarmError(Exception):
+    """Raised by a signal's handler."""
+
+
+def alarm() -> None:
+    raise AlarmError
+
+
+def test_an_exception_at_any_line_leaves_no_round_open_and_loses_no_gradient(
+    group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
+) -> None:
+    """Nor do the heartbeats of the round go on."""
+    for number in itertools.count(1, 2):
+        step = group.global_step
+        assert local[0].apply(gradient(1), shmacc.NEVER_STALE, timeout=60)
+        kept: BaseException | None = None
+        where = (f"{FOLDER}ray{os.sep}_round.py",)
+        with coming_between(alarm, Points.LINES, number, where) as between:
+            try:
+                with group.round(1, timeout=60):
+                    pass
+            except AlarmError as error:
+                kept = error
+        assert not open_links()
+        wait_for(lambda: all(each.name != "shmacc chief" for each in threading.enumerate()))
+        if group.global_step == step:
+            with group.round(1, timeout=60) as taken:
+                assert taken.count == 1
+        assert group.global_step == step + 1
+        assert group.num_accumulated() == 0
+        if not between.came:
+            break
+        assert kept is not None
