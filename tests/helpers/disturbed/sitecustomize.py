@@ -82,7 +82,8 @@ def _disturb() -> None:
         shmacc.ConditionalAccumulator,
         shmacc.SparseConditionalAccumulator,
     ):
-        for name in ("apply", "apply_grad"):
+        # A group's `apply` is one call of `_apply`, as a replica of torch makes it, too.
+        for name in ("_apply",) if hasattr(cls, "_apply") else ("apply", "apply_grad"):
             _wrap(cls, name, _worker_applies)
         for name in ("round", "round_async", "take", "take_async", "take_grad", "take_partial"):
             _wrap(cls, name, _chief_calls)
