@@ -1,7 +1,8 @@
 """torch's clipping of gradients, also for sparse ones, which torch refuses, and for tables."""
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -71,16 +72,20 @@ def clip_grad_value_(parameters: _Trained, clip_value: float, foreach: bool | No
     Raises:
         InvalidArgumentError: As for `clip_grad_norm_`.
     """
-    nn.utils.clip_grad_value_(_dense(parameters), clip_value, foreach)
+    dense = _dense(parameters)
+    if dense:
+        nn.utils.clip_grad_value_(dense, clip_value, foreach)
 
 
 def _dense(parameters: _Trained) -> list[Any]:
     """Return, for each gradient, an object whose dense ``.grad`` shares its values."""
     one = isinstance(parameters, nn.Module | torch.Tensor)
-    given: Any = [parameters] if one else parameters
+    all_given: Any = [parameters] if one else parameters
+    given = list(all_given)
     trained = {id(each): each for item in given for each in _trained(item)}
-    if not any(isinstance(item, nn.Module) for item in given):
-        _refuse_without_tables(trained)
+    named = {id(item) for item in given if isinstance(item, torch.Tensor)}
+    if named or not given:
+        _refuse_without_tables(trained, named)
     found = []
     for each in trained.values():
         gradient = _gradient(each)
@@ -114,15 +119,20 @@ def _gradient(trained: Any) -> torch.Tensor | None:
     return gradient
 
 
-def _refuse_without_tables(given: dict[int, Any]) -> None:
-    """Refuse what covers a module except for tables of it: it was meant to be all of it."""
+def _refuse_without_tables(clipped: Container[int], named: AbstractSet[int]) -> None:
+    """Refuse parameters that are a module's except for tables of it: it was meant to be all of it.
+
+    Args:
+        clipped: The ids of the parameters and tables that are clipped.
+        named: The ids of those that were given one by one, not as a module's.
+    """
     for model in [found for ref in list(_with_tables.values()) if (found := ref()) is not None]:
         for path, table in model.named_modules():
             if (
                 isinstance(table, TableEmbedding)
-                and id(table) not in given
+                and id(table) not in clipped
                 and _has_gradient(table)
-                and any(_covers(given, above) for above in _modules_above(model, path))
+                and any(_covers(named, module) for module in _modules_with(model, path))
             ):
                 raise InvalidArgumentError(
                     f"The rows of {path!r}, a TableEmbedding, are none of the parameters that were "
@@ -136,14 +146,15 @@ def _has_gradient(table: TableEmbedding) -> bool:
     return table.grad is not None or bool(rows_of(table).pending)
 
 
-def _modules_above(model: nn.Module, path: str) -> Iterator[nn.Module]:
-    """Yield the modules that a module at this path is part of."""
+def _modules_with(model: nn.Module, path: str) -> Iterator[nn.Module]:
+    """Yield the module at this path, and those that it is part of."""
+    yield model.get_submodule(path)
     while path:
         path = path.rpartition(".")[0]
         yield model.get_submodule(path)
 
 
-def _covers(given: dict[int, Any], module: nn.Module) -> bool:
+def _covers(given: AbstractSet[int], module: nn.Module) -> bool:
     """Return whether what is given has all gradients of the module's parameters."""
     own = list(module.parameters())
     named = any(id(each) in given for each in own) if own else not given

@@ -179,6 +179,8 @@ SOME: dict[str, Callable[[Any], Any]] = {
     "those that require grad": lambda model: filter(lambda p: p.requires_grad, model.parameters()),
     "those with a gradient": lambda model: [p for p in model.parameters() if p.grad is not None],
     "of the part that has a table": lambda model: model.part.parameters(),
+    "of the table": lambda model: model.part["ids"].parameters(),
+    "parameters, and a module": lambda model: [*model.parameters(), model.beside],
 }
 
 
@@ -227,6 +229,7 @@ def test_all_of_a_model_is_clipped_or_it_is_said(where: str, *, foreach: bool | 
                 check(replicas._model, lambda one: one.grad)
         for model in (replicas._model, replica._model):
             assert clip_grad_norm_(model.parameters(), 1.0) == 0, "nothing has gradients now"
+            clip_grad_value_(model, 1.0)
         replica.close()
 
 
