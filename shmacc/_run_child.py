@@ -87,6 +87,10 @@ def _from_parent(duplicate: Any) -> Answer:
 
 def main(call: Call, environment: dict[str, str], parent: int | None, answer: Answer) -> None:
     os.setpgid(0, 0)
+    # A terminal stops a process outside of its foreground group that reads from it. multiprocessing
+    # has replaced sys.stdin only.
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     _end_with(parent)
     restore_handlers()  # fork: its parent's are no use here
     os.environ.update(environment, SHMACC_ROLE=call.role, SHMACC_RANK=str(call.rank))

@@ -263,6 +263,7 @@ def test_the_command_starts_a_killed_file_again(role: str, tmp_path: Path) -> No
             from helpers import run_roles
             role, rank = os.environ["SHMACC_ROLE"], int(os.environ["SHMACC_RANK"])
             assert os.environ["SHMACC_WORKERS"] == "3"
+            assert sys.stdin.read() == ""  # a terminal would stop it
             journal, steps, killed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
             if role == killed and rank < 1 and not os.path.exists(journal + "killed"):
                 open(journal + "killed", "w").close()
@@ -277,6 +278,7 @@ def test_the_command_starts_a_killed_file_again(role: str, tmp_path: Path) -> No
     command = Path(sys.executable).with_name("shmacc-run")
     ran = subprocess.run(
         [command, "--workers", "3", program, tmp_path / "journal", "9", role],
+        input="not for the children",
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
