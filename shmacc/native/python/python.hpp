@@ -38,6 +38,10 @@ inline nb::object checked(PyObject* made) {
 inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
 inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
+// An object's method, to call it: `object.attr(name)(...)` would pass on a null pointer if there is no memory for the
+// name.
+inline nb::object method(nb::handle object, const char* name) { return object.attr(name); }
+
 // These replace nanobind's casters for std::tuple and std::vector, which allocate Python objects on the stable ABI, and
 // report a lack of memory as a wrong type.
 template <class... T, size_t... i>

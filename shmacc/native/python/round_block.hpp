@@ -171,13 +171,13 @@ class Guarded {
     // If the coroutine that awaits this fails, this may be dropped before it has ended.
     ~Guarded() { drop(); }
     nb::object send(nb::handle value) {
-        return guarded([&] { return coroutine_.attr("send")(value); });
+        return guarded([&] { return method(coroutine_, "send")(value); });
     }
     nb::object raise(const nb::args& error) {
-        return guarded([&] { return coroutine_.attr("throw")(*error); });
+        return guarded([&] { return method(coroutine_, "throw")(*error); });
     }
     void close() {
-        if (coroutine_.is_valid()) guarded([&] { return coroutine_.attr("close")(); });
+        if (coroutine_.is_valid()) guarded([&] { return method(coroutine_, "close")(); });
     }
 
     // For Python's garbage collector: a task that waits refers to itself by way of its coroutines.

@@ -19,15 +19,15 @@ class GeneratorBlock {
         if (std::exchange(entered_, true))
             throw Error(Failure::kFailedPrecondition,
                         "This round has been entered already; make another one");
-        return generator_.attr("send")(nb::none());
+        return method(generator_, "send")(nb::none());
     }
     // error: the exception that leaves the block, and goes on after this; or None.
     void exit(nb::handle error, nb::handle traceback) {
         try {
             if (error.is_none())
-                generator_.attr("send")(nb::none());
+                method(generator_, "send")(nb::none());
             else
-                generator_.attr("throw")(error);
+                method(generator_, "throw")(error);
         } catch (nb::python_error& raised) {
             if (error.is_none() && raised.matches(PyExc_StopIteration)) return;
             const bool wrapped = raised.matches(PyExc_RuntimeError) &&

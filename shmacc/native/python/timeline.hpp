@@ -7,7 +7,7 @@
 //
 // A Reads is one handle's memory of its reads. Who reads: a thread, or a task of asyncio, by Python's context
 // variables. So a thread's read says nothing of another thread's gradient; a task, and a call of asyncio.to_thread,
-// has its creator's last read until it reads itself, as a forked child has. What is a read: whatever gives the caller
+// has its creator's last read until it reads itself, as a forked child has. (Tasks of trio share their thread's.) What is a read: whatever gives the caller
 // the step that it computes its next gradient at: global_step, wait_step, steps, takes, the end of a round's block.
 // `stats`, `state`, `running` and refused applies are none: a program may call them while it computes.
 //
@@ -109,44 +109,82 @@ class Reads {
     static constexpr int64_t kNone = INT64_MIN;
     static constexpr uint64_t kAnothers = UINT64_MAX;
 
+    // What a context variable holds.
+    struct Kept {
+        Own own;
+        unsigned long thread;  // that changes it in place; 0: none, since a task keeps it
+    };
+
     std::optional<Own> record() const {
-        if (!variable_) return {};
-        const nb::object bytes = variable_->attr("get")(nb::none());
-        Own record;
-        if (bytes.is_none()) return {};
-        std::memcpy(&record, PyBytes_AsString(bytes.ptr()), sizeof record);
-        if (record.serial != serial_) return {};
-        return record;
+        const Kept* const kept = variable_ ? variable_->get() : nullptr;
+        return kept && kept->own.serial == serial_ ? std::optional(kept->own) : std::nullopt;
     }
+    // A thread changes what it has kept in place: Python's ContextVar.set allocates, and crashes if two allocations in a
+    // row fail (3.11 to 3.14; its token is null then). A task may have its creator's, so it keeps its own anew.
     void keep(const StepRead& read, uint64_t in) noexcept {
         note(read);
         try {
-            if (const auto last = record(); last && last->read.step == read.step &&
-                                            last->read.timeline == read.timeline && last->in == in)
-                return;
+            const unsigned long thread = in_loop() ? 0 : PyThread_get_thread_ident();
+            const Own own{serial_, read, in};
             if (!variable_) variable_ = new_variable();
-            const Own record{serial_, read, in};
-            const nb::object bytes = checked(
-                PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&record), sizeof record));
-            variable_->attr("set")(bytes);
+            Kept* const kept = variable_->get();
+            if (kept && thread && kept->thread == thread)
+                kept->own = own;
+            else
+                variable_->set(std::make_unique<Kept>(Kept{own, thread}));
         } catch (nb::python_error&) {
         } catch (const std::exception&) {
         }
     }
+    // Whether a loop of asyncio runs in this thread, so that tasks take turns in it.
+    static bool in_loop() {
+        static nb::object* running = nullptr;
+        if (!running) {
+            PyObject* const events = PyDict_GetItemString(PyImport_GetModuleDict(), "asyncio.events");
+            if (!events) return false;
+            running = new nb::object(nb::borrow(events).attr("_get_running_loop"));
+        }
+        return !nb::object(checked(PyObject_CallFunctionObjArgs(running->ptr(), nullptr))).is_none();
+    }
 
+    // A context variable. The stable ABI has no functions for it, so its methods are looked up once.
+    class Variable {
+      public:
+        Variable() {
+            const nb::object made = called(method(nb::module_::import_("contextvars"), "ContextVar"),
+                                           nb::str("shmacc: last step read"));
+            get_ = method(made, "get");
+            set_ = method(made, "set");
+        }
+        // What this context has; null: nothing. It lives as long as the context has it.
+        Kept* get() const {
+            const nb::object found = called(get_, nb::none());
+            return found.is_none() ? nullptr : static_cast<Kept*>(PyCapsule_GetPointer(found.ptr(), nullptr));
+        }
+        void set(std::unique_ptr<Kept> kept) const {
+            const nb::object capsule = checked(PyCapsule_New(kept.get(), nullptr, [](PyObject* dropped) {
+                delete static_cast<Kept*>(PyCapsule_GetPointer(dropped, nullptr));
+            }));
+            kept.release();
+            called(set_, capsule);
+        }
+
+      private:
+        static nb::object called(const nb::object& function, const nb::object& argument) {
+            return checked(PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr));
+        }
+        nb::object get_, set_;
+    };
     // Context variables are never freed, since contexts keep what was set in them. So handles pass them on.
-    static std::vector<nb::object*>& free_variables() {
-        static auto* const all = new std::vector<nb::object*>;
+    static std::vector<const Variable*>& free_variables() {
+        static auto* const all = new std::vector<const Variable*>;
         return *all;
     }
-    static nb::object* new_variable() {
-        if (!free_variables().empty()) {
-            nb::object* const variable = free_variables().back();
-            free_variables().pop_back();
-            return variable;
-        }
-        return new nb::object(
-            nb::module_::import_("contextvars").attr("ContextVar")("shmacc: last step read"));
+    static const Variable* new_variable() {
+        if (free_variables().empty()) return new Variable;
+        const Variable* const variable = free_variables().back();
+        free_variables().pop_back();
+        return variable;
     }
     static uint64_t next_serial() {
         static uint64_t last = 0;
@@ -158,7 +196,7 @@ class Reads {
     uint64_t told_ = 0;
     uint64_t read_in_ = kAnothers;  // the fork_generation of the process that has read by this handle
     const uint64_t serial_ = next_serial();
-    nb::object* variable_ = nullptr;
+    const Variable* variable_ = nullptr;
 };
 
 }  // namespace shmacc
