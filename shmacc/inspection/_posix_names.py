@@ -49,8 +49,10 @@ def semaphore_value(system_name: str, token: int) -> int | None:
     path = names.semaphore_path(system_name, token)
     try:
         found = os.stat(path, follow_symlinks=False)
-        # The C library maps the file without a look at its size: to read a shorter one is SIGBUS.
-        if not stat.S_ISREG(found.st_mode) or found.st_size < layout.SEMAPHORE_BYTES:
+        # The C library maps the file without a look at its size: to read a shorter one is SIGBUS. A
+        # link to a segment is not opened either, since closing it would drop record locks.
+        lanes, rest = divmod(found.st_size, layout.SEMAPHORE_BYTES)
+        if not stat.S_ISREG(found.st_mode) or rest or not 1 <= lanes <= layout.MAX_LANES:
             return None
         import posix_ipc
     except (ImportError, OSError):

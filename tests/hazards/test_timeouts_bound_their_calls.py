@@ -140,6 +140,13 @@ TRIED: Final = {
     *("snapshot", "contributors", "state", "save"),
     *("update", "skip"),  # below, and in test_waits.py
     "attach",  # test_attach_timeout.py
+    *(
+        "restore",
+        "load",
+        "set_global_step",
+        "advance_step",
+        "unseal",
+    ),  # test_timeouts_of_every_call.py
     *("wait_step", "steps"),  # take no lock
     *("take_async", "round_async", "wait_step_async", "steps_async"),  # the same in a thread
 }
