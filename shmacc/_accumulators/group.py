@@ -84,6 +84,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         super()._examine(config, own, asked)
         if asked is not None:
             self._check_parameters(asked)
+        # Whose answer is wanted even if an exception keeps it from the caller, and where to put it.
+        self._awaited: tuple[int, Answer] | None = None
         self._members = {
             spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)
         }
@@ -146,18 +148,6 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        return self._apply(gradient, local_step, contributor, weight, timeout, None)
-
-    def _apply(
-        self,
-        gradient: Mapping[str, Any],
-        local_step: int,
-        contributor: int | None,
-        weight: int,
-        timeout: float | None,
-        answer: Answer | None,
-    ) -> bool:
-        """Apply; an `answer` has the result even if an exception keeps it from the caller."""
         terms = None  # as for most gradients: saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = self._terms(contributor, weight, timeout)
@@ -176,6 +166,9 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             except ShmaccError as error:
                 pass_on(error)
                 raise error.of_member(name) from error.__cause__
+        awaited, answer = self._awaited, None
+        if awaited is not None and awaited[0] == contributor:
+            answer = awaited[1]
         added = self._handle.apply_group(members, step, terms, answer)
         return added or self._dropped(local_step)
 

@@ -294,13 +294,13 @@ class Replica:
             for name, own, shared in self._buffers()
             if name in self._group.members and not torch.equal(own, shared)
         }
-        self._group._apply(  # noqa: SLF001
+        self._group._awaited = handing.contributor, handing.answer  # noqa: SLF001
+        self._group.apply(
             gradient,
             NEVER_STALE if self._asynchronous else handing.at.step,
-            handing.contributor,
-            handing.weight,
-            self._timeout,
-            handing.answer,
+            contributor=handing.contributor,
+            weight=handing.weight,
+            timeout=self._timeout,
         )
 
     def _go_on(self, handing: Handing) -> None:
