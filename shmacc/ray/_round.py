@@ -45,24 +45,26 @@ class Round(_core.GeneratorBlock[_Result]):
     Entering waits for the gradients, and opens the round. The end of the block consumes them and
     moves the step on; after an exception, neither.
 
-    Entering raises:
-        DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for a
-            second after it, and the message names it.
-        WorkerDiedError: A host was lost, or a process that had applied died or failed, and
-            ``on_death`` is "raise".
-        FailedPreconditionError: The owner was started again and knows no step until
-            `set_global_step`; or it is gone; or this thread has a round of the group open.
-        AlreadyExistsError: The same contributor was accepted on two hosts in two consecutive steps.
-            (If in one step only, a worker has moved, and the step is void.)
-        FinishedError: The group is finished.
-        CancelledError: ``cancel()`` was called; or the owner has not heard from this process for
-            ``timing.chief_lease``.
-        OutOfRangeError: An integer result does not fit its dtype.
+    Entering raises
 
-    The end of the block raises:
-        FailedPreconditionError: The round has ended before its block; or the owner died just now,
-            and whether the round was consumed is not known.
-        DeadlineExceededError: The owner does not answer: then that is not known, either.
+    * DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for a
+      second after it, and the message names it.
+    * WorkerDiedError: A host was lost, or a process that had applied died or failed, and
+      ``on_death`` is "raise".
+    * FailedPreconditionError: The owner was started again and knows no step until
+      `set_global_step`; or it is gone; or this thread has a round of the group open.
+    * AlreadyExistsError: The same contributor was accepted on two hosts in two consecutive steps.
+      (If in one step only, a worker has moved, and the step is void.)
+    * FinishedError: The group is finished.
+    * CancelledError: ``cancel()`` was called; or the owner has not heard from this process for
+      ``timing.chief_lease``.
+    * OutOfRangeError: An integer result does not fit its dtype.
+
+    The end of the block raises
+
+    * FailedPreconditionError: The round has ended before its block; or the owner died just now,
+      and whether the round was consumed is not known.
+    * DeadlineExceededError: The owner does not answer: then that is not known, either.
     """
 
     # `__enter__` and `__exit__` must not be written in Python: an exception before their first

@@ -12,7 +12,7 @@ from torch import nn
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._tables import TableEmbedding, rows_of
 
-_Trained: TypeAlias = nn.Module | torch.Tensor | Iterable[torch.Tensor | nn.Module]
+_Trained: TypeAlias = "nn.Module | torch.Tensor | Iterable[torch.Tensor | nn.Module]"
 
 _with_tables: dict[int, weakref.ref[nn.Module]] = {}
 """The models of this process's chiefs and replicas that have tables, by their ids."""
@@ -111,7 +111,7 @@ def _trained(item: Any) -> Iterator[Any]:
         )
 
 
-def _gradient(trained: Any) -> torch.Tensor | None:
+def _gradient(trained: Any) -> "torch.Tensor | None":
     """Return the gradient to change in place; of a replica's table that of its pending rows."""
     gradient: torch.Tensor | None = trained.grad
     if gradient is None and isinstance(trained, TableEmbedding):

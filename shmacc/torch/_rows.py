@@ -137,7 +137,7 @@ class Rows:
         ids, gradients = zip(*found, strict=True)
         return IndexedSlices(torch.cat(gradients).numpy(), np.concatenate(ids))
 
-    def merged(self) -> torch.Tensor | None:
+    def merged(self) -> "torch.Tensor | None":
         """Add up the pending gradients; return one row for each id, whose numbers may be changed.
 
         None: there are none.
