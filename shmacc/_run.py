@@ -14,6 +14,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -42,14 +44,8 @@ from shmacc.errors import (
 _Result = TypeVar("_Result")
 
 _PERIOD = 60.0  # seconds for which an end counts
-_PAUSES = (
-    0.0,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-)  # seconds before a process is started the 1st, 2nd, ... time again
+# Seconds before a process is started again the first, second, ... time.
+_PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 # The longest wait for a sentinel: it is silent while a process lives that the child has started.
 _LOOK = 0.1
 
@@ -83,7 +79,7 @@ def run(
 
     SIGINT, SIGTERM and SIGHUP of this process are passed on to the children, and then take effect
     here. A second one kills the children. This holds for calls in the main thread. If this process
-    is killed, the children are killed with it, and the names stay (``shmacc-inspect clean --yes``).
+    is killed, the children are killed with it, and the names are removed within two seconds.
 
     It reads like ``torch.multiprocessing.spawn``, and restarts as torchrun does, without a
     rendezvous: names do that.
@@ -194,10 +190,11 @@ def _namespace(name: str | None) -> Iterator[str]:
         # The outer one's tail may be cut: the random number alone tells runs apart.
         own = f"run-{os.getpid()}-{os.urandom(6).hex()}"
         namespace = f"{outer[: names.LONGEST_NAMESPACE - len(own) - 1]}.{own}" if outer else own
-        try:
-            yield namespace
-        finally:
-            removal.remove_namespace(namespace)
+        with _cleaner(namespace):
+            try:
+                yield namespace
+            finally:
+                removal.remove_namespace(namespace)
         return
     namespace = names.checked_namespace(name, "name")
     if outer:
@@ -205,6 +202,41 @@ def _namespace(name: str | None) -> Iterator[str]:
     with _only_run(name):
         yield namespace
         removal.remove_namespace(namespace)
+
+
+# Of a process that removes the names if the run's process is killed: then it reads the end of its
+# standard input, and nothing before. It sweeps until the kernel has killed the children, too.
+_CLEANER = """
+import os, sys, time
+folder, *prefixes = sys.argv[1:]
+if not sys.stdin.buffer.read():
+    for _ in range(20):
+        for name in os.listdir(folder):
+            if name.startswith(tuple(prefixes)):
+                try:
+                    os.unlink(folder + "/" + name)
+                except FileNotFoundError:
+                    pass
+        time.sleep(0.1)
+"""
+
+
+@contextmanager
+def _cleaner(namespace: str) -> Iterator[None]:
+    """Have the names in a namespace removed if this process is killed in the block."""
+    prefix = f"{names.PREFIX}{namespace}:"
+    command = [sys.executable, "-I", "-S", "-c", _CLEANER, names.SHM_DIRECTORY]
+    # In a session of its own, since a terminal's Ctrl-C is not for it.
+    with subprocess.Popen(  # noqa: S603  this Python, and names
+        [*command, prefix, names.SEMAPHORE_FILE_PREFIX + prefix],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    ) as cleaner:
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError):  # it was killed
+                cleaner.communicate(b"not killed")
 
 
 @contextmanager

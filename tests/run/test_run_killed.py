@@ -143,7 +143,8 @@ _PROGRAM: Final = """
 
     if __name__ == "__main__":
         try:
-            shmacc.run(lead, work, workers=2, context=sys.argv[2], name="named", grace=30)
+            name = None if "unnamed" in sys.argv else "named"
+            shmacc.run(lead, work, workers=2, context=sys.argv[2], name=name, grace=30)
         except KeyboardInterrupt:
             sys.exit(130)
 """
@@ -189,6 +190,17 @@ def test_children_end_with_a_killed_parent(context: str, folder: Path) -> None:
     started = _Started(folder, context)
     started.process.kill()
     started.has_ended(-signal.SIGKILL)
+
+
+@pytest.mark.parametrize("context", START_METHODS)
+def test_names_of_an_unnamed_run_go_with_its_parent(
+    context: str, tmp_path: Path, namespace: str
+) -> None:
+    started = _Started(tmp_path, context, "unnamed")
+    assert f".{namespace}.run-{started.process.pid}-" in "".join(testing.leaked_names())
+    started.process.kill()
+    started.has_ended(-signal.SIGKILL)
+    until(lambda: f".{namespace}.run-" not in "".join(testing.leaked_names()))
 
 
 @pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
