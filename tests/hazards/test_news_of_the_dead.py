@@ -133,7 +133,7 @@ def test_one_that_is_killed_before_its_first_gradient_is_accepted() -> None:
 
     def apply(*, pipe: Pipe) -> None:
         with AccumulatorGroup.attach(NAME) as own:
-            pipe.say()
+            pipe.hear()
             own.apply({}, 1, contributor=3)
 
     with (
@@ -143,7 +143,7 @@ def test_one_that_is_killed_before_its_first_gradient_is_accepted() -> None:
     ):
         group.apply({}, 0)
         stack.enter_context(group.round(1))
-        process.hear()
+        process.say()
         until(lambda: activity(NAME, process.pid).startswith("waits for"))
         process.kill()
         stack.close()
