@@ -57,7 +57,7 @@ def _read() -> None:
 
 
 def _clean() -> None:
-    for each in inspection.leftovers():
+    for each in inspection.leftovers(namespace=names.current_namespace()):
         if each.removable:
             inspection.clean(each)
 
