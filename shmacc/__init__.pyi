@@ -1,21 +1,22 @@
 from shmacc import errors, init, inspection, optim, raw_ops, sparse, testing
 from shmacc._accumulators.accumulator import NEVER_STALE
-from shmacc._accumulators.any_kind import attach
-from shmacc._accumulators.checkpoints import load, save
 from shmacc._accumulators.coroutines import AsyncRound, AsyncSteps
 from shmacc._accumulators.dense import ConditionalAccumulator
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.parameters import Parameters
 from shmacc._accumulators.rounds import Round
-from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
 from shmacc._accumulators.steps import Steps
-from shmacc._accumulators.table_spec import TableSpec
-from shmacc._accumulators.tables import Table
-from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
-from shmacc._records.stats import Stats
-from shmacc._records.taken import (
+from shmacc._attach import attach
+from shmacc._parameters.checkpoints import load, save
+from shmacc._parameters.parameters import Parameters
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc._parameters.table_spec import TableSpec
+from shmacc._parameters.tables import Table
+from shmacc._run import run
+from shmacc._segment.stats import Stats
+from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._values.taken import (
     DensePartial,
     DenseTaken,
     GroupPartial,
@@ -25,7 +26,6 @@ from shmacc._records.taken import (
     SparsePartial,
     SparseTaken,
 )
-from shmacc._run import run
 
 __all__ = [
     "NEVER_STALE",

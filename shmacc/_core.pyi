@@ -8,8 +8,8 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._gradients.arguments import Shape, Terms
-from shmacc._layout.reports import (
+from shmacc._base.array_types import IndexArray
+from shmacc._base.reports import (
     Compared,
     Config,
     Departure,
@@ -22,11 +22,11 @@ from shmacc._layout.reports import (
     TableState,
     Waiter,
 )
-from shmacc._records.array_types import IndexArray
+from shmacc._values.arguments import Shape, Terms
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
-# Constants of layout.hpp; Python code reads them from shmacc._layout.layout.
+# Constants of layout.hpp; Python code reads them from shmacc._base.layout.
 VERSION: int
 MAX_RANK: int
 MAX_MEMBERS: int

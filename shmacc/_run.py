@@ -26,14 +26,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from shmacc import _child_errors
 from shmacc import _run_child as run_child
-from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._gradients import arguments
-from shmacc._gradients.spec import TensorSpec
-from shmacc._layout import names
-from shmacc._layout.shown import shown
-from shmacc._opening import children, removal
+from shmacc._base import names
+from shmacc._base.shown import shown
+from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._run_child import Call
+from shmacc._segment import removal
+from shmacc._values import arguments
+from shmacc._values.spec import TensorSpec
 from shmacc.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -107,7 +108,7 @@ def run(
         CancelledError: SIGINT, SIGTERM or SIGHUP came, and this process's handler did not raise.
         BaseException: What `chief` or `worker` raised, with the child's traceback as a note.
     """
-    if children.is_unpickling():
+    if _child_errors.is_unpickling():
         raise FailedPreconditionError(
             "shmacc.run was called while a child imports the program: call it under "
             "`if __name__ == '__main__':`"

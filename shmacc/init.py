@@ -18,9 +18,9 @@ them once to the table's dtype. In a process whose processor flushes subnormal n
 from dataclasses import dataclass
 from typing import Any
 
-from shmacc._gradients.handlers import pass_on
-from shmacc._layout import layout
-from shmacc._layout.shown import shown
+from shmacc._base import layout
+from shmacc._base.shown import shown
+from shmacc._base.signals import pass_on
 from shmacc.errors import InvalidArgumentError
 from shmacc.optim import finite
 

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from shmacc._gradients.handlers import pass_on
-from shmacc._layout import layout
-from shmacc._layout.shown import shown
+from shmacc._base import layout
+from shmacc._base.shown import shown
+from shmacc._base.signals import pass_on
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]

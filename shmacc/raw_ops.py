@@ -17,13 +17,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from shmacc import sparse
-from shmacc._accumulators import any_kind, dense
+from shmacc import _attach, sparse
+from shmacc._accumulators import dense
 from shmacc._accumulators.accumulator import Accumulator, AccumulatorRef
-from shmacc._gradients import dtypes
-from shmacc._layout.shown import shown
-from shmacc._records.array_types import ValueArray
-from shmacc._records.taken import SparseGradient
+from shmacc._base.array_types import ValueArray
+from shmacc._base.shown import shown
+from shmacc._values import dtypes
+from shmacc._values.taken import SparseGradient
 from shmacc.errors import InvalidArgumentError
 
 __all__ = [
@@ -50,7 +50,7 @@ def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
             # Not the accumulator's ``with`` block: an error would make this process a failed one.
-            handle = stack.enter_context(contextlib.closing(any_kind.attach(handle)))
+            handle = stack.enter_context(contextlib.closing(_attach.attach(handle)))
         yield _resolved(handle, kind)
 
 
@@ -66,7 +66,7 @@ def _resolved(handle: Any, kind: type[Any]) -> Any:
 
 def _take_grad(handle: Any, kind: type[Any], num_required: Any, dtype: Any) -> Any:
     if isinstance(handle, str):
-        with contextlib.closing(any_kind.attach(handle)) as accumulator:
+        with contextlib.closing(_attach.attach(handle)) as accumulator:
             return _take_grad(accumulator, kind, num_required, dtype)
     # No ``with`` block around the take: a signal handler could raise at the end of the block, and
     # the result would be lost.

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shmacc._layout import names
-from shmacc._opening import removal
+from shmacc._base import names
+from shmacc._segment import removal
 
 _SETTING = "shmacc_namespace"
 

@@ -1,1 +1,1 @@
-"""The objects that users hold."""
+"""Gradients come in, rounds go out."""

@@ -14,19 +14,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from shmacc import _core
-from shmacc._accumulators import rounds, saving
+from shmacc._accumulators import rounds, saved_state
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.steps import Steps
+from shmacc._base import layout
+from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._base.reports import Config
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments
-from shmacc._gradients.spec import Spec
-from shmacc._layout import layout
-from shmacc._layout.reports import Config
-from shmacc._opening import handles
-from shmacc._opening.opened import Opened
-from shmacc._opening.options import Owners
-from shmacc._records.array_types import IndexArray, ValueArray
-from shmacc._records.stats import Stats, stats_of
+from shmacc._segment import opening
+from shmacc._segment.opened import Opened
+from shmacc._segment.options import Owners
+from shmacc._segment.stats import Stats, stats_of
+from shmacc._values import arguments
+from shmacc._values.spec import Spec
 from shmacc.errors import DataLossError, ShmaccError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         kind = layout.KIND_NAMES[config["kind"]]
         if (asked is None and kind != self._KIND) or kind in {"arrays", "parameters"}:
             constructed = asked is not None
-            raise handles.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
+            raise opening.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
         try:
             spec = Spec.of_config(config, self._handle.mode)
         except DataLossError as error:
@@ -103,7 +103,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         if asked is not None:
             exists = f"The accumulator {self._shared_name!r} exists"
             for what, existing, wanted in spec.disagreements(asked):
-                raise handles.disagreement(self._segment_name, exists, what, existing, wanted)
+                raise opening.disagreement(self._segment_name, exists, what, existing, wanted)
             if asked.private and self._label != self._DEFAULT_NAME:
                 _logger.warning(_IS_PRIVATE, self._label, type(self).__name__, self._label)
         self._spec = spec
@@ -549,7 +549,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         """
         members = self._spec.members
         return rounds.look(
-            self._handle, lambda taken: saving.to_arrays(taken, members), timeout, partial=True
+            self._handle, lambda taken: saved_state.to_arrays(taken, members), timeout, partial=True
         )
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
@@ -578,7 +578,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         """Return the arguments for the extension's `load`: handle, step, members, terms."""
-        members, step, terms = saving.from_arrays(state, self._spec.members)
+        members, step, terms = saved_state.from_arrays(state, self._spec.members)
         return self._handle, step, members, terms
 
     def unseal(self, *, timeout: float | None = None) -> None:

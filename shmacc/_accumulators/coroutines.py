@@ -31,7 +31,7 @@ from typing import Any, Self, TypeVar
 
 from shmacc import _core
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments
+from shmacc._values import arguments
 from shmacc.errors import FailedPreconditionError, ResourceExhaustedError
 
 _Result = TypeVar("_Result")

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from shmacc._accumulators import results, rounds
+from shmacc._accumulators import gradient_checks, results, rounds
 from shmacc._accumulators.single import ConditionalAccumulatorBase
+from shmacc._base.array_types import ValueArray
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments, gradients
-from shmacc._opening.options import IfExists, Options, Owners
-from shmacc._records.array_types import ValueArray
-from shmacc._records.taken import DensePartial, DenseTaken
+from shmacc._segment.options import IfExists, Options, Owners
+from shmacc._values import arguments
+from shmacc._values.taken import DensePartial, DenseTaken
 
 __all__ = ["ConditionalAccumulator"]
 
@@ -138,7 +138,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
         sums = self._member.sums(partial)
-        who = gradients.partial_contributors(partial)
+        who = gradient_checks.partial_contributors(partial)
         if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         terms = sums.count, sums.weight, who, seconds

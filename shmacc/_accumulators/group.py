@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shmacc._accumulators import results
+from shmacc._accumulators import gradient_checks, results
 from shmacc._accumulators.accumulator import Accumulator
+from shmacc._accumulators.member_gradient import Member, MemberGradient
+from shmacc._base import layout
+from shmacc._base.reports import Config
+from shmacc._base.signals import pass_on
 from shmacc._core import Answer, TakenRound
-from shmacc._gradients import arguments, gradients
-from shmacc._gradients.handlers import pass_on
-from shmacc._gradients.member import Member, MemberGradient
-from shmacc._gradients.spec import MemberSpec, Spec, TensorSpec
-from shmacc._layout import layout
-from shmacc._layout.reports import Config
-from shmacc._opening.options import IfExists, Options, Owners
-from shmacc._records.taken import GroupPartial, GroupTaken
+from shmacc._segment.options import IfExists, Options, Owners
+from shmacc._values import arguments
+from shmacc._values.spec import MemberSpec, Spec, TensorSpec
+from shmacc._values.taken import GroupPartial, GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 
 
@@ -204,7 +204,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 "reduced already; take_partial hands out sums"
             )
         members, count, weight = self._members_of(partial)
-        who = gradients.partial_contributors(partial)
+        who = gradient_checks.partial_contributors(partial)
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         added = self._handle.apply_group(members, step, (count, weight, who, seconds), None)
@@ -212,8 +212,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
 
     def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:
         """Return the members' sums, and the count and weight of the whole partial."""
-        gradients.check_has(partial, "A partial of a group", "items", "count")
-        count, weight = gradients.count_and_weight(partial)
+        gradient_checks.check_has(partial, "A partial of a group", "items", "count")
+        count, weight = gradient_checks.count_and_weight(partial)
         members = []
         for name, sums in partial.items():
             member = self._member(name)

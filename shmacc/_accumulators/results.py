@@ -6,13 +6,13 @@ out in one.
 
 import numpy as np
 
+from shmacc._base.array_types import ValueArray
+from shmacc._base.signals import pass_on
 from shmacc._core import TakenRound
-from shmacc._gradients import arrays
-from shmacc._gradients.dtypes import DType
-from shmacc._gradients.handlers import pass_on
-from shmacc._gradients.spec import MemberSpec
-from shmacc._records.array_types import ValueArray
-from shmacc._records.taken import (
+from shmacc._values import arrays
+from shmacc._values.dtypes import DType
+from shmacc._values.spec import MemberSpec
+from shmacc._values.taken import (
     DensePartial,
     DenseTaken,
     GroupPartial,

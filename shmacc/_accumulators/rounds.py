@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from shmacc import _core
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments
+from shmacc._values import arguments
 
 _Result = TypeVar("_Result")
 _Result_co = TypeVar("_Result_co", covariant=True)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from shmacc._accumulators.accumulator import Accumulator
-from shmacc._gradients import arguments, dtypes
-from shmacc._gradients.member import Member
-from shmacc._gradients.spec import MemberSpec, Spec
-from shmacc._layout.reports import Config
-from shmacc._opening.options import Options
+from shmacc._accumulators.member_gradient import Member
+from shmacc._base.reports import Config
+from shmacc._segment.options import Options
+from shmacc._values import arguments, dtypes
+from shmacc._values.spec import MemberSpec, Spec
 
 if TYPE_CHECKING:  # the defaults let users write the class without parameters
     from typing_extensions import TypeVar

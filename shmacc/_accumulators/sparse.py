@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from shmacc._accumulators import results, rounds
+from shmacc._accumulators import gradient_checks, results, rounds
 from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._core import TakenRound
-from shmacc._gradients import arguments, foreign, gradients
-from shmacc._opening.options import IfExists, Options, Owners
-from shmacc._records.taken import IndexedSlices, SparseGradient, SparsePartial, SparseTaken
+from shmacc._segment.options import IfExists, Options, Owners
+from shmacc._values import arguments, foreign
+from shmacc._values.taken import IndexedSlices, SparseGradient, SparsePartial, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 __all__ = ["SparseConditionalAccumulator"]
@@ -192,7 +192,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         if contributor is not None:
             self._handle.be_contributor(arguments.int64(contributor, "contributor"))
         grad = foreign.slices(grad)
-        gradients.check_has(
+        gradient_checks.check_has(
             grad, "Something like IndexedSlices", "indices", "values", "dense_shape"
         )
         return self.apply_grad(
@@ -233,14 +233,14 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
         sums = self._member.sums(partial)
-        who = gradients.partial_contributors(partial)
+        who = gradient_checks.partial_contributors(partial)
         if sums.count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         terms = sums.count, sums.weight, who, seconds
         added = self._add(self._member.rows_of_sums(sums), step, terms)
         return added or self._dropped(local_step)
 
-    def _add(self, rows: gradients.Rows, step: int, terms: arguments.Terms | None) -> bool:
+    def _add(self, rows: gradient_checks.Rows, step: int, terms: arguments.Terms | None) -> bool:
         if rows.conflict is not None:
             count, _, _, seconds = (1, 1, None, None) if terms is None else terms
             if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):

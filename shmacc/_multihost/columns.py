@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmacc import _core
-from shmacc._records.array_types import IndexArray
+from shmacc._base.array_types import IndexArray
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]

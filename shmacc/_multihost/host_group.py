@@ -11,7 +11,7 @@ from shmacc._accumulators import results, rounds
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._multihost.columns import Columns, Format, Piece, join
 from shmacc._multihost.messages import Share
-from shmacc._records.taken import DenseTaken, GroupPartial, GroupTaken, SparseTaken
+from shmacc._values.taken import DenseTaken, GroupPartial, GroupTaken, SparseTaken
 
 
 class HostGroup(AccumulatorGroup):

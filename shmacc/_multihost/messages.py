@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._layout.shown import shown
+from shmacc._base.shown import shown
 from shmacc.errors import InvalidArgumentError
 
 

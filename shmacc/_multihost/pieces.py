@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shmacc import _core
-from shmacc._gradients.arguments import describe_shape
-from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
 from shmacc._multihost.columns import Bytes, Format, Rows, aligned
 from shmacc._multihost.messages import Opened
-from shmacc._records.taken import DenseTaken, GroupTaken, SparseTaken
+from shmacc._values.arguments import describe_shape
+from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._values.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from shmacc._records.array_types import IndexArray
+    from shmacc._base.array_types import IndexArray
 
 _SMALL = 1 << 14  # a dense member with fewer elements goes to one shard
 _LARGE = 1 << 20  # a result with at least this many bytes has memory of its own

@@ -26,7 +26,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "LaneState",
             "describe",
         ),
-        "shmacc.inspection._examination": (
+        "shmacc.inspection._contents": (
             "RowCount",
             "ValueSummary",
             "most_touched",
@@ -35,7 +35,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc.inspection._findings": ("Finding", "Leftover", "Severity"),
         "shmacc.inspection._memory": ("Space", "others_memory", "shared_memory_space"),
         "shmacc.inspection._processes": ("Look",),
-        "shmacc.inspection._table": ("damage",),
+        "shmacc.inspection._index_check": ("damage",),
         "shmacc.inspection._unlinked": ("UnlinkedUse", "unlinked_memory", "unlinked_uses"),
         "shmacc.inspection._process_records": (
             "AttachedProcess",
@@ -57,8 +57,8 @@ __getattr__, __dir__, __all__ = _lazy.attach(
             "Summary",
         ),
         "shmacc.inspection._listing": ("list_names", "list_segments", "resolve", "summarise"),
-        "shmacc._layout.layout": ("LAYOUT_VERSION",),
-        "shmacc._layout.names": ("SegmentName",),
-        "shmacc._records.stats": ("Stats",),
+        "shmacc._base.layout": ("LAYOUT_VERSION",),
+        "shmacc._base.names": ("SegmentName",),
+        "shmacc._segment.stats": ("Stats",),
     },
 )

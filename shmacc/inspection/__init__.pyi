@@ -1,11 +1,12 @@
-from shmacc._layout.layout import LAYOUT_VERSION
-from shmacc._layout.names import SegmentName
-from shmacc._records.stats import Stats
+from shmacc._base.layout import LAYOUT_VERSION
+from shmacc._base.names import SegmentName
+from shmacc._segment.stats import Stats
 from shmacc.inspection._checking import check, check_all
 from shmacc.inspection._cleanup import cancel, clean, leftovers, remove
+from shmacc.inspection._contents import RowCount, ValueSummary, most_touched, summarise_values
 from shmacc.inspection._description import Description, Event, LaneLock, LaneState, describe
-from shmacc.inspection._examination import RowCount, ValueSummary, most_touched, summarise_values
 from shmacc.inspection._findings import Finding, Leftover, Severity
+from shmacc.inspection._index_check import damage
 from shmacc.inspection._listing import list_names, list_segments, resolve, summarise
 from shmacc.inspection._memory import Space, others_memory, shared_memory_space
 from shmacc.inspection._process_records import AttachedProcess, DepartedProcess, WaitingTake
@@ -24,7 +25,6 @@ from shmacc.inspection._records import (
     StallKind,
     Summary,
 )
-from shmacc.inspection._table import damage
 from shmacc.inspection._unlinked import UnlinkedUse, unlinked_memory, unlinked_uses
 
 __all__ = [

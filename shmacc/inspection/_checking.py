@@ -11,9 +11,9 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from shmacc._layout import names
-from shmacc._layout.names import SegmentName
-from shmacc._opening import removal
+from shmacc._base import names
+from shmacc._base.names import SegmentName
+from shmacc._segment import removal
 from shmacc.errors import NotFoundError
 from shmacc.inspection import _memory
 from shmacc.inspection import _processes as processes

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 
 from shmacc import _core
-from shmacc._layout import layout, names
-from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import Config
-from shmacc._opening import handles, removal
-from shmacc._opening.removal import UnfinishedError
+from shmacc._base import layout, names
+from shmacc._base.names import SegmentName
+from shmacc._base.reports import Config
+from shmacc._segment import opening, removal
+from shmacc._segment.removal import UnfinishedError
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -204,7 +204,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
             )
         return waiting
     # Attach a bare handle: an accumulator would import NumPy, which is slow (__init__.py).
-    with contextlib.closing(handles.attach(segment_name, owners="any")) as handle:
+    with contextlib.closing(opening.attach(segment_name, owners="any")) as handle:
         _check_is_taken_from(name, handle.config())
         waiting = int(handle.state()["waiting"])
         handle.cancel()

@@ -5,8 +5,8 @@ Separate from `_listing`: a list needs fewer imports, and must start sooner.
 
 from dataclasses import dataclass
 
-from shmacc._layout import layout, reports
-from shmacc._records.stats import Stats, stats_of
+from shmacc._base import layout, reports
+from shmacc._segment.stats import Stats, stats_of
 from shmacc.inspection._listing import open_view, regions_of, resolve, summary_of
 from shmacc.inspection._members import members_of, tables_of
 from shmacc.inspection._observation import Observation

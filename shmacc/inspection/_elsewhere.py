@@ -3,10 +3,10 @@
 import contextlib
 import os
 
-from shmacc._layout import layout, names
-from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import Participant
-from shmacc._opening import removal
+from shmacc._base import layout, names
+from shmacc._base.names import SegmentName
+from shmacc._base.reports import Participant
+from shmacc._segment import removal
 from shmacc.errors import ShmaccError
 from shmacc.inspection._observation import Observation, identity
 from shmacc.inspection._process_records import AttachedProcess

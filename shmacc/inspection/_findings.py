@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shmacc._layout.names import SegmentName
+from shmacc._base.names import SegmentName
 
 NOTHING = "nothing: "
 """Begins a remedy that asks for no action; the reason follows."""

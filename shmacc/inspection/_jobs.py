@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from shmacc._gradients.handlers import pass_on
-from shmacc._layout import layout
-from shmacc._layout.names import SegmentName
+from shmacc._base import layout
+from shmacc._base.names import SegmentName
+from shmacc._base.signals import pass_on
 from shmacc.errors import NotFoundError, ShmaccError
 from shmacc.inspection._description import Description, describe
 from shmacc.inspection._findings import LOAD_AGAIN, NOTHING, START_AGAIN, Finding, Severity, note
+from shmacc.inspection._index_check import INCONSISTENT, damage
 from shmacc.inspection._listing import list_names, open_view
 from shmacc.inspection._processes import Look
-from shmacc.inspection._table import INCONSISTENT, damage
 
 _BOTH_ANEW = 'load a checkpoint into both, or begin both anew (if_exists="replace")'
 _OBSTACLES = {"damaged", "other_version", "load_interrupted", INCONSISTENT}

@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from shmacc import _core
-from shmacc._layout import layout, names
-from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import MemberConfig, TableConfig
-from shmacc._layout.shown import shown
-from shmacc._opening import removal
-from shmacc._opening.removal import UnfinishedError
+from shmacc._base import layout, names
+from shmacc._base.names import SegmentName
+from shmacc._base.reports import MemberConfig, TableConfig
+from shmacc._base.shown import shown
+from shmacc._segment import removal
+from shmacc._segment.removal import UnfinishedError
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,

@@ -5,11 +5,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shmacc._gradients.handlers import pass_on
-from shmacc._layout import layout
-from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import Config, MemberConfig, Table
-from shmacc._records import dtype_names
+from shmacc._base import dtype_names, layout
+from shmacc._base.names import SegmentName
+from shmacc._base.reports import Config, MemberConfig, Table
+from shmacc._base.signals import pass_on
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._records import (

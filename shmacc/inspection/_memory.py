@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc.inspection._findings import Finding, command, memory, note, wrong
 
 _MAKE_ROOM = (

@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass, replace
 
 from shmacc import _core
-from shmacc._layout import layout
-from shmacc._layout.names import SegmentName
-from shmacc._layout.reports import Event, ObservedState, Participant, Table, TableConfig, Waiter
+from shmacc._base import layout
+from shmacc._base.names import SegmentName
+from shmacc._base.reports import Event, ObservedState, Participant, Table, TableConfig, Waiter
 from shmacc.inspection._posix_names import semaphore_value
 from shmacc.inspection._process_records import (
     AttachedProcess,

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 
-from shmacc._layout import layout, names
+from shmacc._base import layout, names
 from shmacc.errors import PermissionDeniedError
 
 

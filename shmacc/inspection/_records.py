@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from shmacc._layout.names import SegmentName
+from shmacc._base.names import SegmentName
 from shmacc.inspection._process_records import HasPid
 
 

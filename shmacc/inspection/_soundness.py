@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 from shmacc import _core
-from shmacc._layout import layout, names
-from shmacc._layout.names import SegmentName
+from shmacc._base import layout, names
+from shmacc._base.names import SegmentName
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
 from shmacc.inspection._description import Description, describe
@@ -23,13 +23,13 @@ from shmacc.inspection._findings import (
     pids,
     wrong,
 )
+from shmacc.inspection._index_check import INCONSISTENT, of_tables, removal_of
 from shmacc.inspection._listing import is_misnamed, open_view, summarise
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import (
     SegmentState,
 )
-from shmacc.inspection._table import INCONSISTENT, of_tables, removal_of
 
 UNREADABLE = "unreadable"
 _AS_ITS_OWNER = "look as its owner, or as root"

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from shmacc._layout import layout
+from shmacc._base import layout
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._process_records import AttachedProcess, WaitingTake
 from shmacc.inspection._processes import HALTED

@@ -15,7 +15,7 @@ alive, and may be computing.
 from dataclasses import replace
 from typing import NamedTuple
 
-from shmacc._layout import layout
+from shmacc._base import layout
 from shmacc.inspection._elsewhere import Elsewhere
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._process_records import AttachedProcess

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shmacc import _core
-from shmacc._layout import names
-from shmacc._layout.names import SegmentName
+from shmacc._base import names
+from shmacc._base.names import SegmentName
 from shmacc.errors import ShmaccError
 from shmacc.inspection._processes import Look, open_files
 

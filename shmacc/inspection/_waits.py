@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shmacc._layout import layout
+from shmacc._base import layout
 from shmacc.inspection._findings import command, goes_on, pids
 from shmacc.inspection._processes import HALTED
 from shmacc.inspection._records import (

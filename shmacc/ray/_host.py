@@ -17,13 +17,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import ray
 
-from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._multihost.columns import Bytes, Piece, Rows, keep_freed_memory
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
-from shmacc._records.stats import Stats
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc._segment.stats import Stats
 from shmacc.errors import DeadlineExceededError, ShmaccError
 from shmacc.ray._forwarder import Copy, Incarnation, Shared
 from shmacc.ray._parts import LOST, Config, Missing, counters_of, find

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._accumulators.shared_arrays import SharedArrays
+from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._gradients import arguments
-from shmacc._gradients.spec import TensorSpec
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
-from shmacc._opening.options import Options
+from shmacc._segment.options import Options
+from shmacc._values import arguments
+from shmacc._values.spec import TensorSpec
 from shmacc.errors import (
     AlreadyExistsError,
     DeadlineExceededError,

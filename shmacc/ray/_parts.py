@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shmacc._gradients.spec import TensorSpec
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc._multihost.messages import Opened, Timing
-from shmacc._records.taken import GroupTaken
+from shmacc._values.spec import TensorSpec
+from shmacc._values.taken import GroupTaken
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._head import LONG, answer_of_head, living_nodes
 from shmacc.ray._waits import PATIENCE, until_asked
 
 if TYPE_CHECKING:
-    from shmacc._records.array_types import IndexArray
+    from shmacc._base.array_types import IndexArray
 
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""

@@ -50,9 +50,9 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._gradients import arguments
-from shmacc._opening.options import IfExists, Owners
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc._segment.options import IfExists, Owners
+from shmacc._values import arguments
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._finding import end_parts, warn_of_left
 from shmacc.ray._gates import Gates

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 import ray
 
 from shmacc import _core
-from shmacc._gradients import arguments
 from shmacc._multihost.messages import (
     Conflict,
     Died,
@@ -23,7 +22,8 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.pieces import Joining
-from shmacc._records.taken import GroupTaken
+from shmacc._values import arguments
+from shmacc._values.taken import GroupTaken
 from shmacc.errors import (
     AlreadyExistsError,
     CancelledError,

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from shmacc import _core
-from shmacc._accumulators import saving
+from shmacc._accumulators import saved_state
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.patterns import LearningRate
-from shmacc._gradients import arguments
-from shmacc._gradients.arguments import OnDeath
-from shmacc._gradients.spec import TensorSpec
-from shmacc._layout import names
-from shmacc._opening.options import BY_MAKER, IfExists, Owners
-from shmacc._records.taken import GroupTaken
+from shmacc._base import names
+from shmacc._parameters.patterns import LearningRate
+from shmacc._segment.options import BY_MAKER, IfExists, Owners
+from shmacc._values import arguments
+from shmacc._values.arguments import OnDeath
+from shmacc._values.spec import TensorSpec
+from shmacc._values.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
@@ -455,7 +455,7 @@ class Chief:
         values = {run.RUN: numbers, run.LEFT: np.asarray(state["left"])}
         self._updates.load(self._group, self._model, state, values)
         if self._asynchronous and self._group.running:
-            self._group.restore(saving.emptied(self._group.state(), self._updates.done))
+            self._group.restore(saved_state.emptied(self._group.state(), self._updates.done))
         self._group.advance_step(self._updates.done)
         self._follow()
 

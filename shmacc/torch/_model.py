@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._accumulators.tables import Table
-from shmacc._gradients import dtypes
-from shmacc._gradients.handlers import pass_on
-from shmacc._gradients.spec import IndexedSlicesSpec, TensorSpec
-from shmacc._records.array_types import ValueArray
-from shmacc._records.conversions.torch import tensor
+from shmacc._base.array_types import ValueArray
+from shmacc._base.signals import pass_on
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc._parameters.tables import Table
+from shmacc._values import dtypes
+from shmacc._values.conversions.torch import tensor
+from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch._memory import check_apart, place_of
 from shmacc.torch._rows import spec_of

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from shmacc import optim
-from shmacc._accumulators import patterns
-from shmacc._accumulators.parameters import Optimizers
-from shmacc._layout.shown import shown
+from shmacc._base.shown import shown
+from shmacc._parameters import patterns
+from shmacc._parameters.parameters import Optimizers
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 

@@ -9,8 +9,8 @@ import logging
 import os
 from contextlib import closing
 
-from shmacc._layout import names
-from shmacc._opening import removal
+from shmacc._base import names
+from shmacc._segment import removal
 from shmacc.errors import ShmaccError
 
 _logger = logging.getLogger("shmacc")

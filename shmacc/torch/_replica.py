@@ -13,9 +13,9 @@ from torch import nn
 
 from shmacc import _core
 from shmacc._accumulators.accumulator import NEVER_STALE
-from shmacc._gradients import arguments
-from shmacc._gradients.spec import IndexedSlicesSpec
-from shmacc._opening.options import Owners
+from shmacc._segment.options import Owners
+from shmacc._values import arguments
+from shmacc._values.spec import IndexedSlicesSpec
 from shmacc.errors import DeadlineExceededError, FinishedError, InvalidArgumentError
 from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model

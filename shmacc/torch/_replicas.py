@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from shmacc._gradients import arguments
-from shmacc._opening.options import IfExists, Owners
+from shmacc._segment.options import IfExists, Owners
+from shmacc._values import arguments
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._chief import Chief, Schedule
 from shmacc.torch._optimizers import OfModel

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from shmacc import _core
-from shmacc._accumulators.table_spec import TableSpec
-from shmacc._accumulators.tables import Table
-from shmacc._gradients import arrays
-from shmacc._records.array_types import IndexArray, ValueArray
-from shmacc._records.taken import IndexedSlices
+from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._parameters.table_spec import TableSpec
+from shmacc._parameters.tables import Table
+from shmacc._values import arrays
+from shmacc._values.taken import IndexedSlices
 from shmacc.errors import FailedPreconditionError
 
 Pending = list[tuple[IndexArray, torch.Tensor]]

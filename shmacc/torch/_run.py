@@ -8,11 +8,11 @@ from contextlib import ExitStack
 
 from torch import nn
 
-from shmacc._accumulators.any_kind import attach as attach_any
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._opening.options import Owners
-from shmacc._records.array_types import ValueArray
+from shmacc._attach import attach as attach_any
+from shmacc._base.array_types import ValueArray
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc._segment.options import Owners
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 

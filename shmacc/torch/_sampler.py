@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sized
 
 import torch
 
-from shmacc._gradients import arguments
+from shmacc._values import arguments
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._replica import Replica
 

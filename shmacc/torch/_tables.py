@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from shmacc import init
-from shmacc._accumulators.table_spec import TableSpec
-from shmacc._accumulators.tables import Table, checked_ids
-from shmacc._gradients import arguments, arrays
-from shmacc._layout.shown import shown
-from shmacc._records.array_types import IndexArray
+from shmacc._base.array_types import IndexArray
+from shmacc._base.shown import shown
+from shmacc._parameters.table_spec import TableSpec
+from shmacc._parameters.tables import Table, checked_ids
+from shmacc._values import arguments, arrays
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch._rows import Rows
 

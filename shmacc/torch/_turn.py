@@ -20,8 +20,8 @@ import inspect
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from shmacc._accumulators.patterns import LearningRate
-from shmacc._gradients.arguments import OnDeath
+from shmacc._parameters.patterns import LearningRate
+from shmacc._values.arguments import OnDeath
 from shmacc.errors import ShmaccError
 from shmacc.torch._updates import Update
 

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from shmacc import optim
-from shmacc._accumulators import patterns
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.parameters import Parameters
-from shmacc._accumulators.patterns import LearningRate
-from shmacc._accumulators.shared_arrays import SharedArrays
-from shmacc._accumulators.table_changes import steps_to_forget
-from shmacc._accumulators.tables import Table, checked_ids
-from shmacc._gradients import arrays as as_arrays
-from shmacc._gradients.spec import TensorSpec
-from shmacc._opening.options import BY_MAKER
-from shmacc._records.array_types import IndexArray, ValueArray
-from shmacc._records.conversions.torch import tensor
-from shmacc._records.taken import GroupTaken
+from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._parameters import patterns
+from shmacc._parameters.parameters import Parameters
+from shmacc._parameters.patterns import LearningRate
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc._parameters.table_changes import steps_to_forget
+from shmacc._parameters.tables import Table, checked_ids
+from shmacc._segment.options import BY_MAKER
+from shmacc._values import arrays as as_arrays
+from shmacc._values.conversions.torch import tensor
+from shmacc._values.spec import TensorSpec
+from shmacc._values.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

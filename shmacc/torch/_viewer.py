@@ -7,8 +7,8 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import nn
 
-from shmacc._accumulators.parameters import Parameters
-from shmacc._opening.options import Owners
+from shmacc._parameters.parameters import Parameters
+from shmacc._segment.options import Owners
 from shmacc.errors import FailedPreconditionError, FinishedError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

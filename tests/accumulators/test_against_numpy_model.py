@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import shmacc
 from shmacc import errors, testing
-from shmacc._layout import layout
+from shmacc._base import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

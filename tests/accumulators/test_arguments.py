@@ -13,8 +13,8 @@ from helpers.support import nothing_changes, refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
-from shmacc._gradients import dtypes
-from shmacc._layout import layout
+from shmacc._base import layout
+from shmacc._values import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

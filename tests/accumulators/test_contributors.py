@@ -13,7 +13,7 @@ from helpers.support import refused, same_bits
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
-from shmacc._layout import layout
+from shmacc._base import layout
 
 LAST: Final = 2**63 - 1
 MOST: Final = 2**48  # the largest weight, and count of a partial

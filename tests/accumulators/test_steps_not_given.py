@@ -127,4 +127,4 @@ def test_gradients_that_go_on_after_a_restore(caplog: pytest.LogCaptureFixture) 
 
 
 def test_no_step_is_a_number() -> None:
-    assert shmacc._gradients.arguments.int64(shmacc._gradients.arguments.NO_STEP, "it") == 0
+    assert shmacc._values.arguments.int64(shmacc._values.arguments.NO_STEP, "it") == 0

@@ -35,7 +35,7 @@ from shmacc import (
     inspection,
     optim,
 )
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

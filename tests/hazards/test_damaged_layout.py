@@ -12,7 +12,7 @@ from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import _core
-from shmacc._layout import names
+from shmacc._base import names
 
 
 def _look(path: str) -> list[Any]:

@@ -17,7 +17,7 @@ from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc.inspection import SegmentState
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 import shmacc
 from shmacc import Parameters, errors, inspection, optim
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

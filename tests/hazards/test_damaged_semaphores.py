@@ -17,7 +17,7 @@ from helpers.apart import Apart, run_apart
 
 import shmacc
 from shmacc import SparseConditionalAccumulator
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

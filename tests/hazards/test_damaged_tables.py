@@ -11,7 +11,7 @@ from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, inspection, optim
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment

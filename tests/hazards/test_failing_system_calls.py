@@ -19,7 +19,7 @@ from helpers.support import EVERY_INSTANT, SANITIZED
 
 import shmacc
 from shmacc import errors, inspection
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from helpers.stepping_tracer import Mark

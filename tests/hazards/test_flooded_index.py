@@ -12,7 +12,7 @@ from helpers.numpy_index import hash_rows
 from shmacc import SparseConditionalAccumulator, inspection
 
 if TYPE_CHECKING:
-    from shmacc._records.array_types import IndexArray
+    from shmacc._base.array_types import IndexArray
 
 ROWS: Final = 10_000
 MUCH: Final = 10  # times; where all rows are of one bucket, it is a hundred times

@@ -17,7 +17,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

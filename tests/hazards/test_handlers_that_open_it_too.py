@@ -23,7 +23,7 @@ from helpers.support import EVERY_INSTANT, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection, testing
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe

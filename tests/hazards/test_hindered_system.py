@@ -23,7 +23,7 @@ from helpers.own_shm import BIND, MIB, READ_ONLY, REMOUNT
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc.inspection import Severity
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from helpers.support import LONG, soon, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

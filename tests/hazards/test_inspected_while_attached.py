@@ -25,7 +25,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe

@@ -29,7 +29,7 @@ from shmacc import (
     inspection,
     testing,
 )
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

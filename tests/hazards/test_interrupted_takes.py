@@ -18,7 +18,7 @@ from helpers.support import LONG, slept, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
-from shmacc._gradients import dtypes
+from shmacc._values import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

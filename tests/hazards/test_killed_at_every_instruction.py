@@ -19,7 +19,7 @@ from helpers.support import EVERY_INSTANT
 
 import shmacc
 from shmacc import NEVER_STALE, AccumulatorGroup, _core, errors
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from helpers.stepping_tracer import Traced, needs_ptrace
 
 import shmacc
 from shmacc import errors, inspection, testing
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,8 +30,8 @@ from shmacc import (
     init,
     optim,
 )
-from shmacc._layout import names
-from shmacc._records.stats import stats_of
+from shmacc._base import names
+from shmacc._segment.stats import stats_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -26,7 +26,7 @@ from shmacc import (
     inspection,
     testing,
 )
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

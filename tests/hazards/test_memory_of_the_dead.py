@@ -18,7 +18,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import AccumulatorGroup, IndexedSlicesSpec, Parameters, TableSpec, TensorSpec, optim
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe

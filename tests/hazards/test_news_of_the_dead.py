@@ -20,8 +20,8 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, _core, errors
-from shmacc._layout import names
-from shmacc._opening import removal
+from shmacc._base import names
+from shmacc._segment import removal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ from shmacc import (
     TensorSpec,
     inspection,
 )
-from shmacc._layout import layout
+from shmacc._base import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

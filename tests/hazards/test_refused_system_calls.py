@@ -21,7 +21,7 @@ from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import SharedArrays, SparseConditionalAccumulator, errors, inspection
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

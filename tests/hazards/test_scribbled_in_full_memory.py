@@ -23,7 +23,7 @@ from helpers.segment_file import SegmentFile
 
 import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, inspection
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc.inspection import SegmentState, Severity
 
 if TYPE_CHECKING:

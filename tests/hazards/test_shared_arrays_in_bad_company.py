@@ -20,7 +20,7 @@ from helpers.watched_reserving import Reservation, needs_listener, watched
 
 import shmacc
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
-from shmacc._layout import names
+from shmacc._base import names
 
 NAME: Final = "company"
 

@@ -19,7 +19,7 @@ from helpers.stepping_calls import needs_calls
 from helpers.support import until
 
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -46,7 +46,7 @@ from helpers.support import until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, inspection
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe

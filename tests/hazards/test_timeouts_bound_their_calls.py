@@ -31,7 +31,7 @@ from shmacc import (
     errors,
     optim,
 )
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

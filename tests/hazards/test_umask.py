@@ -13,7 +13,7 @@ from helpers.opening import KINDS
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,8 +23,8 @@ from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import inspection, testing
+from shmacc._base import names
 from shmacc._core import TakenRound
-from shmacc._layout import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

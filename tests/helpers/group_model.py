@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shmacc
 from shmacc import IndexedSlicesSpec, TensorSpec
-from shmacc._layout import layout
+from shmacc._base import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

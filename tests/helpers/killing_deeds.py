@@ -34,7 +34,7 @@ from shmacc import (
     optim,
     testing,
 )
-from shmacc._layout import names
+from shmacc._base import names
 from shmacc.inspection import SegmentState
 
 if TYPE_CHECKING:

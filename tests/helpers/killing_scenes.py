@@ -27,7 +27,7 @@ from shmacc import (
     SparseConditionalAccumulator,
     TensorSpec,
 )
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     from helpers.numpy_model import Array

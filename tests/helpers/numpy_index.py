@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._records.array_types import IndexArray  # noqa: TC001
+from shmacc._base.array_types import IndexArray  # noqa: TC001
 
 _HALF = np.uint64(32)  # bits
 _LOWER_HALF = np.uint64(0xFFFFFFFF)

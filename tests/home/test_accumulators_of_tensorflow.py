@@ -28,7 +28,7 @@ from helpers.support import LONG
 
 import shmacc
 from shmacc import errors
-from shmacc._records import dtype_names
+from shmacc._base import dtype_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from jax.experimental.sparse import BCOO
 
 import shmacc
 from shmacc import errors
-from shmacc._gradients import arrays, dtypes
+from shmacc._values import arrays, dtypes
 
 TABLE: Final = np.array([[0, 0], [0, 3], [0, 0], [5, 5]], np.float32)
 COLUMN: Final = [1.5, -2.0, 0.25]
@@ -166,7 +166,7 @@ _TENSORFLOW: Final = """
 import numpy as np
 import tensorflow as tf
 import shmacc
-from shmacc._gradients import arrays, dtypes
+from shmacc._values import arrays, dtypes
 
 table = tf.Variable([[1., 2.], [3., 4.], [5., 6.]])
 with tf.GradientTape() as tape:

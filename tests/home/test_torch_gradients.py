@@ -11,7 +11,7 @@ from helpers.support import refused, same_bits
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, TensorSpec, errors, optim
-from shmacc._gradients import arrays, dtypes, foreign
+from shmacc._values import arrays, dtypes, foreign
 
 ROWS: Final = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 DTYPES: Final = [

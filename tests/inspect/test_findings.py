@@ -33,7 +33,15 @@ from shmacc import (
     inspection,
     optim,
 )
-from shmacc.inspection import SegmentState, Severity, _examination, _soundness, _table, _unlinked
+from shmacc.inspection import (
+    SegmentState,
+    Severity,
+    _contents,
+    _examination,
+    _soundness,
+    _table,
+    _unlinked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,7 +204,7 @@ def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
 
 def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read after the state of which it was expected to be."""
-    real = _examination._read_undo
+    real = _contents._read_undo
     misfits: list[int] = []
     with SparseConditionalAccumulator(np.float32, [100, 2], "busy") as acc:
 

@@ -12,7 +12,7 @@ from helpers.apart import needs_root, run_apart
 
 import shmacc
 from shmacc import inspection
-from shmacc._layout import names
+from shmacc._base import names
 
 if TYPE_CHECKING:
     import pytest

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shmacc
-from shmacc._layout import layout
+from shmacc._base import layout
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Share
 from shmacc._multihost.pieces import Joining, Plan

@@ -14,12 +14,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import shmacc
 import shmacc.ray
-from shmacc._accumulators.shared_arrays import SharedArrays
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Member, Opened, Order, Report, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
+from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc.ray._forwarder import Incarnation, Shared
 from shmacc.ray._host import _COUNTERS, CONCURRENCY, HostActor
 from shmacc.ray._owner import OwnerActor

@@ -18,7 +18,7 @@ from helpers.support import refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection, testing
-from shmacc._layout import names
+from shmacc._base import names
 
 NAMESPACE: Final = "SHMACC_NAMESPACE"
 

@@ -20,7 +20,7 @@ import pytest
 
 import shmacc
 from shmacc import inspection
-from shmacc._layout import layout, names
+from shmacc._base import layout, names
 
 FILES: Final = json.loads(Path(__file__).with_name("segments_of_2_0.json").read_text())
 

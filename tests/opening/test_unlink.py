@@ -14,12 +14,12 @@ from helpers.opening import KINDS, NAME, apply, exists, in_shared_memory, make
 
 import shmacc
 from shmacc import errors, inspection
-from shmacc._opening import removal
+from shmacc._segment import removal
 
 if TYPE_CHECKING:
     from helpers.apart import Pipe
 
-    from shmacc._layout.names import SegmentName
+    from shmacc._base.names import SegmentName
 
 
 @pytest.mark.parametrize("kind", KINDS)

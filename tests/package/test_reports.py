@@ -24,8 +24,8 @@ from shmacc import (
     errors,
     inspection,
 )
-from shmacc._layout import names, reports
-from shmacc._opening import removal
+from shmacc._base import names, reports
+from shmacc._segment import removal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ import pytest
 
 import shmacc
 from shmacc import _core, inspection
-from shmacc._layout import reports
+from shmacc._base import reports
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -103,7 +103,7 @@ def test_no_public_type_is_left_to_inference() -> None:
     # Those of torch and SciPy, which need not be installed here.
     unknown = {name for name, message in causes if message.endswith(" is unknown")}
     assert {name.rpartition(".")[0] for name in unknown} <= {
-        "shmacc._records.taken.SparseTaken",
+        "shmacc._values.taken.SparseTaken",
         "shmacc.torch._chief.Chief",
         "shmacc.torch._replica.Replica",
         "shmacc.torch._replicas.AsyncReplicas",

@@ -10,7 +10,7 @@ import pytest
 from helpers.numpy_optimizers import ALL, Reference
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, optim
-from shmacc._layout import layout
+from shmacc._base import layout
 
 named = pytest.mark.parametrize("optimizer", ALL, ids=repr)
 

@@ -15,7 +15,7 @@ from helpers.support import LONG
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, optim
-from shmacc._accumulators import checkpoints
+from shmacc._parameters import checkpoints
 
 if TYPE_CHECKING:
     from pathlib import Path

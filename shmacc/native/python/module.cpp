@@ -152,7 +152,7 @@ nb::dict by_name(const Named (&table)[kCount]) {
     return numbers;
 }
 
-// Exports what Python needs to know of the layout; shmacc/_layout/layout.py makes it available.
+// Exports what Python needs to know of the layout; shmacc/_base/layout.py makes it available.
 void export_layout(nb::module_& m) {
     m.attr("VERSION") = kVersion;
     m.attr("MAX_RANK") = kMaxRank;

@@ -339,7 +339,7 @@ struct LaneState {
     uint64_t checksum;
 };
 
-// The counters among these fields, by their names in Stats (shmacc/_records/stats.py), which reports each of them.
+// The counters among these fields, by their names in Stats (shmacc/_segment/stats.py), which reports each of them.
 // Lanes' counters are added up.
 template <class State>
 struct Counter {

@@ -1,1 +1,0 @@
-"""A caller's data, checked and converted before any lock."""

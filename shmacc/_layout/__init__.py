@@ -1,1 +1,0 @@
-"""The names of segments, and their layout."""

@@ -1,1 +1,0 @@
-"""How a process opens a segment, and how it leaves it."""

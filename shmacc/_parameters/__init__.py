@@ -1,0 +1,1 @@
+"""Arrays and tables that only updates change, and their checkpoints."""

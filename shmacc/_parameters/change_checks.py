@@ -1,0 +1,252 @@
+"""The record of a change of parameters, and what arrays and tables share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from shmacc import _core, optim
+from shmacc._accumulators import saved_state
+from shmacc._accumulators.member_gradient import Member
+from shmacc._base import layout
+from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._base.signals import pass_on
+from shmacc._values import arrays, foreign
+from shmacc._values.arguments import describe_shape
+from shmacc._values.dtypes import DType
+from shmacc._values.spec import MemberSpec
+from shmacc._values.taken import DenseTaken, SparseTaken
+from shmacc.errors import InvalidArgumentError, ResourceExhaustedError, ShmaccError
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An array or a table of parameters.
+
+    Region 0 is the array or the rows; the other regions are the optimizer's slots.
+
+    Attributes:
+        noun: The word "Array" or "Table", to begin a message with.
+        contents: The name of region 0 in a state.
+        shape: The shape of the array, or of a row of the table.
+    """
+
+    number: int
+    spec: MemberSpec
+    optimizer: optim.Optimizer | None
+    shape: tuple[int, ...] = field(init=False)
+
+    noun: ClassVar[str]
+    contents: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(dim or 0 for dim in self.spec.shape or ()))
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype.numpy
+
+    @property
+    def slots(self) -> tuple[optim.Slot, ...]:
+        return () if self.optimizer is None else self.optimizer.slots()
+
+    def described_optimizer(self) -> str:
+        """Return the optimizer's description in a state.
+
+        Options that are off are left out: states of before 1.0.0 have none, and are restored, too.
+        """
+        if self.optimizer is None:
+            return "None"
+        shown = [
+            f"{each.name}={getattr(self.optimizer, each.name)!r}"
+            for each in fields(self.optimizer)
+            if each.name not in layout.OPTIMIZER_OPTIONS or getattr(self.optimizer, each.name)
+        ]
+        return f"{type(self.optimizer).__name__}({', '.join(shown)})"
+
+    def shape_of(self, region: int) -> tuple[int, ...]:
+        """Return the shape of a region of the array, or of a region of a table's row."""
+        return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
+
+    def keys(self, number: int) -> list[str]:
+        """Return the regions' names in a state where this array or table has this number."""
+        return [f"{number}.{self.contents}", *(f"{number}.{slot.name}" for slot in self.slots)]
+
+    def saved(self, state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> ValueArray:
+        """Return a region that a state has; InvalidArgumentError unless it fits."""
+        values: ValueArray = saved_state.get(state, key)
+        if values.dtype.kind == "V" and values.dtype.itemsize == self.dtype.itemsize:
+            values = values.view(self.dtype)  # np.load returns void for bfloat16
+        if values.dtype != self.dtype or values.shape != shape:
+            raise InvalidArgumentError(
+                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but "
+                f"{self.noun.lower()} {self.name!r} has {self.dtype} {describe_shape(shape)} there"
+            )
+        return values
+
+
+class Asked(NamedTuple):
+    """What an update is asked for besides its round, by array or table.
+
+    Attributes:
+        values: New contents.
+        gradients: Gradients in place of the round's.
+        remove: Ids whose rows are removed.
+        forget: Rows whose last update is more than this number of steps old are removed.
+    """
+
+    values: Mapping[str, Any] = {}
+    gradients: Mapping[str, Any] = {}
+    remove: Mapping[str, Any] = {}
+    forget: Mapping[str, Any] = {}
+
+    @classmethod
+    def checked(cls, **given: object) -> Self:
+        """Return what was given, None for nothing; InvalidArgumentError if one is no mapping."""
+        for name, value in given.items():
+            if value is not None and not isinstance(value, Mapping):
+                raise InvalidArgumentError(
+                    f"{name} must be a mapping from the names of arrays or tables, but was a "
+                    f"{type(value).__name__}"
+                )
+        return cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+class Change(NamedTuple):
+    """A change of one region of an array, or of a table.
+
+    Attributes:
+        array: The number of the array or table.
+        region: The region's number.
+        rate: The learning rate, if the values are gradients; None: they are new contents.
+        rows: The rows to change, ascending; None: all. For a table their ids.
+        values: The values, in C order.
+        rest: For an array the size of the region. For a table the ids to remove (None: all ids not
+            in `rows`), the last steps of the rows (None: the round's step), and which rows to
+            forget: (those last updated before this step, except these ids), or None.
+    """
+
+    array: int
+    region: int
+    rate: float | None
+    rows: IndexArray | None
+    values: ValueArray
+    rest: int | tuple[IndexArray | None, IndexArray | None, tuple[int, IndexArray] | None]
+
+    @property
+    def as_given(self) -> tuple[Any, ...]:
+        """The change as the extension takes it."""
+        as_bytes = self.values.reshape(-1).view(np.uint8)
+        return (self.array, self.region, self.rate, self.rows, as_bytes, self.rest)
+
+
+def learning_rate(array: Named, rate: float | None) -> float:
+    """Return this rate, or if it is None the rate of the array's optimizer.
+
+    Raises:
+        InvalidArgumentError: The array has no optimizer, or its dtype cannot represent the rate.
+    """
+    if array.optimizer is None:
+        raise InvalidArgumentError(
+            f"{array.noun} {array.name!r} has no optimizer, so its gradient can change nothing: "
+            "give its new contents in values"
+        )
+    if rate is None:
+        return array.optimizer.learning_rate
+    info = np.finfo(array.dtype)
+    array.optimizer.check_rate(rate, float(info.tiny), float(info.max))
+    return rate
+
+
+def gradient(array: Named, given: Any) -> SparseTaken | DenseTaken:
+    """Return a gradient that the chief gives, checked and converted as an apply's.
+
+    Rows that are given several times are added up, in their order.
+
+    Raises:
+        InvalidArgumentError: It does not fit the array, or the array has no optimizer.
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    learning_rate(array, None)
+    rows = array.noun == "Table" or foreign.is_rows(given)
+    shape = (None, *array.shape) if array.noun == "Table" else array.shape
+    if rows and not shape:
+        raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
+    what = f"The gradient of {array.noun.lower()} {array.name!r}"
+    kind = "sparse" if rows else "dense"
+    member = Member(0, MemberSpec(array.name, kind, array.spec.dtype, shape, "SUM"))
+    try:
+        _, _, _, indices, values, _, is_ascending = member.gradient(given, 1)
+    except ShmaccError as error:
+        pass_on(error)
+        raise type(error)(f"{what}: {error}") from error.__cause__
+    # The caller's values may be views of the arrays, which the update changes.
+    if indices is not None and not is_ascending:
+        width = values.shape[1:]
+        indices, values = _core.merged_rows(indices, values, array.dtype == np.float64)
+        values = values.reshape(-1, *width) if len(indices) else values.reshape(0, *width)
+    elif not values.flags.owndata:
+        values = _copied(values, what)
+    if indices is None:
+        return DenseTaken(values, 1, 0)
+    dims = np.array([-1 if dim is None else dim for dim in shape], np.int64)
+    return SparseTaken(indices, values, dims, np.ones(len(indices), np.int64), 1, 0)
+
+
+def ascending(
+    rows: IndexArray, values: ValueArray, repeated_text: str
+) -> tuple[IndexArray, ValueArray]:
+    """Return rows and values in ascending order; InvalidArgumentError if a row is there twice."""
+    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+        order = np.argsort(rows, kind="stable")
+        rows, values = rows[order], np.ascontiguousarray(values[order])
+        repeated = rows[1:][rows[1:] == rows[:-1]]
+        if len(repeated):
+            raise InvalidArgumentError(repeated_text.format(repeated[0]))
+    return rows, values
+
+
+def check_vector(rows: IndexArray, what: str) -> None:
+    """Raise InvalidArgumentError unless row numbers or ids are a vector."""
+    if rows.ndim != 1:
+        what = what[0].upper() + what[1:]
+        raise InvalidArgumentError(
+            f"{what} must be a vector, but have shape {describe_shape(rows.shape)}"
+        )
+
+
+def owned(given: Any, dtype: DType, what: str) -> ValueArray:
+    """Return a copy in the array's dtype, since the caller's values may be views of the arrays."""
+    values = arrays.converted(given, dtype, what).view(dtype.numpy)
+    return values if values.flags.owndata else _copied(values, what)
+
+
+def _copied(values: ValueArray, what: str) -> ValueArray:
+    try:
+        return values.copy()
+    except MemoryError as error:
+        pass_on(error)
+        raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error
+
+
+def rows_like(values: ValueArray, shape: tuple[int, ...]) -> ValueArray:
+    """Return the values; ``[]`` in place of no rows gets the shape, as in a gradient."""
+    return values.reshape(shape) if not shape[0] and values.shape == (0,) else values
+
+
+def check_like(array: Named, values: ValueArray, shape: tuple[int, ...], what: str) -> None:
+    """Raise InvalidArgumentError unless values have this shape and the array's dtype."""
+    if values.dtype != array.dtype:
+        raise InvalidArgumentError(
+            f"{what} {array.name!r} must have dtype {array.spec.dtype.name}, but has {values.dtype}"
+        )
+    if values.shape != shape:
+        raise InvalidArgumentError(
+            f"{what} {array.name!r} must have shape {describe_shape(shape)}, but has "
+            f"{describe_shape(values.shape)}"
+        )

@@ -1,0 +1,534 @@
+"""Parameters: arrays in shared memory that only updates change."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from shmacc import _core, optim
+from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._base.signals import pass_on
+from shmacc._parameters import changes, patterns, table_changes, table_spec
+from shmacc._parameters import new_arrays as given
+from shmacc._parameters.change_checks import Asked
+from shmacc._parameters.patterns import LearningRate
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc._parameters.tables import Known, Table, TableRows
+from shmacc._segment.options import IfExists, Options, Owners
+from shmacc._values import arguments, arrays
+from shmacc._values.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
+from shmacc._values.taken import DenseTaken, GroupTaken, IndexedSlices, SparseTaken
+from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+
+Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
+
+_FILLED_AT_ONCE = 1 << 16  # bytes of initial values, repeated over a new slot
+_OPTIMIZED = {"float32", "float64"}
+
+
+class Parameters(SharedArrays):
+    """Named arrays in shared memory that only updates change, atomically.
+
+    A mapping from name to array, as `SharedArrays` is; all arrays are read-only, in every process.
+    In the block of an accumulator's round, `update` applies each array's optimizer to its gradient,
+    in place, and touches only the rows that the gradients have::
+
+        params = shmacc.Parameters({"emb": table}, "params", optimizer=shmacc.optim.Adagrad(0.05))
+        group = shmacc.AccumulatorGroup(params.member_specs(sparse=["emb"]), "grads")
+        with group.round(n) as taken:
+            params.update(taken)
+
+    An update is atomic, and made once a round, even if processes die. Once an update has begun, its
+    round is final: it takes no more gradients, and if its block ends by an exception or a death,
+    the next round has the same gradients, to the bit. So a chief that replaces a dead one runs the
+    same lines. During an update a worker may read half of it; but gradients that are computed from
+    these numbers belong to a sealed step, and are dropped.
+
+    Use as a context manager to close at the end of the block; an object that is collected unclosed
+    is closed with a ResourceWarning. Pickles: another process that unpickles it attaches.
+    """
+
+    __slots__ = ("_accesses", "_members")
+
+    _KIND = "parameters"
+    _NOUN = "parameters"
+    _COPY = "snapshot() has copies of the arrays, and state() of all that an optimizer needs"
+
+    def __init__(
+        self,
+        contents: Mapping[str, Any],
+        shared_name: str | None = None,
+        *,
+        optimizer: Optimizers = None,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: IfExists = "attach",
+        unlink_on_close: bool = False,
+    ) -> None:
+        """Create the parameters, or attach to those that have this shared_name.
+
+        Args:
+            contents: From name to an array, which is copied into the new array; or to a
+                `TensorSpec`, whose new array has zeros; as for `SharedArrays`. Or to a `TableSpec`:
+                rows by ids that need not be known in advance. A new table has no rows.
+            shared_name: The name; None: private, removed with this object.
+            optimizer: The optimizer of all arrays, which must then be float32 or float64; or a
+                mapping from patterns of names to optimizers, as in
+                ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array has the optimizer of the
+                first pattern that its name matches. An array without optimizer is changed by
+                ``values`` only, and may have any dtype of `SharedArrays`. Optimizers are kept with
+                the arrays, and must equal those of existing arrays.
+            mode: Permission bits.
+            owners: Whose parameters may be attached.
+            if_exists: What to do with existing parameters.
+            unlink_on_close: Whether their creator removes the name.
+
+        Raises:
+            InvalidArgumentError: A bad argument, an optimizer for an array that is not float32 or
+                float64, or existing parameters disagree (the message names both values).
+            Everything else as for `SharedArrays`.
+        """
+        asked = given.asked(contents, table_spec.to_member)
+        if isinstance(optimizer, Mapping):
+            names = [array.spec.name for array in asked]
+            optimizer = patterns.by_name(optimizer, names, "an optimizer")
+        asked = tuple(_with_optimizer(array, optimizer) for array in asked)
+        self._open(
+            tuple(array.spec for array in asked),
+            given.REDUCTION,
+            shared_name,
+            Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
+            own=False,
+            contents=lambda: [_contents(array) for array in asked],
+        )
+
+    @classmethod
+    def attach(  # type: ignore[override]  # they are read-only for everybody
+        cls, shared_name: str, *, timeout: float | None = None, owners: Owners = "mine"
+    ) -> Self:
+        """Return the parameters of that name.
+
+        Args:
+            shared_name: The name.
+            timeout: How many seconds to wait until they exist; None: do not wait. (In `update` and
+                all other calls, None means for ever.)
+            owners: As at construction.
+
+        Raises:
+            NotFoundError: There are no such parameters, and no timeout.
+            DeadlineExceededError: There were none until the end of the timeout.
+            InvalidArgumentError: An impossible name, a bad timeout, or the name of something else.
+            PermissionDeniedError: The parameters are another user's.
+            DataLossError: The file under the name is no valid segment of this version.
+        """
+        return cls._attach(shared_name, owners, timeout, own=False)
+
+    def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
+        self._accesses: dict[int, _core.TableAccess] = {}
+        self._members = tuple(
+            (Known if spec.kind == "table" else changes.Array)(number, spec, _optimizer_of(spec))
+            for number, spec in enumerate(existing)
+        )
+
+    def _check_tables(self, existing: tuple[MemberSpec, ...]) -> None:
+        """Parameters may have tables."""
+
+    @property
+    def _arrays(self) -> list[changes.Array]:
+        return [member for member in self._members if isinstance(member, changes.Array)]
+
+    @property
+    def _tables(self) -> list[Known]:
+        return [member for member in self._members if isinstance(member, Known)]
+
+    def _access(self, table: Known) -> Callable[[], _core.TableAccess]:
+        """Return a function that gives access to a table while this object is open."""
+
+        def access() -> _core.TableAccess:
+            self._check_open()
+            found = self._accesses.get(table.number)
+            if found is None:
+                found = _core.TableAccess(self._handle, table.number)
+                self._accesses[table.number] = found
+            return found
+
+        return access
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the array of that name, as an ndarray on the shared memory; or the `Table`.
+
+        Raises:
+            As for `SharedArrays`.
+        """
+        member = self._members[self._numbers[name]]
+        if isinstance(member, Known):
+            self._check_open()
+            return Table(member, self._access(member))
+        return super().__getitem__(name)
+
+    def close(self) -> None:
+        """Detach. Idempotent. Arrays that were read before remain valid; tables do not."""
+        self._accesses.clear()
+        super().close()
+
+    def _differences(
+        self, name: str, has: MemberSpec | None, wants: MemberSpec | None
+    ) -> Iterator[tuple[str, str, str]]:
+        if "table" in {spec.kind for spec in (has, wants) if spec is not None}:
+            yield from table_spec.differences(name, has, wants)
+        else:
+            yield from super()._differences(name, has, wants)
+        if has is not None and wants is not None:
+            existing, asked = _optimizer_of(has), _optimizer_of(wants)
+            if existing != asked:
+                noun = "table" if has.kind == "table" else "array"
+                yield f"optimizer of {noun} {name!r}", repr(existing), repr(asked)
+
+    @property
+    def step(self) -> int:
+        """The arrays' step: 0 at first; after a round's update or skip, the round's step + 1."""
+        self._check_open()
+        return self._handle.step
+
+    @property
+    def optimizers(self) -> dict[str, optim.Optimizer | None]:
+        """Each array's optimizer, by name; None: the array has none."""
+        return {member.name: member.optimizer for member in self._members}
+
+    @property
+    def slots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The optimizers' slots, by array and slot: ``params.slots["emb"]["accumulator"]``.
+
+        A slot is a read-only array on the shared memory; a table's slot has rows by id, as in
+        ``params.slots["user"]["accumulator"][ids]``. Slots have TensorFlow's names: momentum,
+        accumulator, rms, m, v, linear.
+        """
+        self._check_open()
+
+        def slot(member: changes.Array | Known, which: int) -> Any:
+            if isinstance(member, Known):
+                return TableRows(member, self._access(member), which)
+            return self._mapped.array(member.number, self, which)
+
+        return {
+            member.name: {
+                made.name: slot(member, which) for which, made in enumerate(member.slots, 1)
+            }
+            for member in self._members
+        }
+
+    def member_specs(self, sparse: Iterable[str] = ()) -> dict[str, TensorSpec]:
+        """Return specs of the arrays' gradients, as `AccumulatorGroup` takes them.
+
+        A group made from them belongs to these parameters. An existing group that belongs to other
+        parameters is refused.
+
+        Args:
+            sparse: The names of arrays whose gradients are rows. Gradients of tables always are.
+
+        Raises:
+            InvalidArgumentError: There is no array of such a name, or it has no rows.
+        """
+        names = {sparse} if isinstance(sparse, str) else set(sparse)
+        for name in names - set(self):
+            raise InvalidArgumentError(f"There is no array {name!r}")
+        specs: dict[str, TensorSpec] = {}
+        for member in self._members:
+            if isinstance(member, Known):
+                specs[member.name] = member.member_spec()
+                continue
+            if member.name in names and not member.shape:
+                raise InvalidArgumentError(f"Array {member.name!r} is a number, and has no rows")
+            make = IndexedSlicesSpec if member.name in names else TensorSpec
+            if member.dtype != np.bool_:
+                specs[member.name] = make(member.shape, member.dtype)
+        for spec in specs.values():
+            spec.parameters = self._token, self._shared_name
+        return specs
+
+    def update(
+        self,
+        taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
+        values: Mapping[str, Any] | None = None,
+        *,
+        gradients: Mapping[str, Any] | None = None,
+        remove: Mapping[str, Any] | None = None,
+        forget: Mapping[str, int] | None = None,
+        learning_rate: LearningRate = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Make the update of an open round: apply each array's optimizer to its gradient.
+
+        Atomic, and once a round. When the update begins, the round becomes final: its block can end
+        normally only after the whole update; after an exception or a death the next round has the
+        same gradients.
+
+        Args:
+            taken: The value of the round's block; or a mapping from array to its part of that
+                value, to leave out members that are no parameters, such as a loss or a count (an
+                empty mapping means this process's only open round). The value of a single
+                accumulator's round is the only array's gradient; if there are several arrays, pass
+                a mapping that names the array.
+            values: New contents, by array, instead of the optimizer's result: an array, or
+                ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. Slots of
+                these arrays stay as they are. So do arrays with neither gradient nor new contents.
+            gradients: Gradients, by array, in place of the round's means: what the chief has
+                clipped, projected or computed. They go through the optimizers, and are checked and
+                converted as an apply's: an array, or rows as ``(indices, values)`` or
+                `IndexedSlices`, of which repeated ones are added up. The round need not have the
+                array.
+            remove: Ids, by table, whose rows are removed in the same commit, after the other
+                changes. Ids that are not in the table are ignored.
+            forget: Numbers of steps, by table: the same commit removes the rows whose last update
+                is more than so many steps before this round's. Rows that the round or this call
+                has stay. It looks at all rows of the table.
+            learning_rate: Replaces the optimizers' own for this update, for schedules: a number for
+                all arrays, or a mapping from patterns of names, as for optimizers.
+            timeout: Seconds to wait for another process's snapshot, restore or update, or its
+                operation on the accumulator; None: for ever.
+
+        Returns:
+            True; False if the round is in the parameters already, because a chief made the update
+            and died before the end of its block. Then nothing is changed.
+
+        Raises:
+            InvalidArgumentError: A member is no array, or its array has no optimizer; a row is out
+                of range; a shape or dtype disagrees; an array is in `values` and in `gradients`.
+                Nothing was changed, and the round is not final.
+            FailedPreconditionError: `taken` does not come from an open round of this process; the
+                block has made its update already; the parameters are past the round's step; or a
+                checkpoint is being loaded into them, or a process died while it loaded one (then
+                load it again).
+            DeadlineExceededError: The timeout passed. Nothing was changed.
+            ResourceExhaustedError: Shared memory is full, or a table would have more rows than its
+                ``max_rows``. Nothing was changed, and the round was not made final: try again with
+                rows to remove, or skip the round.
+            DataLossError: The index of a table does not lead to one of its rows; the message says
+                how to save them. Nothing was changed, and the round was not made final.
+        """
+        asked = Asked.checked(values=values, gradients=gradients, remove=remove, forget=forget)
+        found, means, in_round = self._round_of(taken)
+        rates = patterns.learning_rates(learning_rate, self.optimizers)
+        return self._commit(found, means, in_round, asked, rates, arguments.timeout(timeout))
+
+    def skip(
+        self,
+        taken: GroupTaken | SparseTaken | DenseTaken | Mapping[str, SparseTaken | DenseTaken],
+        values: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bool:
+        """Move `step` past an open round, without applying its gradients.
+
+        If a dead process has left half an update, its changes are undone.
+
+        Args:
+            taken: As for `update`.
+            values: New contents, as for `update`: for arrays without optimizer, for instance.
+            timeout: Seconds to wait, as for `update`; None: for ever.
+
+        Returns:
+            True; False if the round is in the parameters already.
+
+        Raises:
+            InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
+        """
+        asked = Asked.checked(values=values)
+        found, _, _ = self._round_of(taken)
+        return self._commit(found, {}, {}, asked, {}, arguments.timeout(timeout))
+
+    def _commit(
+        self,
+        found: _core.BlockAccess,
+        means: Mapping[str, Any],
+        in_round: Mapping[str, Any],
+        asked: Asked,
+        rates: Mapping[str, float],
+        timeout: float | None,
+    ) -> bool:
+        known = {member.name: member for member in self._members}
+        made = changes.of_update(known, means, asked, rates, in_round, found.taken.step)
+        self._check_open()
+        return _core.update(
+            self._handle,
+            found.handle,
+            found.taken.serial,
+            found.taken.step,
+            [change.as_given for change in made],
+            timeout,
+        )
+
+    def _round_of(
+        self, taken: Any
+    ) -> tuple[_core.BlockAccess, Mapping[str, Any], Mapping[str, Any]]:
+        """Return the open round that `taken` comes from, its means by array, and all its members.
+
+        Members that a mapping leaves out have no mean for an array, but are the round's.
+        """
+        # Read `given` only once: it is None as soon as another thread ends its round.
+        all_given = [(block, block.given) for block in _core.open_rounds()]
+        rounds = [(block, given) for block, given in all_given if given is not None]
+        found = next((block for block, given in rounds if given is taken), None)
+        if found is not None and isinstance(taken, GroupTaken):
+            return found, taken, taken
+        if found is not None:
+            if len(self._members) > 1:
+                raise InvalidArgumentError(
+                    f"The round is of a single accumulator, but there are {len(self._members)} "
+                    'arrays: say of which it is, as in update({"name": taken})'
+                )
+            means = {self._members[0].name: taken}
+            return found, means, means
+        if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken):
+            parts = {id(part) for part in taken.values()}
+            if not parts and len(rounds) > 1:
+                raise FailedPreconditionError(
+                    "An empty mapping does not say of which round it is, and this process has "
+                    f"{len(rounds)} open: params.skip(taken), with what the block was given"
+                )
+            for block, given in rounds:
+                own = given.values() if isinstance(given, GroupTaken) else [given]
+                if parts <= {id(part) for part in own}:
+                    of_group = given if isinstance(given, GroupTaken) else {}
+                    return block, taken, {**of_group, **taken}
+        raise FailedPreconditionError(
+            "An update is made in the block of a round, of what the block was given, or of a "
+            "mapping to some of its members: `with group.round(n) as taken: params.update(taken)`; "
+            f"this {type(taken).__name__} is not of a round that this process has open (rounds of "
+            "shmacc.ray, which are over many hosts, cannot be updated from)"
+        )
+
+    def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, Any]]:
+        """Return ``(step, {name: copy})``, all of one instant, even while updates run.
+
+        The copy of a table is an `IndexedSlices` of all its rows, with ascending ids.
+
+        Waits for a running update. If a dead process has left half an update, it is undone.
+
+        Args:
+            timeout: Seconds to wait; None: for ever.
+
+        Raises:
+            DeadlineExceededError: The timeout passed.
+            ResourceExhaustedError: This process has no memory for the copies.
+        """
+        seconds = arguments.timeout(timeout)
+        copies: dict[str, Any] = {array.name: array.empty(0) for array in self._arrays}
+        places = [(array.number, 0, copies[array.name]) for array in self._arrays]
+        step, _, tables = self._read(places, seconds, whole=False)
+        for table, (ids, numbers, _) in zip(self._tables, tables, strict=True):
+            rows = numbers.view(table.dtype).reshape(len(ids), *table.shape)
+            copies[table.name] = IndexedSlices(rows, ids)
+        return step, {member.name: copies[member.name] for member in self._members}
+
+    def state(self, *, timeout: float | None = None) -> dict[str, ValueArray]:
+        """Return arrays, slots and step of one instant, as a dict of arrays for ``np.savez``.
+
+        Args:
+            timeout: As for `snapshot`.
+
+        Raises:
+            As for `snapshot`.
+        """
+        seconds = arguments.timeout(timeout)
+        state: dict[str, ValueArray] = {}
+        places = []
+        for array in self._arrays:
+            for region, key in enumerate(array.keys(array.number)):
+                state[key] = array.empty(region)
+                places.append((array.number, region, state[key]))
+        step, updates, tables = self._read(places, seconds, whole=True)
+        for table, read in zip(self._tables, tables, strict=True):
+            state |= table_changes.to_state(table.number, table, read)
+        state["arrays"] = np.array([member.name for member in self._members])
+        state["specs"] = np.array([member.described() for member in self._members])
+        state["step"] = np.array(step)
+        state["updates"] = np.array(updates)
+        return state
+
+    def _read(
+        self, places: list[tuple[int, int, ValueArray]], timeout: float | None, *, whole: bool
+    ) -> tuple[int, list[int], list[tuple[IndexArray, ValueArray, IndexArray]]]:
+        self._check_open()
+        as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in places]
+        tables = [(table.number, whole) for table in self._tables]
+        return _core.read_parameters(self._handle, as_bytes, tables, timeout)
+
+    def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
+        """Replace everything by a result of `state` of these or equal parameters.
+
+        One commit replaces arrays, slots and step, also while other processes are attached. Until
+        it is done, it needs as much memory again. An accumulator that belongs to the parameters
+        must get a state of the same step: `shmacc.load` restores both, and makes sure that no
+        update is made in between.
+
+        Args:
+            state: The dict, or the same from ``np.load``.
+            timeout: Seconds to wait for another process's update, snapshot or restore, which may be
+                stopped; None: for ever.
+
+        Raises:
+            InvalidArgumentError: It is no state, or that of other arrays, shapes, dtypes or
+                optimizers. Nothing was changed.
+            ResourceExhaustedError: Shared memory is full. Nothing was changed.
+            DeadlineExceededError: The timeout passed. Nothing was changed.
+        """
+        seconds = arguments.timeout(timeout)
+        _core.load([self._to_load(state)], [], seconds)
+
+    def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
+        """Return the arguments for the extension's `load`: handle, step, changes, updates."""
+        made, step, updates = changes.of_state(self._members, state)
+        self._check_open()
+        return self._handle, step, [change.as_given for change in made], updates
+
+    @property
+    def _half_loaded(self) -> bool:
+        self._check_open()
+        return self._handle.state()["sealed"]
+
+
+def _contents(asked: given.Asked) -> list[tuple[int, ValueArray | None]]:
+    """Return array and slots as the extension takes them; a new table has none."""
+    if asked.spec.kind == "table":
+        return []
+    array = changes.Array(0, asked.spec, _optimizer_of(asked.spec))
+    made = [asked.contents()]
+    for region, slot in enumerate(array.slots, 1):
+        bytes_ = array.bytes(region)
+        initial = None
+        if slot.initial and bytes_:
+            count = min(bytes_, _FILLED_AT_ONCE) // array.dtype.itemsize
+            with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
+                initial = arrays.bytes_of(np.full(count, slot.initial, array.dtype))
+        made.append((bytes_, initial))
+    return made
+
+
+def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> given.Asked:
+    name, dtype = array.spec.name, array.spec.dtype.name
+    optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
+    if optimizer is None:
+        return array
+    if type(optimizer) not in optim.KINDS:  # no subclass: a segment cannot keep its code
+        raise InvalidArgumentError(
+            f"The optimizer of array {name!r} must be one of shmacc.optim's, but was of "
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    if dtype not in _OPTIMIZED:
+        raise InvalidArgumentError(
+            "An array with an optimizer has dtype float32 or float64, but array "
+            f"{name!r} has {dtype}"
+        )
+    info = np.finfo(array.spec.dtype.numpy)
+    optimizer.check_numbers(float(info.tiny), float(info.max))
+    return replace(array, spec=replace(array.spec, optimizer=optimizer.config()))
+
+
+def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:
+    try:
+        return optim.of_config(spec.optimizer)
+    except InvalidArgumentError as error:
+        pass_on(error)
+        raise DataLossError(f"array {spec.name!r} has an optimizer out of range: {error}") from None

@@ -1,0 +1,66 @@
+"""Assigns optimizers and learning rates to arrays by patterns of names."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from shmacc import optim
+from shmacc._base.shown import shown
+from shmacc.errors import InvalidArgumentError
+
+LearningRate = float | Mapping[str, float] | None
+"""The learning rates of one update: a number for all arrays, or a mapping from patterns of names;
+None: the optimizers' own."""
+
+
+def by_name(
+    given: Mapping[str, Any], names: Collection[str], what: str, noun: str = "array"
+) -> dict[str, Any]:
+    """Return for each name the value of the first pattern that it matches.
+
+    Args:
+        given: From pattern to value. A ``*`` stands for any characters, others for themselves.
+        names: All names. Those that match no pattern are left out of the result.
+        what: What the values are, for the message.
+        noun: What the names are, for the message.
+
+    Raises:
+        InvalidArgumentError: A pattern other than ``"*"`` is no name's first match.
+    """
+    found: dict[str, Any] = {}
+    for pattern, value in given.items():
+        if not isinstance(pattern, str):
+            raise InvalidArgumentError(f"{what} is by name, but a name was {shown(pattern)}")
+        matches = re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL).fullmatch
+        new = [name for name in names if name not in found and matches(name)]
+        if not new and pattern != "*":
+            of_earlier = ", or each has an earlier one" if any(map(matches, found)) else ""
+            matches_none = f"matches no {noun}" if "*" in pattern else f"is no {noun}"
+            raise InvalidArgumentError(
+                f"There is {what} for {shown(pattern)}, which {matches_none}{of_earlier}"
+            )
+        found.update(dict.fromkeys(new, value))
+    return found
+
+
+def learning_rates(
+    value: object, optimizers: Mapping[str, optim.Optimizer | None]
+) -> dict[str, float]:
+    """Return the rates of one update by name, checked; other arrays use their optimizers' own.
+
+    Args:
+        value: None, a number for all names, or a mapping from patterns to numbers (`by_name`).
+        optimizers: The arrays' optimizers; a pattern must match an array that has one.
+
+    Raises:
+        InvalidArgumentError: A rate is no number, negative or infinite; or as for `by_name`.
+    """
+    if value is None:
+        return {}
+    given = value if isinstance(value, Mapping) else {"*": value}
+    rates = {pattern: optim.finite(rate, "learning_rate") for pattern, rate in given.items()}
+    for rate in rates.values():
+        if rate < 0:
+            raise InvalidArgumentError(f"learning_rate must not be negative, but was {shown(rate)}")
+    names = [name for name, optimizer in optimizers.items() if optimizer is not None]
+    return by_name(rates, names, "a learning_rate", "array with an optimizer")

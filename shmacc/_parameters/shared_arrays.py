@@ -1,0 +1,306 @@
+"""Arrays in shared memory, by name, such as the parameters that gradients are computed from."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy.typing as npt
+
+from shmacc import _core
+from shmacc._base import layout
+from shmacc._base.reports import Config
+from shmacc._parameters import new_arrays as given
+from shmacc._parameters import table_spec
+from shmacc._segment import opening
+from shmacc._segment.opened import Opened
+from shmacc._segment.options import IfExists, Options, Owners
+from shmacc._values import arrays
+from shmacc._values.spec import MemberSpec, Spec
+from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+
+_MOST_SHOWN = 8  # arrays that repr() lists
+
+
+class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
+    """NumPy arrays in shared memory under a name, for processes that need not be related.
+
+    A mapping from name to array. ``params["emb"]`` *is* the shared memory. If one process writes
+    into it, ``params["emb"][rows] -= step``, the others read the new numbers at once, without a
+    copy. Names, shapes and dtypes do not change.
+
+    No lock is taken. If arrays are written only in the block of an accumulator's ``round``, then
+    gradients that are computed during a write are dropped. A process that is killed while it writes
+    leaves a partial write.
+
+    An array keeps its memory mapped as long as the array or a view of it lives, even after `close`
+    and `unlink`. It also keeps this object alive, and so the process attached, until `close`;
+    ``shmacc-inspect clean`` removes no segment that a process has attached. Forked children share
+    the arrays of their parent.
+
+    Use as a context manager to close at the end of the block; an object that is collected unclosed
+    is closed with a ResourceWarning. Pickles: another process that unpickles it attaches to the
+    same arrays, with the same right to write.
+    """
+
+    __slots__ = ("_mapped", "_numbers", "_specs", "_writable")
+
+    _KIND = "arrays"
+    _NOUN: ClassVar[str] = "shared arrays"
+    _COPY = "{name: array.copy() for name, array in arrays.items()} has copies of the arrays"
+
+    def __init__(
+        self,
+        contents: Mapping[str, Any],
+        shared_name: str | None = None,
+        *,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: IfExists = "attach",
+        unlink_on_close: bool = False,
+    ) -> None:
+        """Create the arrays, or attach to those that have this shared_name, to read and write.
+
+        New arrays get their name when they are complete: another process finds all of them with
+        their contents, or nothing, and a process that dies while it creates them leaves nothing. If
+        two processes create them at the same time, one succeeds and the other one attaches; until
+        then both need the memory. If memory is short, let one process create them, and the others
+        call ``SharedArrays.attach(name, timeout=...)``.
+
+        Args:
+            contents: From name (1 to 200 printable characters) to an array, which is copied into
+                the new array; or to a `TensorSpec` without unknown dimensions, whose new array has
+                zeros and this shape and dtype. 1 to 4,096 arrays, each of at most ``2**40`` bytes.
+                The dtypes are those of accumulators, and bool; an array of another byte order is
+                converted to the machine's. If the arrays exist, they stay as they are, and names,
+                shapes and dtypes must agree; the order does not matter.
+            shared_name: The name; None: private, removed with this object.
+            mode: Permission bits, exact whatever the umask. None: 0600, or as existing arrays have
+                them. To attach, even to read, a user needs the rights to read and to write.
+            owners: Whose arrays may be attached: "mine" (this process's effective user's and
+                root's), "any", or an iterable of uids.
+            if_exists: "attach"; "error": raise if the name is taken; "replace": remove existing
+                arrays that no living process has attached, and create new ones.
+            unlink_on_close: Whether the name is removed when its creator closes this object or ends
+                in order.
+
+        Raises:
+            InvalidArgumentError: A bad argument; or existing arrays disagree (the message names the
+                first difference, and both values); or the name is an accumulator's.
+            AlreadyExistsError: The name is taken, and `if_exists` is "error".
+            FailedPreconditionError: A living process, possibly this one, has the existing arrays
+                attached (``pids``), and `if_exists` is "replace".
+            ResourceExhaustedError: Shared memory is full; nothing of the arrays was kept.
+            PermissionDeniedError: The existing arrays are another user's.
+            DataLossError: The file under the name is no valid segment of this version.
+        """
+        asked = given.asked(contents, _refuse_table)
+        self._open(
+            tuple(array.spec for array in asked),
+            given.REDUCTION,
+            shared_name,
+            Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
+            own=True,
+            contents=lambda: [[array.contents()] for array in asked],
+        )
+
+    @classmethod
+    def attach(
+        cls,
+        shared_name: str,
+        *,
+        writable: bool = False,
+        timeout: float | None = None,
+        owners: Owners = "mine",
+    ) -> Self:
+        """Return the arrays of that name.
+
+        Args:
+            shared_name: The name.
+            writable: Whether this process may write into them. If not, their memory is mapped
+                read-only, whatever flags NumPy's arrays have. A write that NumPy does not refuse,
+                such as one by torch, is undone and raises FailedPreconditionError in the main
+                thread, at the end of the next call. If it cannot be undone, the error says so, and
+                each later use of this object raises it again. SHMACC_GUARD=0 in the environment
+                leaves such a write to the kernel, which ends the process.
+            timeout: How many seconds to wait until they exist; None: do not wait. (In all calls
+                that wait for something else, None means for ever.)
+            owners: As at construction.
+
+        Raises:
+            NotFoundError: There are no arrays of that name, and no timeout.
+            DeadlineExceededError: There were none until the end of the timeout.
+            InvalidArgumentError: An impossible name, a bad timeout, or the name is an
+                accumulator's; or it is that of `Parameters`, which only updates change, and
+                `writable` is set.
+            PermissionDeniedError: The arrays are another user's.
+            DataLossError: The file under the name is no valid segment of this version.
+        """
+        return cls._attach(shared_name, owners, timeout, bool(writable))
+
+    def _examine(self, config: Config, own: bool | None, asked: Spec | None) -> None:
+        self._writable = bool(own)
+        kind, constructed = layout.KIND_NAMES[config["kind"]], asked is not None
+        as_arrays = kind == "parameters" and not constructed and not self._writable  # to read them
+        if kind != self._KIND and not as_arrays:
+            raise opening.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
+        try:
+            existing = tuple(map(given.of_config, config["members"]))
+            self._check_tables(existing)
+            self._mapped = _core.MappedArrays(
+                self._handle, [member.dtype.numpy for member in existing], self._writable
+            )
+        except DataLossError as error:
+            raise error.about(self._segment_name.system_name) from None
+        self._specs = existing
+        self._numbers = {member.name: number for number, member in enumerate(existing)}
+        self._keep(existing)
+        if asked is not None:
+            self._check_agreement(existing, asked)
+
+    def _check_tables(self, existing: tuple[MemberSpec, ...]) -> None:
+        """Raise InvalidArgumentError if there are tables, which are no arrays."""
+        for member in existing:
+            if member.kind == "table":
+                raise InvalidArgumentError(
+                    f"{self._segment_name.shared_name!r} has a table, {member.name!r}, which is no "
+                    "shared array: shmacc.Parameters.attach"
+                )
+
+    def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
+        """Keep the parts of the specs that a subclass needs; DataLossError if they are damaged."""
+
+    def _differences(
+        self, name: str, has: MemberSpec | None, wants: MemberSpec | None
+    ) -> Iterator[tuple[str, str, str]]:
+        return given.differences(name, has, wants)
+
+    def _check_agreement(self, existing: tuple[MemberSpec, ...], asked: Spec) -> None:
+        has = {member.name: member for member in existing}
+        wants = {member.name: member for member in asked.members}
+        differences = [
+            difference
+            for name in wants | has
+            for difference in self._differences(name, has.get(name), wants.get(name))
+        ]
+        mode = self._handle.mode
+        if asked.mode not in {None, mode}:
+            differences.append(("mode", f"{mode:04o}", f"{asked.mode:04o}"))
+        exist = f"The {self._NOUN} {self._shared_name!r} exist"
+        for what, found, wanted in differences:
+            raise opening.disagreement(self._segment_name, exist, what, found, wanted)
+
+    def _own(self) -> bool:
+        return self._writable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the segment's name; unpickling attaches, or raises NotFoundError."""
+        self._check_open()
+        return super().__reduce__()
+
+    def __repr__(self) -> str:
+        count = len(self._specs)
+        shown = [
+            f"{spec.name}: {'table of ' if spec.kind == 'table' else ''}{spec.dtype.name} "
+            f"{spec.shape}"
+            for spec in self._specs
+        ]
+        if count > _MOST_SHOWN:
+            shown[_MOST_SHOWN:] = [f"and {count - _MOST_SHOWN} more"]
+        return (
+            f"<{type(self).__name__} {self._shared_name!r} of {count} "
+            f"array{'' if count == 1 else 's'}{'' if self._writable else ' read-only'}"
+            f"{' closed' if self._handle.closed else ''}: {', '.join(shown)}>"
+        )
+
+    # Mapping compares contents; here that would compare whole arrays. So this compares identity.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return the array of that name: the shared memory itself, as an ndarray.
+
+        Each access makes another ndarray on the same memory, which takes a few microseconds; the
+        first access takes longer, as it maps the memory.
+
+        Raises:
+            KeyError: There is no array of that name.
+            FailedPreconditionError: This object is closed.
+            NotFoundError: The segment was removed by another program.
+            ResourceExhaustedError: The process has no room for the mapping.
+        """
+        number = self._numbers[name]
+        self._check_open()
+        return self._mapped.array(number, self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Write numbers into the array of that name, as ``self[name][...] = value`` does.
+
+        So ``params["emb"] -= step`` works: Python ends it by this assignment, and NumPy recognises
+        an array that is assigned to itself, and copies nothing. Unlike NumPy's own assignment, this
+        refuses numbers that the array's dtype cannot represent, as an apply does.
+
+        Raises:
+            InvalidArgumentError: The value does not convert to the dtype.
+            ValueError: The array is read-only, or the value does not have its shape.
+            Everything else as for reading.
+        """
+        array, dtype = self[name], self._specs[self._numbers[name]].dtype
+        array[...] = arrays.converted(value, dtype, f"the numbers for array {name!r}").view(
+            array.dtype
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._numbers
+
+    @property
+    def name(self) -> str:
+        """The same as `shared_name`."""
+        return self._shared_name
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process can write to the arrays."""
+        return self._writable
+
+    def _release(self, *, at_once: bool) -> None:
+        """Let this process write to its read-only arrays: they become private copies.
+
+        Args:
+            at_once: Whether no other process writes to them any more. Else the first write to any
+                of them makes all of them private together.
+        """
+        self._mapped.release(at_once)
+
+    def close(self) -> None:
+        """Detach. Idempotent. Arrays that were read before remain valid."""
+        self._mapped.forget()
+        super().close()
+
+    def unlink(self) -> None:
+        """Remove the arrays' name from the system. Idempotent.
+
+        Processes that have them go on using them, as with an unlinked file; the memory is freed
+        when the last process has let go of it. The next process that opens the name makes new
+        arrays. This works after `close`, too, if the name still leads to these very arrays.
+
+        Raises:
+            PermissionDeniedError: The arrays are another user's.
+        """
+        super().unlink()
+
+    def _check_open(self) -> None:
+        if self._handle.closed:
+            raise FailedPreconditionError(f"The {self._NOUN} {self._shared_name!r} are closed")
+
+
+def _refuse_table(name: str, value: object) -> None:
+    if isinstance(value, table_spec.TableSpec):
+        raise InvalidArgumentError(
+            f"A table, {name!r}, is no shared array, nor is it published over Ray: "
+            "shmacc.Parameters have tables, for the processes of one host"
+        )

@@ -1,1 +1,0 @@
-"""The values that the public API returns and accepts."""

@@ -1,0 +1,300 @@
+"""The records of the public API: slices, takes, partials."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import FrozenInstanceError, dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from shmacc._base.array_types import IndexArray, ValueArray
+
+if TYPE_CHECKING:
+    import jax
+    import scipy.sparse
+    import torch
+    from jax.experimental.sparse import BCOO
+
+_Record = TypeVar("_Record")
+
+
+class IndexedSlices:
+    """Some rows of a tensor, like ``tf.IndexedSlices``.
+
+    Args:
+        values: Shape ``(n, ...)``: the rows.
+        indices: Shape ``(n,)``: which rows they are.
+        dense_shape: The shape of the whole tensor, or None.
+    """
+
+    __slots__ = ("dense_shape", "indices", "values")
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        self.values: Any = values
+        self.indices: Any = indices
+        self.dense_shape: Any = dense_shape
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, "
+            f"dense_shape={self.dense_shape!r})"
+        )
+
+
+def _set(record: Any, name: str, value: object) -> None:
+    """Accept what ``record.values *= 0.1`` sets: NumPy has scaled the array, and gives it back."""
+    before = getattr(record, name, None)
+    if before is not value or before is None:
+        what_to_do = (
+            f": write into the array (`taken.{name}[...] = other`, `taken.{name} *= 0.1`), or give "
+            "an update other gradients, as in params.update(taken, gradients={...})"
+        )
+        raise FrozenInstanceError(
+            f"{name!r} of a {type(record).__name__} cannot be set"
+            f"{what_to_do if isinstance(before, np.ndarray) else ''}"
+        )
+
+
+def _keeps_its_arrays(record: type[_Record]) -> type[_Record]:
+    """Let an augmented assignment change the arrays of a frozen record in place."""
+    record.__setattr__ = _set  # type: ignore[method-assign]
+    return record
+
+
+@_keeps_its_arrays
+class SparseGradient(NamedTuple):
+    """The result of a sparse ``take_grad``, as TensorFlow's op returns it.
+
+    Attributes:
+        indices: int64, shape ``(n,)``, ascending, each row once.
+        values: The accumulator's dtype, shape ``(n, ...)``.
+        shape: int64: the declared first dimension (-1 if unknown), then the row dimensions of
+            ``values``.
+    """
+
+    indices: IndexArray
+    values: ValueArray
+    shape: IndexArray
+
+
+@_keeps_its_arrays
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseTaken:
+    """The result of a take from a sparse accumulator, or of a group's sparse member.
+
+    Attributes:
+        indices: int64, shape ``(n,)``, ascending, each row once.
+        values: Shape ``(n, ...)``: reduced; in a partial, sums (float32 for the half types, 64
+            bits for integers).
+        shape: int64: the declared first dimension (-1 if unknown), then the row dimensions of
+            ``values``.
+        row_counts: int64, shape ``(n,)``: for each row, the sum of the weights of the gradients
+            that touched it (without weights: their number).
+        count: How many gradients were reduced; for a member: how many of them had it.
+        step: The global step that this take closed (a partial: the step it belongs to).
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the round's gradients that named one.
+    """
+
+    indices: IndexArray
+    values: ValueArray
+    shape: IndexArray
+    row_counts: IndexArray
+    count: int
+    step: int
+    weight: int = None  # type: ignore[assignment]  # count, if not given
+    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+
+    def __post_init__(self) -> None:
+        _complete(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
+        """Refuse the conversion: this holds only some rows of an array."""
+        raise TypeError(
+            f"{type(self).__name__} has rows of a tensor: its rows are .values, their numbers "
+            ".indices; to_scipy().toarray() and to_torch().to_dense() make all of the tensor"
+        )
+
+    def to_torch(self) -> "torch.Tensor":
+        """Return a coalesced sparse COO tensor on the same memory, as optimizers take it.
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared.
+        """
+        from shmacc._values.conversions import torch  # loads a package
+
+        return torch.sparse(self.indices, self.values, self.shape)
+
+    def to_jax(self) -> "BCOO":
+        """Return a ``jax.experimental.sparse.BCOO`` whose elements are rows.
+
+        Numbers of 64 bits become 32 bits wide unless ``jax_enable_x64`` is set.
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared.
+            OutOfRangeError: An integer does not fit 32 bits.
+        """
+        from shmacc._values.conversions import jax  # loads a package
+
+        return jax.sparse(self.indices, self.values, self.shape)
+
+    def to_scipy(self) -> "scipy.sparse.csr_array":
+        """Return a ``scipy.sparse.csr_array`` on the memory of the values.
+
+        SciPy has no float16 and no bfloat16: these become float32.
+
+        Raises:
+            FailedPreconditionError: The number of rows of the whole tensor was not declared, or
+                its rows are no vectors.
+        """
+        from shmacc._values.conversions import scipy  # loads a package
+
+        return scipy.sparse(self.indices, self.values, self.shape)
+
+
+@_keeps_its_arrays
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseTaken:
+    """The result of a take from a dense accumulator, or of a group's dense member.
+
+    Attributes:
+        value: The round's shape: reduced; in a partial, sums (float32 for the half types, 64 bits
+            for integers).
+        count: How many gradients were reduced; for a member: how many of them had it.
+        step: The global step that this take closed (a partial: the step it belongs to).
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the round's gradients that named one.
+    """
+
+    value: ValueArray
+    count: int
+    step: int
+    weight: int = None  # type: ignore[assignment]  # count, if not given
+    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+
+    def __post_init__(self) -> None:
+        _complete(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
+        """Return the value, for ``np.asarray``."""
+        if copy is None:  # which np.array accepts only since NumPy 2
+            return np.asarray(self.value, dtype)
+        return np.array(self.value, dtype=dtype, copy=copy)
+
+    def to_torch(self) -> "torch.Tensor":
+        """Return a tensor on the same memory."""
+        from shmacc._values.conversions import torch  # loads a package
+
+        return torch.tensor(self.value)
+
+    def to_jax(self) -> "jax.Array":
+        """Return a JAX array; errors and 64 bits as for `SparseTaken.to_jax`."""
+        from shmacc._values.conversions import jax  # loads a package
+
+        return jax.array(self.value)
+
+    def to_scipy(self) -> ValueArray:
+        """Return the value: SciPy uses NumPy's arrays for dense data."""
+        return self.value
+
+
+def _complete(taken: SparseTaken | DenseTaken) -> None:
+    if taken.weight is None:
+        object.__setattr__(taken, "weight", taken.count)
+    if taken.contributors is None:
+        object.__setattr__(taken, "contributors", np.empty(0, np.int64))
+
+
+@_keeps_its_arrays
+@dataclass(frozen=True, slots=True, eq=False)
+class SparsePartial(SparseTaken):
+    """Sums of a sparse accumulator, not divided, to be applied to another one."""
+
+
+@_keeps_its_arrays
+@dataclass(frozen=True, slots=True, eq=False)
+class DensePartial(DenseTaken):
+    """Sums of a dense accumulator, not divided, to be applied to another one."""
+
+
+_Member = TypeVar("_Member", bound=SparseTaken | DenseTaken)
+
+
+class _Members(Mapping[str, _Member], Generic[_Member]):
+    """The members that a round touched, by name."""
+
+    __slots__ = ("_members", "contributors", "count", "step", "weight")
+
+    def __init__(
+        self,
+        members: Mapping[str, _Member],
+        count: int,
+        step: int,
+        weight: int | None = None,
+        contributors: IndexArray | None = None,
+    ) -> None:
+        self._members = dict(members)
+        self.count: int = count
+        self.step: int = step
+        self.weight: int = count if weight is None else weight
+        self.contributors: IndexArray = (
+            np.empty(0, np.int64) if contributors is None else contributors
+        )
+
+    def __getitem__(self, name: str) -> _Member:
+        return self._members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def to_torch(self) -> "dict[str, torch.Tensor]":
+        """Return tensors by member; errors as for a single member."""
+        return {name: member.to_torch() for name, member in self._members.items()}
+
+    def to_jax(self) -> "dict[str, jax.Array | BCOO]":
+        """Return JAX arrays by member; errors as for a single member."""
+        return {name: member.to_jax() for name, member in self._members.items()}
+
+    def to_scipy(self) -> "dict[str, ValueArray | scipy.sparse.csr_array]":
+        """Return SciPy's sparse and NumPy's arrays by member; errors as for a single member."""
+        return {name: member.to_scipy() for name, member in self._members.items()}
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._members!r}, count={self.count}, step={self.step}, "
+            f"weight={self.weight}, contributors={self.contributors!r})"
+        )
+
+
+class GroupTaken(_Members[Any]):
+    """The result of a take from a group: a mapping from member to its part of the round.
+
+    The part of a sparse member is a `SparseTaken`, that of a dense member a `DenseTaken`. (For type
+    checkers it is Any, since they cannot know a member's kind by its name.) A member that no
+    gradient had is absent.
+
+    Attributes:
+        count: How many gradients were reduced.
+        step: The global step that this take closed.
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the round's gradients that named one.
+    """
+
+    __slots__ = ()
+
+
+class GroupPartial(_Members[Any]):
+    """Sums of a group, not divided, to be applied to another one: a mapping from member to partial.
+
+    A member's partial is a `SparsePartial` or a `DensePartial`.
+
+    Attributes:
+        count: How many gradients were added up.
+        step: The step that these gradients belong to.
+        weight: The sum of these gradients' weights; without weights it equals ``count``.
+        contributors: int64, ascending: the contributors of the gradients that named one.
+    """
+
+    __slots__ = ()

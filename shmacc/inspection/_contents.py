@@ -1,0 +1,304 @@
+"""Examines a segment's rows and values, as they were last committed."""
+
+import dataclasses
+import math
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from shmacc import _core
+from shmacc._base import layout
+from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._base.reports import TableState
+from shmacc._values import dtypes
+from shmacc.errors import DataLossError, InvalidArgumentError, ShmaccError
+from shmacc.inspection._listing import open_view, resolve, tables
+
+_T = TypeVar("_T")
+_ATTEMPTS = 8
+_PAUSE = 0.002  # seconds; an apply takes less
+_MARKS: tuple[Literal["generation", "in_operation", "undo_records"], ...] = (
+    "generation",
+    "in_operation",
+    "undo_records",
+)
+_NO_ROWS = np.empty(0, np.int64)
+_PIECE = 2**20  # bytes of values that are read at once
+_ALIGNED = 16  # bytes
+_RECORD = struct.Struct("<IHH")  # first slot, how many slots, member with or without _NUMBERS
+_NUMBERS = 1 << 15  # flag: rows' numbers are saved, not their sums and contributions
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """A row that gradients of this round touched.
+
+    Attributes:
+        row: Its index.
+        count: How many gradients touched it.
+    """
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """A summary of the round's sums; nothing is taken.
+
+    Attributes:
+        numbers: How many numbers the sums have.
+        norm: Euclidean norm of the finite numbers.
+        largest: Largest magnitude of a finite number.
+        nan: How many are NaN.
+        infinite: How many are infinite.
+        still: False if gradients kept arriving while the sums were read.
+    """
+
+    numbers: int
+    norm: float
+    largest: float
+    nan: int
+    infinite: int
+    still: bool
+
+
+def most_touched(
+    name: str, how_many: int, member: str | None = None
+) -> tuple[tuple[RowCount, ...], bool]:
+    """Return the rows that most gradients touched, and whether they stayed unchanged meanwhile.
+
+    Args:
+        name: The segment.
+        how_many: The largest number of rows to return.
+        member: A member of a group; None: its first sparse one.
+
+    Raises:
+        NotFoundError: There is no segment of that name.
+        DataLossError: The segment is damaged.
+        PermissionDeniedError: This user may not read the segment.
+    """
+    with open_view(resolve(name)) as view:
+        config = view.config()
+        if member is None:
+            sparse = layout.KINDS["sparse"]
+            member = next((m["name"] for m in config["members"] if m["kind"] == sparse), None)
+        found, all_still = [(_NO_ROWS, _NO_ROWS)], True
+        for table, of_member in tables(view, config):
+            if of_member["name"] == member and of_member["kind"] == layout.KINDS["sparse"]:
+                slots, still = _look_still(table, partial(_committed_slots, table))
+                found.append(slots)
+                all_still &= still
+    # Several lanes may have the same row: add up their counts.
+    rows, where = np.unique(np.concatenate([rows for rows, _ in found]), return_inverse=True)
+    counts = np.zeros(rows.size, np.int64)
+    np.add.at(counts, where, np.concatenate([counts for _, counts in found]))
+    order = np.lexsort((rows, -counts))[:how_many]
+    return tuple(RowCount(int(rows[i]), int(counts[i])) for i in order), all_still
+
+
+def summarise_values(name: str) -> ValueSummary:
+    """Summarise the round's sums: norm, largest, NaN, infinite.
+
+    Args:
+        name: As for `resolve`.
+
+    Raises:
+        InvalidArgumentError: The name is that of shared arrays, not of an accumulator.
+        Everything else as for `most_touched`.
+    """
+    found = []
+    with open_view(resolve(name)) as view:
+        config = view.config()
+        if config["kind"] in layout.ARRAYS:
+            raise InvalidArgumentError(f"{name!r} is the name of shared arrays, which have no sums")
+        for table, member in tables(view, config):
+            dtype = dtypes.stored(member["dtype"])
+            seen, still = _look_still(table, partial(_summary_of_table, table, dtype=dtype))
+            found.append(dataclasses.replace(seen, still=still))
+    return _together(found)
+
+
+def _look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tuple[_T, bool]:
+    """Return the result of `look`, repeated a few times if the segment changed meanwhile.
+
+    Bytes are copied out without the lock; the copy is consistent only if the committed state was
+    the same before and after, and no operation went on meanwhile. An operation that stands still
+    (its process is stopped) does not matter: the undo log has what it has changed in place
+    (commit.hpp), so the reader can tell what was committed. If `look` fails, the undo log may be a
+    later operation's, which does not fit the state: the segment is damaged only if nothing changed.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        before = view.state()
+        try:
+            seen = look(before)
+        except ShmaccError:
+            if _is_still(before, view.state()):
+                raise
+        else:
+            still = _is_still(before, view.state())
+            if still or attempt == _ATTEMPTS:
+                return seen, still
+        time.sleep(_PAUSE)
+    return look({**view.state(), "undo_records": 0}), False
+
+
+def _is_still(before: TableState, after: TableState) -> bool:
+    return all(before[mark] == after[mark] for mark in _MARKS)
+
+
+@np.errstate(all="ignore")
+def _summary(numbers: ValueArray) -> ValueSummary:
+    real = numbers if numbers.dtype.kind == "c" else numbers.astype(np.float64)
+    magnitudes = np.abs(real).astype(np.float64)
+    finite = magnitudes[np.isfinite(magnitudes)]
+    largest = float(finite.max(initial=0.0))
+    # Divided by the largest, so that squares do not overflow.
+    norm = largest * math.sqrt(float(np.sum((finite / largest) ** 2))) if largest else 0.0
+    nan, infinite = (int(np.count_nonzero(are(numbers))) for are in (np.isnan, np.isinf))
+    return ValueSummary(numbers.size, norm, largest, nan, infinite, still=True)
+
+
+def _together(parts: Iterable[ValueSummary]) -> ValueSummary:
+    found = list(parts)
+    return ValueSummary(
+        numbers=sum(part.numbers for part in found),
+        norm=math.hypot(*(part.norm for part in found)),
+        largest=max((part.largest for part in found), default=0.0),
+        nan=sum(part.nan for part in found),
+        infinite=sum(part.infinite for part in found),
+        still=all(part.still for part in found),
+    )
+
+
+def _summary_of_table(
+    view: _core.SegmentView, state: TableState, dtype: dtypes.DType
+) -> ValueSummary:
+    return _together(map(_summary, _pieces(view, state, dtype)))
+
+
+def _pieces(
+    view: _core.SegmentView, state: TableState, dtype: dtypes.DType
+) -> Iterator[ValueArray]:
+    """Yield the committed sums of a table, piece by piece."""
+    sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
+    rows = state["rows"] if sparse else min(state["member_count"], 1)
+    width = state["row_elements"] * dtype.sums.itemsize
+    if rows * width > view.allocated_bytes:
+        raise DataLossError("The segment is damaged: it claims more values than it occupies bytes")
+    sums = layout.REGIONS["rows 0"]
+    if not sparse:  # a dense sum is never changed in place
+        for offset in range(0, rows * width, _PIECE):
+            size = min(_PIECE, rows * width - offset)
+            yield _numbers(view.read(sums + state["buffer"], offset, size), dtype)
+        return
+    undo = _read_undo(view, state)
+    unchanged = np.ones(rows, np.bool_)
+    unchanged[undo.slots] = False
+    # Count a row that an uncommitted apply has changed only once, with its saved values.
+    saved = np.ones(undo.slots.size, np.bool_)
+    for region, wanted, start in (
+        (sums, unchanged, 0),
+        (layout.REGIONS["undo rows"], saved, undo.start),
+    ):
+        step = max(1, _PIECE // max(1, width))
+        for first in range(0, wanted.size if width else 0, step):
+            of_piece = wanted[first : first + step]
+            piece = view.read(region, start + first * width, of_piece.size * width)
+            yield _numbers(piece, dtype).reshape(of_piece.size, -1)[of_piece]
+
+
+def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
+    numbers: ValueArray = np.frombuffer(piece, dtype=dtype.sums).view(dtype.partial)
+    return numbers
+
+
+def _committed_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
+    rows, contributions = _read_slots(view, state["rows"])
+    undo = _read_undo(view, state)
+    rows[undo.overwritten] = undo.numbers
+    contributions[undo.slots] = undo.contributions
+    return rows, contributions
+
+
+def _read_slots(view: _core.SegmentView, count: int) -> tuple[IndexArray, IndexArray]:
+    """Return the rows in the first `count` slots, and the contributions of each."""
+    if count * layout.SLOT_BYTES > view.allocated_bytes:
+        raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
+    rows, others = np.empty(count, np.int64), np.empty(count, np.int64)
+    piece = _PIECE // layout.SLOT_BYTES
+    for first in range(0, count, piece):
+        size = min(piece, count - first) * layout.SLOT_BYTES
+        raw = view.read(layout.REGIONS["slots"], first * layout.SLOT_BYTES, size)
+        pairs = np.frombuffer(raw, np.int64).reshape(-1, 2)
+        rows[first : first + piece], others[first : first + piece] = pairs[:, 0], pairs[:, 1]
+    return rows, others
+
+
+@dataclass(frozen=True, slots=True)
+class _Undo:
+    """Saved rows of one member, in the order in which they were saved.
+
+    Attributes:
+        slots: The slot of each row.
+        contributions: The committed contributions of each row.
+        overwritten: Slots of rows whose numbers were saved.
+        numbers: The saved numbers of those rows.
+        start: Where the member's saved rows begin in the undo rows, in bytes.
+    """
+
+    slots: IndexArray
+    contributions: IndexArray
+    overwritten: IndexArray
+    numbers: IndexArray
+    start: int = 0
+
+
+def _read_undo(view: _core.SegmentView, state: TableState) -> _Undo:
+    """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
+
+    This reads what `put_back` (lane.hpp) puts back, but changes nothing. An apply saves rows and
+    their contributions before it adds to them; a restore also saves rows' numbers before it
+    overwrites them. Both count the complete records.
+
+    Raises:
+        DataLossError: The undo log is damaged.
+    """
+    nothing = np.empty(0, np.int64)
+    if not state["undo_records"]:
+        return _Undo(nothing, nothing, nothing, nothing)
+    region = layout.REGIONS["undo log"]
+    log = view.read(region, 0, state["reserved"][region])
+    slots, contributions, overwritten, rows = [nothing], [nothing], [nothing], [nothing]
+    row_bytes = state["row_bytes"]
+    at, end, start, before = 0, 0, 0, None
+    for _ in range(state["undo_records"]):
+        if at + _RECORD.size > len(log):
+            raise DataLossError("The segment is damaged: its undo log is too long")
+        first, count, member = _RECORD.unpack_from(log, at)
+        numbers, member = member & _NUMBERS, member & ~_NUMBERS
+        at += _RECORD.size
+        if member >= len(row_bytes) or at + 8 * count > len(log):
+            raise DataLossError("The segment is damaged: an undo record is out of range")
+        if member != before:  # each member's first row is aligned
+            end, before = -(-end // _ALIGNED) * _ALIGNED, member
+            start = end if member == state["member"] else start
+        end += 0 if numbers else count * row_bytes[member]
+        if member == state["member"]:
+            if first + count > state["rows"]:
+                raise DataLossError("The segment is damaged: an undo record is out of range")
+            (overwritten if numbers else slots).append(np.arange(first, first + count))
+            (rows if numbers else contributions).append(np.frombuffer(log, np.int64, count, at))
+        at += 8 * count
+    return _Undo(
+        np.concatenate(slots),
+        np.concatenate(contributions),
+        np.concatenate(overwritten),
+        np.concatenate(rows),
+        start,
+    )
