@@ -53,6 +53,7 @@ _SECTIONS: Final = {
     "Project": (
         "docs/README",
         "docs/why",
+        "docs/words",
         "docs/architecture",
         "shmacc/native/README",
         "CONTRIBUTING",
