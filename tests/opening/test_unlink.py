@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from shmacc import errors, inspection
 from shmacc._segment import removal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from helpers.apart import Pipe
 
     from shmacc._base.names import SegmentName
@@ -161,16 +164,58 @@ def test_a_name_that_was_made_to_stay_stays() -> None:
     inspection.remove(NAME)
 
 
-def test_parameters_too() -> None:
-    contents = {"w": np.zeros(3)}
+_OF_EACH_KIND: dict[str, Callable[[], Any]] = {
+    "dense": partial(shmacc.ConditionalAccumulator, "f4", (3,), NAME, unlink_on_close=True),
+    "sparse": partial(shmacc.SparseConditionalAccumulator, "f4", (3,), NAME, unlink_on_close=True),
+    "group": partial(
+        shmacc.AccumulatorGroup, {"w": shmacc.TensorSpec((3,))}, NAME, unlink_on_close=True
+    ),
+    "arrays": partial(shmacc.SharedArrays, {"w": np.zeros(3)}, NAME, unlink_on_close=True),
+    "parameters": partial(shmacc.Parameters, {"w": np.zeros(3)}, NAME, unlink_on_close=True),
+}
 
-    def made(pipe: Pipe) -> None:
-        shmacc.Parameters(contents, NAME, unlink_on_close=True)
-        pipe.say("made")
-        pipe.hear()
 
-    with Apart(made) as maker:
-        maker.hear()
-    with shmacc.Parameters(contents, NAME, unlink_on_close=True):
+def _hold(constructor: Callable[[], Any], pipe: Pipe) -> None:
+    opened = constructor()
+    pipe.say("open")
+    pipe.hear()
+    opened.close()
+
+
+@pytest.mark.parametrize("dies", ["before", "meanwhile"])
+@pytest.mark.parametrize("kind", _OF_EACH_KIND)
+def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
+    """Also to a standby that was there before the process with the duty was killed."""
+    constructor = _OF_EACH_KIND[kind]
+    with contextlib.ExitStack() as last:
+        with Apart(partial(_hold, constructor)) as maker:
+            maker.hear()
+            if dies == "meanwhile":
+                standby = last.enter_context(Apart(partial(_hold, constructor)))
+                standby.hear()
+                constructor().close()
+                assert exists()  # the maker lives
         assert exists()
-    assert not exists()
+        if dies == "before":
+            standby = last.enter_context(Apart(partial(_hold, constructor)))
+            standby.hear()
+        with shmacc.attach(NAME) as worker:
+            standby.say()
+            assert standby.wait() == 0
+            assert not exists()
+            assert not getattr(worker, "running", False)
+
+
+def test_the_duty_goes_through_many_standbys(namespace: str) -> None:
+    """Each is killed before the next; the last one's end in order removes the name."""
+    constructor = _OF_EACH_KIND["group"]
+    with contextlib.ExitStack() as living:
+        line = [living.enter_context(Apart(partial(_hold, constructor))) for _ in range(4)]
+        for each in line:
+            each.hear()
+        for each in line[:-1]:
+            each.kill()
+        assert exists()
+        line[-1].say()
+        assert line[-1].wait() == 0
+    assert in_shared_memory(namespace) == []

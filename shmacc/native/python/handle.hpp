@@ -455,25 +455,15 @@ class Handle {
     uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
     uint32_t owner() const { return segment().file().status().st_uid; }
 
-    // Takes over the duty to remove these names, from a process that is dead: whoever goes on with its run ends it. Not
-    // from one that lives, and not if the segment was made to stay (Header::keeper). Needs a handle that has entered.
+    // From now on this handle has the duty to remove these names, or takes it over from a process that is dead, now or
+    // when this handle is closed: whoever goes on with its run ends it. Not from one that lives, and not if the segment
+    // was made to stay (Header::keeper). Needs a handle that has entered.
     // inherits: if not, only the maker's handle notes that it has the duty.
     void keep_names(const std::string& path, const std::string& semaphore_path, bool inherits) {
         intact();
         if (!inherits && !own_names_) return;
-        const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
-        with_name_lock(use->file(), true, [&] {
-            const uint64_t keeper = load(use->header().keeper);
-            bool vacant = keeper != kNotKept;
-            use->presence().for_each([&](uint32_t i, uint64_t token) {
-                if (token == keeper && use->presence().alive(i, token)) vacant = false;
-                return vacant;
-            });
-            if (!vacant) return;
-            own_names_.emplace(path, semaphore_path);
-            owns_ = true;
-            store(use->header().keeper, use->presence().token());
-        });
+        take_duty_over(*OpenSegment::for_operation(segment_->shared()), true);
+        own_names_.emplace(path, semaphore_path);
     }
 
   private:
@@ -528,10 +518,26 @@ class Handle {
         return segment_ && owns_ && maker_.is_here() && !has_arrays((*segment_)->config().kind) &&
                (*segment_)->file().state().intact;
     }
+    void take_duty_over(OpenSegment& segment, bool with_signals) {
+        with_name_lock(segment.file(), with_signals, [&] {
+            Presence& presence = segment.presence();
+            const uint64_t keeper = load(segment.header().keeper);
+            bool vacant = keeper != kNotKept;
+            presence.for_each([&](uint32_t i, uint64_t token) {
+                if (token == keeper && presence.alive(i, token)) vacant = false;
+                return vacant;
+            });
+            if (!vacant) return;
+            owns_ = true;
+            store(segment.header().keeper, presence.token());
+        });
+    }
     void unlink_own_names() {
         if (!own_names_) return;
         const auto [path, semaphore_path] = *own_names_;
         const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
+        if (!owns_ && segment->file().state().intact) take_duty_over(*segment, false);
+        if (!owns_) return;
         if (segment->file().state().open) {
             unlink_names(segment->file(), path, semaphore_path, false, false);
         } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
@@ -635,8 +641,8 @@ class Handle {
     KeptRounds kept_;  // the GIL guards it
     std::optional<OpenSegment::Use> segment_;
     std::atomic<bool> closed_{false};
-    std::optional<std::pair<std::string, std::string>> own_names_;
-    bool owns_;
+    std::optional<std::pair<std::string, std::string>> own_names_;  // to be removed by whichever process has the duty
+    bool owns_;  // whether this handle has the duty
     const Origin maker_;
     const std::shared_ptr<std::string> spoiled_ = std::make_shared<std::string>();
 };
