@@ -30,13 +30,13 @@ endif
 
 # About 300 tests that use everything once: processes, deaths, dtypes, the command, the programs in the pages.
 SMOKE := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py \
-		rounds.py groups.py steps.py plain_gradients.py ends_of_waits.py) \
-	tests/parameters/test_parameters.py tests/opening/test_process_pools.py tests/inspect/test_verbs.py \
+		rounds.py groups.py steps.py ends_of_waits.py) tests/values/test_plain_gradients.py \
+	tests/parameters/test_parameters.py tests/segment/test_process_pools.py tests/inspection/test_verbs.py \
 	$(addprefix tests/hazards/test_,killed_at_system_calls.py exit_without_close.py memory_errors.py) \
 	tests/package/test_start_methods.py tests/package/test_interpreter_modes.py
 # What the packages that shmacc needs are used for.
-NEEDS := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py arrays_in.py) \
-	tests/parameters $(addprefix tests/inspect/test_,verbs.py habits.py metrics.py terminal.py) \
+NEEDS := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py against_numpy_model.py) \
+	tests/values/test_arrays_in.py tests/parameters $(addprefix tests/inspection/test_,verbs.py habits.py metrics.py terminal.py) \
 	tests/hazards/test_damaged_semaphores.py
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=$(BUILD_PINS) WHEELS=$(WHEELS)
 SOAK_SECONDS ?= 600
@@ -68,7 +68,7 @@ environment-lowest:
 	$(MAKE) --no-print-directory $(VENV)-lowest/.tested $(LOWEST)
 
 test-home: .venv-home/.installed ## tests with torch, JAX, SciPy and others, in an environment of their own
-	.venv-home/bin/pytest --numprocesses 2 --dist worksteal $(or $(TESTS),tests/home)
+	.venv-home/bin/pytest --numprocesses 2 --dist worksteal $(or $(TESTS),tests/other_packages)
 
 lint: $(VENV)/.lint ## style and types
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ pytest.register_assert_rewrite(
     "helpers.support",
     "helpers.pages",
     "helpers.thrice",
-    "home.torch_training",
+    "other_packages.torch_training",
 )
 
 from helpers.apart import Crew  # noqa: E402 - see above

@@ -1,6 +1,6 @@
 """What TensorFlow's own tests of its two conditional accumulators check, restated; and its raw ops.
 
-Refusals of gradients that do not fit, in TensorFlow's words, are in test_arguments.py.
+Refusals of gradients that do not fit, in TensorFlow's words, are in tests/values/test_arguments.py.
 """
 
 from __future__ import annotations

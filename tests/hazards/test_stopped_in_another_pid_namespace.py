@@ -1,7 +1,7 @@
 """Where pids mean nothing: held by a process of another pid namespace is held, dead there is dead.
 
 All processes of these tests are process 1 of a namespace of their own, but for the test itself.
-What `shmacc-inspect` shows of them is in tests/inspect/test_elsewhere.py.
+What `shmacc-inspect` shows of them is in tests/inspection/test_elsewhere.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A write to a read-only array is undone and raises, where it used to end the process.
 
-By whatever NumPy's flag does not stop: torch does so (tests/home/test_torch_read_only.py), and here
-ctypes.
+By whatever NumPy's flag does not stop: here ctypes; torch in
+tests/other_packages/test_torch_read_only.py.
 """
 
 from __future__ import annotations

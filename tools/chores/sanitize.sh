@@ -72,7 +72,7 @@ fi
 
 # The tests of tools and pages say nothing about the extension.
 if [ $# -eq 0 ]; then
-    set -- tests/{accumulators,opening,parameters,multihost,hazards} tests/package/test_interpreter_modes.py \
+    set -- tests/{values,segment,accumulators,parameters,multihost,hazards} tests/package/test_interpreter_modes.py \
         -m "$marked and not installs"
 fi
 

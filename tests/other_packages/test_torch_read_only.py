@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.denied_calls import MAP_ANEW, deny, needs_denials
 from helpers.support import LONG
-from home.torch_training import NAME, contents, hand_over, make_round, pair
+from other_packages.torch_training import NAME, contents, hand_over, make_round, pair
 from torch import nn
 
 import shmacc

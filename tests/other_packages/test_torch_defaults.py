@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import Mixed, contents, hand_over, pair, same
+from other_packages.torch_training import Mixed, contents, hand_over, pair, same
 from torch import nn
 from torch.utils import _device
 

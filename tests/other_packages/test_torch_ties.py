@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import NAME, hand_over, make_round, pair
+from other_packages.torch_training import NAME, hand_over, make_round, pair
 from torch import nn
 
 from shmacc import errors, testing

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from helpers.support import LONG, until
-from home.torch_training import NAME, contents, pair, same
-from home.torch_training import hand_over as pass_on
+from other_packages.torch_training import NAME, contents, pair, same
+from other_packages.torch_training import hand_over as pass_on
 from torch import nn
 
 import shmacc

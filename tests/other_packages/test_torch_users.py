@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import NAME, Words, backward, contents, hand_over, make_round, pair, same
+from other_packages.torch_training import (
+    NAME,
+    Words,
+    backward,
+    contents,
+    hand_over,
+    make_round,
+    pair,
+    same,
+)
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_tables import BOTH, SPREAD, Clicks, backward, batch, chief_of, kinds, make_rounds
-from home.torch_training import (
+from other_packages.torch_tables import (
+    BOTH,
+    SPREAD,
+    Clicks,
+    backward,
+    batch,
+    chief_of,
+    kinds,
+    make_rounds,
+)
+from other_packages.torch_training import (
     NAME,
     PLACES,
     after_the_update,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.apart import Apart
-from home.torch_training import CONTEXT, start_server
+from other_packages.torch_training import CONTEXT, start_server
 
 from shmacc_bench import processes
 from shmacc_bench.parts.rounds import Job

@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers.at_every_point import FOLDER, Points, coming_between
 from helpers.support import EVERY_INSTANT, LONG, SHM_DIRECTORY
-from home.torch_training import NAME, pair
+from other_packages.torch_training import NAME, pair
 from torch import nn
 
 from shmacc import errors

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 import torch
-from home.torch_training import NAME, make_round
+from other_packages.torch_training import NAME, make_round
 from torch import nn
 
 from shmacc import init, optim

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_tables import BOTH, USERS, Clicks, backward, chief_of, make_rounds
-from home.torch_training import NAME, contents, hand_over, make_round, pair, same
+from other_packages.torch_tables import BOTH, USERS, Clicks, backward, chief_of, make_rounds
+from other_packages.torch_training import NAME, contents, hand_over, make_round, pair, same
 from torch import nn
 
 from shmacc import errors, optim, testing

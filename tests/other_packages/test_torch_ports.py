@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from helpers.support import LONG
-from home.torch_training import NAME
+from other_packages.torch_training import NAME
 from torch import nn
 from torch.nn import functional
 

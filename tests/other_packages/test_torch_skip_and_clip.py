@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import LONG
-from home.torch_training import Words, contents, pair
-from home.torch_training import hand_over as pass_on
+from other_packages.torch_training import Words, contents, pair
+from other_packages.torch_training import hand_over as pass_on
 from torch import nn
 
 from shmacc import errors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import LONG, until
-from home.torch_training import NAME, Words, hand_over, make_round, pair
+from other_packages.torch_training import NAME, Words, hand_over, make_round, pair
 from torch import nn
 
 import shmacc

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import EVERY_INSTANT, LONG
-from home.torch_training import (
+from other_packages.torch_training import (
     NAME,
     PLACES,
     Mixed,

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def start(namespace: str) -> Iterator[Callable[..., Apart]]:
     """Return a function that starts a child, which has torch and calls another function."""
-    from home.torch_training import start_server, within  # late: most tests do without torch
+    from other_packages.torch_training import (
+        start_server,
+        within,
+    )  # late: most tests do without torch
 
     start_server()
     crew = Crew("forkserver")
