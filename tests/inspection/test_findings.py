@@ -37,9 +37,8 @@ from shmacc.inspection import (
     SegmentState,
     Severity,
     _contents,
-    _examination,
+    _index_check,
     _soundness,
-    _table,
     _unlinked,
 )
 
@@ -215,7 +214,7 @@ def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.Monke
                 raise errors.DataLossError("The segment is damaged: an undo record is out of range")
             return real(*of)
 
-        monkeypatch.setattr(_examination, "_read_undo", read)
+        monkeypatch.setattr(_contents, "_read_undo", read)
         acc.apply_grad([0], np.ones((1, 2), np.float32))
         for times, calm in ((1, True), (2, True), (8, False)):  # the last time it never fits
             misfits[:] = range(times)
@@ -336,7 +335,7 @@ def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.Monkey
         looks.append(view.state()["generation"])
         time.sleep(1.0)
 
-    monkeypatch.setattr(_table, "_problems", problems)
+    monkeypatch.setattr(_index_check, "_problems", problems)
     with SparseConditionalAccumulator(np.float32, [2, 2], "busy") as acc:
         acc.apply_grad([1], np.ones((1, 2), np.float32))
         answer = ask("check", "busy", status=4)
