@@ -1,4 +1,4 @@
-"""Every test has names of its own in shared memory, and must leave none of them behind."""
+"""Each test has its own namespace in shared memory, and must leave no names in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any sequence of calls gives what the NumPy model gives: bit for bit, error for error."""
+"""Any sequence of calls gives the NumPy model's results: the same bits, the same errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coroutines wait without blocking their loop, and a wait that is cancelled consumes nothing."""
+"""Coroutines wait without blocking their loop, and a cancelled wait consumes nothing."""
 
 from __future__ import annotations
 

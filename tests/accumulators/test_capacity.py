@@ -1,4 +1,4 @@
-"""A full accumulator keeps applies waiting until a take makes room, and nobody else."""
+"""Applies to a full accumulator wait until a take makes room; nobody else waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gradient of a contributor is in a round once, however often it is sent; weights count."""
+"""A contributor's gradient counts once in a round, however often it is sent; weights count."""
 
 from __future__ import annotations
 

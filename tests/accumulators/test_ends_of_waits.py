@@ -1,4 +1,4 @@
-"""What else ends a take's wait: each death once, and a timeout if fewer gradients are enough."""
+"""A take's wait ends once for each death, and at its timeout if fewer gradients are enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors are builtin ones that say what was given and what to do, also after a pickle."""
+"""Errors are builtin ones; they say what was given and what to do, and survive pickling."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Applies, takes, partials, timeouts, cancels and closes of many threads in several processes.
+"""Threads of several processes apply, take, time out, cancel and close, all at once.
 
-The books are kept outside the library: each accepted gradient has a row of its own, which must come
-out of exactly one take, once; and each adds its own number to one of a few rows that all share.
+The books are kept outside the library. Each accepted gradient has a row of its own, which exactly
+one take must return, once. It also adds its own number to one of a few rows that all share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a run is told to everybody who waits for it, and to all who come later."""
+"""All processes that wait are told that the run has finished, and all that come later."""
 
 from __future__ import annotations
 

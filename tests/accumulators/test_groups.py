@@ -1,4 +1,4 @@
-"""The gradients of many tensors as one: a step, a count and a commit for all members."""
+"""A group's gradient is one gradient of many tensors: one step, one count, one commit."""
 
 from __future__ import annotations
 

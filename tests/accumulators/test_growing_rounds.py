@@ -1,4 +1,4 @@
-"""Rounds that grow, shrink and change their width: every row still comes out once and whole."""
+"""Rounds grow, shrink and change their width; each row comes out once and whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids and batches as programs have them: with gaps, of none, and a step where a shape belongs."""
+"""Gradients with ids as programs have them: ids with gaps, empty batches, a step as the shape."""
 
 from __future__ import annotations
 

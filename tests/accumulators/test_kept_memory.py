@@ -1,4 +1,4 @@
-"""Memory of large results is kept for the next ones, and the kernel may have it meanwhile."""
+"""Memory of large results is reused, and the kernel may reclaim it in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results larger than the caches, which are written past these, are those of small ones."""
+"""Results larger than the caches are written around them, and equal small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums that travel: what they count, what is refused, and seals. The models try whole trees."""
+"""What partial sums count, what is refused, and seals. The models test whole trees of partials."""
 
 from __future__ import annotations
 

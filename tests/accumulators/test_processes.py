@@ -1,4 +1,4 @@
-"""Real processes, under every start method, that share nothing but names and pickled handles."""
+"""Real processes, under every start method, share nothing but names and pickled handles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round hands its gradients out for the length of a block, and is consumed at the block's end."""
+"""A round lends its gradients to a block, and the end of the block consumes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state is all that has accumulated, and restored all there is; a snapshot is a take of now."""
+"""A saved state holds all that has accumulated, and restores it; a snapshot takes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker follows the run by a loop over its steps, which ends with the run."""
+"""A worker loops over the run's steps, and the loop ends with the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps, numbers and timeouts that are refused or taken; integers at the edge of their dtype."""
+"""Which steps, numbers and timeouts are accepted, and integers at the limits of their dtype."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who counts and does not train leaves ``local_step`` out: later gradients are stale.
+"""A process that only counts may leave ``local_step`` out; from then on gradients are stale.
 
-The logger says so, once for each object, and names the remedy.
+The logger warns of it once for each handle, and names the remedy.
 """
 
 from __future__ import annotations

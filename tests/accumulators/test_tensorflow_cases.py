@@ -1,4 +1,4 @@
-"""What TensorFlow's own tests of its two conditional accumulators check, restated; and its raw ops.
+"""TensorFlow's own tests of its two conditional accumulators and its raw ops, for this library.
 
 Refusals of gradients that do not fit, in TensorFlow's words, are in tests/values/test_arguments.py.
 """

@@ -1,8 +1,8 @@
 """After a restore or a load, no gradient that was computed before it is accepted.
 
-A worker has computed at step 12; the chief goes back to step 10 (``shmacc.load``, ``restore``). The
-gradient is dropped, whatever number it is given, also once the new timeline has come to step 12.
-One that is computed after a new read of the step is accepted.
+A worker computes at step 12, and the chief goes back to step 10 (``shmacc.load``, ``restore``). The
+worker's gradient is dropped, whatever step it names, even when the new timeline has reached step
+12. A gradient that is computed after a new read of the step is accepted.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""A process that closes all its descriptors, as daemons do, is told so by what it had open.
+"""A process closes all its descriptors, as daemons do: later calls raise an error that says so.
 
 The number of a closed descriptor goes to the next file that is opened: another accumulator's, or
-the same one's again. Nothing that was opened before may then lock, reserve, map or close it.
+the same one's again. Older handles must not lock, grow, map or close that file.
 
-A process whose standard streams are closed keeps nothing under their numbers. What a C library
-prints goes to descriptor 1 or 2, whatever that leads to. Were it a segment, its first bytes would
-be overwritten, and every other process would find it damaged.
+A process whose standard streams are closed must not open a segment as descriptor 1 or 2. Whatever
+a C library prints goes there, and would overwrite the segment's first bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tests' own notes on the layout are right: else the damage that they do would be blind."""
+"""The tests' own copy of the layout is right: otherwise tests would damage the wrong bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no segment at all stands under a segment's name: a clear error, and no hang."""
+"""Something that is not a segment has a segment's name: opening it raises a clear error at once."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Nothing from a segment is trusted: whatever stands in it, calls end in a result or an error.
+"""The library trusts nothing in a segment: on any contents, calls return or raise an error.
 
-Never in a signal, never in a hang, never in a write to anything else. Hypothesis thinks of damage;
-the victim of it is a process of its own (every_call.py). SHMACC_FUZZ_EXAMPLES makes it look longer.
+No call crashes, hangs or writes elsewhere. Hypothesis chooses the damage, and a process of its own
+makes the calls (every_call.py). Set SHMACC_FUZZ_EXAMPLES for a longer search.
 
-Sizes and bounds of loops are forged, too, so that all agrees, with valid checksums. An endless loop
-would hold the locks, and no signal would end it; a result that was allocated because the segment
-claims so much would take the machine's memory.
+Some damage is forged: sizes and loop bounds agree with each other, and checksums are valid. An
+endless loop would hold the locks, and no signal would end it. An array as large as the segment
+claims would use up the machine's memory.
 """
 
 from __future__ import annotations

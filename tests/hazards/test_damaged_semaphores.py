@@ -1,7 +1,7 @@
-"""The semaphore is only a queue in front of the lock: whatever it says, exclusion holds.
+"""The semaphore is only a queue in front of the lock: whatever its value, the lock still excludes.
 
-What is damaged here is its value, and what stands under its name. The rest of its 32 bytes belongs
-to the C library, which ends a process that finds nonsense there; see docs/hazards.md.
+The tests damage its value, and replace the file under its name. The rest of its 32 bytes belongs
+to the C library, which aborts the process on a bad value there; see docs/hazards.md.
 """
 
 from __future__ import annotations

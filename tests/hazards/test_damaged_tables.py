@@ -1,4 +1,4 @@
-"""Bytes of a table that nobody wrote: a wrong row or a DataLossError, never a crash or no end."""
+"""A damaged table gives a wrong row or a DataLossError; no call crashes or runs for ever."""
 
 from __future__ import annotations
 

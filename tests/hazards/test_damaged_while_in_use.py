@@ -1,7 +1,6 @@
-"""Somebody writes into the segment all the time while every operation runs on it.
+"""Another process writes into the segment all the time, while every operation runs on it.
 
-Between the reading of a number and its use there is room for another to be put in its place: so
-whatever is checked must be a copy.
+A number may change between its check and its use, so the library must check a copy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A process that dies, stops or forks in a round's block, or in an apply: the books are right.
+"""A process dies, stops or forks in a round's block or in an apply: no gradient is lost or doubled.
 
-Nothing is consumed by a round that was not ended, and nothing is stuck. Several applies go on at a
-time: of the gradients of a worker that was killed the accumulator has all that it had done, and at
-most the one that it was about to add. Each counts what it has begun and what it has done, in memory
-that it shares with the test.
+A round whose block did not end consumes nothing, and blocks nobody. Several applies run at a time.
+Of a killed worker's gradients, the accumulator has all that were done, and at most the one that was
+under way. Each worker counts what it has begun and done, in memory that it shares with the test.
 """
 
 from __future__ import annotations

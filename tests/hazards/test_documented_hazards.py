@@ -1,4 +1,4 @@
-"""What docs/hazards.md says is shown by a test, is: it names what exists, and leaves none out."""
+"""docs/hazards.md names tests that exist, and leaves none out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Any system call may fail: an error that says so, or none; nothing leaks; the next one works.
+"""Any one system call fails: the operation raises a clear error or succeeds, and leaks nothing.
 
-For want of memory in the kernel, descriptors, space, locks; or because a signal came.
+The kernel may lack memory, descriptors, space or locks, or a signal may interrupt. The next
+operation works.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row numbers that somebody chose to be slow to find cost what others cost."""
+"""Row numbers that an attacker chose to collide cost no more than others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another user who may read a segment sees what is in it, can keep others waiting, and no more."""
+"""Another user who may only read a segment can look at it and delay others, but no more."""
 
 from __future__ import annotations
 

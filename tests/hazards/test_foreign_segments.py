@@ -1,6 +1,6 @@
-"""Whose segments are attached: only those of who was meant, unless it is said otherwise.
+"""A process attaches only to segments of allowed owners.
 
-Segments of other users are refused with a reason, or shared where the mode and `owners` say so.
+Other users' segments are refused with a reason, or shared if their mode and `owners` allow it.
 """
 
 from __future__ import annotations

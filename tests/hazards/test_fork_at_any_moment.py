@@ -1,4 +1,4 @@
-"""A fork in the middle of what other threads, other libraries' hooks and signal handlers do."""
+"""A fork during other threads' calls, other libraries' fork hooks and signal handlers is safe."""
 
 from __future__ import annotations
 

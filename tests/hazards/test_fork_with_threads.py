@@ -1,8 +1,8 @@
-"""A process with threads in the middle of everything forks; both sides go on.
+"""A process forks while its threads are in the middle of calls; parent and child both go on.
 
-A child that is forked while another thread grows the segment has a mapping that leads somewhere.
-That thread is held at the return of the system call that has moved a region, and at instructions
-after it; at these instants the main thread forks.
+While another thread grows the segment, addresses in the mapping change. The tests stop that thread
+when the system call that moves a region returns, and at instructions after it. At each of these
+instants the main thread forks.
 """
 
 from __future__ import annotations

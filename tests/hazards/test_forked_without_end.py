@@ -1,10 +1,9 @@
-"""Places in the table of processes: children of fork, the dead, and those who come and go.
+"""Forked children take and free entries in the segment's list of processes.
 
-Children of fork come and die by the thousand, and others still find a place. A forked child has its
-parent's accumulator, and is attached from its first use of it on. Until then nobody is to be seen,
-if the parent has ended: a cleaner removes the segment, and rightly so. The child must not go on
-with it then, as if its name had been given up on purpose: others make a new one, and would never
-meet it.
+Children are forked and die by the thousand, and new processes still find an entry. A child has its
+parent's accumulator, but attaches at its first use. If the parent has ended before that, nobody is
+attached, and a cleaner may remove the segment. The child must then stop: others will make a new
+segment under the name, and would never meet the child.
 """
 
 from __future__ import annotations

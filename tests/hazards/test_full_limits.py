@@ -1,4 +1,4 @@
-"""The process's own limits are reached: descriptors, file sizes, address space."""
+"""A process reaches its own limits: descriptors, file sizes, address space."""
 
 from __future__ import annotations
 

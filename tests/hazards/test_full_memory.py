@@ -1,7 +1,7 @@
-"""A full /dev/shm is an error that helps, with the state as it was; never SIGBUS.
+"""A full /dev/shm raises a helpful error, changes nothing, and never ends in SIGBUS.
 
-Docker gives a container 64 MiB. Each test has less, in a mount namespace of its own, and tries many
-amounts of room that may be left, so that each of the places where space runs out is met.
+Docker gives a container 64 MiB. Each test has less, in a mount namespace of its own. It tries many
+amounts of free space, so that each place where space can run out is reached.
 """
 
 from __future__ import annotations

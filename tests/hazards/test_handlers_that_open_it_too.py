@@ -1,8 +1,7 @@
-"""A signal handler that opens, closes or removes an accumulator which its thread is just opening.
+"""A signal handler opens, closes or removes an accumulator while its thread does the same.
 
-Or closing, or removing; and whatever garbage collection runs in the middle of that. Whenever it
-comes: there is one segment under the name, everybody meets there, and the process is one of those
-attached for as long as it has it open, by the kernel's word.
+Garbage collections come in between, too. Whenever they come, one segment has the name, everybody
+attaches to that one, and the kernel counts the process as attached for as long as it has it open.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A signal handler that raises anywhere: no round is left open, no exception is swallowed.
+"""A signal handler raises at any point: no round stays open, and no exception is swallowed.
 
-A round that a living process leaves open stops all others for as long as that process lives.
+A round that a living process leaves open would stop all others for as long as that process lives.
 """
 
 from __future__ import annotations

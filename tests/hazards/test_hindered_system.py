@@ -1,7 +1,7 @@
-"""A system that withholds something: inodes, the right to write to /dev/shm, what /proc tells.
+"""The system withholds something: inodes, the right to write to /dev/shm, what /proc tells.
 
-What cannot be done is an error that says which of these it is, with nothing half made; and what
-cannot be seen is said not to be seen.
+What cannot be done raises an error that names the cause, and leaves nothing half made. What cannot
+be seen is reported as unknown.
 """
 
 from __future__ import annotations

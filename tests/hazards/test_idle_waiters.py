@@ -1,4 +1,4 @@
-"""Who waits, or has waited, costs next to nothing; what they wait for still comes at once."""
+"""A waiting process uses almost no processor time, and still wakes at once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Inspection does not let go of the record locks of the process that inspects.
+"""A process that inspects a segment keeps its own record locks on it.
 
-Closing any descriptor of a file drops all record locks that a process has on it: its proof of being
-attached, and of owning the lock. So nothing may open a segment's file but the one place in the
-extension that knows what else relies on it.
+When a process closes any descriptor of a file, the kernel drops all its record locks on that file:
+its proof of being attached, and its ownership of the lock. So only one place in the extension may
+open a segment's file: it knows who else relies on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A KeyboardInterrupt at any instant of opening, closing and removing leaves nothing half done.
+"""A KeyboardInterrupt at any instant of opening, closing or removing leaves nothing half done.
 
-What nobody got is nobody's: no name in /dev/shm, no descriptor and no place in the table of
-processes stays behind with it. A close or a removal that was cut short can be asked for again.
+If the caller got no handle, no name in /dev/shm, no descriptor and no entry in the list of
+processes is left. An interrupted close or removal can be repeated.
 """
 
 from __future__ import annotations

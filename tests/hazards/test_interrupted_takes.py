@@ -1,4 +1,7 @@
-"""A take that a signal handler cuts off, at any instant, consumed nothing or gives it later."""
+"""A signal handler interrupts a take at any instant: its round is not lost.
+
+Either the take consumed nothing, or a later take returns what it had taken.
+"""
 
 from __future__ import annotations
 

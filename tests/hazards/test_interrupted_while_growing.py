@@ -1,9 +1,8 @@
-"""Growth: what others did, and signals that arrive meanwhile.
+"""A segment grows while signals arrive, or after another process has grown it.
 
-Growth that another process did costs a process what is new, not what is there. Signals do not keep
-a segment from growing, or from failing in order. Kernels before 6.11 end fallocate at any signal
-and undo all of it: a timer that fires more often than the call takes would keep it from ever
-ending. The test plays such a kernel.
+After growth by another process, a process maps only what is new. Signals neither stop growth nor
+change its errors. Kernels before 6.11 let any signal end fallocate and undo it all: a timer that
+fires more often than the call takes would keep it from ever ending. The test simulates this.
 """
 
 from __future__ import annotations

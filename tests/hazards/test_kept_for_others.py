@@ -1,6 +1,6 @@
-"""A segment that leaves memory to others leaves so much, whatever grows beside it.
+"""A segment that must leave memory free does so, whatever else grows beside it.
 
-Each test has a small /dev/shm of its own, so that free memory is what the test has made it.
+Each test has a small /dev/shm of its own, so the test decides how much is free.
 """
 
 from __future__ import annotations

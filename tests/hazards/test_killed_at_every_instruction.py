@@ -1,6 +1,6 @@
 """A process killed at any instruction of an operation has done all of it, or nothing.
 
-In a group: in all members, or in none.
+In a group that means in all members, or in none.
 """
 
 from __future__ import annotations

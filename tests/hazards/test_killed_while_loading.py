@@ -1,4 +1,4 @@
-"""A load is all of what it names or nothing, whatever comes in between.
+"""A load that is killed or interrupted restored everything, or nothing.
 
 `shmacc.load`: "Restore what `save` has written: all of it or nothing."
 """

@@ -1,8 +1,7 @@
 """A process killed while it restores a state has replaced everything, or nothing.
 
-One that is killed while it undoes what a dead one left half done leaves it to the next.
-
-What it replaces is whole until the commit, though the rows that it restores are written over it.
+The old state is whole until the commit, though the restored rows overwrite it. A process may also
+be killed while it undoes a dead one's half: the next process finishes that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A chief that dies at any instruction of an update leaves all of it or nothing.
 
-Readers, who take no lock, are judged at the same instants.
+At the same instants, the tests check what readers see, who take no lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that is killed in the queue of waiting takes has taken nothing, and holds nobody up."""
+"""A process killed in the queue of waiting takes has taken nothing, and delays nobody."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whoever looks at a segment without its lock sees what was committed at some instant.
+"""A reader without the lock sees what was committed at one instant.
 
-So do readers of a table, beside a chief that adds, removes, grows, is stopped, and is killed. A row
-tells its id and the version of it, so that each number that is read can be judged.
+Tables are read beside a chief that adds, removes and grows, is stopped, and is killed. Each row
+holds its id and version, so that the tests can check every number that was read.
 """
 
 from __future__ import annotations

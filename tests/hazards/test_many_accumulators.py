@@ -1,4 +1,4 @@
-"""500 accumulators in one process: what each costs, and that it all comes back."""
+"""One process has 500 accumulators: what each costs, and that all of it is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory runs out at any allocation: no round is lost, and nothing stays open that nobody has."""
+"""Memory runs out at any allocation: no round is lost, and nothing stays open that has no owner."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a process had reserved when it was killed goes back to the system within eight rounds.
+"""Memory that a killed process had reserved goes back to the system within eight rounds.
 
-It had committed nothing yet, so no record says that the memory is there.
+It was killed before its commit, so nothing in the segment says that the memory is there.
 """
 
 from __future__ import annotations

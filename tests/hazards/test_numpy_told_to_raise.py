@@ -1,7 +1,6 @@
-"""`np.seterr(all="raise")`, as programs have it that look for their first NaN, raises nothing here.
+"""`np.seterr(all="raise")`, which finds a program's first NaN, makes no call of the library raise.
 
-What overflows, underflows or is no number is a result, as IEEE 754 has it; the same to the bit, and
-without a warning.
+Overflow, underflow and NaN give results by IEEE 754: the same bits, and no warning.
 """
 
 from __future__ import annotations

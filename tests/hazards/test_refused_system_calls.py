@@ -1,7 +1,7 @@
-"""A system call that is refused for good: an error says so, or all is right nevertheless.
+"""A system call is always refused: the operation raises a clear error, or works without it.
 
-By seccomp or a filesystem. Nobody waits for ever, nothing is removed or lost for want of an answer,
-and no process is aborted.
+The refusal comes from seccomp or a filesystem. Nobody waits for ever, nothing is removed or lost
+because a question had no answer, and no process aborts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Names that disappear from /dev/shm under running processes, and names given up on purpose.
+"""Names disappear from /dev/shm under running processes, or a process unlinks them.
 
-systemd's RemoveIPC removes a user's names at the last logout, jobs or no jobs: who goes on as if
-nothing had happened would add to an accumulator that nobody else can reach any more.
+systemd's RemoveIPC removes a user's names at the last logout, even under a running job. A process
+that just went on would apply to an accumulator that nobody else can reach any more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Row numbers that another thread writes into while a call waits for the lock are not looked at.
+"""Another thread changes the row numbers while a call waits for the lock: the call uses a copy.
 
-They are checked when the call begins, and used several times under the lock: nothing that Python
-can write to is read again there.
+They are checked when the call begins, and used several times under the lock. There, nothing is read
+that Python can still write to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A scribbled segment in a full /dev/shm is that segment's trouble and nobody else's.
+"""In a full /dev/shm, a damaged segment harms nobody but its own users.
 
-Who looks at it must not reserve what it claims, since there is nothing left to reserve; nor may the
-error that it is keep anybody from the others, from cleaning up or from getting rid of it.
+A reader must not allocate what the segment claims to hold, since there is no space. And its error
+must not keep anybody from the other segments, from cleaning up, or from removing it.
 """
 
 from __future__ import annotations

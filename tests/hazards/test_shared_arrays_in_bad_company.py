@@ -1,4 +1,4 @@
-"""Shared arrays, and what others do to the memory: fill it, forge it, cut it off, deny it."""
+"""Other programs fill, forge, truncate or forbid the memory of shared arrays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Shared arrays whose creator is killed, interrupted or overtaken: all of them, or nothing.
+"""The creator of shared arrays is killed, interrupted or overtaken: they exist whole or not at all.
 
-They are made in a file without a name, so what is cut short leaves neither a name nor memory.
+They are made in a file without a name, so that an interrupted creation leaves no name and no
+memory.
 """
 
 from __future__ import annotations

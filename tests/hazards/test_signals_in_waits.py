@@ -1,4 +1,4 @@
-"""A signal handler that raises breaks any wait at once, with the state as it was."""
+"""A signal handler that raises ends any wait at once, and nothing has changed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where pids mean nothing: held by a process of another pid namespace is held, dead there is dead.
+"""A lock's owner in another pid namespace is known to be alive, or dead, without its pid.
 
-All processes of these tests are process 1 of a namespace of their own, but for the test itself.
+Each process of these tests is process 1 of its own namespace; only the test itself is outside.
 What `shmacc-inspect` shows of them is in tests/inspection/test_elsewhere.py.
 """
 

@@ -1,8 +1,8 @@
-"""A process that is stopped while it owns the lock owns it until it goes on, or dies.
+"""A process that is stopped while it owns the lock owns it until it goes on or dies.
 
-A waiting taker keeps its place; gradients go on coming in after a while. A process that is stopped
-while it attaches holds up nobody who is attached. Who else wants to attach, or to unlink, is told
-so after a while: the name is the stopped one's to decide on.
+A stopped take keeps its place in the queue, and gradients are accepted again after a grace period.
+A process that is stopped while it attaches delays only those that want to attach or unlink: they
+get an error after a while, because only it may decide on the name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A table that grows into a full /dev/shm, at every size: an error, and nothing is changed."""
+"""A table grows into a full /dev/shm, at every size: an error, and nothing has changed."""
 
 from __future__ import annotations
 

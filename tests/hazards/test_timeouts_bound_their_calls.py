@@ -1,4 +1,4 @@
-"""Every timeout bounds its call, whatever a process that stands still has locked.
+"""Every call returns by its timeout, whatever a stopped process has locked.
 
 docs/guarantees.md: "A process stopped *inside* an apply or take delays the others while it is
 stopped; their timeouts work."

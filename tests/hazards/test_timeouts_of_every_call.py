@@ -1,4 +1,4 @@
-"""Every call that waits for a lock has a timeout: a stopped process may hold the lock."""
+"""Every call that waits for a lock has a timeout, because a stopped process may hold the lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mode is what was asked for, whatever the umask."""
+"""A segment has the mode that was asked for, whatever the umask."""
 
 from __future__ import annotations
 

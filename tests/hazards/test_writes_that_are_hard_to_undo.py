@@ -1,6 +1,6 @@
-"""A write to a read-only array is undone in locked memory, too, and when system calls fail.
+"""A write to a read-only array is undone even in locked memory, or when system calls fail.
 
-Where nothing undoes it, the exception says so, and each later use of the arrays raises it again.
+If nothing can undo it, the exception says so, and each later use of the arrays raises it again.
 """
 
 from __future__ import annotations

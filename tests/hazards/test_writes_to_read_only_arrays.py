@@ -1,7 +1,7 @@
-"""A write to a read-only array is undone and raises, where it used to end the process.
+"""A write to a read-only array is undone and raises; without the library it would be a SIGSEGV.
 
-By whatever NumPy's flag does not stop: here ctypes; torch in
-tests/other_packages/test_torch_read_only.py.
+NumPy's flag stops most writes, but not those by ctypes, tested here, nor those by torch, which are
+in tests/other_packages/test_torch_read_only.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that leave, fail or die, and what a take is told of them."""
+"""Processes that leave, fail or die, and what takes are told about them."""
 
 from __future__ import annotations
 

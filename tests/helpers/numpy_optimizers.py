@@ -1,4 +1,4 @@
-"""The optimizers' updates in NumPy, after their docstrings; the library's must be bitwise equal."""
+"""The optimizers' updates in NumPy, after their docstrings; the library must give the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of opening and of names."""
+"""Names, files and rival segments, for the tests of opening and of names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ages are of a clock that nobody sets: whatever the wall clock says, and since when.
+"""Ages do not depend on the wall clock, and say since when they count.
 
 docs/inspect.md: "A segment that a job will use after a restart looks unused:
 `clean --older-than 2h` spares it".

@@ -1,4 +1,4 @@
-"""`shmacc-inspect` from pid namespaces beside that of the processes, and as one who only reads."""
+"""`shmacc-inspect` in another pid namespace than the processes, or as a user who may only read."""
 
 from __future__ import annotations
 

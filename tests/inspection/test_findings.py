@@ -1,4 +1,4 @@
-"""What inspection finds, judges and removes: by proof, in full, and of the right thing."""
+"""Inspection finds and judges everything, by proof, and removes only what is unused."""
 
 from __future__ import annotations
 

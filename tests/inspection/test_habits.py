@@ -1,4 +1,4 @@
-"""Habits of a good tool: help, documentation, exit statuses, completion, a quick start."""
+"""`shmacc-inspect` has help, a manual, exit statuses, completion and a quick start."""
 
 from __future__ import annotations
 

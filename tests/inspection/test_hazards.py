@@ -1,4 +1,4 @@
-"""shmacc-inspect on what is damaged, stopped, foreign, or of another version."""
+"""`shmacc-inspect` on segments that are damaged, stopped, other users', or of another version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shmacc-inspect` on shared arrays, which have no steps and no gradients, and on what happened."""
+"""`shmacc-inspect` on shared arrays, which have no steps or gradients, and its list of events."""
 
 from __future__ import annotations
 

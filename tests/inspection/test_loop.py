@@ -1,4 +1,4 @@
-"""The run as `shmacc-inspect` shows it: who failed, rounds that are final, runs that are over."""
+"""`shmacc-inspect` on training loops: failed workers, final rounds, finished runs."""
 
 from __future__ import annotations
 

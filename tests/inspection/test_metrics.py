@@ -1,4 +1,4 @@
-"""`metrics`: what it prints, writes and serves, and that it destroys nothing on the way."""
+"""What `metrics` prints, writes to files and serves; it changes nothing."""
 
 from __future__ import annotations
 

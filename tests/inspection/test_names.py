@@ -1,4 +1,4 @@
-"""A name that is shown is a name that works, and what one types means one thing."""
+"""Each name that is shown can be typed as an argument, and has one meaning."""
 
 from __future__ import annotations
 

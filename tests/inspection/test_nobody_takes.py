@@ -1,4 +1,4 @@
-"""Everybody waits for a take, and nobody takes: dead, never there, or stopped. It is named."""
+"""All workers wait for a take, but the chief is dead, was never there, or is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other users' segments: not read is no success, and what would be refused is not promised."""
+"""Other users' segments: a verb that cannot read them fails, and suggests nothing they refuse."""
 
 from __future__ import annotations
 

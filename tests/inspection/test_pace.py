@@ -1,4 +1,4 @@
-"""What `show` and `metrics` know of how the time of rounds was spent, and for whom they waited."""
+"""`show` and `metrics` tell how rounds spent their time, and which process they waited for."""
 
 from __future__ import annotations
 

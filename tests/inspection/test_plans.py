@@ -1,4 +1,4 @@
-"""Remedies of one job are composed together, and none is cut off."""
+"""All remedies for one job are shown together, and none is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments and semaphores are POSIX objects under POSIX names, for other programs, too."""
+"""Other programs can open segments and semaphores as POSIX objects by their POSIX names."""
 
 from __future__ import annotations
 

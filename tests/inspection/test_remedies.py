@@ -1,4 +1,4 @@
-"""What `check` advises does what it says, and destroys nothing that somebody did not choose to."""
+"""The remedies of `check` work, and destroy nothing that the user did not agree to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who is there, what they do, what is wrong: the one answer, in every verb.
+"""Every verb gives the same answer: who is attached, what they do, what is wrong.
 
-Each scene is played alone, beside processes that came before, and beside such that came later: they
-are idle, look in again and again, or save. The answer names who is at fault, and nobody else.
+Each scene is played alone, then beside older processes, then beside newer ones, which are idle,
+look in again and again, or save. The answer names the process at fault, and no other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with /dev/shm itself, and what was removed from it under a job, is told."""
+"""`shmacc-inspect` reports problems of /dev/shm itself, and names that were removed under a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a segment stands still, in every verb that shows it; and that healthy ones do not."""
+"""Every verb says why a segment stands still, and calls no healthy segment stuck."""
 
 from __future__ import annotations
 

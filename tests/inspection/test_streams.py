@@ -1,4 +1,4 @@
-"""What pipes, closed streams and full disks get, and how shmacc-inspect ends by Ctrl-C."""
+"""`shmacc-inspect` with pipes, closed streams and full disks, and after Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shmacc-inspect on real terminals: what it looks like, its keys, and how it ends."""
+"""`shmacc-inspect` on real terminals: what it draws, its keys, and how it ends."""
 
 from __future__ import annotations
 

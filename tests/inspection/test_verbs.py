@@ -1,4 +1,4 @@
-"""Each verb of shmacc-inspect in pipes, on living, orphaned and busy segments."""
+"""Each verb of `shmacc-inspect` in pipes, on living, orphaned and busy segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces as columns: they keep every value on the way, and malformed ones are refused."""
+"""Pieces sent as columns keep every value; malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rounds over many hosts are granted, opened, ended or given up; where their shards are."""
+"""Rounds over many hosts are granted, opened, ended or given up, and their shards get hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When hosts report, and what the owner and shards make of late reports and batches."""
+"""When hosts report, and what the owner and shards do with late reports and batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lost hosts and workers; contributors that go on at another host, or are refused."""
+"""Hosts and workers are lost; their contributors go on at another host, or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, in whatever order: rounds over many hosts are sound, and go on."""
+"""Messages and hosts fail in any order: rounds over many hosts stay correct, and go on."""
 
 from __future__ import annotations
 

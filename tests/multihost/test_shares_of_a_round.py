@@ -1,4 +1,4 @@
-"""Real segments: the shards' parts of a round together equal the round of one group."""
+"""With real segments, the shards' parts of a round add up to the round of one group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation of many hosts runs the library's cores; its figures can be computed by hand."""
+"""The simulation runs the library's own protocol, and its figures agree with hand calculations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwarders, machines and owners that are started again; the end of a run, which reaches all."""
+"""Forwarders, machines and owners are restarted; the end of a run reaches all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Workers as processes on a node that do not know of Ray, and books of what they applied.
+"""Workers as processes that do not use Ray, and the journals of what they applied.
 
 Each gradient owns a row, so every round shows exactly which gradients are in it. A worker writes
-down what it is about to apply before, and the result after: a killed one leaves the result open.
+each gradient down before it applies it, and the result after it. If it is killed in between, the
+result is unknown.
 """
 
 from __future__ import annotations

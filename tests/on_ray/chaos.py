@@ -1,4 +1,4 @@
-"""Two trainings on one cluster, and somebody who strikes its parts, one after the other."""
+"""Two trainings on one cluster, and a process that kills or stops their parts, one by one."""
 
 from __future__ import annotations
 

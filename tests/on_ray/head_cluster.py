@@ -1,7 +1,7 @@
-"""Rounds while Ray's head is away: its server is killed, and started again.
+"""Rounds go on while Ray's head is killed and started again.
 
-A program, run by test_clusters_of_their_own.py: the cluster is its own, since its head keeps its
-state. Writes a line of JSON.
+A program, run by test_clusters_of_their_own.py, with its own cluster, since the head keeps its
+state. It writes a line of JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rounds over nodes that are in network namespaces of their own, with delay and loss between them.
+"""Rounds over nodes in network namespaces, with delay and loss between them.
 
 A program, run by test_clusters_of_their_own.py: Ray connects a process once, and here from a
 namespace. It kills workers and the actors of nodes in mid-round, cuts a node off for a while, and
-kills a node. Writes a line of JSON.
+kills a node. It writes a line of JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The chaos for long, on a cluster whose links can be cut and whose head can be started again.
+"""A long run of the chaos, on a cluster whose links can be cut and whose head can be restarted.
 
-A program, run by test_chaos.py with the seconds, and the reason if links cannot be cut here: Ray
-connects a process once, and here from a network namespace.
+A program that test_chaos.py runs, because Ray connects a process once, and here from a network
+namespace. Its arguments are the seconds, and why links cannot be cut, if so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Actors of hosts and owners whose methods the test calls itself: what is too short to be met."""
+"""The tests call the methods of actors themselves, at moments too short to hit from outside."""
 
 from __future__ import annotations
 

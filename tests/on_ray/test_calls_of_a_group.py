@@ -1,4 +1,4 @@
-"""A group over hosts answers as a group on one host does; and its hosts show what they do."""
+"""A group over hosts answers as a group on one host does, and its hosts show what they do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Everything goes wrong, one thing after the other, while rounds go on; and the books are kept.
+"""Parts of a cluster fail one after the other; rounds go on, and no gradient is lost or doubled.
 
-One of each kind under pytest; `make soak-ray` goes on at random for SOAK_SECONDS, on a cluster of
-its own, whose links can be cut and whose head can be started again.
+pytest does one failure of each kind. `make soak-ray` goes on at random for SOAK_SECONDS, on its own
+cluster, whose links can be cut and whose head can be restarted.
 """
 
 from __future__ import annotations

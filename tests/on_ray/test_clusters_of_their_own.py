@@ -1,4 +1,4 @@
-"""Scenes with a Ray of their own: its head restarted, a lossy network, little shared memory."""
+"""Programs with their own Ray cluster: a restarted head, a lossy network, little shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run reaches the workers of all hosts, and all who wait at the owner."""
+"""The end of a run reaches the workers of all hosts, and all that wait at the owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gates: a node that a publish went on without sees no step before its arrays, whatever dies."""
+"""A node shows no step before its arrays, even if a publish went on without the node."""
 
 from __future__ import annotations
 

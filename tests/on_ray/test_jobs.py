@@ -1,7 +1,7 @@
 """The files for Kubernetes and Slurm in docs/examples/ray, as far as they can be tried here.
 
-The manifests are held to the fields that KubeRay's v1 reference and the Kubernetes API name, the
-script to shellcheck; and it runs, on one node, with an srun that starts processes here.
+The manifests are checked against the fields of KubeRay's v1 reference and the Kubernetes API; the
+script by shellcheck. It also runs on one node, with an srun that starts local processes.
 """
 
 from __future__ import annotations

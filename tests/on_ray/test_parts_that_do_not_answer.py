@@ -1,4 +1,4 @@
-"""Parts that are stopped, or cannot start: every call ends by its timeout, and says which part."""
+"""Parts are stopped, or cannot start: every call ends by its timeout, and names the part."""
 
 from __future__ import annotations
 

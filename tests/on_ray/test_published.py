@@ -1,4 +1,4 @@
-"""Published arrays: a worker that sees a step sees the parameters of that step, on every node."""
+"""A worker that sees a published step sees the parameters of that step, on every node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group whose chief has rounds in a thread, comes through everything, and keeps the books."""
+"""A group whose chief takes rounds in a thread, survives every failure, and keeps the journals."""
 
 from __future__ import annotations
 

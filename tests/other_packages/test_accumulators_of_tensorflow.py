@@ -1,11 +1,11 @@
 """The accumulators beside TensorFlow's own, op by op.
 
-Random programs, and gradients that are malformed in one way, run in both. Where the outcomes
-differ, a row of the table in docs/from-tensorflow.md must say so; and each row must be seen to
-differ, so that the page loses the rows that are no longer true.
+Random programs, and gradients that are malformed in one way, run in both. Where results differ, a
+row of the table in docs/from-tensorflow.md must say so. Each row must differ in some run, so that
+the page keeps no row that is no longer true.
 
-TensorFlow runs in a process of its own, as for other tests: torch's triton crashes beside it. What
-ends the process in TensorFlow runs in forks of it.
+TensorFlow runs in its own process, because torch's triton crashes beside it. Calls that crash
+TensorFlow run in forks of that process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The benchmarks with torch: ways train the same, and shmacc's goes on after each death."""
+"""The comparison with torch: all ways train alike, and shmacc's survives each death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program whose coverage is measured, in its workers too."""
+"""coverage measures a program and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coroutines' waits in uvloop, and in cancel scopes of anyio, which cancel until a task ends."""
+"""Coroutines wait in uvloop, and in anyio's cancel scopes, which cancel until a task ends."""
 
 from __future__ import annotations
 

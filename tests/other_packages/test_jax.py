@@ -1,4 +1,4 @@
-"""JAX's pytrees in and out of groups and shared arrays."""
+"""Groups and shared arrays take and return JAX's pytrees."""
 
 from __future__ import annotations
 

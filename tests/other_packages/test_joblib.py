@@ -1,4 +1,4 @@
-"""joblib and its loky workers, which serve call after call, and are sent closures."""
+"""Workers of joblib and loky serve many calls, and are sent closures."""
 
 from __future__ import annotations
 

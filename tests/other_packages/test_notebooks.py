@@ -1,4 +1,4 @@
-"""A Jupyter kernel: cells that run twice, an interrupt in a take, a kernel that is restarted."""
+"""In a Jupyter kernel, cells run twice, a take is interrupted, and the kernel is restarted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Updates of parameters are those of optax's optimizers, a third reference after TensorFlow's.
+"""Updates of parameters equal optax's optimizers, a third reference beside TensorFlow and torch.
 
-Optax has no rows, so gradients are dense. Where its formula is another one, ``as_torch`` or an
-epsilon of 0 makes both the same.
+Optax has no sparse rows, so gradients are dense. Where its formula differs, ``as_torch`` or an
+epsilon of 0 makes both equal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Updates of parameters are those of TensorFlow's training ops.
+"""Updates of parameters equal TensorFlow's training ops.
 
-TensorFlow runs in a process of its own, as for other tests: torch's triton crashes beside it.
+TensorFlow runs in its own process, because torch's triton crashes beside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Updates of parameters are those of torch's optimizers."""
+"""Updates of parameters equal torch's optimizers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Gradients of SciPy, JAX, TensorFlow, polars, pandas and pyarrow; nulls are refused.
+"""Gradients of SciPy, JAX, TensorFlow, polars, pandas and pyarrow are accepted; nulls are refused.
 
-And none of these packages is imported unless the user does.
+shmacc imports none of these packages unless the user did.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs of the pages, and examples, that use other packages: run as a reader would run them."""
+"""The pages' programs and examples that use other packages, run as a reader would run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that multiprocess (of pathos), billiard (of celery) and torch start end as others do."""
+"""Workers of multiprocess (pathos), billiard (celery) and torch end as multiprocessing's do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the extension takes of torch and JAX at once means what it means by the long way."""
+"""Tensors of torch and JAX that the extension reads directly give what their NumPy arrays give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica counts once it is made: its death or failure before its first gradient is told."""
+"""A replica counts as soon as it is made: its death before its first gradient is reported."""
 
 from __future__ import annotations
 

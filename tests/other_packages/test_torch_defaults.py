@@ -1,4 +1,4 @@
-"""The program's default device and dtype are for its own tensors, not for the library's."""
+"""torch's default device and dtype apply to the program's tensors, not to the library's."""
 
 from __future__ import annotations
 

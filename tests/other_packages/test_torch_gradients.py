@@ -1,4 +1,4 @@
-"""Gradients as torch leaves them go into every apply, uncopied, and come back as tensors."""
+"""Every apply takes torch's gradients without a copy, and results become tensors again."""
 
 from __future__ import annotations
 

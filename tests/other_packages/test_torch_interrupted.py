@@ -1,7 +1,7 @@
-"""An exception at any instruction of a step, a round, a loop: each gradient counts once.
+"""An exception at any instruction of a step, a round or a loop: each gradient counts once.
 
-A ledger of gradients: each has one row of a table and one number of a parameter, which no other
-has. The chief adds up what its rounds have.
+Each gradient has its own row of a table and its own number of a parameter. The chief adds up
+what its rounds contain.
 """
 
 from __future__ import annotations

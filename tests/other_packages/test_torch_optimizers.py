@@ -1,4 +1,4 @@
-"""Rounds make the updates of torch's optimizers, at its numbers; and each parameter has its own."""
+"""Rounds update as torch's optimizers do, with their settings, one for each group of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch models whose updates are those of `shmacc.Parameters`: whoever dies, they are the same."""
+"""torch models that `shmacc.Parameters` updates stay equal, whoever dies."""
 
 from __future__ import annotations
 

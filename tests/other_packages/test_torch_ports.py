@@ -1,6 +1,6 @@
-"""A public program, as its users port it: equal to torch in one process, whoever is killed.
+"""A public program, ported as a user would, equals torch in one process, whoever is killed.
 
-After facebookresearch/dlrm. docs/examples/torch/digits.py is one after mnist_hogwild.
+It is facebookresearch/dlrm. docs/examples/torch/digits.py is a port of mnist_hogwild.
 """
 
 from __future__ import annotations

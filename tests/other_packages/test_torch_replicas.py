@@ -1,4 +1,4 @@
-"""Replicas of a torch model: what they compute, and what deaths, ends and checkpoints leave."""
+"""What replicas of a torch model compute, and what is left after deaths, ends and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second chiefs, models that leave shared memory, waits that are tried again."""
+"""Second chiefs, models that leave shared memory, and waits that are repeated."""
 
 from __future__ import annotations
 

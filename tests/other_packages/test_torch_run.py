@@ -1,4 +1,4 @@
-"""A replica takes its rank from `shmacc.run` and ``shmacc-run``, if none is given."""
+"""A replica without a rank takes the one of `shmacc.run` or ``shmacc-run``."""
 
 from __future__ import annotations
 

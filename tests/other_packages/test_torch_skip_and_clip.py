@@ -1,4 +1,4 @@
-"""A chief lets a round of bad gradients pass, and clips dense and sparse gradients together."""
+"""A chief skips a round of bad gradients, and clips dense and sparse gradients together."""
 
 from __future__ import annotations
 

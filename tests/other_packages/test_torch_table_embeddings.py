@@ -1,4 +1,4 @@
-"""What embeddings of ids compute, beside torch's own; what chief and replicas do with them."""
+"""Embeddings of ids compute what torch's do, and chief and replicas share them."""
 
 from __future__ import annotations
 

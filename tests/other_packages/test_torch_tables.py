@@ -1,4 +1,4 @@
-"""Embeddings of ids that nobody knows beforehand, beside a dict and torch's own."""
+"""Embeddings of ids that appear during training equal a dict and torch's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of a model, and gradients, that share memory without being the same tensor."""
+"""Tensors of a model, and gradients, share memory without being the same tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of torch do every day: warm starts, evaluators, loaders, compiled models, ends."""
+"""Everyday use of torch: warm starts, evaluators, loaders, compiled models, ends of programs."""
 
 from __future__ import annotations
 

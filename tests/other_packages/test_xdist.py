@@ -1,4 +1,4 @@
-"""A test-suite that uses shmacc under pytest-xdist: workers do not meet, and leaks are found."""
+"""A user's tests run under pytest-xdist: workers have separate names, and leaks are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of embeddings of ids share: a model of clicks, its batches, its chief."""
+"""A model of clicks with embeddings of ids, its batches and its chief, for several tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of training with torch share: children with torch, a model, a chief, a replica."""
+"""Children with torch, a model, a chief and a replica, for the tests of training."""
 
 from __future__ import annotations
 

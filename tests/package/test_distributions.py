@@ -1,6 +1,6 @@
-"""What `make dist` has put into dist/ can be installed and used, under every Python that is found.
+"""The files of `make dist` can be installed and used, under every Python that is found.
 
-All tests here are marked `installs`: each installs with pip into an environment of its own, with
+All tests here are marked `installs`: each installs with pip into its own environment, with
 dependencies from the package index, as a user does.
 """
 

@@ -1,4 +1,4 @@
-"""The README, the pages and the examples: programs run as a reader would paste them.
+"""The programs of README, pages and examples run as a reader would paste them.
 
 And the files, links and commands that pages name exist.
 """

@@ -1,4 +1,4 @@
-"""The first import works where a reader stands, or says why not and what to do.
+"""The first import works in the reader's directory, or says why not and what to do.
 
 The tests marked `installs` build the package as a user does, in environments of their own, with
 build tools from the package index: `make dist` runs them.

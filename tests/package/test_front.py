@@ -1,4 +1,4 @@
-"""The README's programs do what it says, typed as they stand, also while processes are killed."""
+"""The README's programs, typed as they stand, do what it says, even while processes are killed."""
 
 from __future__ import annotations
 

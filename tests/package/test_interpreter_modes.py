@@ -1,4 +1,4 @@
-"""The library under interpreters of every sort: -O, -OO, -W error, -X dev, without a GIL."""
+"""The library works under interpreters with -O, -OO, -W error, -X dev, and without a GIL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for and what constraints/ pins belong together."""
+"""constraints/ pins exactly what pyproject.toml asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the extension reports of segments has exactly the keys and the types that checkers read."""
+"""The extension's reports of segments have exactly the keys and types of their TypedDicts."""
 
 from __future__ import annotations
 

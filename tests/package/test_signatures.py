@@ -1,4 +1,4 @@
-"""Every public name takes the arguments of the contract, and results are named records."""
+"""Every public name takes the documented arguments, and results are named records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that start processes say "spawn"; each runs under the other start methods, too."""
+"""The pages' programs say "spawn"; each also runs under the other start methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The helpers for users' tests: names of their own, in children of every kind too."""
+"""`shmacc.testing` gives users' tests their own names, in children of every kind too."""
 
 from __future__ import annotations
 

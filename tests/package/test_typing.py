@@ -1,4 +1,4 @@
-"""What the types promise, as type checkers see it, and what the extension's stub says of it."""
+"""Type checkers see the promised types, and the extension's stub describes it truly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is saved is restored as a whole, or nothing is: a state is checked before any change."""
+"""A checkpoint is restored as a whole or not at all: it is checked before any change."""
 
 from __future__ import annotations
 

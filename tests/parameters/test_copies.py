@@ -1,4 +1,4 @@
-"""copy.deepcopy is refused: the copy would be the same shared memory."""
+"""copy.deepcopy is refused, because the copy would be the same shared memory."""
 
 from __future__ import annotations
 

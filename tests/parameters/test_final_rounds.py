@@ -1,4 +1,4 @@
-"""A round whose update has begun is final: the same gradients, until the update is in."""
+"""A round whose update has begun is final: its gradients stay until the update is committed."""
 
 from __future__ import annotations
 

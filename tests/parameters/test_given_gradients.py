@@ -1,4 +1,4 @@
-"""Gradients that the chief gives an update, or changes in place, go through the optimizers."""
+"""Gradients that the chief changes in place, or passes to an update, go through the optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows of tables have at first: by the formulas of the docstrings, to the bit."""
+"""New rows of tables start with what the docstrings' formulas give, to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New parameters beside the group of an earlier run, and the reverse: an error, not silence."""
+"""New parameters with an earlier run's group, and the reverse, raise an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that an array's dtype does not have are refused wherever they come in, and named."""
+"""Numbers that an array's dtype cannot hold are refused everywhere, and the error names them."""
 
 from __future__ import annotations
 

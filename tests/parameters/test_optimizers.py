@@ -1,4 +1,4 @@
-"""Optimizers compute as their docstrings say, to the bit, and touch a gradient's rows alone."""
+"""Optimizers compute their docstrings' formulas to the bit, and change a gradient's rows only."""
 
 from __future__ import annotations
 

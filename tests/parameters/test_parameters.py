@@ -1,4 +1,4 @@
-"""Parameters: shared arrays that only updates change, once a round."""
+"""Parameters are shared arrays that only updates change, once a round."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Parameters and the group of their gradients belong together: neither is used with others.
+"""Parameters and the group of their gradients belong together; neither is used with another.
 
-Parameters that are new, beside a group that an earlier run left, would take gradients that were
-computed from the old ones, or none at all if that run was finished. A group may also accumulate
-what is no parameter, a loss or a count; an update leaves that out.
+A group that an earlier run left could give new parameters gradients that were computed from the old
+ones, or none at all if that run had finished. A group may also accumulate a loss or a count, which
+is no parameter; an update leaves that out.
 """
 
 from __future__ import annotations

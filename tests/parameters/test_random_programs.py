@@ -1,4 +1,4 @@
-"""Random programs of rounds, updates, exceptions and checkpoints, beside NumPy and a dict."""
+"""Random programs of rounds, updates, exceptions and checkpoints equal NumPy and a dict."""
 
 from __future__ import annotations
 

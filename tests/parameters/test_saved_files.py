@@ -1,4 +1,4 @@
-"""What `save` writes to: a file, in one step, with the rights that it had; nothing else."""
+"""`save` replaces a file in one step, keeps its permissions, and touches nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays in shared memory, by name: what they contain, who may write, what keeps them."""
+"""Arrays in shared memory, by name: their contents, who may write, how long they live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays in shared memory among processes: who shares them, and what keeps their memory."""
+"""Processes share arrays by name, and the memory lives as long as it is used."""
 
 from __future__ import annotations
 

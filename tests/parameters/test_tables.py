@@ -1,4 +1,4 @@
-"""Tables of parameters: rows by ids that nobody knows beforehand."""
+"""Tables are parameters with rows by ids, which need not be known beforehand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has to wait for parameters waits as long as it wants to, and changes nothing if in vain."""
+"""Calls that wait for parameters wait for their timeout, and change nothing if it passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shmacc.run` calls functions in children, and answers with what they return or raise."""
+"""`shmacc.run` calls functions in children, and returns their results or raises their errors."""
 
 from __future__ import annotations
 

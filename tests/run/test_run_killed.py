@@ -1,4 +1,4 @@
-"""Kills of each role, of the parent, and Ctrl-C: a run goes on, or ends and leaves nothing."""
+"""A role or the parent is killed, or Ctrl-C comes: a run goes on, or ends and leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names are accepted, and in which namespace they lead to a segment."""
+"""Which names are accepted, and which segment each leads to in a namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an opener asks for, held against the segment that is there."""
+"""Opening an existing segment with other properties is refused; the error names each difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``attach`` waits for a name when it is told to, and for no longer than it is told to."""
+"""``attach`` with a timeout waits for the name to appear, and no longer than that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A handle: private or of a name, one of several, closed."""
+"""Private and named handles: several in one process, pickled, closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``if_exists``: an opener attaches to what is there, is refused, or replaces it."""
+"""``if_exists`` decides: attach to an existing segment, raise, or replace it."""
 
 from __future__ import annotations
 

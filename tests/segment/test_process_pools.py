@@ -1,4 +1,4 @@
-"""Process pools: handles as arguments of tasks, workers that attach, pools that break."""
+"""In process pools, handles are arguments of tasks, workers attach, and pools may break."""
 
 from __future__ import annotations
 

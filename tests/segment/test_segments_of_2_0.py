@@ -1,8 +1,8 @@
-"""Segments of layout version 2, of before 1.0.0: every build of that layout goes on with them.
+"""Every build with layout version 2 goes on with a segment that an early build left.
 
-The file has a group with two lanes, in its second round, and the parameters that the first round
-has has updated, both left by a process that is gone. It was written down once, page by page, and is
-not made again.
+The stored file has a group with two lanes, in its second round, and the parameters that the first
+round has updated. A process that ended left both. It was written down once, page by page, and
+is not made again.
 """
 
 from __future__ import annotations

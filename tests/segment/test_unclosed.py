@@ -1,4 +1,4 @@
-"""Who forgets to close is told when the object is collected, as with files; nobody else is."""
+"""A handle that is collected unclosed gives a ResourceWarning, as a file does; no other does."""
 
 from __future__ import annotations
 

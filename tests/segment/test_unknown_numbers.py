@@ -1,4 +1,4 @@
-"""Numbers of a newer version, in a layout that has stayed the same, are refused by name.
+"""Numbers that only a newer version knows are refused by name.
 
 CONTRIBUTING.md: "it is no new layout version: one that does not know the number names it".
 """

@@ -1,4 +1,4 @@
-"""What removes a name: ``unlink``, and with ``unlink_on_close`` its creator's end."""
+"""``unlink`` removes a name; with ``unlink_on_close``, so does the end of its creator."""
 
 from __future__ import annotations
 

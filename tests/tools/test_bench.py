@@ -1,4 +1,4 @@
-"""The benchmarks: they measure what they say, and check the answers of those they measure."""
+"""The benchmarks measure what they say, and check the answers of what they measure."""
 
 from __future__ import annotations
 

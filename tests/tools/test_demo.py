@@ -1,4 +1,4 @@
-"""The demo: exact, unharmed by deaths, and gone without a trace when it ends."""
+"""The demo's result is exact, survives deaths, and leaves nothing when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The litmus tests: their results are of the files that there are, and name code that there is."""
+"""Each litmus test has results for its current text, and names code that exists."""
 
 from __future__ import annotations
 

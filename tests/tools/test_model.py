@@ -1,4 +1,4 @@
-"""The protocol's model: its quick slice holds, and it names the code that there is."""
+"""The quick searches of the protocol's model pass, and the model names code that exists."""
 
 from __future__ import annotations
 

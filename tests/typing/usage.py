@@ -1,4 +1,4 @@
-"""What type checkers are to say of programs that use shmacc. Never run, only checked."""
+"""Programs that use shmacc, with the types that checkers must find. Checked, and never run."""
 
 from __future__ import annotations
 

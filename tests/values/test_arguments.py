@@ -1,4 +1,4 @@
-"""What constructors, applies and takes refuse, in which words; and that nothing changed."""
+"""Constructors, applies and takes refuse bad arguments in the right words, and change nothing."""
 
 from __future__ import annotations
 

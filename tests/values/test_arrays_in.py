@@ -1,4 +1,4 @@
-"""What may come in as an array, how it is converted, and whose the arrays out are."""
+"""Which values are accepted as arrays, how they are converted, and that results are own arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of the right type, tensors and lists are taken at once; any other form means the same."""
+"""The fast path for arrays of the right type gives what every other form of the gradient gives."""
 
 from __future__ import annotations
 
