@@ -2,7 +2,7 @@
 
 Each array in a message has a cost of its own, however small it is. So a message from a host to a
 shard, or from a shard to the chief, is one table of its members, one column of all their rows, and
-one of all their values. The extension writes and reads them (shmacc/native/rows/columns.hpp), and
+one of all their values. The extension writes and reads them (shmacc/native/values/columns.hpp), and
 checks what comes in when it reduces it.
 """
 

@@ -25,7 +25,7 @@ Shape = tuple[int | None, ...] | None
 
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
-_MOST_ELEMENTS = 2**36  # in a row, or in a dense gradient (round.hpp)
+_MOST_ELEMENTS = 2**36  # in a row, or in a dense gradient (round_shape.hpp)
 ONCE = 1
 """The default weight. Compared by identity, since ``True`` and 1.0 are equal to it."""
 MOST_GRADIENTS = 2**48

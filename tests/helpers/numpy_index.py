@@ -1,4 +1,4 @@
-"""The hash of row numbers in NumPy, to check that of index.hpp."""
+"""The hash of row numbers in NumPy, to check that of row_index.hpp."""
 
 from __future__ import annotations
 

@@ -49,6 +49,12 @@ def test_every_folder_has_its_place_in_the_order() -> None:
     assert {path.name for path in NATIVE.iterdir() if path.is_dir()} == set(NATIVE_FOLDERS)
 
 
+def test_folders_have_the_same_names_in_both_languages() -> None:
+    """Only C++ has the protocol, and what converts for Python."""
+    folders = {path.parent.name.lstrip("_") for path in LIBRARY.glob("*/__init__.py")}
+    assert set(NATIVE_FOLDERS) - folders == {"protocol", "python"}
+
+
 def test_imports_are_only_from_what_is_below() -> None:
     for number, name in enumerate(ORDER, 1):
         allowed = GROUND.union(ORDER[:number])

@@ -14,7 +14,15 @@ from typing import Final
 # Folders of shmacc/native/, from the ground up.
 NATIVE: Final = Path(__file__).parents[2] / "shmacc" / "native"
 NATIVE_PAGE: Final = NATIVE / "README.md"
-NATIVE_FOLDERS: Final = ("segment", "rows", "protocol", "operations", "python")
+NATIVE_FOLDERS: Final = (
+    "base",
+    "values",
+    "protocol",
+    "segment",
+    "accumulators",
+    "parameters",
+    "python",
+)
 
 
 def first_sentence_in_cpp(path: Path) -> str:

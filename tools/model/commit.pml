@@ -520,7 +520,7 @@ inline recovered() {
 
 #ifndef DENSE
 
-/* ---- index.hpp ---- */
+/* ---- row_index.hpp ---- */
 
 #define m_now member_of(NOW.item)
 #define row_now (NOW.item % ROWS)
@@ -567,7 +567,7 @@ inline insert() {
   step(bucket_of(m_now, NOW.at).tag = row_now + 1; NOW.at = 0)
 }
 
-/* ---- table.hpp ---- */
+/* ---- sparse_sums.hpp ---- */
 #define to_be_added(x) (touches(x) && NOW.found[x] != ABSENT)
 #define is_fresh(x) (touches(x) && NOW.found[x] == ABSENT)
 #if ITEMS == 1
@@ -664,7 +664,7 @@ inline add_rows() {
 inline find() { skip }
 inline reserve_undo() { skip }
 
-/* ---- buffer.hpp ---- */
+/* ---- dense_sums.hpp ---- */
 #define m_now NOW.item
 #define sum_now L.buffer[m_now * 2 + L.change[m_now].buffer]
 #define other_buffer L.buffer[m_now * 2 + 1 - L.change[m_now].buffer]

@@ -1,4 +1,4 @@
-/* Processes that are gone (native/protocol/departures.hpp, native/segment/presence.hpp): a sweep records them, and the
+/* Processes that are gone (native/protocol/departures.hpp, native/protocol/presence.hpp): a sweep records them, and the
  * next wait for gradients is told of them.
  *
  * Modelled: VICTIMS workers (presence.hpp), which leave in order, leave by a failure, or stay until they die;

@@ -1,4 +1,4 @@
-/* The lock (native/segment/lock.hpp): acquire, release, and the takeover from a dead owner.
+/* The lock (native/protocol/lock.hpp): acquire, release, and the takeover from a dead owner.
  *
  * Modelled: the named semaphore (a counter), the record lock on byte LOCK (a process owns it, and the kernel drops it
  * when the process ends), the mutex that one process's threads acquire first, and every interleaving of THREADS threads

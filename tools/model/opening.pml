@@ -1,4 +1,4 @@
-/* Opening against creating, unlinking and cleaning (_segment/opening.py, native/protocol/opening.hpp).
+/* Opening against creating, unlinking and cleaning (_segment/opening.py, native/segment/opening.hpp).
  *
  * Modelled: one name in /dev/shm. A file (inode) exists while it has the name or is open. Each file has a
  * mark UNLINKED in its header, a semaphore, presence bytes and a lock byte for the name; the kernel unlocks these

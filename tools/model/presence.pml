@@ -1,4 +1,4 @@
-/* The table of attached processes (native/segment/presence.hpp): claim, leave, sweep, and `top`, the number of entries
+/* The table of attached processes (native/protocol/presence.hpp): claim, leave, sweep, and `top`, the number of entries
  * that anybody needs to look at.
  *
  * Modelled: ENTRIES entries with their tokens and two record locks each, for allocation and for life, which the kernel

@@ -1,4 +1,4 @@
-/* Rounds, lanes and contributors (native/operations/take.hpp, apply.hpp), and who wakes a waiting take.
+/* Rounds, lanes and contributors (native/accumulators/take.hpp, apply.hpp), and who wakes a waiting take.
  *
  * Modelled: CHIEFS processes each take TURNS times, with any num_required from 1 to MOST_REQUIRED, directly or as a
  * round (open it, run a block, end the block in order or by an exception). With CLOSER a thread of the first chief

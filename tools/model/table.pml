@@ -1,4 +1,4 @@
-/* Tables of parameters, read without a lock (native/operations/id_table.hpp, id_reader.hpp).
+/* Tables of parameters, read without a lock (native/parameters/table.hpp, table_reader.hpp).
  *
  * Modelled: two chiefs that make TURNS updates between them. Each update adds an id, removes one, or both, on any free
  * slot or a new one, with the index as it is or a new one. A reader looks up one id, READS times.

@@ -1,4 +1,4 @@
-/* Updates of parameters in rounds (native/operations/update.hpp).
+/* Updates of parameters in rounds (native/parameters/update.hpp).
  *
  * Modelled: CHIEFS processes that each, TURNS times, open the round, then update, skip, or do neither, and leave the
  * block in order or by an exception, at any point. One worker that reads the step, then the parameters word by word,

@@ -40,7 +40,7 @@
 //
 // Some rows are changed in place: rows to which an apply adds, and rows of the current round over which
 // `restore` writes its own. (`restore` builds its index in the region that is not current. Arrays of parameters
-// are changed in place, too: saved_arrays.hpp describes their log, and update.hpp why it suffices.) An undo log
+// are changed in place, too: undo_arrays.hpp describes their log, and update.hpp why it suffices.) An undo log
 // protects these rows: `begin` stamps the lane's journal with the generation that the operation would commit;
 // `publish` stores how many undo records are complete (`restore` saves row numbers, too, in records of their
 // own); only then does the operation change the rows of these records.
@@ -76,7 +76,7 @@
 // stores visible in another order does so for other processors, and only until the kernel has released the
 // dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `recover`;
 // `publish`, which runs once for every few rows, needs no fence on any machine. For the same reason an index
-// entry's tag is stored after its slot number. (Rows that are streamed into the undo log: undo.hpp.)
+// entry's tag is stored after its slot number. (Rows that are streamed into the undo log: undo_rows.hpp.)
 //
 // Two readers without the lock need fences: `snapshot`; and inspection, which reads rows through the descriptor
 // and checks afterwards whether an operation ran.
@@ -102,8 +102,8 @@
 
 #include <algorithm>
 
-#include "segment/directory.hpp"
-#include "segment/support.hpp"
+#include "base/directory.hpp"
+#include "base/support.hpp"
 
 namespace shmacc {
 

@@ -34,7 +34,7 @@
 #include <vector>
 
 #include "protocol/events.hpp"
-#include "segment/presence.hpp"
+#include "protocol/presence.hpp"
 
 namespace shmacc {
 

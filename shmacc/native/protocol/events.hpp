@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/segment_file.hpp"
 #include "protocol/commit.hpp"
-#include "segment/segment_file.hpp"
 
 namespace shmacc {
 

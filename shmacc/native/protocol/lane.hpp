@@ -5,16 +5,16 @@
 
 #include <memory>
 
+#include "base/mapping.hpp"
 #include "protocol/commit.hpp"
-#include "rows/index.hpp"
-#include "segment/lock.hpp"
-#include "segment/mapping.hpp"
+#include "protocol/lock.hpp"
+#include "values/row_index.hpp"
 
 namespace shmacc {
 
 class Member;
 
-// How much of a table of parameters this process has compared with the table's index (id_table.hpp).
+// How much of a table of parameters this process has compared with the table's index (table.hpp).
 struct Compared {
     bool all = false;
     uint64_t next = 0;  // the slot to go on with
@@ -86,7 +86,7 @@ class Lane {
         store_relaxed(header_.journal.generation, state.generation + 1);
         store_barrier();
     }
-    // For a caller that counts the complete undo records itself (rows/optimizers.hpp).
+    // For a caller that counts the complete undo records itself (parameters/optimizers.hpp).
     uint64_t* published() { return &header_.journal.records; }
     // The first `records` undo records are complete.
     void publish(uint64_t records) {
@@ -187,7 +187,7 @@ class Lane {
 
   private:
     inline void put_back(LaneState& state, uint64_t records);
-    inline void put_arrays_back(LaneState& state, uint64_t entries);  // saved_arrays.hpp
+    inline void put_arrays_back(LaneState& state, uint64_t entries);  // undo_arrays.hpp
 
     const uint32_t number_;
     const bool alone_;

@@ -3,8 +3,8 @@
 
 #include <deque>
 
-#include "operations/pieces.hpp"
-#include "python/python.hpp"
+#include "accumulators/pieces.hpp"
+#include "python/interpreter.hpp"
 
 namespace shmacc {
 

@@ -1,8 +1,8 @@
 // The records of a segment as Python dictionaries, and what a handle reports of its segment, without the lock.
 #pragma once
 
-#include "protocol/session.hpp"
-#include "python/python.hpp"
+#include "python/interpreter.hpp"
+#include "segment/session.hpp"
 
 namespace shmacc {
 

@@ -1,5 +1,5 @@
 // Binds the classes of accumulators and rounds for Python.
-#include "python/plain.hpp"
+#include "python/plain_gradients.hpp"
 #include "python/round_block.hpp"
 #include "python/statements.hpp"
 

@@ -5,12 +5,12 @@
 #include <deque>
 
 #include "python/description.hpp"
-#include "python/failure.hpp"
-#include "python/guard.hpp"
-#include "python/incoming.hpp"
+#include "python/failure_reason.hpp"
+#include "python/gradients.hpp"
 #include "python/name_lock.hpp"
 #include "python/taken_round.hpp"
 #include "python/timeline.hpp"
+#include "python/write_guard.hpp"
 
 namespace shmacc {
 
@@ -382,7 +382,7 @@ class Handle {
         segment->wait_queue().announce_progress();
     }
 
-    // An operation on parameters (python/parameters.hpp).
+    // An operation on parameters (python/changes.hpp).
     template <class Call>
     auto update(Call call) {
         return run<Update>(call);

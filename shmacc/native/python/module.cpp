@@ -1,8 +1,8 @@
 // The extension module: shmacc._core.
 #define SHMACC_HAS_NUMPY
-#include "python/arrays.hpp"
-#include "python/plain.hpp"
+#include "python/plain_gradients.hpp"
 #include "python/segment_view.hpp"
+#include "python/shared_arrays.hpp"
 #include "python/tables.hpp"
 
 namespace shmacc {

@@ -1,8 +1,8 @@
 // The name lock, which a thread takes with the GIL held, to check a segment's name again or to remove it.
 #pragma once
 
-#include "protocol/opening.hpp"
-#include "python/python.hpp"
+#include "python/interpreter.hpp"
+#include "segment/opening.hpp"
 
 namespace shmacc {
 

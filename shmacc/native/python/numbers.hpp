@@ -7,7 +7,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "python/python.hpp"
+#include "python/interpreter.hpp"
 
 namespace shmacc {
 

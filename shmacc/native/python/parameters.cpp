@@ -1,7 +1,6 @@
 // Binds shared arrays and updates of parameters for Python.
-#include "python/parameters.hpp"
-
-#include "python/arrays.hpp"
+#include "python/changes.hpp"
+#include "python/shared_arrays.hpp"
 #include "python/tables.hpp"
 
 namespace shmacc {

@@ -7,10 +7,10 @@
 
 #include <array>
 
-#include "protocol/opening.hpp"
 #include "python/description.hpp"
 #include "python/handle.hpp"
 #include "python/table_copy.hpp"
+#include "segment/opening.hpp"
 
 namespace shmacc {
 
@@ -209,7 +209,7 @@ class SegmentView {
     // Gradients may arrive while the copies are made. Within a round a row keeps its slot and its number, and its entry
     // in the index keeps its position until the index is replaced; so rows that were there before are compared with an
     // index that is read later. The same holds for a table of parameters, whatever updates end meanwhile: a slot that,
-    // by its stamp, was given at the generation of the first look has had its id all the time (id_table.hpp).
+    // by its stamp, was given at the generation of the first look has had its id all the time (table.hpp).
     nb::object compare() const {
         const bool by_id = specs_[member_].kind == kTable;
         const Snapshot before = snapshot();

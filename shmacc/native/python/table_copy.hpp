@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "operations/id_table.hpp"
-#include "python/python.hpp"
-#include "rows/index.hpp"
+#include "parameters/table.hpp"
+#include "python/interpreter.hpp"
+#include "values/row_index.hpp"
 
 namespace shmacc {
 

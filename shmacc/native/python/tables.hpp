@@ -1,7 +1,7 @@
 // Reads tables of parameters for Python, without a lock and without the GIL.
 #pragma once
 
-#include "operations/id_reader.hpp"
+#include "parameters/table_reader.hpp"
 #include "python/handle.hpp"
 
 namespace shmacc {

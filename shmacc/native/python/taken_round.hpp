@@ -11,7 +11,7 @@
 //              passing it on to another TakenRound need no memory and run no Python.
 #pragma once
 
-#include "operations/round_copy.hpp"
+#include "accumulators/round_copy.hpp"
 #include "python/columns.hpp"
 #include "python/timeline.hpp"
 

@@ -6,7 +6,7 @@
 // a tensor has imported torch.
 #pragma once
 
-#include "python/python.hpp"
+#include "python/interpreter.hpp"
 
 namespace shmacc {
 

@@ -34,7 +34,7 @@
 
 #include <optional>
 
-#include "python/python.hpp"
+#include "python/interpreter.hpp"
 
 namespace shmacc {
 

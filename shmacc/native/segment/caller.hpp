@@ -16,7 +16,7 @@
 
 #include <atomic>
 
-#include "segment/layout.hpp"
+#include "base/layout.hpp"
 
 namespace shmacc {
 

@@ -1,0 +1,389 @@
+// Applies gradients: to lanes, members and the set of contributors.
+#pragma once
+
+#include "accumulators/member_gradient.hpp"
+#include "segment/operation.hpp"
+#include "segment/queue_entry.hpp"
+
+namespace shmacc {
+
+// A gradient, or the sum of some (a partial).
+struct ApplyRequest {
+    int64_t local_step;
+    uint64_t timeline;  // in which the step was read (python/timeline.hpp)
+    int64_t count;
+    int64_t weight;
+    MemberGradient* const* members;
+    size_t member_count;
+    std::vector<int64_t> contributors;  // ascending
+    // If a contributor is in the round already, a partial fails, and a single gradient is accepted but not added.
+    bool partial;
+    int64_t deadline;
+    uint64_t behind;  // set by the operation: the current timeline, if the gradient was dropped as of an older one; or 0
+};
+
+class Apply : public Operation {
+  public:
+    using Operation::Operation;
+
+    // False: the gradient was dropped, since it is stale or its step is sealed.
+    bool apply(ApplyRequest& request) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        HeadGrace grace;
+        Refused refused;
+        bool given_back = false;
+        bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
+        for (bool everywhere = contributors_everywhere(request);;) {
+            if (!waited) activity.now(kWaitsForLock);
+            ApplySession session(segment_, contributor_of(request), everywhere,
+                                 lock_deadline(request.deadline), interruption_);
+            if (!session.held()) apply_deadline_exceeded(refused);
+            if (!waited) activity.now(kApplies);
+            // Read before the queue is: a take may leave the queue without a lock, and announces that only once.
+            const uint32_t seen = load(segment_.wait_queue().progress_word());
+            const bool open = round_is_open(session.round);
+            const bool closed = open || is_final(session.round);
+            if (is_refused(session.round, closed, request)) {
+                drop(session, activity, request.count);
+                return false;
+            }
+            Activity what = kWaitsForRound;
+            int64_t until = kForever;
+            if (!closed) {
+                if (!everywhere && segment_.lanes().size() > 1 && must_look_everywhere(session, request)) {
+                    everywhere = true;
+                    continue;
+                }
+                if (has_contributor(session, request, everywhere)) {
+                    note_applied(session, request);
+                    return true;
+                }
+                const auto [pending, weight_fits] = session.pending(request.weight);
+                const uint32_t head = segment_.living_head(session.lane_number());
+                const bool heads = head != WaitQueue::kNobody && !QueueEntry::of_this_thread(segment_, head);
+                if (is_full(pending, request.count)) {
+                    what = kWaitsForRoom;
+                    if (heads) segment_.wait_queue().wake(head);
+                } else if (heads && grace.must_wait(segment_.wait_queue()[head], pending)) {
+                    what = kWaitsForHead;
+                    until = grace.until();
+                } else if (!weight_fits) {
+                    if (everywhere) weights_overflow();
+                    everywhere = true;
+                    continue;
+                } else if (!refused.still(session, pending, segment_.file()) &&
+                           put_in_if_room(session, request, activity, given_back && pending == 0, refused)) {
+                    activity.count(&Participant::applied, request.count);
+                    wake_head_if_reached(session, head);
+                    return true;
+                } else if (pending == 0) {
+                    session.release();
+                    given_back = give_memory_back(activity, request.deadline, refused);
+                    everywhere = true;
+                    continue;
+                } else {
+                    refused.pending = pending;
+                    what = kWaitsForRoom;
+                    if (heads) segment_.wait_queue().wake(head);
+                }
+            }
+            session.release();
+            if (past(request.deadline)) apply_deadline_exceeded(refused);
+            if (open) refuse_in_own_block(session.round.holder);
+            if (closed && give_up_offered(session.round.holder)) continue;
+            given_back = false;
+            waited = true;
+            activity.now(what);  // until the step moves on, a take or a round ends, or the deadline passes
+            futex_wait(segment_.wait_queue().progress_word(), seen, std::min(until, request.deadline));
+            segment_.check_file();
+            interruption_.check();
+        }
+    }
+
+    // Drops a gradient that does not fit the round if it is stale. Returns whether it was.
+    bool drop_if_stale(ApplyRequest& request) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        ApplySession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
+        if (!session.held()) apply_deadline_exceeded({});
+        if (!is_refused(session.round, is_closed(session.round), request)) return false;
+        drop(session, activity, request.count);
+        return true;
+    }
+
+    // For Load: replaces all gradients by the request's, and the step by the request's step. Ends an open round; a
+    // finished accumulator goes on. `commit_replaced` commits, `session.roll_back` undoes it; if this throws, nothing
+    // has changed. session: has all lanes' locks.
+    void replace(ApplySession& session, const ApplyRequest& request) {
+        RoundState& round = session.round;
+        round.discarded += static_cast<uint64_t>(session.pending().count);
+        round.step = request.local_step;
+        round.sealed = 0;
+        ++round.restores;
+        round.holder = {};
+        round.final = {};
+        round.spread = ++round.round;
+        put(session, request);
+    }
+    void commit_replaced(ApplySession& session) {
+        session.round.needs = session.state.generation + 1;
+        segment_.round().commit(session.round);
+        Lane::keep_no_undo(session.before, session.state);
+        session.commit();
+        let_others_go_on(session);
+    }
+
+  private:
+    // The last attempt that failed because it needed memory that is kept free for others.
+    struct Refused {
+        uint64_t needed = 0;  // bytes; 0: there was none
+        uint64_t round = 0;
+        int64_t pending = 0;
+        uint32_t lane = 0;
+
+        // Whether another attempt would fail, too. Checked first, since an attempt looks up the gradient's rows under
+        // the lock, which takes long, and a waiting process tries twenty times a second.
+        bool still(const ApplySession& session, int64_t now_pending, const SegmentFile& file) const {
+            return needed != 0 && pending != 0 && pending == now_pending && round == session.round.round &&
+                   lane == session.lane_number() && !file.has_room(needed);
+        }
+    };
+
+    [[noreturn]] void apply_deadline_exceeded(const Refused& refused) {
+        const Totals now = totals(segment_);
+        std::string room;
+        if (const uint64_t kept = segment_.file().kept(); refused.needed && kept)
+            room = "; " + std::to_string(refused.needed) + " more bytes of /dev/shm were needed, beside " +
+                   std::to_string(kept) + " that are kept free for others";
+        throw Error(
+            Failure::kDeadlineExceeded,
+            "The gradient was not added: it waited for the lock, for room or for the end of a round; " +
+                std::to_string(now.count) + " gradients are pending at step " +
+                std::to_string(now.round.step) + room,
+            {{"accumulated", now.count}, {"step", now.round.step}});
+    }
+
+    [[noreturn]] static void weights_overflow() {
+        throw Error(
+            Failure::kOutOfRange,
+            "The weights of the round's gradients would add up to more than 2**63 - 1; the gradient was "
+            "not added, nothing was changed");
+    }
+
+    // closed: whether a round is open or final, so that its step takes no more gradients.
+    bool is_refused(const RoundState& round, bool closed, ApplyRequest& request) const {
+        request.behind = request.timeline < round.restores ? round.restores : 0;
+        return request.behind || request.local_step < round.step || round.sealed ||
+               (closed && request.local_step == round.step) || segment_.finished(round);
+    }
+
+    void refuse_in_own_block(const RoundHolder& holder) const {
+        if (segment_.own_round().to_this_thread(holder) == OwnRound::State::kThreads)
+            throw Error(
+                Failure::kFailedPrecondition,
+                "This thread has a round of this accumulator open, and the apply would wait for its end; "
+                "apply at the round's own step, which is refused, or after the block");
+    }
+
+    void drop(ApplySession& session, ActivityScope& activity, int64_t gradients) {
+        session.state.dropped += static_cast<uint64_t>(gradients);
+        session.commit();
+        activity.count(&Participant::dropped, gradients);
+    }
+
+    // Contributors are stored in the lane of their gradient. A single gradient looks in its own lane for its
+    // contributor; a partial, and any gradient after a partial in the same round (RoundState::spread), in all lanes.
+    bool contributors_everywhere(const ApplyRequest& request) const {
+        return request.partial && !request.contributors.empty() && segment_.lanes().size() > 1;
+    }
+    static std::optional<int64_t> contributor_of(const ApplyRequest& request) {
+        if (request.partial || request.contributors.empty()) return std::nullopt;
+        return request.contributors.front();
+    }
+    // Whether this gradient must be compared with other lanes: because its contributor may be there, or because it is
+    // the lane's first gradient and has another shape than the declared one, so that other lanes may disagree.
+    bool must_look_everywhere(ApplySession& session, const ApplyRequest& request) const {
+        if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
+        for (size_t i = 0; i < request.member_count; ++i) {
+            const MemberGradient& gradient = *request.members[i];
+            if (gradient.dims() == (*segment_.specs())[gradient.member()].round) continue;
+            const MemberState& now = session.lane().current(gradient.member(), session.state);
+            if (now.round != session.round.round || now.count == 0) return true;
+        }
+        return false;
+    }
+    bool has_contributor(ApplySession& session, const ApplyRequest& request, bool everywhere) {
+        if (request.contributors.empty()) return false;
+        const auto set = static_cast<uint32_t>(segment_.specs()->size()) - 1;
+        const auto count = static_cast<uint32_t>(request.contributors.size());
+        for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
+            if (!everywhere && i != session.lane_number()) continue;
+            LaneState state = i == session.lane_number() ? session.state : segment_.recovered(i);
+            Member member(*segment_.lanes()[i], set, state);
+            if (member.state.round != session.round.round) continue;
+            if (!Rows<float>(member).has_any(request.contributors.data(), count)) continue;
+            if (!request.partial) return true;
+            throw Error(Failure::kAlreadyExists,
+                        "A contributor of the partial is in the round already; nothing was added");
+        }
+        return false;
+    }
+
+    bool is_full(int64_t pending, int64_t count) const {
+        const int64_t capacity = segment_.config().capacity;
+        return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
+    }
+
+    // Adds the whole gradient; if this throws, nothing has changed.
+    void put(ApplySession& session, const ApplyRequest& request) {
+        LaneState& state = session.state;
+        session.begin_round();
+        if (__builtin_add_overflow(state.count, request.count, &state.count) ||
+            __builtin_add_overflow(state.weight, request.weight, &state.weight) ||
+            __builtin_add_overflow(state.applied, static_cast<uint64_t>(request.count), &state.applied))
+            throw Error(Failure::kOutOfRange, "The number of gradients would exceed 64 bits");
+        try {
+            add_members(session, request);
+        } catch (...) {
+            session.roll_back();
+            throw;
+        }
+    }
+    // False: the gradient needs memory that is kept free for others, and nothing has changed. Regions grow only in
+    // `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry has been written. `roll_back`
+    // gives back the regions that grew before one was refused; no commit has recorded them. Only room for the undo
+    // may be recorded, if nothing else had to grow; the next attempt needs it as well. A death meanwhile leaves pages
+    // that no commit records, as in any apply that grows.
+    //
+    // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If none
+    // are, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give that back first,
+    // and a gradient that still does not fit is an error. last: they have given it back.
+    bool put_in_if_room(ApplySession& session, const ApplyRequest& request, ActivityScope& activity,
+                        bool last, Refused& refused) {
+        activity.now(kApplies);
+        try {
+            put(session, request);
+        } catch (const Error& error) {
+            if (last || !error.field("kept")) throw;
+            refused = {static_cast<uint64_t>(error.field("needed").value_or(0)), session.round.round, 0,
+                       session.lane_number()};
+            return false;
+        }
+        if (request.partial && session.round.spread != session.round.round) {
+            // From here on every gradient of this round looks in all lanes for its contributor, even if this process
+            // dies before the partial's commit.
+            session.round.spread = session.round.round;
+            segment_.round().commit(session.round);
+        }
+        if (request.local_step == kNeverStale) note_unchecked(session, request);
+        note_applied(session, request);
+        session.commit();
+        return true;
+    }
+    // For display, by plain stores under the lane's lock, which a death may leave in part: how old a gradient without a
+    // step can be. Its process applied the one before, then read parameters, then computed it.
+    void note_unchecked(ApplySession& session, const ApplyRequest& request) {
+        const Participant& entry = segment_.presence().own();
+        if (!has_applied(entry) || request.partial) return;
+        Unchecked& seen = session.lane().unchecked();
+        const int64_t steps = session.round.step - entry.applied_step;
+        const auto counted = static_cast<uint64_t>(std::max(steps, int64_t{0}));
+        store_relaxed(seen.gradients, seen.gradients + 1);
+        store_relaxed(seen.steps, seen.steps + counted);
+        if (counted > seen.most_steps) store_relaxed(seen.most_steps, counted);
+    }
+    // Takes all locks itself. False: it gave nothing back, since the round is not empty any more or takes no gradients.
+    bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {
+        activity.now(kWaitsForLock);
+        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        if (!session.held()) apply_deadline_exceeded(refused);
+        activity.now(kApplies);
+        if (session.count() > 0 || is_closed(session.state)) return false;
+        session.give_memory_back(true);
+        return true;
+    }
+    // Call it before the commit: if the process dies in between, others learn of its death (presence.hpp).
+    void note_applied(const ApplySession& session, const ApplyRequest& request) {
+        Participant& entry = segment_.presence().own();
+        store_relaxed(entry.applied_ns, timestamp_ns());
+        entry.applied_step = session.round.step;
+        entry.contributor = contributor_of(request).value_or(-1);
+    }
+    void add_members(ApplySession& session, const ApplyRequest& request) {
+        const size_t count = request.member_count + !request.contributors.empty();
+        session.expect(count);
+        MemberGradient::Need need;
+        of_each(request, [&](MemberGradient& gradient) { prepare(session, gradient, need); });
+        std::optional<SparseMemberGradient<float>> contributors;
+        const std::vector<int64_t> appliers(request.contributors.size(),
+                                            session.replaces_round() ? kNobodys
+                                                                     : applier_of(segment_.presence().token()));
+        if (!request.contributors.empty()) {
+            contributors.emplace(static_cast<uint32_t>(segment_.specs()->size()) - 1, Dims{0}, request.count,
+                                 request.weight, request.contributors.data(), nullptr, appliers.data(),
+                                 static_cast<uint32_t>(request.contributors.size()), 0, true);
+            contributors->sort();
+            prepare(session, *contributors, need);
+        }
+        if (session.replaces_round())
+            for (const Member& member : session.members()) {
+                if (!session.replaces(member)) continue;
+                need.undo_rows += 2 * member.before.rows;  // the rows and their numbers
+                need.undo_bytes += member.before.rows * member.spec().row_bytes(member.before);
+            }
+        if (need.undo_rows > 0)
+            session.lane().reserve_undo(session.state, need.undo_rows * kUndoLogBytes, need.undo_bytes);
+        session.lane().begin(session.state, need.new_rows);
+        Undo undo(session.lane(), session.state, need.undo_bytes);
+        if (session.replaces_round())
+            for (Member& member : session.members())
+                if (session.replaces(member)) undo.save_all(member);
+        auto member = session.members().begin();
+        of_each(request, [&](MemberGradient& gradient) { gradient.add(*member++, undo); });
+        if (contributors) contributors->add(*member, undo);
+    }
+    void prepare(ApplySession& session, MemberGradient& gradient, MemberGradient::Need& need) {
+        Member& member = session.member(gradient.member());
+        check_shape(member, gradient.dims());
+        if (session.everywhere()) check_other_lanes(session, gradient);
+        if (member.state.count == 0) start_round(member, gradient.dims());
+        member.state.count += gradient.count();  // cannot overflow: at most the lane's count, likewise the weight
+        member.state.weight += gradient.weight();
+        const MemberGradient::Need more = gradient.prepare(member);
+        need.new_rows += more.new_rows;
+        need.undo_rows += more.undo_rows;
+        need.undo_bytes += more.undo_bytes + kUndoAlign;
+        session.state.applied_bytes += gradient.bytes();
+    }
+    void check_other_lanes(const ApplySession& session, const MemberGradient& gradient) {
+        for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
+            if (i == session.lane_number()) continue;
+            LaneState state = segment_.recovered(i);
+            Member other(*segment_.lanes()[i], gradient.member(), state);
+            if (other.state.round == session.round.round) check_shape(other, gradient.dims());
+        }
+    }
+    // Adds the member's name, if it has one, to its error.
+    template <class Act>
+    void of_each(const ApplyRequest& request, Act act) {
+        for (size_t i = 0; i < request.member_count; ++i) {
+            try {
+                act(*request.members[i]);
+            } catch (const Error& error) {
+                const std::string& name = (*segment_.specs())[request.members[i]->member()].name;
+                if (name.empty()) throw;
+                throw error.of_member(name);
+            }
+        }
+    }
+    // Call it after the session's commit. If two lanes commit at the same time, at least one sees the other's count.
+    void wake_head_if_reached(ApplySession& session, uint32_t head) {
+        if (head == WaitQueue::kNobody) return;  // no take can join while the lane's lock is held
+        full_barrier();
+        WaitQueue& queue = segment_.wait_queue();
+        const bool reached = session.pending().count >= queue[head].num_required;
+        session.release();
+        if (reached) queue.wake(head);
+    }
+};
+
+}  // namespace shmacc

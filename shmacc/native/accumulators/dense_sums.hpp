@@ -1,0 +1,40 @@
+// A dense member's two buffers: an apply writes the new sum into the buffer that is not current, and the commit
+// switches them. Nothing is changed in place, so nothing needs to be undone.
+#pragma once
+
+#include "protocol/round_shape.hpp"
+#include "values/kernels.hpp"
+#include "values/sorted_rows.hpp"
+
+namespace shmacc {
+
+template <class T>
+class Buffer {
+  public:
+    explicit Buffer(Member& member) : member_(member), state_(member.state) {}
+
+    // Reserves room for the sum.
+    void prepare() { member_.ensure_reserved(kRows0 + other(), member_.row_bytes(), false); }
+    // Adds a gradient, between begin and commit. first: this is the member's first gradient in the round.
+    void add(const T* values, bool first) {
+        const uint64_t count = state_.row_elements;
+        T* to = member_.array<T>(kRows0 + other(), count);
+        if (first)
+            std::copy(values, values + count, to);
+        else if (!add_into(to, sums(), values, count))
+            Gradient<T>::sum_overflows();
+        state_.buffer = other();
+    }
+
+    const T* sums() {
+        return member_.array<T>(kRows0 + static_cast<uint32_t>(state_.buffer), state_.row_elements);
+    }
+
+  private:
+    uint32_t other() const { return state_.buffer ? 0 : 1; }
+
+    Member& member_;
+    MemberState& state_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,89 @@
+// A gradient that is being added has a MemberGradient for each of its members. Only `prepare` and `add` need the lock.
+#pragma once
+
+#include "accumulators/dense_sums.hpp"
+#include "accumulators/sparse_sums.hpp"
+
+namespace shmacc {
+
+class MemberGradient {
+  public:
+    // count, weight: number and weight of the gradients that have this member (a partial sums several).
+    MemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight)
+        : member_(member), dims_(std::move(dims)), count_(count), weight_(weight) {}
+    virtual ~MemberGradient() = default;
+    MemberGradient(const MemberGradient&) = delete;
+    MemberGradient& operator=(const MemberGradient&) = delete;
+
+    uint32_t member() const { return member_; }
+    const Dims& dims() const { return dims_; }
+    int64_t count() const { return count_; }
+    int64_t weight() const { return weight_; }
+
+    virtual uint64_t bytes() const = 0;  // of values
+    virtual void sort() = 0;
+
+    // What `add` will need.
+    struct Need {
+        uint64_t new_rows = 0;
+        uint64_t undo_rows = 0;
+        uint64_t undo_bytes = 0;
+    };
+    // Reserves memory, under the lane's lock. If it throws, the next commit shows no change.
+    virtual Need prepare(Member& member) = 0;
+    // Adds the gradient, between Lane::begin and the commit.
+    virtual void add(Member& member, Undo& undo) = 0;
+
+  private:
+    const uint32_t member_;
+    const Dims dims_;
+    const int64_t count_, weight_;
+};
+
+template <class T>
+class SparseMemberGradient : public MemberGradient {
+  public:
+    // counts: as for Gradient. All arrays must outlive this.
+    SparseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
+                         const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
+        : MemberGradient(member, std::move(dims), count, weight), bytes_(rows * width * sizeof(T)),
+          gradient_(keys, values, counts, weight, rows, width, ascending) {}
+
+    uint64_t bytes() const override { return bytes_; }
+    void sort() override { gradient_.sort(); }
+    Need prepare(Member& member) override {
+        found_ = Rows<T>(member).prepare(gradient_);
+        const uint64_t added = gradient_.count() - found_.fresh;
+        return {found_.fresh, added, added * member.row_bytes()};
+    }
+    void add(Member& member, Undo& undo) override { Rows<T>(member).add(gradient_, found_, undo); }
+
+  private:
+    const uint64_t bytes_;
+    Gradient<T> gradient_;
+    typename Rows<T>::Found found_;
+};
+
+template <class T>
+class DenseMemberGradient : public MemberGradient {
+  public:
+    DenseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const T* values,
+                        uint64_t size)
+        : MemberGradient(member, std::move(dims), count, weight), values_(values), size_(size) {}
+
+    uint64_t bytes() const override { return size_ * sizeof(T); }
+    void sort() override {}
+    Need prepare(Member& member) override {
+        Buffer<T>(member).prepare();
+        return {};
+    }
+    void add(Member& member, Undo&) override {
+        Buffer<T>(member).add(values_, member.state.count == count());
+    }
+
+  private:
+    const T* values_;
+    const uint64_t size_;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,301 @@
+// Takes and rounds: how they wait in the queue, are handed out, and are consumed.
+#pragma once
+
+#include "accumulators/pace.hpp"
+#include "accumulators/round_copy.hpp"
+#include "segment/operation.hpp"
+#include "segment/queue_entry.hpp"
+
+namespace shmacc {
+
+class Take : public Operation {
+  public:
+    using Operation::Operation;
+
+    // Waits until this take is the head of the queue and num_required gradients are pending (at the deadline at_least
+    // are enough). Then hands out all pending gradients.
+    //
+    // Copying a large round takes milliseconds, and if a signal handler raises because of a signal that came meanwhile,
+    // the take must have consumed nothing. So signals are handled between copy and commit: without the lock, since
+    // handlers run Python, but with the take's entry in the queue. So nobody else takes the round, and no gradient
+    // joins it (the head has its number of gradients, so applies wait). The round may still change: by advance_step, by
+    // an apply that runs out of patience, by a death that removes the entry, or by the handler itself. Then it is
+    // copied again; after kLooks such copies the take commits without handling signals first. A process that dies
+    // between copy and commit has taken nothing.
+    //
+    // After the commit `taken` has the round even if this throws, since it is nowhere else any more.
+    void take(const TakeRequest& request, std::optional<Taken>& taken) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        const int64_t called = timestamp_ns();
+        QueueEntry entry(segment_);
+        InQueue interruption(*this, entry, request);
+        std::optional<RoundCopy> copy;
+        std::optional<uint64_t> dropped_before;  // how many gradients had been dropped when this take began
+        for (int looks = 0;;) {
+            uint32_t seen = 0;
+            bool look = false;
+            RoundHolder in_the_way{};
+            {
+                RoundSession session(segment_, lock_deadline(request.deadline), interruption);
+                if (!session.held()) deadline_exceeded(request, dropped_before);
+                if (!dropped_before) dropped_before = session.dropped();
+                activity.now(kTakes);
+                if (entry.joined()) seen = load(entry.wake_word());  // before anything is checked
+                entry.check_cancelled();
+                if (request.advance_step) refuse_if_finished(session.state);
+                WaitQueue& queue = segment_.wait_queue();
+                const uint32_t head = segment_.living_head(0);
+                const bool open = round_is_open(session.state);
+                const int64_t count = session.count();
+                const bool first = !open &&
+                                   (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head));
+                // A final round is handed to the first in the queue, whatever number it asks for.
+                const bool final = is_final(session.state);
+                const bool heads = !open && !first && (final || count >= queue[head].num_required);
+                if (final && !open) check_may_take(session.state, request, first);
+                const bool late = past(request.deadline);
+                const int64_t enough = late ? request.at_least : request.num_required;
+                if (request.num_required == 0 || (first && (final || count >= enough))) {
+                    if (!copy || !copy->is_of(session, open || heads)) {
+                        copy.reset();  // two at a time might not fit
+                        copy.emplace(session, *segment_.specs(), request, open || heads);
+                        look = copy->bytes() > kQuickCopy && looks++ < kLooks;
+                    }
+                    if (!look) {
+                        PaceKeeper(segment_).got(session.state, request.num_required, count, called);
+                        if (request.hold)
+                            open_round(session, request, *copy);
+                        else
+                            consume(session, request, *copy);
+                        taken = std::move(copy->taken);
+                        if (request.seal) segment_.events().add(kSealed, activity.entry(), taken->step);
+                        if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
+                        entry.leave();
+                        let_others_go_on(session);
+                        return;
+                    }
+                    if (!entry.joined() && request.num_required > 0) entry.join(request.num_required);
+                } else {
+                    copy.reset();
+                    if (open) in_the_way = session.state.holder;
+                    refuse_if_finished(session.state);
+                    if (request.raise_departures) raise_departures(session);
+                    if (late) deadline_exceeded(request, dropped_before, missed(session, entry.joined()));
+                    // A dead take in front of the head may just have been removed.
+                    if (heads) queue.wake(head);
+                    if (!entry.joined()) {
+                        entry.join(request.num_required);
+                        continue;  // once more, now in the queue: nothing that happens from here on is missed
+                    }
+                }
+            }
+            interruption.check();  // before the commit, or after a wake that may come from a close
+            if (look || give_up_offered(in_the_way)) continue;
+            activity.now(kWaitsInQueue);
+            wait_to_be_served(entry, seen, request);
+        }
+    }
+
+    // Consumes the round that `take` has opened. False: a new step has ended it already, or it was given up.
+    // updated: this process knows that the round's update is in.
+    bool consume_round(uint64_t serial, bool updated) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        RoundSession session(segment_, kForever, interruption_);
+        const RoundState round = session.state;
+        if (round.holder.serial != serial || !round_is_open(round)) return false;
+        if (round.final.phase == kUpdateBegun && !updated) {
+            session.release();
+            segment_.give_up_round(serial);
+            refuse_in_update(round, "The block cannot end in order");
+        }
+        activity.now(kTakes);
+        activity.entry().taken += static_cast<uint64_t>(session.count());
+        PaceKeeper(segment_).left_block(round.holder.since_ns);
+        consume(session, true, false);
+        commit(session);
+        return true;
+    }
+
+    // Returns what a take of all gradients would give now. Consumes nothing, and waits only for the lock.
+    RoundCopy look(bool advance_step, const Division* division, int64_t deadline) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        check_held(session, "nothing was read");
+        return RoundCopy(session, *segment_.specs(),
+                         {0, 0, kForever, division, advance_step, false, false, false, {}}, false);
+    }
+
+    // Throws, as a waiting take with raise_departures would, if workers are gone.
+    void check_departures() {
+        if (!segment_.departures().any()) return;
+        ActivityScope activity(segment_, kWaitsForLock);
+        RoundSession session(segment_, kForever, interruption_);
+        raise_departures(session);
+    }
+
+  private:
+    using Operation::commit;
+    using Operation::deadline_exceeded;
+
+    // Ends a wait, in the queue or for the lock (a stopped process may hold it), when the take is cancelled or the
+    // accumulator is finished.
+    class InQueue : public Interruption {
+      public:
+        InQueue(Take& take, QueueEntry& entry, const TakeRequest& request)
+            : take_(take), entry_(entry), ends_(request.advance_step) {}
+        void check() override {
+            take_.interruption_.check();
+            entry_.check_cancelled();
+            if (ends_) take_.refuse_if_finished(take_.segment_.round().snapshot());
+        }
+        bool ends_sleep() const override { return take_.interruption_.ends_sleep(); }
+
+      private:
+        Take& take_;
+        QueueEntry& entry_;
+        const bool ends_;
+    };
+
+    [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before,
+                                        const std::string& missed = "") {
+        const Totals now = totals(segment_);
+        deadline_exceeded(std::to_string(now.count) + " of the " + std::to_string(request.num_required) +
+                              " required gradients had arrived" + obstacle(request, now) + missed +
+                              "; the global step is " + std::to_string(now.round.step),
+                          now, dropped_before, {{"required", request.num_required}});
+    }
+    // What the take waited for, if not for gradients. For a message only, since it is read without the lock.
+    std::string obstacle(const TakeRequest& request, const Totals& now) {
+        if (round_is_open(now.round)) {
+            const auto at = static_cast<uint32_t>(now.round.holder.participant);
+            const uint32_t pid = load_relaxed(segment_.presence().table()[at].pid);
+            return ", but pid " + std::to_string(pid) + " has a round open";
+        }
+        if (now.count < request.num_required) return "";
+        return ", but other takes were before it in the queue, or the lock was held all the time";
+    }
+    // For a message: the processes that have died or failed during this step or the one before, and whose gradients
+    // the round may therefore lack. This does not mark a departure as told (departures.hpp). It asks the kernel about
+    // deaths only if the take has waited in the queue.
+    std::string missed(RoundSession& session, bool has_waited) {
+        if (has_waited) segment_.wait_queue().sweep();
+        std::vector<Events::Gone> lost = segment_.events().gone_since(session.state.step - 1);
+        if (lost.empty()) return "";
+        const auto more = static_cast<std::ptrdiff_t>(lost.size() - std::min(lost.size(), kNamed));
+        lost.erase(lost.begin(), lost.begin() + more);
+        return "; gone: " + in_words(lost) + (more ? "; and " + std::to_string(more) + " earlier" : "");
+    }
+    // Throws if workers have died or failed. Each departure ends the wait of one take
+    // (departures.hpp).
+    void raise_departures(RoundSession& session) {
+        segment_.wait_queue().sweep();
+        const std::vector<Departure> news = segment_.departures().news();
+        if (news.empty()) return;
+        Error error = departed(Failure::kWorkerDied, "A process that applies gradients is gone", news,
+                               {{"contributors", contributors_of(session, news)}});
+        segment_.departures().tell(news);
+        throw error;
+    }
+    // The contributors that the departed processes have in the round.
+    std::vector<int64_t> contributors_of(RoundSession& session, const std::vector<Departure>& departures) {
+        std::vector<int64_t> appliers, contributors;
+        for (const Departure& process : departures) appliers.push_back(applier_of(process.token));
+        for (Member& set : session.in_lanes(static_cast<uint32_t>(segment_.specs()->size()) - 1)) {
+            const Slot* const slots = set.array<Slot>(kSlots, set.state.rows);
+            for (uint64_t i = 0; i < set.state.rows; ++i)
+                if (std::find(appliers.begin(), appliers.end(), slots[i].contributions) != appliers.end())
+                    contributors.push_back(slots[i].row);
+        }
+        std::sort(contributors.begin(), contributors.end());
+        return contributors;
+    }
+
+    void wait_to_be_served(QueueEntry& entry, uint32_t seen, const TakeRequest& request) {
+        WaitQueue& queue = segment_.wait_queue();
+        uint32_t& word = entry.wake_word();
+        for (Slices slices;;) {
+            futex_wait(word, seen, request.deadline, slices.now());
+            segment_.check_file();
+            if (load(word) != seen) return;  // woken
+            interruption_.check();
+            entry.check_cancelled();
+            if (past(request.deadline)) return;
+            // Not woken. Still, this take may be the head, or behind a dead one. This matters only if enough gradients
+            // are pending: otherwise the apply that adds the last one removes dead takes and wakes the head.
+            const Totals now = totals(segment_);
+            if ((now.count >= request.num_required || is_final(now.round)) && !round_is_open(now.round)) {
+                const uint32_t head = queue.head();
+                if (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head) ||
+                    !queue.alive(head))
+                    return;
+            }
+            if (request.raise_departures && segment_.departures().any()) return;
+            slices.next(interruption_.ends_sleep() && !queue.is_near(entry.index()));
+        }
+    }
+
+    // Copying up to this many bytes delays a signal by about 0.1 ms only.
+    static constexpr uint64_t kQuickCopy = 1 << 20;
+    static constexpr int kLooks = 2;
+    static constexpr std::size_t kNamed = 3;  // processes that a message names
+
+    // A final round that nobody holds gives no partials. A take without `hold` gets it only if its update is in.
+    static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {
+        if (!request.advance_step) refuse_in_update(round, "No partial can be taken");
+        if (first && !request.hold && round.final.phase == kUpdateBegun)
+            refuse_in_update(round, "It cannot be taken");
+    }
+    static void check_step_can_advance(const RoundState& state) {
+        if (state.step == INT64_MAX)
+            throw Error(Failure::kOutOfRange, "The global step is 2**63 - 1 and cannot move on");
+    }
+
+    // Hands out the round and keeps it until `consume_round`; until then no gradient joins it, and no other take is
+    // served. Only RoundState changes, in one commit, so after a death at any instant the round is either open or not.
+    // An open round whose process is proved dead does not count as open (round_is_open), and has all its gradients.
+    void open_round(RoundSession& session, const TakeRequest& request, RoundCopy& copy) {
+        RoundState& state = session.state;
+        check_step_can_advance(state);
+        const Presence& presence = segment_.presence();
+        state.holder = {++state.opened, presence.index(), presence.token(), timestamp_ns()};
+        copy.taken.serial = state.holder.serial;
+        copy.taken.half_updated = state.final.phase == kUpdateBegun ? state.final.parameters : 0;
+        segment_.own_round().opened(state.holder, request.loop_thread);
+        note_taking();
+        session.commit();
+    }
+
+    // Call it before the commit: a process that dies in between also counts as a chief.
+    void note_taking() {
+        Participant& own = segment_.presence().own();
+        store_relaxed(own.took_at, short_time(timestamp_ns()));
+        store(own.took, uint32_t{1});
+    }
+
+    // Consumes and commits. The round must be the one that was copied.
+    void consume(RoundSession& session, const TakeRequest& request, const RoundCopy& copy) {
+        if (request.advance_step) check_step_can_advance(session.state);
+        if (copy.nothing()) {  // the round is another take's
+            session.state.takes += 1;
+            if (request.seal) session.state.sealed = 1;
+        } else {
+            consume(session, request.advance_step, request.seal);
+        }
+        session.commit();
+    }
+    void consume(RoundSession& session, bool advance_step, bool seal) {
+        note_taking();
+        RoundState& state = session.state;
+        state.dropped = session.dropped();
+        state.taken += static_cast<uint64_t>(session.count());
+        state.takes += 1;
+        session.next_round();
+        if (advance_step) {
+            ++state.step;
+            state.sealed = 0;
+        }
+        if (seal) state.sealed = 1;
+    }
+};
+
+}  // namespace shmacc

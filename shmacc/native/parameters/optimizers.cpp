@@ -1,0 +1,46 @@
+// Compiles the optimizers for each type of an array's numbers.
+#include "parameters/optimizers.hpp"
+
+namespace shmacc {
+
+SlotShape slots_of(const OptimizerSpec& optimizer, const Dims& dims) {
+    if (optimizer.kind == kNoOptimizer) return {0, 1, false};
+    const uint64_t last = dims.empty() || dims.back() == 0 ? 1 : static_cast<uint64_t>(dims.back());
+    return with_rule<float>(optimizer, 0, 1, false, [last](auto rule) {
+        return SlotShape{rule.kSlots, kRowwise<decltype(rule)> ? last : 1, kRowwise<decltype(rule)>};
+    });
+}
+
+double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number) {
+    if (number > 0) return 0;
+    if (optimizer.base() == kAdagrad) return optimizer.numbers[1];
+    return optimizer.base() == kFtrl ? optimizer.numbers[2] : 0;
+}
+
+template <class T>
+void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
+              Saving& saving) {
+    const double decay = optimizer.weight_decay();
+    const bool decoupled = optimizer.decoupled();
+    with_rule<T>(optimizer, rate, updates, array.rows != nullptr, [&](auto rule) {
+        using Rule = decltype(rule);
+        if constexpr (!kRowwise<Rule>)
+            if (decay != 0)
+                return update_array(Decayed<Rule, T>{rule, static_cast<T>(decoupled ? 0 : decay),
+                                                     static_cast<T>(decoupled ? 1 - rate * decay : 1)},
+                                    array, saving);
+        update_array(rule, array, saving);
+    });
+}
+template void optimize(const OptimizerSpec&, double, int64_t, const TouchedArray<float>&, Saving&);
+template void optimize(const OptimizerSpec&, double, int64_t, const TouchedArray<double>&, Saving&);
+
+template <class T>
+void replace(const TouchedArray<T>& array, Saving& saving) {
+    update_array(NewContents{}, array, saving);
+}
+template void replace(const TouchedArray<unsigned char>&, Saving&);
+template void replace(const TouchedArray<float>&, Saving&);
+template void replace(const TouchedArray<double>&, Saving&);
+
+}  // namespace shmacc

@@ -1,0 +1,470 @@
+// A table of parameters: rows whose ids are not known beforehand, changed under the lock, read without it.
+//
+// A table uses the regions of an accumulator's sparse member (layout.hpp), with the same index. But its rows come and
+// go one by one, so each slot has a stamp that says whether it is in use: the lane's generation when the slot was
+// given to its id, or when it was freed.
+//
+//   Invariant: at the committed generation g, the table's rows are the slots below MemberState::rows whose stamp says
+//              that they were given at g or before. No two of them have the same id, and the index leads to each.
+//              The other slots below MemberState::rows form a linked list, which starts at MemberState::free_slot:
+//              each stores the next free slot's number in place of its step.
+//
+// An update, between `begin` and its commit, which makes generation G = g + 1:
+//   1  saves the ids, stamps and steps that it is going to change in slots below `rows`, and counts them as saved
+//   2  writes the steps, and stamps the slots that it gives to new ids as given at G
+//   3  writes the new rows' first contents; then, row by row, saves and changes rows (parameters/optimizers.hpp)
+//   4  writes the new ids
+//   5  stamps the slots of removed ids as free from G on, and links them
+//   6  adds entries to the index; or builds a new one, in the region that is not current, with stamp G
+// It gives only slots that were free at g to new ids. Those that it frees itself are for later updates.
+//
+// At each instant of death the log has the old content of slots below `rows`, and Lane::recover puts it back
+// (undo_arrays.hpp) before it commits G itself. Rows of free slots need not be put back: nobody reads them. Slots
+// from `rows` on may keep a stamp of G, but nobody reads them until a later update gives them to ids, and stamps them
+// again. A dead update's index entries lead to slots that are free or have another id; a lookup compares stamp and id,
+// so it ignores them (LaneState::leftovers counts such entries). A dead update's new index is not current, and no
+// later index gets its stamp.
+//
+// Readers take no lock, and never wait. A reader loads the committed state, of a generation g. In the index of this
+// state it finds a slot below `rows` that has the id and, by its stamp, was given at g or before. It copies the row and
+// checks that the slot's id and stamp are unchanged. Then it has the id's row, because:
+//
+//   * The stamp of a slot in use changes only in step 5, and changes back only if step 5 is undone. Until then no id
+//     gets the slot: an update gives away only slots that a commit has freed, and a commit is not undone. No
+//     generation is used twice. So an unchanged stamp means that the slot belonged to the id all the time. An unchanged
+//     id proves less: while the reader slept, the slot may have gone to another id, and then back to the first one.
+//   * The next owner of the slot writes its numbers after a barrier (Lane::begin's), and the slot was stamped as free
+//     before that barrier. A reader that has copied one of these numbers and passed a load_barrier sees that stamp or
+//     a later one.
+//   * A stamp above g is of an update that had not committed when the reader began: the id is being added, so the
+//     reader may find it or not. No stamp of g or before comes from a dead update: its slots have been put back, or
+//     lie from `rows` on, and the reader loaded `rows` together with g.
+//
+// If a reader finds no such slot, or another stamp afterwards, then this very id has changed, or the index is not
+// current any more. So the reader loads the state again, and searches again unless the index is still the same. (It
+// compares the index's stamp, not its place: a new index is built in the place of the one before the last, which a
+// reader that slept may be reading.) An id that is in the table at g is in the index of g, and entries are neither
+// removed nor moved. So a reader never misses an id that was in the table when it began and was not removed since.
+//
+// No memory is given back to the system, since a reader may be in any region at any time: reading a hole would fill it,
+// or kill the reader if /dev/shm is full.
+#pragma once
+
+#include "parameters/initial.hpp"
+#include "parameters/touched_array.hpp"
+#include "protocol/lane.hpp"
+
+namespace shmacc {
+
+// The record of each slot in a table's Rows0: the row, then the optimizer's slots for it.
+struct RecordShape {
+    uint64_t width;  // numbers in the row
+    uint64_t slot_width;  // numbers in each optimizer's slot
+    SlotShape slots;
+
+    uint64_t numbers() const { return width + slots.count * slot_width; }
+};
+inline RecordShape record_of(const MemberSpec& spec) {
+    uint64_t width = 1;
+    for (const int64_t dim : *spec.round) width *= static_cast<uint64_t>(dim);
+    const SlotShape slots = slots_of(spec.optimizer, *spec.round);
+    return {width, width / slots.group, slots};
+}
+template <class T>
+void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id, T* record) {
+    initial_row(spec.table, id, record, shape.width);
+    for (uint32_t k = 0; k < shape.slots.count; ++k)
+        std::fill_n(record + shape.width + k * shape.slot_width, shape.slot_width,
+                    static_cast<T>(initial_of_slot(spec.optimizer, k)));
+}
+
+// The slots in use at a committed generation (for the lock's owner: the current one).
+struct SlotsInUse {
+    const Slot* table;
+    uint64_t rows;
+    uint64_t generation;
+
+    bool in_use(int64_t stamp) const {
+        return stamp > 0 && (stamp & 1) == 0 && static_cast<uint64_t>(stamp) >> 1 <= generation;
+    }
+    bool have(uint64_t slot, int64_t id) const {
+        return slot < rows && load(table[slot].row) == id && in_use(load(table[slot].contributions));
+    }
+    void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
+};
+
+// Calls act(T{}) with the type of the numbers of parameters.
+template <class Act>
+void with_number(bool is_double, Act act) {
+    if (is_double)
+        act(double{});
+    else
+        act(float{});
+}
+
+// Ids, ascending, each once.
+struct Ids {
+    const int64_t* ids;
+    uint64_t count;
+};
+
+// The rows that an operation removes from a table, after its changes.
+struct Removal {
+    Ids ids = {};
+    bool all_others = false;  // all rows that the operation does not change
+    std::optional<int64_t> updated_before = {};  // those last updated before this step, neither changed nor `kept`
+    Ids kept = {};
+};
+
+// Changes a table, or reads all of it, under the lane's lock: one object for each operation.
+class IdTable {
+  public:
+    explicit IdTable(Member& member)
+        : member_(member), state_(member.state), spec_(member.spec()), shape_(record_of(spec_)),
+          committed_rows_(state_.rows), hash_(member.lane().hash_key()) {
+        if (state_.rows > 0 && state_.row_elements != shape_.numbers())
+            data_loss("a table's rows have another width than it has");
+        state_.row_elements = shape_.numbers();
+    }
+
+    const RecordShape& shape() const { return shape_; }
+    // After prepare: the slots of the changed ids, in their order.
+    const std::vector<int64_t>& slots() const { return slots_; }
+    uint64_t committed_rows() const { return committed_rows_; }
+    // How many index entries are left over if the operation dies before its commit.
+    uint64_t new_entries() const { return rebuilds_ ? 0 : fresh_.size(); }
+    int64_t* steps() { return member_.array<int64_t>(kRows1, end_); }
+    template <class T>
+    T* records() {
+        return member_.array<T>(kRows0, end_ * shape_.numbers());
+    }
+
+    // Compares the next slots with the index, `most` at most: throws if it does not lead to a row. Without that, an
+    // update would make the row anew, as a second one of its id. Each process compares all slots before its first
+    // update, and later as many as it adds. True: all were compared.
+    bool compare(uint64_t most) {
+        Compared& compared = member_.lane().compared(member_.number());
+        try {
+            for (uint64_t left = std::min(most, committed_rows_); left > 0;) {
+                if (compared.next >= committed_rows_) compared = {true, 0};
+                const uint64_t count = std::min({left, committed_rows_ - compared.next, kCompared});
+                compare(compared.next, count);
+                compared.next += count;
+                left -= count;
+            }
+        } catch (const Error&) {
+            compared = {};
+            throw;
+        }
+        compared.all |= compared.next >= committed_rows_;
+        return compared.all;
+    }
+
+    // Finds a slot for each id, and reserves room for new ids. Nothing is changed yet, and nothing throws after this
+    // in a sound segment.
+    void prepare(const Ids& changed, const Removal& removal) {
+        const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
+        const int64_t* const links = member_.array<int64_t>(kRows1, committed_rows_);
+        const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
+        if (changed.count > kMaxRows || removal.ids.count > kMaxRows || removal.kept.count > kMaxRows)
+            refuse_size();
+        ids_ = changed.ids;
+        slots_.resize(changed.count);
+        const auto found = [&](uint32_t i, uint64_t slot) {
+            slots_[i] = static_cast<int64_t>(slot);
+            if (slot == kAbsent) fresh_.push_back(i);
+        };
+        // What replaces all rows needs no index, and makes a damaged one anew.
+        rebuilds_ = removal.all_others && !index_is_sound();
+        if (rebuilds_)
+            find_without_index(changed, known, found);
+        else
+            find(changed, known, found);
+        if (!fresh_.empty() && !removal.all_others) check_around_new_ids();
+        free_ = state_.free_slot;
+        end_ = committed_rows_;
+        for (const uint32_t i : fresh_) slots_[i] = next_free(known, links);
+        find(removal.ids, known, [&](uint32_t i, uint32_t slot) {
+            if (slot != kAbsent) {
+                freed_.push_back(slot);
+                return;
+            }
+            const int64_t* const at = std::lower_bound(changed.ids, changed.ids + changed.count,
+                                                       removal.ids.ids[i]);
+            if (at != changed.ids + changed.count && *at == removal.ids.ids[i])
+                freed_.push_back(static_cast<uint64_t>(slots_[at - changed.ids]));
+        });
+        if (removal.all_others || removal.updated_before) free_others(removal, known, links);
+        std::sort(freed_.begin(), freed_.end());
+        freed_.erase(std::unique(freed_.begin(), freed_.end()), freed_.end());
+        in_table_ = state_.in_table + fresh_.size() - std::min(freed_.size(), state_.in_table + fresh_.size());
+        if (in_table_ > spec_.table.max_rows)
+            throw Error(Failure::kResourceExhausted,
+                        "Table '" + spec_.name + "' would have " + std::to_string(in_table_) +
+                            " rows, but its max_rows is " + std::to_string(spec_.table.max_rows) +
+                            ", and it has " + std::to_string(state_.in_table) + "; nothing was changed: " +
+                            (removal.all_others
+                                 ? "make the table with a larger one"
+                                 : "remove rows in the same update (remove=, forget=), or skip "
+                                   "the round"));
+        for (const int64_t slot : slots_)
+            if (slot < static_cast<int64_t>(committed_rows_)) touched_.push_back(slot);
+        for (const uint32_t i : fresh_)
+            if (slots_[i] < static_cast<int64_t>(committed_rows_)) marked_.push_back(slots_[i]);
+        for (const uint64_t slot : freed_)
+            if (slot < committed_rows_) marked_.push_back(static_cast<int64_t>(slot));
+        reserve();
+    }
+
+    // An update saves ids, stamps and steps of slots that it gives away or frees (`marked`), then steps and rows of
+    // slots whose rows it changes (`touched`).
+    SavedArray saved_marks() const {
+        SavedArray saved{member_.number(), marked_.size(), 1, {}};
+        saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
+        saved.regions[2] = {sizeof(Slot), committed_rows_ * sizeof(Slot)};
+        return saved;
+    }
+    const std::vector<int64_t>& marked() const { return marked_; }
+    const std::vector<int64_t>& touched() const { return touched_; }
+    SavedArray saved_steps() const {
+        SavedArray saved{member_.number(), touched_.size(), 1, {}};
+        saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
+        return saved;
+    }
+    SavedArray saved_rows() const {
+        const uint64_t bytes = shape_.numbers() * spec_.number_bytes();
+        SavedArray saved{member_.number(), bytes ? touched_.size() : 0, 1, {}};
+        saved.regions[0] = {bytes, committed_rows_ * bytes};
+        return saved;
+    }
+
+    // Does steps 1 to 3. new_steps: the last step of each changed id; null: all get new_step.
+    template <class T>
+    void give(Saving& saving, const int64_t* new_steps, int64_t new_step) {
+        Slot* const table = member_.array<Slot>(kSlots, end_);
+        int64_t* const steps = this->steps();
+        for (const int64_t slot : marked_) {
+            saving.to = save_numbers(saving.to, &steps[slot], 1, false);
+            saving.to = save_numbers(saving.to, &table[slot], 1, false);
+        }
+        for (size_t i = 0; i < touched_.size(); ++i) {
+            if (i + kAhead < touched_.size()) __builtin_prefetch(&steps[touched_[i + kAhead]], 1);
+            saving.to = save_numbers(saving.to, &steps[touched_[i]], 1, false);
+        }
+        saving.count += marked_.size() + touched_.size();
+        compiler_barrier();
+        store_relaxed(*saving.saved, saving.count);
+        compiler_barrier();
+        for (size_t i = 0; i < slots_.size(); ++i) steps[slots_[i]] = new_steps ? new_steps[i] : new_step;
+        for (const uint32_t i : fresh_)
+            store_relaxed(table[slots_[i]].contributions, stamp_of_given(generation()));
+        store_barrier();
+        T* const records = this->records<T>();
+        for (const uint32_t i : fresh_)
+            initial_record(spec_, shape_, ids_[i],
+                           records + static_cast<uint64_t>(slots_[i]) * shape_.numbers());
+    }
+    // Steps 4 to 6.
+    void name() {
+        Slot* const table = member_.array<Slot>(kSlots, end_);
+        int64_t* const steps = this->steps();
+        for (const uint32_t i : fresh_) store(table[slots_[i]].row, ids_[i]);
+        state_.free_slot = free_;
+        for (size_t i = freed_.size(); i-- > 0;) {
+            store(table[freed_[i]].contributions, stamp_of_free(generation()));
+            store_relaxed(steps[freed_[i]], static_cast<int64_t>(state_.free_slot));
+            state_.free_slot = freed_[i] + 1;
+        }
+        state_.rows = end_;
+        state_.in_table = in_table_;
+        state_.removed += static_cast<int64_t>(freed_.size());
+        if (rebuilds_) {
+            build_index(table);
+            return;
+        }
+        Inserts inserts(member_.index(hash_));
+        for (const uint32_t i : fresh_) inserts.add(ids_[i], static_cast<uint64_t>(slots_[i]));
+        inserts.finish();
+        state_.index_filled += fresh_.size();
+    }
+
+    // All ids, ascending, with their slots. Do not call it after `prepare`.
+    std::vector<std::pair<int64_t, uint64_t>> all() {
+        const auto found = by_id(in_use());
+        const auto same = [](const auto& one, const auto& next) { return one.first == next.first; };
+        if (found.size() != state_.in_table ||
+            std::adjacent_find(found.begin(), found.end(), same) != found.end())
+            data_loss("a table's rows are not as many as it has, or one is there twice");
+        return found;
+    }
+
+  private:
+    static constexpr size_t kAhead = 16;
+    static constexpr uint64_t kCompared = 1024, kLeastCompared = 64;
+
+    SlotsInUse in_use() {
+        return {member_.array<Slot>(kSlots, committed_rows_), committed_rows_, member_.lane_state().generation};
+    }
+    template <class Found>
+    void find(const Ids& wanted, const SlotsInUse& known, Found found) {
+        if (committed_rows_ == 0 || state_.index_buckets == 0) {
+            for (uint32_t i = 0; i < wanted.count; ++i) found(i, kAbsent);
+            return;
+        }
+        try {
+            member_.index(hash_).find_each(wanted.ids, static_cast<uint32_t>(wanted.count), known, found);
+        } catch (const Error&) {  // all buckets are full
+            index_is_damaged(wanted.ids[0], false);
+        }
+    }
+    // The ids that are in the table, ascending, with their slots.
+    std::vector<std::pair<int64_t, uint64_t>> by_id(const SlotsInUse& known) const {
+        std::vector<std::pair<int64_t, uint64_t>> found;
+        found.reserve(std::min(state_.in_table, committed_rows_));
+        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
+            if (known.in_use(known.table[slot].contributions))
+                found.emplace_back(known.table[slot].row, slot);
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+    template <class Found>
+    void find_without_index(const Ids& wanted, const SlotsInUse& known, Found found) const {
+        const auto there = by_id(known);
+        auto at = there.begin();
+        for (uint32_t i = 0; i < wanted.count; ++i) {
+            while (at != there.end() && at->first < wanted.ids[i]) ++at;
+            found(i, at != there.end() && at->first == wanted.ids[i] ? at->second : kAbsent);
+        }
+    }
+    // Throws if the index does not lead to a row of these slots, `count` <= kCompared.
+    void compare(uint64_t first, uint64_t count) {
+        const SlotsInUse known = in_use();
+        uint64_t slots[kCompared];
+        int64_t ids[kCompared];
+        Ids there{ids, 0};
+        for (uint64_t slot = first; slot < first + count; ++slot) {
+            if (!known.in_use(known.table[slot].contributions)) continue;
+            slots[there.count] = slot;
+            ids[there.count++] = known.table[slot].row;
+        }
+        const int64_t* damaged = nullptr;
+        bool twice = false;
+        find(there, known, [&](uint32_t i, uint32_t slot) {
+            if (slot == slots[i]) return;
+            damaged = &ids[i];
+            twice = slot != kAbsent;
+        });
+        if (damaged) index_is_damaged(*damaged, twice);
+    }
+    bool index_is_sound() {
+        try {
+            for (uint64_t first = 0; first < committed_rows_; first += kCompared)
+                compare(first, std::min(kCompared, committed_rows_ - first));
+        } catch (const Error&) {
+            return false;
+        }
+        return state_.index_buckets == 0 || member_.index(hash_).is_sound(member_.lane_state().generation);
+    }
+    // The buckets where new ids go, and as many rows elsewhere: an index that was damaged after this process compared
+    // all rows is found before it has hidden many.
+    void check_around_new_ids() {
+        if (committed_rows_ == 0 || state_.index_buckets == 0) return;
+        const Index index = member_.index(hash_);
+        for (const uint32_t i : fresh_)
+            if (!index.is_sound_around(ids_[i], member_.lane_state().generation)) {
+                member_.lane().compared(member_.number()) = {};
+                index_is_damaged(ids_[i], false);
+            }
+        compare(std::max<uint64_t>(fresh_.size(), kLeastCompared));
+    }
+    [[noreturn]] void index_is_damaged(int64_t id, bool twice) const {
+        const std::string table = "table '" + spec_.name + "'", row = std::to_string(id);
+        data_loss((twice ? table + " has two rows of id " + row
+                         : "the index of " + table + " does not lead to the rows of some ids, as " + row) +
+                  "; nothing was changed. End the processes that update it, then " +
+                  (twice
+                       ? ""
+                       : "save what can still be read, which is every row, and make the index anew from it: "
+                         "params.restore(params.state()); or ") +
+                  "load a checkpoint (shmacc.load)");
+    }
+
+    [[noreturn]] static void refuse_size() {
+        throw Error(Failure::kResourceExhausted, "A table has at most 2**32 rows and 2**40 bytes");
+    }
+    // The generation that the running update will commit.
+    uint64_t generation() const { return member_.lane_state().generation + 1; }
+    int64_t next_free(const SlotsInUse& known, const int64_t* links) {
+        if (free_ == 0) return static_cast<int64_t>(end_++);
+        const uint64_t slot = free_ - 1;
+        if (slot >= committed_rows_ || known.in_use(known.table[slot].contributions) ||
+            ++reused_ > committed_rows_ - state_.in_table)
+            data_loss("a table's free slots are no list");
+        free_ = static_cast<uint64_t>(links[slot]);
+        return static_cast<int64_t>(slot);
+    }
+    // Reads all slots. steps: their last steps.
+    void free_others(const Removal& removal, const SlotsInUse& known, const int64_t* steps) {
+        std::vector<bool> kept(committed_rows_);
+        for (const int64_t slot : slots_)
+            if (static_cast<uint64_t>(slot) < committed_rows_) kept[static_cast<uint64_t>(slot)] = true;
+        find(removal.kept, known, [&](uint32_t, uint32_t slot) {
+            if (slot != kAbsent) kept[slot] = true;
+        });
+        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
+            if (!kept[slot] && known.in_use(known.table[slot].contributions) &&
+                (removal.all_others || steps[slot] < *removal.updated_before))
+                freed_.push_back(slot);
+    }
+    uint32_t other_index() const { return state_.index ? kIndex0 : kIndex1; }
+    void reserve() {
+        const uint64_t bytes = shape_.numbers() * spec_.number_bytes();
+        if (end_ > kMaxRows || (bytes && end_ > kRegionSpan / bytes)) refuse_size();
+        member_.ensure_reserved(kSlots, end_ * sizeof(Slot));
+        member_.ensure_reserved(kRows0, end_ * bytes);
+        member_.ensure_reserved(kRows1, end_ * sizeof(int64_t));
+        const uint64_t leftovers = member_.lane_state().leftovers - state_.leftovers_before;
+        rebuilds_ |= !fresh_.empty() &&
+                     Index::crowded(state_.index_filled + leftovers + fresh_.size(), state_.index_buckets);
+        if (rebuilds_) {
+            // Room for nearly twice the rows: if a table grows little by little, each row then moves to a new index
+            // about twice, instead of five times.
+            const uint64_t least = Index::buckets_for(state_.in_table + fresh_.size());
+            buckets_ = least + least / 2;
+            member_.ensure_reserved(other_index(), buckets_ * sizeof(Bucket), false);
+            member_.array<Bucket>(other_index(), buckets_);
+        }
+        member_.array<Slot>(kSlots, end_);
+        member_.array<unsigned char>(kRows0, end_ * bytes);
+        steps();
+    }
+    void build_index(const Slot* table) {
+        state_.index = other_index() - kIndex0;
+        state_.index_buckets = buckets_;
+        state_.index_stamp = static_cast<uint32_t>(generation());
+        state_.index_filled = in_table_;
+        state_.leftovers_before = member_.lane_state().leftovers;
+        const SlotsInUse known{table, end_, generation()};
+        Inserts inserts(member_.index(hash_));
+        for (uint64_t slot = 0; slot < end_; ++slot)
+            if (known.in_use(table[slot].contributions)) inserts.add(table[slot].row, slot);
+        inserts.finish();
+    }
+
+    Member& member_;
+    MemberState& state_;
+    const MemberSpec& spec_;
+    const RecordShape shape_;
+    const uint64_t committed_rows_;
+    const RowHash hash_;
+    const int64_t* ids_ = nullptr;
+    std::vector<int64_t> slots_;
+    std::vector<uint32_t> fresh_;  // positions of new ids in ids_
+    std::vector<uint64_t> freed_;
+    std::vector<int64_t> marked_;  // slots below committed_rows_ that are given away or freed
+    std::vector<int64_t> touched_;  // slots below committed_rows_ of changed ids
+    uint64_t in_table_ = 0, free_ = 0, end_ = 0, reused_ = 0, buckets_ = 0;
+    bool rebuilds_ = false;
+};
+
+}  // namespace shmacc

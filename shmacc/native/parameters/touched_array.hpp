@@ -1,0 +1,65 @@
+// What an update passes to the optimizers: the part of an array to change, and where to save this part first.
+//
+// The optimizers are a unit of their own (optimizers.cpp), since each is compiled for several types and widths.
+#pragma once
+
+#include "base/directory.hpp"
+#include "values/kernels.hpp"
+
+namespace shmacc {
+
+// Part of an array that an update changes. An entry is a row, or a piece of an array that is changed as a whole.
+template <class T>
+struct TouchedArray {
+    T* contents;
+    T* slots[2];
+    const T* gradient;  // the entries' gradients, one after the other; or their new contents
+    const int64_t* rows;  // which entries; null: all, in order
+    uint64_t count;  // how many entries
+    uint64_t width;  // numbers in an entry; without `rows` the last entry may be shorter
+    uint64_t total;  // numbers in the array
+    uint64_t group = 1;  // this many numbers of the contents share one number of a slot
+    uint64_t stride = width;  // numbers from the contents of one entry to those of the next one
+    uint64_t slot_stride = stride / group;  // numbers from the slot of one entry to that of the next one
+    uint64_t new_from = UINT64_MAX;  // entries from here on are new: they are not saved
+};
+
+// Where entries are copied to before they are changed.
+struct Saving {
+    unsigned char* to;  // aligned to kUndoAlign
+    uint64_t* saved;  // how many entries are completely copied: these are put back after a death
+    uint64_t count;
+    bool streamed;
+};
+
+template <class T>
+SHMACC_INLINE unsigned char* save_numbers(unsigned char* to, const T* from, uint64_t count, bool streamed) {
+    const uint64_t bytes = count * sizeof(T);
+    if (streamed)
+        stream(to, from, bytes);
+    else
+        std::memcpy(to, from, bytes);
+    return to + undo_aligned(bytes);
+}
+
+// The optimizer's slots for an array of these dimensions. group: how many numbers of the array share one number of a
+// slot. rowwise: slots lack the array's last dimension, even if that is 1.
+struct SlotShape {
+    uint32_t count;
+    uint64_t group;
+    bool rowwise;
+};
+SlotShape slots_of(const OptimizerSpec& optimizer, const Dims& dims);
+// The initial value of an optimizer's slot.
+double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
+
+// Changes the entries as the optimizer does. updates: how often the array was updated, this time included.
+template <class T>
+void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
+              Saving& saving);
+
+// Gives the entries their new contents.
+template <class T>
+void replace(const TouchedArray<T>& array, Saving& saving);
+
+}  // namespace shmacc

@@ -1,0 +1,93 @@
+// The undo log, in which an apply saves rows before it adds to them. Lane::recover puts them back.
+//
+// Saved rows are read again only after a death or an error. So if there are many, they are streamed past the
+// caches, which the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
+// overtake, so another processor may see `records` count a record that is not there yet, until this
+// processor's next interrupt or locked instruction: both write streamed stores out (Intel's manual,
+// volume 3, on write combining; AMD's, volume 2). Rows are put back by the next owner of the lock, after
+// an interrupt ended this process and locked instructions in the kernel released its lock; or by this
+// thread itself, which sees its own stores. end_of_stream orders them before everything that a living
+// process does next. The streams of two processors hinder each other: together they add hardly faster than one
+// alone. So with several lanes rows are saved through the caches, which costs a single process 3 to 5 %.
+#pragma once
+
+#include "protocol/lane.hpp"
+#include "values/kernels.hpp"
+
+namespace shmacc {
+
+class Undo {
+  public:
+    // bytes: the size of all rows that will be saved, for which room is reserved (Lane::reserve_undo).
+    Undo(Lane& lane, const LaneState& state, uint64_t bytes)
+        : lane_(lane), log_(first(kUndoLog, state)), rows_(first(kUndoRows, state)),
+          streamed_(bytes >= kStreamedFrom && lane.is_the_only_one()) {}
+    ~Undo() {
+        if (streamed_) end_of_stream();
+    }
+    Undo(const Undo&) = delete;
+    Undo& operator=(const Undo&) = delete;
+
+    // The next rows are this member's. Aligns the first one.
+    void start(uint32_t member) {
+        member_ = static_cast<uint16_t>(member);
+        rows_ = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(rows_) + kUndoAlign - 1) /
+                                                 kUndoAlign * kUndoAlign);
+    }
+    // Saves consecutive rows, which may be changed once this returns. kWidth: the numbers in a row, or 0 for any.
+    template <uint64_t kWidth, class T>
+    void save(const Slot* __restrict__ slots, const T* rows, uint32_t slot, uint32_t length, uint64_t width) {
+        const UndoRecord record{slot, static_cast<uint16_t>(length), member_};
+        std::memcpy(log_, &record, sizeof record);
+        auto* __restrict__ contributions = reinterpret_cast<int64_t*>(log_ + sizeof record);
+        for (uint32_t j = 0; j < length; ++j) contributions[j] = slots[j].contributions;
+        log_ += sizeof record + length * sizeof(int64_t);
+        const uint64_t bytes = length * width * sizeof(T);
+        if (streamed_)
+            stream(rows_, rows, bytes);
+        else if (kWidth && length == 1)
+            copy_numbers(reinterpret_cast<T*>(rows_), rows, kWidth);
+        else if (bytes)
+            std::memcpy(rows_, rows, bytes);
+        rows_ += bytes;
+        lane_.publish(++records_);
+    }
+    // Saves all committed rows of the member, and their numbers. After that, other rows may overwrite them.
+    void save_all(Member& member) {
+        const uint64_t rows = member.before.rows, row_bytes = member.spec().row_bytes(member.before);
+        const Slot* slots = member.array<Slot>(kSlots, rows);
+        const auto* sums = member.array<unsigned char>(kRows0, rows * row_bytes);
+        start(static_cast<uint16_t>(member.number()));
+        for (uint64_t at = 0; at < rows; at += kPieceSlots) {
+            const auto slot = static_cast<uint32_t>(at);
+            const auto length = static_cast<uint32_t>(std::min<uint64_t>(kPieceSlots, rows - at));
+            save<0>(slots + at, sums + at * row_bytes, slot, length, row_bytes);
+            save_numbers(slots + at, slot, length);
+        }
+    }
+
+  private:
+    static constexpr uint64_t kPieceSlots = 1024;
+
+    void save_numbers(const Slot* slots, uint32_t slot, uint32_t length) {
+        const UndoRecord record{slot, static_cast<uint16_t>(length),
+                                static_cast<uint16_t>(member_ | kUndoNumbers)};
+        std::memcpy(log_, &record, sizeof record);
+        log_ += sizeof record;
+        for (uint32_t j = 0; j < length; ++j, log_ += sizeof(int64_t))
+            std::memcpy(log_, &slots[j].row, sizeof(int64_t));
+        lane_.publish(++records_);
+    }
+    unsigned char* first(uint32_t region, const LaneState& state) const {
+        return lane_.mapping().at_least(region, state.reserved[region], state.reserved[region]);
+    }
+
+    Lane& lane_;
+    unsigned char* log_;
+    unsigned char* rows_;
+    const bool streamed_;
+    uint16_t member_ = 0;
+    uint64_t records_ = 0;
+};
+
+}  // namespace shmacc

@@ -1,0 +1,97 @@
+// Describes why a process has failed: by the exception that left one of its blocks, or that ends the process.
+#pragma once
+
+#include "python/interpreter.hpp"
+
+namespace shmacc {
+
+// Whether no exception ends the process, or a SystemExit of 0 or None.
+inline bool is_in_order(nb::handle error) {
+    if (error.is_none()) return true;
+    if (!PyErr_GivenExceptionMatches(error.ptr(), PyExc_SystemExit)) return false;
+    const nb::object code = nb::getattr(error, "code", nb::none());
+    return code.is_none() || (PyLong_Check(code.ptr()) && PyObject_IsTrue(code.ptr()) == 0);
+}
+
+// The exception that the parent was handling when it forked this process; here Python never stops handling it.
+inline PyObject* parents_exception = nullptr;
+
+// Returns the exception to report. A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn
+// does in its workers, has failed by that exception: the SystemExit's number says nothing.
+inline nb::object failed_by(nb::handle error) {
+    nb::object cause = nb::borrow(error);
+    while (PyErr_GivenExceptionMatches(cause.ptr(), PyExc_SystemExit)) {
+        if (!PyLong_Check(nb::object(nb::getattr(cause, "code", nb::none())).ptr())) break;
+        nb::object handled = nb::steal(PyException_GetContext(cause.ptr()));
+        if (!handled || handled.ptr() == parents_exception) break;
+        cause = std::move(handled);
+    }
+    return cause;
+}
+
+inline PyObject* base_of_errors = nullptr;  // shmacc.errors.ShmaccError
+
+// Cuts UTF-8 in the middle, since the errors of this library end with what to do.
+inline std::string without_middle(const std::string& text, size_t most) {
+    if (text.size() <= most) return text;
+    const auto inside = [&text](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
+    const std::string gap = " ... ";
+    size_t head = (most - gap.size()) / 2, tail = text.size() - head;
+    while (inside(head)) --head;
+    while (tail < text.size() && inside(tail)) ++tail;
+    return text.substr(0, head) + gap + text.substr(tail);
+}
+
+// The type's name and 200 characters of the text; of an error of this library the whole text, as far as a Reason has
+// room. An exception that cannot be described has no text.
+inline std::string describe_exception(nb::handle error) {
+    constexpr Py_ssize_t kMostOfName = 100, kMostOfText = 200;
+    const bool own = base_of_errors && PyErr_GivenExceptionMatches(error.ptr(), base_of_errors);
+    std::string text;
+    const auto append = [&text](PyObject* whole, Py_ssize_t most, const char* before) {
+        const nb::object given = nb::steal(whole);
+        const nb::object part = nb::steal(given ? PyUnicode_Substring(given.ptr(), 0, most) : nullptr);
+        const nb::object bytes = nb::steal(part ? PyUnicode_AsEncodedString(part.ptr(), "utf-8", "replace")
+                                                : nullptr);
+        if (!bytes) PyErr_Clear();
+        if (!bytes || PyBytes_Size(bytes.ptr()) == 0) return;
+        text += before;
+        text.append(PyBytes_AsString(bytes.ptr()), static_cast<size_t>(PyBytes_Size(bytes.ptr())));
+    };
+    append(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), "__name__"), kMostOfName,
+           "");
+    append(call_python([error] { return PyObject_Str(error.ptr()); }), own ? PY_SSIZE_T_MAX : kMostOfText,
+           ": ");
+    return own ? without_middle(text, sizeof Reason::text) : text;
+}
+
+// Returns whether the process has reported this exception in this stay before, and marks the exception as reported: the
+// same one may leave several blocks, and then end the process. stay: the token in Presence, which differs for each
+// process and each time that it attaches. So an exception that another process has failed with and pickled, or that a
+// program raises again in a later stay, is not known.
+inline bool is_known(nb::handle error, uint64_t stay) {
+    constexpr const char* kFailedIn = "_shmacc_failed_in";
+    const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
+    const nb::int_ here(stay);
+    if (PySequence_Contains(before.ptr(), here.ptr()) == 1) return true;
+    PyErr_Clear();  // if an attribute of that name is no sequence
+    const nb::object after = nb::steal(PySequence_Concat(before.ptr(), nb::make_tuple(here).ptr()));
+    if (!after || PyObject_SetAttrString(error.ptr(), kFailedIn, after.ptr()) != 0) PyErr_Clear();
+    return false;
+}
+
+// Returns the reason for OpenSegment::fail if a process leaves a segment with this exception; none: it has not failed.
+// The reason is empty if there is no memory for it. stay: 0 if the process is not attached, so that nobody is told.
+inline std::optional<std::string> reason_of(nb::handle error, uint64_t stay) {
+    if (is_in_order(error)) return std::nullopt;
+    if (stay == 0) return "";
+    try {
+        const nb::object cause = failed_by(error);
+        return is_known(cause, stay) ? "" : describe_exception(cause);
+    } catch (...) {
+        PyErr_Clear();
+        return "";
+    }
+}
+
+}  // namespace shmacc

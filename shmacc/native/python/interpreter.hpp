@@ -1,0 +1,243 @@
+// The interface between C++ and the interpreter: the GIL, signals, arrays in both directions.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+// NumPy's functions are found once, by module.cpp.
+#define PY_ARRAY_UNIQUE_SYMBOL shmacc_numpy
+#ifndef SHMACC_HAS_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "accumulators/apply.hpp"
+#include "accumulators/step.hpp"
+#include "accumulators/take.hpp"
+#include "parameters/update.hpp"
+#include "values/halves.hpp"
+#include "values/weights.hpp"
+
+namespace nb = nanobind;
+
+namespace shmacc {
+
+// Takes over the new reference that a Python function returned. Null: throws Python's error.
+inline nb::object checked(PyObject* made) {
+    if (!made) throw nb::python_error();
+    return nb::steal(made);
+}
+
+// nanobind's constructors do not check whether Python had memory for a dict or list, so the next write to it would go
+// through a null pointer.
+inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
+inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
+
+// An object's method, to call it: `object.attr(name)(...)` would pass on a null pointer if there is no memory for the
+// name.
+inline nb::object method(nb::handle object, const char* name) { return object.attr(name); }
+
+// These replace nanobind's casters for std::tuple and std::vector, which allocate Python objects on the stable ABI, and
+// report a lack of memory as a wrong type.
+template <class... T, size_t... i>
+std::tuple<T...> unpacked(const nb::tuple& given, std::index_sequence<i...>) {
+    return {nb::cast<T>(given[i])...};
+}
+template <class... T>
+std::tuple<T...> unpacked(nb::handle given) {
+    return unpacked<T...>(nb::borrow<nb::tuple>(given), std::index_sequence_for<T...>());
+}
+template <class T>
+std::vector<T> vector_of(nb::handle given) {
+    std::vector<T> all;
+    for (const nb::handle item : given) all.push_back(nb::cast<T>(item));
+    return all;
+}
+
+#ifdef Py_LIMITED_API
+extern "C" int Py_IsFinalizing();  // in the limited API since 3.13; nanobind asks for 3.12's
+#endif
+
+inline bool finalizing() {
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+// When a thread asks for the GIL while the interpreter shuts down, Python unwinds the thread's stack, which no
+// destructor survives. Such a thread sleeps here instead until the process is gone.
+[[noreturn]] inline void sleep_until_the_end() {
+    for (;;) pause();  // never returns: the catch block that called this must not end and rethrow
+}
+
+// Calls a C function that throws nothing itself, but may ask for the GIL.
+template <class Call>
+auto call_python(Call call) {
+    try {
+        return call();
+    } catch (...) {
+        sleep_until_the_end();
+    }
+}
+
+// Whether this is Python's only thread; false if that cannot be known. Does not clear Python's error.
+inline bool is_only_thread() {
+    static PyObject* const frames = PySys_GetObject("_current_frames");
+    const nb::error_scope before;
+    const nb::object now = nb::steal(frames ? PyObject_CallNoArgs(frames) : nullptr);
+    return now && PyDict_Size(now.ptr()) == 1;
+}
+
+inline void take_gil(PyThreadState* state) {
+    while (finalizing()) pause();
+    call_python([state] { PyEval_RestoreThread(state); });
+}
+
+// The thread that shuts the interpreter down keeps the GIL: if it asked for the GIL again, `take_gil` could not
+// distinguish it from other threads. And no other thread could use the GIL meanwhile.
+class WithoutGil {
+  public:
+    WithoutGil() : state_(finalizing() ? nullptr : PyEval_SaveThread()) {}
+    ~WithoutGil() {
+        if (state_) take_gil(state_);
+    }
+    WithoutGil(const WithoutGil&) = delete;
+    WithoutGil& operator=(const WithoutGil&) = delete;
+
+    // In the main thread: takes the GIL, runs signal handlers, and passes on their exceptions. If a handler has forked,
+    // this throws in the child, which must not continue its parent's call.
+    void check_signals() {
+        if (getpid() != gettid()) {
+            alone_ = true;  // this thread runs no handlers
+            return;
+        }
+        const Origin origin;
+        const bool released = state_ != nullptr;
+        if (released) take_gil(state_);
+        const bool raised = PyErr_CheckSignals() != 0;
+        std::optional<nb::python_error> error;
+        if (raised) error.emplace();
+        alone_ = is_only_thread();
+        if (released) state_ = PyEval_SaveThread();
+        if (error) throw std::move(*error);
+        if (!origin.is_here())
+            throw Error(
+                Failure::kCancelled,
+                "The operation was cancelled: a signal handler forked, and only the parent goes on with it");
+    }
+
+    // Whether the signals that `check_signals` handles interrupt this thread's system calls. The kernel delivers a
+    // process's signals to its main thread; but another Python thread may send a signal to itself, or simulate one.
+    bool signals_come_here() const { return alone_; }
+
+  private:
+    PyThreadState* state_;
+    bool alone_ = false;  // not known yet
+};
+
+// Returns the text, which need not be UTF-8, as a Python string. Null, with Python's error, if there is no memory.
+inline PyObject* in_python(const std::string& text) {
+    return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
+
+inline int64_t deadline_after(std::optional<double> seconds) {
+    if (!seconds) return kForever;
+    constexpr double kCentury = 3.2e9;
+    if (*seconds > kCentury) return kForever;
+    return monotonic_ns() + static_cast<int64_t>(*seconds * 1e9);
+}
+
+// The memory of an input array, for the lifetime of this object.
+template <class T>
+class ArrayBuffer {
+  public:
+    // components: how many T make an element of the array.
+    ArrayBuffer(nb::handle array, uint32_t components, int flags = 0) {
+        if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | flags) != 0)
+            throw nb::python_error();
+        if (static_cast<size_t>(buffer_.itemsize) != sizeof(T) * components) {
+            PyBuffer_Release(&buffer_);
+            throw nb::type_error("the array's elements have the wrong size");
+        }
+    }
+    ~ArrayBuffer() { PyBuffer_Release(&buffer_); }
+    ArrayBuffer(const ArrayBuffer&) = delete;
+    ArrayBuffer& operator=(const ArrayBuffer&) = delete;
+    const T* data() const { return static_cast<const T*>(buffer_.buf); }
+    T* writable() const { return static_cast<T*>(buffer_.buf); }
+    uint64_t size() const { return static_cast<uint64_t>(buffer_.len) / sizeof(T); }
+    // The array's dimensions without the first `skipped` ones, which it must have.
+    Dims dims(int skipped) const {
+        if (buffer_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
+        return Dims(buffer_.shape + skipped, buffer_.shape + buffer_.ndim);
+    }
+
+  private:
+    Py_buffer buffer_{};
+};
+
+// Converts an array's elements into the memory of another array, which must have as many.
+template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
+void convert_halves(nb::handle from, nb::handle to) {
+    ArrayBuffer<From> source(from, 1);
+    ArrayBuffer<To> target(to, 1, PyBUF_WRITABLE);
+    if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "The arrays differ in size");
+    WithoutGil released;
+    convert(source.data(), target.writable(), source.size());
+}
+
+// Multiplies a gradient's values by its weight. Both arrays have the type of sums (complex: pairs). False: a product
+// does not fit.
+inline bool weigh_values(nb::handle values, uint32_t sum, uint32_t components, int64_t weight, nb::handle to) {
+    return with_sum_type(sum, [&](auto zero) {
+        using T = decltype(zero);
+        ArrayBuffer<T> source(values, components);
+        ArrayBuffer<T> target(to, components, PyBUF_WRITABLE);
+        if (source.size() != target.size())
+            throw Error(Failure::kInvalidArgument, "The arrays differ in size");
+        WithoutGil released;
+        return weigh(source.data(), target.writable(), source.size(), weight);
+    });
+}
+
+template <class T>
+constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
+                           : std::is_same_v<T, double>  ? NPY_FLOAT64
+                           : std::is_same_v<T, int64_t> ? NPY_INT64
+                           : std::is_same_v<T, uint8_t> ? NPY_UINT8
+                                                        : NPY_UINT64;
+
+// Loads NumPy's functions. Call it before they are used: inspection imports the module without NumPy.
+void need_numpy();
+
+// Returns a NumPy array that takes over an Output's memory; two components make a complex number. If this throws, the
+// Output keeps its memory. It calls NumPy directly: nanobind's conversion of arrays is much code, and a take that was
+// just woken finds no code in the caches. Call need_numpy first.
+template <class T>
+nb::object array_of(Output& output, const int64_t* dims, size_t rank, uint32_t components = 1) {
+    static_assert(std::is_same_v<int64_t, npy_intp>);
+    const int type = components == 1 ? kNumpyType<T> : sizeof(T) == 4 ? NPY_COMPLEX64 : NPY_COMPLEX128;
+    nb::object array = nb::steal(PyArray_SimpleNewFromData(static_cast<int>(rank), dims, type, output.get()));
+    if (!array) throw nb::python_error();
+    PyObject* owner = PyCapsule_New(output.get(), nullptr, nullptr);
+    if (!owner || PyArray_SetBaseObject(reinterpret_cast<PyArrayObject*>(array.ptr()), owner) < 0)
+        throw nb::python_error();
+    PyCapsule_SetDestructor(owner,
+                            [](PyObject* capsule) { Output::drop(PyCapsule_GetPointer(capsule, nullptr)); });
+    output.release();
+    return array;
+}
+template <class T>
+nb::object array_of(Output& output, uint64_t size) {
+    const auto length = static_cast<int64_t>(size);
+    return array_of<T>(output, &length, 1);
+}
+
+}  // namespace shmacc
