@@ -1,6 +1,6 @@
-"""Each death or failure of a process that had applied ends one wait that asks for it.
+"""Each death or failure of a worker ends one wait for gradients, exactly one.
 
-Not none, and not two, whatever came between. The death of the chief ends all waits for the step.
+Waits ask for it by ``on_death="raise"``. The death of the chief ends all waits for the step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def fail_before_a_gradient() -> None:
         raise ValueError("bad")
 
 
-def test_a_timeout_names_those_that_the_round_may_lack(acc: ConditionalAccumulator) -> None:
+def test_a_timeout_names_the_dead_whose_gradients_may_be_missing(
+    acc: ConditionalAccumulator,
+) -> None:
     def message() -> str:
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(2**40, timeout=0.01)
@@ -59,7 +61,7 @@ def test_a_timeout_names_those_that_the_round_may_lack(acc: ConditionalAccumulat
         killed.kill()
     gone = f"pid {failed.pid}, ValueError: bad; pid {killed.pid}, killed"
     assert f"gradients had arrived; gone: {gone}; " in message()
-    assert news(acc) == ((killed.pid,), ("killed",), ()), "it was no news to that wait"
+    assert news(acc) == ((killed.pid,), ("killed",), ()), "a timeout tells nobody of the death"
     for _ in range(3):
         with worker() as later:
             later.kill()
@@ -71,7 +73,7 @@ def test_a_timeout_names_those_that_the_round_may_lack(acc: ConditionalAccumulat
     assert "gone" not in message()
 
 
-def test_a_failure_of_one_that_never_applied_is_no_news(acc: ConditionalAccumulator) -> None:
+def test_a_failure_before_the_first_apply_ends_no_wait(acc: ConditionalAccumulator) -> None:
     with Apart(fail_before_a_gradient) as process:
         process.result()
         assert news(acc) is None
@@ -94,8 +96,8 @@ FIRST_APPLIES: dict[str, Callable[[AccumulatorGroup, ConditionalAccumulator], An
 
 
 @pytest.mark.parametrize("call", FIRST_APPLIES)
-def test_one_that_has_said_which_contributor_it_is_counts(call: str) -> None:
-    """By its first apply, whatever becomes of it; a process that has not said so does not count."""
+def test_a_failure_after_an_apply_that_named_a_contributor_is_told(call: str) -> None:
+    """Even if that apply was refused. A process that named no contributor does not count."""
 
     def fail(how: str, *, pipe: Pipe) -> None:
         with (
@@ -128,8 +130,8 @@ def test_one_that_has_said_which_contributor_it_is_counts(call: str) -> None:
         assert told == {process.pid: 3, unnamed.pid: -1}
 
 
-def test_one_that_is_killed_before_its_first_gradient_is_accepted() -> None:
-    """While its apply waits for the end of a round."""
+def test_a_worker_killed_while_its_first_apply_waits_is_told() -> None:
+    """Its apply waits for the end of a round."""
 
     def apply(*, pipe: Pipe) -> None:
         with AccumulatorGroup.attach(NAME) as own:
@@ -157,8 +159,8 @@ def inspection_view() -> Any:
     return contextlib.closing(removal.view(names.segment_name(NAME)))
 
 
-def test_a_death_is_not_forgotten_whatever_happens(acc: ConditionalAccumulator) -> None:
-    """Nor are its contributors, while the round is there."""
+def test_a_death_is_told_whatever_others_did_before(acc: ConditionalAccumulator) -> None:
+    """With its contributors, until its round is taken."""
     for taken in (False, True):
         with worker(7) as dead:
             dead.kill()
@@ -189,7 +191,7 @@ def test_eighty_deaths_and_a_failure_are_told_in_one_error(acc: ConditionalAccum
     assert acc.take(81, timeout=0).count == 81
 
 
-def test_all_that_it_has_in_the_round(acc: ConditionalAccumulator) -> None:
+def test_a_death_names_the_contributors_that_are_in_the_round(acc: ConditionalAccumulator) -> None:
     def apply(*, pipe: Pipe) -> None:
         with ConditionalAccumulator.attach(NAME) as own:
             for contributor in (9, 2, 30):
@@ -210,7 +212,7 @@ def test_all_that_it_has_in_the_round(acc: ConditionalAccumulator) -> None:
         assert news(acc) == ((process.pid,), ("killed",), (4,))
 
 
-def test_contributors_that_another_one_restored_are_nobodys(acc: ConditionalAccumulator) -> None:
+def test_contributors_of_a_restored_state_belong_to_no_process(acc: ConditionalAccumulator) -> None:
     with worker(5) as dead:
         acc.restore(acc.state())
         dead.kill()
@@ -218,18 +220,18 @@ def test_contributors_that_another_one_restored_are_nobodys(acc: ConditionalAccu
     assert acc.take(1, timeout=0).contributors.tolist() == [5]
 
 
-def fail_over_and_over(count: int) -> None:
-    """Fail as if it were so many processes: each time it attaches it is another one."""
+def fail_again_and_again(count: int) -> None:
+    """Fail like many processes: each attachment counts as one."""
     for number in range(count):
         with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
             own.apply_grad(1.0, shmacc.NEVER_STALE)
             raise ValueError(number)
 
 
-def test_so_many_are_kept_as_news(acc: ConditionalAccumulator) -> None:
-    """The table of deaths is full at 1,024: a new one replaces the least recently active."""
+def test_the_last_1024_deaths_are_kept(acc: ConditionalAccumulator) -> None:
+    """Then a new one replaces the least recently active."""
     most, more = 1024, 20
-    run_apart(fail_over_and_over, most + more)
+    run_apart(fail_again_and_again, most + more)
     _, reasons, _ = news(acc) or ((), (), ())
     assert set(reasons) == {f"ValueError: {number}" for number in range(more, most + more)}
     assert len(reasons) == most
@@ -240,7 +242,7 @@ def test_so_many_are_kept_as_news(acc: ConditionalAccumulator) -> None:
 
 
 def chief_died(acc: Any) -> tuple[Any, ...] | None:
-    """What a wait for the step is told that asks for it."""
+    """What waits for the step are told of the chief."""
     step = acc.global_step
     told: list[tuple[Any, ...] | None] = []
     for wait in (
@@ -258,7 +260,7 @@ def chief_died(acc: Any) -> tuple[Any, ...] | None:
 
 
 def lead(how: str = "take", *, pipe: Pipe) -> None:
-    """Be a chief; stay until told how to go."""
+    """Be a chief; stay until told how to end."""
     own = ConditionalAccumulator.attach(NAME)
     own.apply_grad(1.0, shmacc.NEVER_STALE)
     if how == "take":
@@ -277,19 +279,21 @@ def lead(how: str = "take", *, pipe: Pipe) -> None:
 
 
 def chief(how: str = "take") -> Apart:
-    """A chief, of a round that is over or not."""
+    """Start a chief, whose round is over or not."""
     process = Apart(lead, how)
     process.hear()
     return process
 
 
 @pytest.mark.parametrize("how", ["take", "round", "in the block"])
-def test_a_chief_that_was_killed(acc: ConditionalAccumulator, how: str) -> None:
+def test_the_death_of_the_chief_ends_all_waits_for_the_step(
+    acc: ConditionalAccumulator, how: str
+) -> None:
     assert chief_died(acc) is None
     with chief(how) as leader:
         assert chief_died(acc) is None
         leader.kill()
-        for _ in range(2):  # it is so for all, and stays so
+        for _ in range(2):
             assert chief_died(acc) == ((leader.pid,), ("killed",))
         ConditionalAccumulator.attach(NAME).close()
         assert news(acc) is not None  # it had applied, too
@@ -304,14 +308,14 @@ def test_a_chief_that_was_killed(acc: ConditionalAccumulator, how: str) -> None:
         acc.wait_step(9, on_death="raise")
 
 
-def test_a_chief_that_has_failed(acc: ConditionalAccumulator) -> None:
+def test_the_failure_of_the_chief_is_told(acc: ConditionalAccumulator) -> None:
     with chief() as leader:
         leader.say("fail")
         leader.hear()
         assert chief_died(acc) == ((leader.pid,), ("ValueError: diverged",))
 
 
-def test_a_chief_that_is_alive_or_has_left_in_order_does_not_count(
+def test_a_wait_for_the_step_goes_on_if_a_chief_lives_or_left_in_order(
     acc: ConditionalAccumulator,
 ) -> None:
     with chief() as leader:
@@ -333,9 +337,9 @@ def test_a_chief_that_is_alive_or_has_left_in_order_does_not_count(
 
 
 def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place: int) -> bool:
-    """Let a process leave in order just before another one asks for the n-th time who lives.
+    """Let a process leave in order just before another asks the kernel for the n-th time who lives.
 
-    Returns whether it asks so often.
+    Returns whether it asks that often.
     """
 
     def look_twice(mark: Mark) -> None:
@@ -358,7 +362,7 @@ def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place:
 
 @needs_failures
 @pytest.mark.parametrize(("process", "look"), [(worker, news), (chief, chief_died)])
-def test_who_leaves_in_order_while_another_looks_is_not_dead(
+def test_a_process_that_leaves_in_order_during_a_look_is_not_dead(
     acc: ConditionalAccumulator, process: Callable[[], Apart], look: Look
 ) -> None:
     place = 1
@@ -368,7 +372,7 @@ def test_who_leaves_in_order_while_another_looks_is_not_dead(
 
 
 def follow(*, pipe: Pipe) -> None:
-    """Be a chief that comes when the first one is dead, but was attached before."""
+    """Be a chief that attaches before the first one dies, and takes after that."""
     own = ConditionalAccumulator.attach(NAME)
     own.apply_grad(1.0, shmacc.NEVER_STALE)
     pipe.say()
@@ -379,9 +383,9 @@ def follow(*, pipe: Pipe) -> None:
 
 
 def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
-    """Serve a new chief just before another process asks for the n-th time who lives.
+    """Give a new chief its round just before another process asks for the n-th time who lives.
 
-    Returns whether it asks so often.
+    Returns whether it asks that often.
     """
 
     def wait_twice(mark: Mark) -> None:
@@ -409,7 +413,7 @@ def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
 
 
 @needs_failures
-def test_a_new_chief_that_is_served_while_another_looks() -> None:
+def test_a_new_chief_may_take_while_another_process_looks() -> None:
     asked, place = True, 1
     while asked:
         with make() as acc:
@@ -419,7 +423,7 @@ def test_a_new_chief_that_is_served_while_another_looks() -> None:
     assert place > 2
 
 
-def test_a_wait_that_is_going_on_ends_soon(acc: ConditionalAccumulator) -> None:
+def test_the_death_of_the_chief_ends_a_wait_that_has_begun(acc: ConditionalAccumulator) -> None:
     told: list[Any] = []
 
     def wait() -> None:
@@ -437,7 +441,7 @@ def test_a_wait_that_is_going_on_ends_soon(acc: ConditionalAccumulator) -> None:
         assert told == [(leader.pid,)]
 
 
-def test_of_a_group() -> None:
+def test_a_failure_in_a_group_is_told_as_workers_and_as_chiefs() -> None:
     def fail(*, pipe: Pipe) -> None:
         with suppress(ValueError), AccumulatorGroup.attach(NAME) as own:
             own.apply({"a": 1.0}, 0, contributor=9)

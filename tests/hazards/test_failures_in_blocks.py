@@ -1,0 +1,220 @@
+"""An exception that leaves an accumulator's block is a failure, and ends one wait for gradients."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers.apart import Apart
+from helpers.departures import NAME, fail_in_a_block, make, news
+from helpers.support import LONG, until
+
+import shmacc
+from shmacc import ConditionalAccumulator, errors, raw_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from helpers.apart import Pipe
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    with make() as made:
+        yield made
+        made.unlink()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("bad batch"), "ValueError: bad batch"),
+        (KeyError("w"), "KeyError: 'w'"),
+        (RuntimeError(), "RuntimeError"),
+        (GeneratorExit(), "GeneratorExit"),  # an error in a loop may have closed the generator
+        (SystemExit("no data"), "SystemExit: no data"),
+        (ValueError("\U0001f600" * 1000), "ValueError: " + "\U0001f600" * 200),
+        (ValueError("a\nb\x00c\ud800"), "ValueError: a\nb\x00c?"),
+        # This library's errors end with what to do, which is not cut off.
+        (errors.DataLossError("é" * 300 + ": do"), "DataLossError: " + "é" * 300 + ": do"),
+        (
+            errors.DataLossError("é" * 1000 + ": do"),
+            "DataLossError: " + "é" * 243 + " ... " + "é" * 248 + ": do",
+        ),
+    ],
+)
+def test_an_exception_that_leaves_the_block_is_told_once(
+    acc: ConditionalAccumulator, error: BaseException, reason: str
+) -> None:
+    with Apart(fail_in_a_block, error, 7) as process:
+        process.hear()
+        assert news(acc) == ((process.pid,), (reason,), (7,))
+        assert news(acc) is None
+        assert acc.stats().attached == 1
+        process.say()
+        process.result()
+    assert news(acc) is None
+
+
+@pytest.mark.parametrize("status", [None, False])
+def test_an_exit_with_success_is_no_failure(acc: ConditionalAccumulator, status: Any) -> None:
+    with Apart(fail_in_a_block, SystemExit(status), 7) as process:
+        process.hear()
+        assert news(acc) is None
+
+
+def test_a_raw_op_that_refuses_its_argument_is_no_failure(acc: ConditionalAccumulator) -> None:
+    """The op opens the accumulator by its name; the process goes on."""
+
+    def refuse(*, pipe: Pipe) -> None:
+        assert raw_ops.AccumulatorApplyGradient(NAME, shmacc.NEVER_STALE, 1.0)
+        with suppress(errors.InvalidArgumentError):
+            raw_ops.AccumulatorApplyGradient(NAME, shmacc.NEVER_STALE, [1.0])
+        with suppress(errors.InvalidArgumentError):
+            raw_ops.AccumulatorTakeGradient(NAME, 1, "int8")
+        pipe.say()
+        pipe.hear()
+
+    with Apart(refuse) as process:
+        process.hear()
+        assert news(acc) is None
+        process.say()
+        process.result()
+
+
+def test_a_failure_ends_a_wait_that_has_begun(acc: ConditionalAccumulator) -> None:
+    waits: list[Any] = []
+
+    def wait() -> None:
+        try:
+            acc.take(9, timeout=LONG, on_death="raise")
+        except errors.WorkerDiedError as error:
+            waits.append(error.reasons)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: acc.stats().waiting == 1)
+    with Apart(fail_in_a_block, ValueError("bad"), 7) as process:
+        process.hear()
+        thread.join(LONG)
+    assert waits == [("ValueError: bad",)]
+
+
+def test_a_failure_is_told_though_the_process_stays_attached(
+    acc: ConditionalAccumulator,
+) -> None:
+    """Its other handle attaches it. One exception that goes through two blocks is one failure."""
+
+    def fail(*, pipe: Pipe) -> None:
+        kept = ConditionalAccumulator.attach(NAME)
+        with (
+            suppress(ValueError),
+            ConditionalAccumulator.attach(NAME),
+            ConditionalAccumulator.attach(NAME) as own,
+        ):
+            own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=3)
+            raise ValueError("bad")
+        pipe.say()
+        pipe.hear()
+        kept.apply_grad(1.0, shmacc.NEVER_STALE, contributor=4)
+        kept.close()
+        pipe.say()
+        pipe.hear()
+
+    with Apart(fail) as process:
+        process.hear()
+        assert acc.stats().attached == 2
+        assert news(acc) == ((process.pid,), ("ValueError: bad",), (3,))
+        assert news(acc) is None
+        process.say()
+        process.hear()
+        assert acc.stats().attached == 1
+        assert news(acc) is None
+        process.say()
+        process.result()
+
+
+def test_an_exception_raised_again_is_another_failure(acc: ConditionalAccumulator) -> None:
+    """A future raises the same exception each time."""
+
+    def fail(*, pipe: Pipe) -> None:
+        error = ValueError("bad")
+        for contributor in (1, 2):
+            with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
+                own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
+                raise error
+            pipe.say()
+            pipe.hear()
+
+    with Apart(fail) as process:
+        for contributor in (1, 2):
+            process.hear()
+            assert news(acc) == ((process.pid,), ("ValueError: bad",), (contributor,))
+            assert news(acc) is None
+            process.say()
+        process.result()
+
+
+def fail_in_pool() -> None:
+    with ConditionalAccumulator.attach(NAME):
+        raise ValueError("bad")
+
+
+def test_an_exception_that_came_from_another_process_is_a_failure(
+    acc: ConditionalAccumulator,
+) -> None:
+    """A pool's worker has left its own block by it, and its future raises it here."""
+    context: Any = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
+        error = executor.submit(fail_in_pool).exception()
+    assert isinstance(error, ValueError)
+    assert news(acc) is None
+    with Apart(fail_in_a_block, error, 7) as process:
+        process.hear()
+        assert news(acc) == ((process.pid,), ("ValueError: bad",), (7,))
+
+
+def test_a_forked_childs_exception_is_not_its_parents(acc: ConditionalAccumulator) -> None:
+    """The child fails in its parent's block, but has not used the accumulator."""
+
+    def fork(*, pipe: Pipe) -> None:
+        with ConditionalAccumulator.attach(NAME) as own:
+            own.apply_grad(1.0, shmacc.NEVER_STALE)
+            child = os.fork()
+            if child == 0:
+                with suppress(ValueError), own:
+                    raise ValueError("the child's")
+                os._exit(0)
+            os.waitpid(child, 0)
+            pipe.say()
+            pipe.hear()
+
+    with Apart(fork) as process:
+        process.hear()
+        assert news(acc) is None
+        process.say()
+        process.result()
+    assert news(acc) is None
+
+
+def test_a_failure_is_told_after_its_process_has_left_in_order(
+    acc: ConditionalAccumulator,
+) -> None:
+    def fail(*, pipe: Pipe) -> None:
+        with ConditionalAccumulator.attach(NAME) as kept:
+            with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
+                own.apply_grad(1.0, shmacc.NEVER_STALE)
+                raise ValueError("bad")
+            kept.apply_grad(1.0, shmacc.NEVER_STALE)
+        pipe.say()
+
+    with Apart(fail) as process:
+        process.hear()
+        process.wait()
+        assert news(acc) == ((process.pid,), ("ValueError: bad",), ())
+        assert news(acc) is None
