@@ -124,7 +124,7 @@ class Chief:
         self._others = OtherChiefs(self._group.shared_name)
         for name, table in self._tables.items():
             on_failure.callback(rows_of(table).put, rows_of(table).source)
-            rows_of(table).share(self._shared[name], trains=False)
+            rows_of(table).share(self._shared, name, trains=False)
         if self._tables:
             clipping.watch(self._model)
 

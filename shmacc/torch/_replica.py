@@ -105,7 +105,7 @@ class Replica:
             self._follow(step)
             for name, own in rows.items():
                 on_failure.callback(own.put, own.source)
-                own.share(self._shared[name], trains=True)
+                own.share(self._shared, name, trains=True)
             if rows:
                 clipping.watch(model)
             self._group._handle.be_contributor(self._rank)  # noqa: SLF001  from now on it counts

@@ -1,5 +1,6 @@
 """The rows of an embedding of ids: this process's own, or those of a training's table."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ class Source:
         rows: These rows.
         table: The training's table; a closed replica still has it. None: the rows are this
             process's own.
+        whole: Returns a copy of that table, which is read under the lock and without its index.
         shared: Whether the module is in a training now.
         trains: Whether this process hands gradients over.
     """
@@ -36,6 +38,7 @@ class Source:
     ids: IndexArray
     rows: ValueArray
     table: Table | None = None
+    whole: Callable[[], Any] | None = None
     shared: bool = False
     trains: bool = False
 
@@ -79,10 +82,17 @@ class Rows:
         """Use the rows that another call has replaced."""
         self.source = source
 
-    def share(self, table: Any, *, trains: bool) -> None:
-        """Use the rows of a training's `Table`, and collect gradients if this process `trains`."""
+    def share(self, shared: Any, name: str, *, trains: bool) -> None:
+        """Use the rows of a table of `Parameters`; collect gradients if this process `trains`."""
         self._pending = []
-        self.source = Source(self.spec, *_none(self.spec), table, shared=True, trains=trains)
+        self.source = Source(
+            self.spec,
+            *_none(self.spec),
+            shared[name],
+            lambda: shared.snapshot()[1][name],
+            shared=True,
+            trains=trains,
+        )
 
     def leave(self, *, keep: bool) -> None:
         """Leave the training.
@@ -96,10 +106,13 @@ class Rows:
     def whole(self) -> tuple[IndexArray, ValueArray]:
         """Return all ids, ascending, and their rows."""
         source = self.source
-        if source.table is None:
+        if source.table is None or source.whole is None:
             return source.ids, source.rows
         ids = source.table.ids()
-        return ids, source.table[ids]
+        if source.table.contains(ids).all():
+            return ids, source.table[ids]
+        found = source.whole()  # without the index: it is damaged, or rows were removed meanwhile
+        return found.indices, found.values
 
     def of(self, ids: IndexArray) -> ValueArray:
         """Return copies of the rows of a vector of ids."""

@@ -23,7 +23,8 @@ class StepSampler:
     All replicas' batches together are an epoch's permutation; samples that do not fill a batch for
     each replica are left out. A loader with worker processes asks for batches in advance, and
     gets those of the next steps. So ``num_workers`` must be 0 unless replicas are synchronous, make
-    one step per batch, and are in every round (see ``replicas_to_aggregate``).
+    one step per batch, and are in every round (see ``replicas_to_aggregate``), and the chief loads
+    no checkpoint while they run.
     """
 
     def __init__(

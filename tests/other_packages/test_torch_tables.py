@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 import torch
+from helpers.segment_file import SegmentFile
 from helpers.support import LONG
 from other_packages.torch_tables import (
     BOTH,
@@ -36,7 +37,8 @@ from other_packages.torch_training import (
 from torch import nn
 
 import shmacc
-from shmacc import errors, optim
+from shmacc import errors, inspection, optim
+from shmacc._base import names
 from shmacc.torch import Replica, Viewer, clip_grad_norm_
 
 if TYPE_CHECKING:
@@ -300,3 +302,40 @@ def test_a_viewer_has_the_rows_of_one_step() -> None:
         make_rounds(replicas, replica, other, 1)
         same(contents(seen), before)
         replica.close()
+
+
+def lose_indices(name: str) -> None:
+    """Overwrite the indices of the first members of parameters: they lead to no row."""
+    with SegmentFile(names.segment_name(name).path) as file:
+        for member in range(3):
+            file.look_at(0, member)
+            state = file.committed("member")
+            file.write(file.table.region(f"index {state.index}"), bytes(64 * state.index_buckets))
+
+
+def test_a_damaged_index_costs_no_row_of_a_state() -> None:
+    """States, copies, and the model after the training have each row, as `Parameters.state`."""
+    model, other = Clicks(), Clicks()
+    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+        make_rounds(replicas, replica, other, 3)
+        before, saved = contents(model), replicas.state_dict()
+        lose_indices(f"{NAME}.params")
+        assert list(inspection.check(f"{NAME}.params"))
+        for found in (model, other, copy.deepcopy(model)):
+            same(contents(found), before)
+        same(replicas.state_dict()["model"], before)
+        backward(other, 0, 3)
+        hand_over(replica)
+        with (
+            pytest.raises(errors.DataLossError, match="nothing was changed"),
+            replicas.round(timeout=LONG),
+        ):
+            pass
+        replicas.load_state_dict(saved)
+        assert list(inspection.check(f"{NAME}.params")) == []
+        assert not replica.step()
+        make_rounds(replicas, replica, other, 1)
+        before = contents(model)
+        lose_indices(f"{NAME}.params")
+        replica.close()
+    same(contents(model), before)
