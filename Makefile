@@ -115,8 +115,8 @@ simulate: $(VENV)/.installed ## simulate rounds over up to 300 hosts, and print 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls
 	.venv-ray/bin/python -P tools/multihost/ray_bench.py $(BENCH_RAY)
 
-soak: $(VENV)/.lint ## kill workers and takers at random for SOAK_SECONDS, and keep the books
-	$(BIN)/python tools/soak/soak.py --seconds $(SOAK_SECONDS)
+soak: $(VENV)/.tested ## kill workers and takers at random for SOAK_SECONDS, and keep the books
+	OPENBLAS_NUM_THREADS=1 SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/hazards/test_soak.py
 
 soak-ray: .venv-ray/.installed ## kill, freeze, cut off and replace parts of a Ray cluster for SOAK_SECONDS, and keep the books
 	SOAK_SECONDS=$(SOAK_SECONDS) .venv-ray/bin/pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/on_ray/test_chaos.py -k soak

@@ -1,7 +1,7 @@
 """Threads of several processes apply, take, time out, cancel and close, all at once.
 
-The books are kept outside the library. Each accepted gradient has a row of its own, which exactly
-one take must return, once. It also adds its own number to one of a few rows that all share.
+Each accepted gradient has a row of its own, which exactly one take must return, once. It also adds
+its own number to one of a few rows that all share.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 from helpers.apart import Apart
+from helpers.books import Books, Fate
 from helpers.support import LONG
 
 import shmacc
@@ -34,35 +35,35 @@ PROCESSES: Final = 3
 TIMEOUTS: Final = (0, 0.0005, 0.003, 0.02)
 
 
-class Books:
-    """What one process had accepted and was handed."""
-
-    def __init__(self) -> None:
-        self.accepted: list[int] = []
-        self.taken: list[tuple[list[int], list[int], int]] = []
-
-    def enter(self, taken: Any) -> None:
-        """Write down a take or a partial."""
-        if taken.count:
-            self.taken.append((taken.indices.tolist(), taken.values[:, 0].tolist(), taken.count))
+def enter(books: Books, taken: Any) -> None:
+    """Write down a take or a partial, whose gradients must all be whole."""
+    if not taken.count:
+        return
+    own = taken.indices < SHARED
+    numbers, sums = taken.indices[own], taken.values[:, 0]
+    assert len(numbers) == taken.count
+    assert (sums[own] == 1).all()
+    assert sums[~own].sum() == numbers.sum()
+    assert not books.taken_at[numbers].any(), "a gradient was taken twice"
+    books.taken_at[numbers] = 1
 
 
 def apply(acc: Any, books: Books, rng: random.Random, identity: int) -> None:
     step = shmacc.NEVER_STALE if rng.random() < 0.5 else acc.global_step
     rows = [identity, SHARED + rng.randrange(20)]
     if acc.apply_grad(rows, [[1], [identity]], local_step=step):
-        books.accepted.append(identity)
+        books.fate[identity] = Fate.ACCEPTED
 
 
 def take(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
-    books.enter(acc.take(rng.randint(1, 6), timeout=rng.choice(TIMEOUTS)))
+    enter(books, acc.take(rng.randint(1, 6), timeout=rng.choice(TIMEOUTS)))
 
 
 def pass_on(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
     """Take a partial, and give it back as often as not."""
     partial = acc.take_partial(rng.randint(0, 3), timeout=rng.choice(TIMEOUTS))
     if rng.random() < 0.5 or not acc.apply_partial(partial, shmacc.NEVER_STALE):
-        books.enter(partial)
+        enter(books, partial)
 
 
 def take_and_close(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
@@ -71,7 +72,7 @@ def take_and_close(acc: Any, books: Books, rng: random.Random, _identity: int) -
     closing = threading.Timer(rng.random() * 0.004, handle.close)
     closing.start()
     try:
-        books.enter(handle.take(rng.randint(1, 3), timeout=0.05))
+        enter(books, handle.take(rng.randint(1, 3), timeout=0.05))
     finally:
         closing.join()
 
@@ -93,9 +94,8 @@ REFUSALS: Final = (
 )
 
 
-def work(name: str, number: int) -> Books:
+def work(books: Books, name: str, number: int) -> None:
     """Do all of it in one process, a thread to each role (and a second one that applies)."""
-    books = Books()
 
     def play(place: int, role: Callable[..., None], times: int) -> None:
         rng = random.Random(10 * number + place)
@@ -110,32 +110,17 @@ def work(name: str, number: int) -> Books:
         playing = [pool.submit(play, place, *part) for place, part in enumerate(cast)]
     for thread in playing:
         thread.result()
-    return books
 
 
-def test_books_balance(crew: Crew) -> None:
+def test_each_accepted_gradient_is_taken_once(crew: Crew) -> None:
+    books = Books(PROCESSES)
     with SparseConditionalAccumulator("int64", shared_name="all", reduction_type="SUM") as acc:
-        children = [crew.start(work, "all", number) for number in range(PROCESSES)]
-        kept = [child.result() for child in children]
-        rest = Books()
-        rest.enter(acc.take_partial(0, timeout=LONG))
+        for child in [crew.start(work, books, "all", number) for number in range(PROCESSES)]:
+            child.result()
+        enter(books, acc.take_partial(0, timeout=LONG))
         stats = acc.stats()
         acc.unlink()
-
-    accepted = [identity for books in kept for identity in books.accepted]
-    seen: list[int] = []
-    total = 0
-    for indices, values, count in [t for books in (*kept, rest) for t in books.taken]:
-        rows, sums = np.array(indices), np.array(values)
-        own = rows < SHARED
-        # Each of the gradients that the take counts is in it, and no other.
-        assert own.sum() == count
-        assert (sums[own] == 1).all()
-        seen += rows[own].tolist()
-        total += int(sums[~own].sum())
-    # Once by identity, and once by the sums.
-    assert sorted(seen) == sorted(accepted)
-    assert total == sum(accepted)
+    assert np.array_equal(books.fate == Fate.ACCEPTED, books.taken_at == 1)
     assert (stats.num_accumulated, stats.waiting, stats.attached) == (0, 0, 1)
     assert stats.applied == stats.taken
 

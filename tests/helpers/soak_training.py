@@ -1,10 +1,17 @@
-"""Training campaigns: the parameters survive all workers and chiefs.
+"""The soak's training: parameters that stay right though all workers and chiefs are killed.
 
 Workers apply one gradient a step. One chief at a time has a round, in which it updates the
 parameters; the others stand by. All of them are killed, stopped and replaced at random. Now and
 then the power fails: all workers are killed, and perhaps the segments are lost. Then the run goes
-on from a file that a chief has saved; the process that loads it may be killed, too. In the end the
-parameters, and every snapshot taken on the way, are those of an undisturbed run, to the bit.
+on from a file that a chief has saved; the process that loads it may be killed, too.
+
+A gradient is a function of its worker, of the step and of the parameters that it was computed
+from. Each round has one gradient of each worker. So the parameters are a function of the step, and
+one process alone can compute them: whatever was lost, doubled, torn or read too early shows in each
+later step. Gradients are small integers, so that sums are the same in any order.
+
+The ledger has a row for each step. A round adds a digit for each worker there, so the row shows
+which gradients were in the round, and how often the round was put into the parameters.
 """
 
 from __future__ import annotations
@@ -12,25 +19,28 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from helpers.books import STEPS, Books, Count
+from helpers.soak_campaigns import TAKERS, RandomKills
 
 import shmacc
-from shmacc import AccumulatorGroup, Parameters, errors
-from shmacc_soak import model
-from shmacc_soak.books import Books, Count
-from shmacc_soak.crew import TAKERS, Crew
+from shmacc import AccumulatorGroup, Parameters, TensorSpec, errors, optim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
+    from helpers.books import Findings
 
-    from shmacc_soak.books import Findings
-
+_ROWS, _WIDTH, _TOUCHED = 300, 8, 12
+_DENSE: Final = 6000
+_BASE: Final = 8  # base of the ledger's numbers, which have a digit for each worker
+_SKIPPED: Final = 13  # one round in 13 is skipped
 _GROUP, _PARAMS = "soak", "soak.parameters"
 _TIMEOUT: Final = 0.25  # seconds of each wait, so that the request to stop is noticed
 _BETWEEN_FAILURES: Final = 1.0  # seconds between two failures of all power, on the average
@@ -41,6 +51,88 @@ _LOOKED_AT: Final = 0.2  # a chief looks at the parameters, after its update
 _SAVED: Final = 0.05  # a chief saves everything
 _REBOOTED: Final = 0.5  # the segments are lost in a failure, too
 _TRIED: Final = 0.5  # workers run between two attempts to load
+
+CONTENTS: Final[dict[str, Any]] = {
+    "rows": np.ones((_ROWS, _WIDTH), np.float32),
+    "dense": np.zeros(_DENSE),
+    "whole": np.zeros(16),
+    "own": np.zeros(8, np.int64),  # has no optimizer: the chief computes its contents
+    "ledger": TensorSpec((STEPS, 1), "float64"),
+}
+OPTIMIZERS: Final[dict[str, optim.Optimizer]] = {
+    "rows": optim.Adagrad(0.5),
+    "dense": optim.Adam(0.25),
+    "whole": optim.SGD(1.0),
+    "ledger": optim.SGD(1.0),
+}
+
+
+def specs(params: Parameters) -> dict[str, Any]:
+    """Return the members of the group whose rounds update these parameters."""
+    found: dict[str, Any] = params.member_specs(["rows", "ledger"])
+    del found["own"]
+    return found
+
+
+def gradient(worker: int, step: int, arrays: Any) -> dict[str, Any]:
+    """Return a worker's gradient of that step, as computed from these parameters."""
+    rng = np.random.default_rng([worker, step])
+    rows = rng.integers(0, _ROWS, _TOUCHED)
+    seen = np.floor(arrays["rows"][rows]) % 3
+    return {
+        "rows": (rows, (rng.integers(-2, 2, (_TOUCHED, _WIDTH)) + seen).astype(np.float32)),
+        "dense": np.full(_DENSE, worker + step % 3 - 1) + np.floor(arrays["dense"]) % 2,
+        "whole": rng.integers(-3, 3, 16) + arrays["whole"] % 2,
+        "ledger": ([step], [[-digit(worker)]]),
+    }
+
+
+def digit(worker: int) -> float:
+    """Return what a worker adds to a step's row of the ledger."""
+    return float(_BASE**worker)
+
+
+def update(params: Parameters, taken: Any) -> bool:
+    """Update the parameters by a round, or skip it; False: the round was in them already."""
+    if skips(taken.step):
+        return params.skip(taken)
+    return params.update(taken, {"own": params["own"] * 3 + taken.step})
+
+
+def skips(step: int) -> bool:
+    """Whether the round of that step is skipped."""
+    return step % _SKIPPED == _SKIPPED - 1
+
+
+def digest(arrays: Any) -> int:
+    """Return a number other than 0 that depends on every bit outside the ledger."""
+    found = 1
+    for name in CONTENTS:
+        if name != "ledger":
+            found = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), found)
+    return found + 1
+
+
+def check(books: Books, process: int, step: int, arrays: Any) -> None:
+    """Note the parameters at that step, or compare them with those noted."""
+    ledger, found = arrays["ledger"][:, 0], digest(arrays)
+    torn = ledger[step:].any() or int(books.digests[step]) not in {0, found}
+    books.add(process, Count.TORN, bool(torn))
+    books.digests[step] = found
+
+
+def reference(workers: int) -> Iterator[Parameters]:
+    """Yield the parameters of one process alone: at the start, and after each round."""
+    with (
+        Parameters(CONTENTS, optimizer=OPTIMIZERS) as params,
+        AccumulatorGroup(specs(params), reduction_type="SUM") as group,
+    ):
+        for step in range(STEPS):
+            yield params
+            for worker in range(workers):
+                group.apply(gradient(worker, step, params), step)
+            with group.round(workers) as taken:
+                update(params, taken)
 
 
 class _OopsError(Exception):
@@ -56,7 +148,7 @@ def work(worker: int) -> None:
     group, params = _attach()
     with group, params:
         for step in group.steps():
-            group.apply(model.gradient(worker, step, params), step, contributor=worker)
+            group.apply(gradient(worker, step, params), step, contributor=worker)
 
 
 def lead(books: Books, slot: int, workers: int, path: Path) -> None:
@@ -83,18 +175,18 @@ def lead(books: Books, slot: int, workers: int, path: Path) -> None:
 
 
 def _update(books: Books, slot: int, params: Parameters, taken: Any) -> None:
-    if taken.step >= model.STEPS - 1:
+    if taken.step >= STEPS - 1:
         books.stop()
         return
     _perhaps_raise()
     books.updating[slot] = 1
     try:
-        updated = model.update(params, taken)
+        updated = update(params, taken)
     finally:
         books.updating[slot] = 0
     books.add(slot, Count.UPDATES if updated else Count.FOUND_IN)
     if random.random() < _LOOKED_AT:
-        books.check_parameters(slot, *params.snapshot())
+        check(books, slot, *params.snapshot())
     _perhaps_raise()
 
 
@@ -115,8 +207,8 @@ def load(books: Books, slot: int, path: Path) -> None:
 
 def _create() -> None:
     """Make the segments of a new run, unless they are there."""
-    with Parameters(model.CONTENTS, _PARAMS, optimizer=model.OPTIMIZERS) as params:
-        AccumulatorGroup(model.specs(params), _GROUP, reduction_type="SUM").close()
+    with Parameters(CONTENTS, _PARAMS, optimizer=OPTIMIZERS) as params:
+        AccumulatorGroup(specs(params), _GROUP, reduction_type="SUM").close()
 
 
 class Training:
@@ -134,14 +226,14 @@ class Training:
         self._books = books = Books(self._loader + 1)
         jobs = [partial(work, worker) for worker in self._workers]
         jobs += [partial(lead, books, slot, workers, path) for slot in self._chiefs]
-        self._crew = Crew(books, [*jobs, partial(load, books, self._loader, path)])
+        self._processes = RandomKills(books, [*jobs, partial(load, books, self._loader, path)])
         self._next_failure = 0.0
         _create()
 
     def run(self, seconds: float) -> Findings:
         """Train, then compare the parameters with the reference."""
         self._next_failure = time.monotonic() + random.expovariate(1 / _BETWEEN_FAILURES)
-        self._crew.work(seconds, self._finish, self._perhaps_fail, self._loader)
+        self._processes.work(seconds, self._finish, self._perhaps_fail, self._loader)
         return self.audit()
 
     def _finish(self) -> None:
@@ -177,18 +269,18 @@ class Training:
 
     def _start(self, slots: Iterable[int]) -> None:
         for slot in slots:
-            self._crew.start(slot)
+            self._processes.start(slot)
 
     def _kill(self, slots: Iterable[int]) -> None:
         for slot in slots:
-            self._crew.kill(slot)
+            self._processes.kill(slot)
 
     def _is_loaded(self, life: float) -> bool:
         """Start a loader, and kill it after `life` seconds; return whether it ended before."""
-        self._crew.start(self._loader)
-        ended = self._crew.wait(self._loader, time.monotonic() + life)
-        self._books.add(self._loader, Count.IN_LOAD, self._crew.kill(self._loader))
-        return ended is not None
+        self._processes.start(self._loader)
+        ended = self._processes.ends(self._loader, time.monotonic() + life)
+        self._books.add(self._loader, Count.IN_LOAD, self._processes.kill(self._loader))
+        return ended
 
     @staticmethod
     def _is_there() -> bool:
@@ -206,7 +298,7 @@ class Training:
         group, params = _attach()
         with group, params:
             step, arrays = params.snapshot()
-            books.check_parameters(books.own, step, arrays)
+            check(books, books.own, step, arrays)
             at = group.global_step
             right = step == at or (group.stats().update == "in" and step == at + 1)
             params.unlink()
@@ -223,10 +315,10 @@ class Training:
 
     def _counted(self, ledger: npt.NDArray[Any]) -> dict[Count, int]:
         """Read the ledger: which rounds and gradients are in the parameters, and how often."""
-        digits = [model.digit(worker) for worker in self._workers]
-        skipped = np.array([model.skips(step) for step in range(len(ledger))], bool)
+        digits = [digit(worker) for worker in self._workers]
+        skipped = np.array([skips(step) for step in range(len(ledger))], bool)
         whole = np.where(skipped, 0.0, sum(digits))
-        often = [ledger // digit % model.digit(1) for digit in digits]
+        often = [ledger // one % digit(1) for one in digits]
         twice = (ledger == 2 * sum(digits)) | (skipped & (ledger != 0))
         never = ~skipped & (ledger == 0)
         others = (ledger != whole) & ~twice & ~never
@@ -241,7 +333,5 @@ class Training:
     def _wrong(self) -> int:
         """Count the snapshots that differ from the reference."""
         last = int(np.max(np.flatnonzero(self._books.digests), initial=0))
-        seen = zip(
-            self._books.digests[: last + 1], model.reference(len(self._workers)), strict=False
-        )
-        return sum(one not in {0, model.digest(arrays)} for one, arrays in seen)
+        seen = zip(self._books.digests[: last + 1], reference(len(self._workers)), strict=False)
+        return sum(one not in {0, digest(arrays)} for one, arrays in seen)

@@ -7,13 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers.books import Books, Fate, Findings, audit
+from helpers.soak_campaigns import apply
+from helpers.soak_plans import DenseMember, Gradients, Plan, SparseMember, plans
 
 from shmacc import NEVER_STALE, Stats
-from shmacc_soak.audit import audit
-from shmacc_soak.books import Books, Count, Fate, Findings
-from shmacc_soak.members import DenseMember, Gradients, SparseMember
-from shmacc_soak.plans import Plan, plans
-from shmacc_soak.work import apply
 
 WORKER, TAKER = 0, 1
 ROUNDS, EACH = 3, 8
@@ -70,7 +68,7 @@ class Sound:
 @pytest.fixture(autouse=True)
 def _in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is applied twice unless a test has it so: faults are at known applies."""
-    monkeypatch.setattr("shmacc_soak.work._ONCE_MORE", 0.0)
+    monkeypatch.setattr("helpers.soak_campaigns._ONCE_MORE", 0.0)
 
 
 def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
@@ -80,7 +78,7 @@ def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
         for number in range(ROUNDS * EACH):
             apply(books, plan, broken, WORKER, number)
             if number % EACH == EACH - 1:
-                books.note(TAKER, plan, broken.take())
+                plan.note(books, TAKER, broken.take())
         found = audit(books, broken.stats())
         broken.acc.unlink()
     return found
@@ -230,22 +228,12 @@ def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
         for number in range(EACH):
             apply(books, PLAN, acc, WORKER, number)
         for _ in range(2):
-            books.note(TAKER, PLAN, acc.snapshot())
+            PLAN.note(books, TAKER, acc.snapshot())
         assert np.count_nonzero(books.fate == Fate.ACCEPTED) == EACH
         acc.take_partial(0)
         apply(books, PLAN, acc, WORKER, EACH)
-        books.note(TAKER, PLAN, acc.take(1, timeout=0))
+        PLAN.note(books, TAKER, acc.take(1, timeout=0))
         found = audit(books, acc.stats())
         acc.unlink()
     counts = found.counts
     assert (counts["lost"], counts["doubled"], counts["torn"]) == (EACH, 0, 0)
-
-
-def test_a_process_that_fails_is_a_fault() -> None:
-    books, acc = Books(1), PLAN.create("soak")
-    with acc:
-        books.killed(WORKER)
-        assert audit(books, acc.stats()).faults == 0
-        books.add(WORKER, Count.FAILED)
-        assert audit(books, acc.stats()).faults == 1
-        acc.unlink()

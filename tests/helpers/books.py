@@ -1,8 +1,10 @@
-"""The accounts of a campaign: arrays that all its processes share, outside the library.
+"""Books: what processes that may be killed write down, in memory that they share with the test.
 
 Every entry has one writer at a time and is written by single stores, so a kill leaves it old or
 new. A chief notes a round in its block, before the round is consumed. If the chief is killed or
 gives the round up, the next take of that step has all its gradients, and they are noted again.
+
+`audit` compares the books with the library's counters, which it keeps independently.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shmacc_soak import model
-from shmacc_soak.members import MOST
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shmacc_soak.members import Numbers
-    from shmacc_soak.plans import Plan
+    from shmacc import Stats
+
+Numbers = npt.NDArray[np.int64]
+
+MOST: Final = 1 << 20
+"""The books have room for this many gradients."""
+
+STEPS: Final = 1 << 16
+"""And for the parameters of this many steps."""
 
 
 class Fate(IntEnum):
@@ -58,18 +64,18 @@ class Applied(IntEnum):
 
 
 class Count(StrEnum):
-    """What is counted, in the order and words in which it is printed."""
+    """What is counted, in the words in which it is printed."""
 
     KILLED = "processes killed"
-    IN_APPLY = "  in an apply"
-    IN_BLOCK = "  in the block of a round"
+    IN_APPLY = "killed in an apply"
+    IN_BLOCK = "killed in the block of a round"
     STOPPED = "processes stopped for a while"
     ACCEPTED = "gradients accepted"
     REFUSED = "gradients refused as stale"
     AGAIN = "contributors applied again"
     UNANSWERED = "gradients in whose worker never learned it"
     TAKES = "takes and rounds"
-    TAKES_LOST = "  that died with their taker"
+    TAKES_LOST = "takes that died with their taker"
     GIVEN_UP = "rounds given up"
     SNAPSHOTS = "snapshots looked at"
     RESTORES = "states restored"
@@ -78,12 +84,12 @@ class Count(StrEnum):
     TOLD_FAILED = "failures of workers that were told"
     ROUNDS = "rounds in trained parameters"
     UPDATES = "updates of parameters"
-    FOUND_IN = "  that were in already"
-    IN_UPDATE = "  processes killed in one"
+    FOUND_IN = "updates that were in already"
+    IN_UPDATE = "processes killed in an update"
     SAVES = "files saved"
     LOADS = "files loaded"
-    IN_LOAD = "  processes killed in that"
-    NOT_LOADED = "  updates refused meanwhile"
+    IN_LOAD = "processes killed in a load"
+    NOT_LOADED = "updates refused during a load"
     # Faults:
     TORN = "torn"  # gradients missing from some members; members or parameters with wrong sums
     LOST = "lost"  # accepted gradients that are nowhere
@@ -94,7 +100,6 @@ class Count(StrEnum):
     NOT_UPDATED = "not updated"  # rounds that are not in the parameters
     MISCOUNTED = "miscounted"  # counters of the library that disagree with the books
     MISTOLD = "mistold"  # wrong numbers of deaths and failures told, or other reasons
-    FAILED = "failed"  # processes that ended with an error, or did not end
 
 
 FAULTS: Final = list(Count)[list(Count).index(Count.TORN) :]
@@ -112,13 +117,6 @@ class Findings:
     def faults(self) -> int:
         """The number of all faults."""
         return sum(self.counts[fault] for fault in FAULTS)
-
-    def __add__(self, other: Findings) -> Findings:
-        """Return the findings of both together."""
-        longest = self.longest | {
-            what: max(at, self.longest.get(what, 0.0)) for what, at in other.longest.items()
-        }
-        return Findings(self.counts + other.counts, longest)
 
 
 def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
@@ -144,7 +142,7 @@ class Books:
         # The number of gradients in the take that ended the step, plus 1; 0: not noted, as the
         # taker was killed.
         self.logged = _shared(MOST, np.int32)
-        self.digests = _shared(model.STEPS, np.int64)  # digests of the parameters
+        self.digests = _shared(STEPS, np.int64)  # digests of the parameters
         # By process:
         self.turn = _shared(processes, np.int64)  # a worker's next gradient
         self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted its take yet
@@ -188,30 +186,13 @@ class Books:
         """Whether the processes were asked to end."""
         return bool(self._stop[0])
 
-    def note(self, process: int, plan: Plan, taken: Any) -> None:
-        """Record a take, or a round before its end."""
-        numbers = self.check(process, plan, taken)
+    def note(self, process: int, numbers: Numbers, step: int, count: int) -> None:
+        """Record which gradients a take has, or a round before its end."""
         before = self.taken_at[numbers]
-        doubled = (before != 0) & (before != taken.step + 1)
+        doubled = (before != 0) & (before != step + 1)
         self.add(process, Count.DOUBLED, int(np.count_nonzero(doubled)))
-        self.taken_at[numbers] = taken.step + 1
-        self.logged[taken.step] = taken.count + 1
-
-    def check(self, process: int, plan: Plan, taken: Any) -> Numbers:
-        """Record the faults within a take or a snapshot; return the gradients in it."""
-        contents = plan.contents(taken)
-        repeated = Count.REPEATED if plan.gradients.contribute else Count.DOUBLED
-        self.add(process, Count.TORN, contents.torn)
-        self.add(process, repeated, contents.repeated)
-        self.add(process, Count.MISCOUNTED, contents.misreported)
-        return contents.numbers
-
-    def check_parameters(self, process: int, step: int, arrays: Any) -> None:
-        """Note the parameters at that step, or compare them with those noted."""
-        ledger, found = arrays["ledger"][:, 0], model.digest(arrays)
-        torn = ledger[step:].any() or int(self.digests[step]) not in {0, found}
-        self.add(process, Count.TORN, bool(torn))
-        self.digests[step] = found
+        self.taken_at[numbers] = step + 1
+        self.logged[step] = count + 1
 
     def tell(self, process: int, reasons: tuple[str, ...]) -> None:
         """Record the deaths and failures that a take was told of."""
@@ -254,3 +235,92 @@ class Books:
     def _waited(self, process: int, doing: Doing, stopped: float) -> None:
         waited = time.monotonic() - self._began[process] - stopped
         self._longest[doing][process] = max(self._longest[doing][process], waited)
+
+
+def audit(books: Books, stats: Stats) -> Findings:
+    """Audit books whose processes have ended, and whose last gradients are taken and noted."""
+    entries = max(_end(books.fate), _end(books.taken_at))
+    fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
+    since, until = books.since[:entries], books.until[:entries]
+    # A taker writes `logged` last. If it was killed before that, its other notes do not count.
+    seen = (step >= 0) & (books.logged[step] > 0)
+    accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
+    unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)
+
+    # Only takes advance the step, so each step below the present one was closed by one take.
+    logged = books.logged[: stats.global_step].astype(np.int64)
+    died = np.flatnonzero(logged == 0)
+
+    # An accepted gradient that nobody noted must be in a take that died with its taker.
+    missing = np.flatnonzero(accepted & ~seen)
+    first = np.searchsorted(died, since[missing])
+    may_have_died = first < len(died)
+    may_have_died[may_have_died] = died[first[may_have_died]] <= until[missing[may_have_died]]
+    # Gradients of a round that was not consumed must be in the take that closed the step.
+    members = np.bincount(step[seen], minlength=stats.global_step)
+    noted = np.where(logged > 0, logged - 1, members[: stats.global_step])
+    gone = np.maximum(members[: stats.global_step] - noted, 0)
+
+    # A gradient's round must lie between the steps that its worker saw.
+    misplaced = seen & (
+        (step < since)
+        | (step > until)
+        | (step >= stats.global_step)
+        | refused
+        | (fate == Fate.TIMED_OUT)
+        | (fate == Fate.NONE)
+    )
+
+    # Now the counters. All accepted gradients that no restore has discarded must have been taken.
+    applied = stats.applied - stats.discarded
+    # Takes that died with their takers had `unseen` gradients: the accepted ones that nobody noted,
+    # and some of the unanswered ones.
+    unseen = stats.taken - int(np.sum(np.maximum(logged - 1, 0)))
+    unanswered_unseen = _number(unanswered & ~seen)
+    # `dropped` counts each apply that returned False, and some of those that never returned.
+    answered_no = _number(refused | (fate == Fate.IN_DOUBT))
+    attempts = int(books.attempts[:entries].sum(dtype=np.int64))
+    cut_short = attempts - _number(fate > Fate.BEGUN)
+    checks = [
+        stats.takes == stats.global_step,
+        stats.num_accumulated == 0,
+        applied == stats.taken,
+        len(missing) <= unseen <= len(missing) + unanswered_unseen,
+        len(died) <= books.risked,
+        applied == _number(seen) + unseen,
+        0 <= stats.dropped - answered_no <= cut_short,
+        # No gradient that was noted under a take is noted under another one now.
+        not np.any(members[: stats.global_step] < noted),
+    ]
+    # A taker that was killed may have been told of deaths and failures that it did not note.
+    dead, failures = books.surely_gone, books.sum(Count.WORKERS_FAILED)
+    told_dead, told_failed = books.sum(Count.TOLD_DEAD), books.sum(Count.TOLD_FAILED)
+    told_all = told_dead >= dead and told_failed >= failures - books.failing
+    told_right = (
+        told_dead <= dead + books.perhaps_gone
+        and told_failed <= failures
+        and (told_all or books.unheard > 0)
+    )
+    for what, number in {
+        Count.ACCEPTED: _number(accepted),
+        Count.REFUSED: _number(refused),
+        Count.AGAIN: attempts - _number(fate),
+        Count.UNANSWERED: _number(unanswered & seen),
+        Count.TAKES: stats.takes,
+        Count.TAKES_LOST: len(died),
+        Count.LOST: _number(~may_have_died) + int(gone.sum()),
+        Count.MISPLACED: _number(misplaced),
+        Count.MISCOUNTED: checks.count(False),
+        Count.MISTOLD: not told_right,
+    }.items():
+        books.add(books.own, what, number)
+    return books.findings()
+
+
+def _number(which: Any) -> int:
+    return int(np.count_nonzero(which))
+
+
+def _end(entries: Numbers) -> int:
+    """Return the index after the last entry that is not 0."""
+    return int(np.max(np.flatnonzero(entries), initial=-1)) + 1

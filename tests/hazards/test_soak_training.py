@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from helpers.soak_training import Training, gradient, update
 
 from shmacc import AccumulatorGroup, Parameters
-from shmacc_soak import model
-from shmacc_soak.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc_soak.books import Findings
+    from helpers.books import Findings
 
 WORKERS: Final = 3
 ROUNDS: Final = 30
@@ -41,11 +40,11 @@ class Sound:
 
     def apply(self, worker: int, step: int) -> None:
         """Apply a worker's gradient."""
-        self.group.apply(model.gradient(worker, step, self.params), step)
+        self.group.apply(gradient(worker, step, self.params), step)
 
     def update(self, taken: Any) -> None:
         """Update, or skip."""
-        model.update(self.params, taken)
+        update(self.params, taken)
 
 
 def test_nothing_is_found_if_nothing_is_wrong() -> None:
@@ -96,7 +95,7 @@ class ReadsEarly(Sound):
             self.params.restore(self.before)
             old = {name: array.copy() for name, array in self.params.items()}
             self.params.restore(self.now)
-            self.group.apply(model.gradient(worker, step, old), step)
+            self.group.apply(gradient(worker, step, old), step)
         else:
             super().apply(worker, step)
 
