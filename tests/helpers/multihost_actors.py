@@ -17,7 +17,7 @@ from shmacc._multihost.messages import (
     Timing,
 )
 from shmacc._multihost.shard import ShardCore
-from shmacc_simulate.books import Gradient, Segment
+from shmacc_simulate.ledger import Gradient, Segment
 
 if TYPE_CHECKING:
     from helpers.multihost_world import World
@@ -113,7 +113,7 @@ class Host:
         pieces: dict[int, list[Gradient]] = {}
         for gradient in self.segment.content:
             pieces.setdefault(gradient.identity % len(places), []).append(gradient)
-        world.books.shipped[key] = list(self.segment.content)
+        world.ledger.shipped[key] = list(self.segment.content)
         wanted = set(pieces)
 
         def attempt(shard: int) -> None:
@@ -206,7 +206,7 @@ class Chief:
             return
 
         def arrive() -> None:
-            answer = world.owner.ask(ticket, world.books.required, world.now)
+            answer = world.owner.ask(ticket, world.ledger.required, world.now)
             world.orders()
             world.send(lambda: self.answered(ticket, answer))
 
@@ -256,7 +256,7 @@ class Chief:
             world.owner.missing(ticket, world.now)
             world.orders()
             return
-        assert sorted(got, key=repr) == sorted(world.books.content(opened), key=repr)
+        assert sorted(got, key=repr) == sorted(world.ledger.content(opened), key=repr)
         assert opened.count == len(got)
         assert opened.weight == sum(g.weight for g in got)
         random_ = world.random

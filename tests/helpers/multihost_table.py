@@ -7,7 +7,7 @@ from helpers.multihost_actors import TIMING
 from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import Opened
 from shmacc._multihost.owner import OwnerCore
-from shmacc_simulate.books import Gradient, Segment
+from shmacc_simulate.ledger import Gradient, Segment
 
 
 class Table:

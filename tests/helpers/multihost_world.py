@@ -1,7 +1,7 @@
 """Hosts, an owner and chiefs that drive the protocol's core, in one thread and simulated time.
 
-Messages are lost, doubled, delayed and thereby reordered; every part may be killed. Segments, books
-and the clock come from `shmacc_simulate`. The books check each consumed round.
+Messages are lost, doubled, delayed and thereby reordered; every part may be killed. Segments,
+the ledger and the clock come from `shmacc_simulate`. The ledger checks each consumed round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helpers.multihost_actors import TIMING, Chief, Host, Worker
 
 from shmacc._multihost.messages import Fence, NotReady, Opened
 from shmacc._multihost.owner import OwnerCore
-from shmacc_simulate.books import Books, Gradient, Segment
+from shmacc_simulate.ledger import Gradient, Ledger, Segment
 from shmacc_simulate.world import Clock
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Faults:
 
 
 class World:
-    """The owner, hosts, workers and a chief; their faults; and the books that check the rounds."""
+    """The owner, hosts, workers and a chief, their faults, and the ledger that checks rounds."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class World:
         self.random = random.Random(seed)
         self.clock = Clock()
         self.after = self.clock.after
-        self.books = Books(required or hosts * workers)
+        self.ledger = Ledger(required or hosts * workers)
         self.identities = itertools.count(1)
         self.faults = faults or Faults()
         self.accepted: dict[int, Gradient] = {}
@@ -239,13 +239,13 @@ class World:
     def new_chief(self) -> None:
         self.chief = Chief(self)
 
-    # Books
+    # Ledger
 
     def _owner(self, step: int | None) -> OwnerCore:
         world = self
 
         class Owner(OwnerCore):
-            """Has the books check each round when it is consumed."""
+            """Has the ledger check each round when it is consumed."""
 
             def _end_block(self, *, consume: bool) -> None:
                 block, ticket = self.block, self._block_ticket
@@ -257,8 +257,8 @@ class World:
         return Owner(self.term, step, TIMING, self.shards)
 
     def audit(self, block: Opened) -> None:
-        """Compare a consumed round with the books."""
-        got = self.books.consume(block, self.owner.step)
+        """Compare a consumed round with the ledger."""
+        got = self.ledger.consume(block, self.owner.step)
         assert all(gradient.identity in self.accepted for gradient in got), "from nowhere"
         self.rounds.append((block.step, got))
 
@@ -272,6 +272,6 @@ class World:
             gradient
             for gradient in self.accepted.values()
             if gradient.local_step < self.owner.step
-            and gradient.identity not in self.books.consumed
+            and gradient.identity not in self.ledger.consumed
             and self.accepted_at.get(gradient.identity) not in self.dropped
         ]

@@ -7,7 +7,7 @@ from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost.messages import Conflict, Died, Ended, Loss, Opened, Waiting
-from shmacc_simulate.books import Segment
+from shmacc_simulate.ledger import Segment
 
 pytestmark = pytest.mark.threads
 

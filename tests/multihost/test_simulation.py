@@ -12,8 +12,8 @@ from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import BatchKey, Fence, Member, Opened
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
-from shmacc_simulate.books import Books, BrokenPromiseError, Gradient, Segment
 from shmacc_simulate.job import Job
+from shmacc_simulate.ledger import BrokenPromiseError, Gradient, Ledger, Segment
 from shmacc_simulate.popularity import Table
 from shmacc_simulate.scenario import Scenario
 from shmacc_simulate.world import Clock, Network, Processor, Steps
@@ -117,13 +117,13 @@ def test_unions_are_those_of_draws() -> None:
 def test_a_round_that_breaks_a_promise_is_found(
     fault: str, gradients: list[tuple[int, int, int]], wrong: dict[str, Any]
 ) -> None:
-    books, key = Books(required=2), BatchKey("host", 1, 1)
-    books.consumed[7] = 4
-    books.shipped[key] = [Gradient(*each) for each in gradients]
-    batch = Segment(5, list(books.shipped[key])).sealed()
+    ledger, key = Ledger(required=2), BatchKey("host", 1, 1)
+    ledger.consumed[7] = 4
+    ledger.shipped[key] = [Gradient(*each) for each in gradients]
+    batch = Segment(5, list(ledger.shipped[key])).sealed()
     opened = Opened(Fence(1, 0), 5, (Member(key, dataclasses.replace(batch, **wrong)),))
     with pytest.raises(BrokenPromiseError, match=fault):
-        books.consume(opened, 5)
+        ledger.consume(opened, 5)
 
 
 def test_a_job_that_is_given_up_has_no_figures_of_half_a_round() -> None:

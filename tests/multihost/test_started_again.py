@@ -8,7 +8,7 @@ from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost.messages import Fence, Finished, NotReady, Opened, Report, Waiting
 from shmacc._multihost.owner import OwnerCore
-from shmacc_simulate.books import Segment
+from shmacc_simulate.ledger import Segment
 
 pytestmark = pytest.mark.threads
 

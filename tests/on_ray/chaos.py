@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import ray
 from helpers.support import stopped
-from on_ray.books import MEMBERS, many_members, wait_for
+from on_ray.journals import MEMBERS, many_members, wait_for
 from on_ray.other_chief import OtherChief
 from on_ray.training import PATIENCE, Parameters, Training
 
@@ -71,7 +71,7 @@ class Chaos:
             self.strikes["heads restarted"] = self._restart_head
 
     def run(self) -> None:
-        """Strike once in each way, and then at random; then hold everything against the books."""
+        """Strike once in each way, then at random; compare all rounds with the journals."""
         with self._trained():
             end = time.monotonic() + self._seconds
             left = list(self.strikes)
@@ -128,10 +128,10 @@ class Chaos:
     # The strikes
 
     def _kill_worker(self) -> None:
-        books = self._training().books
-        rank = self.random.choice(list(books.homes))
-        books.kill(rank)
-        books.start(rank, books.homes[rank])
+        journals = self._training().journals
+        rank = self.random.choice(list(journals.homes))
+        journals.kill(rank)
+        journals.start(rank, journals.homes[rank])
 
     def _kill(self, part: str) -> None:
         if (pid := self._pid(part)) is not None:
@@ -160,10 +160,10 @@ class Chaos:
         died = self.extra
         self.nodes.remove(died)
         self.extra = self.nodes.add()
-        for books in (training.books for training in self.trainings):
-            for rank in [rank for rank, home in books.homes.items() if home == died]:
-                books.kill(rank)
-                books.start(rank, self.extra)
+        for journals in (training.journals for training in self.trainings):
+            for rank in [rank for rank, home in journals.homes.items() if home == died]:
+                journals.kill(rank)
+                journals.start(rank, self.extra)
 
     def _cut(self) -> None:
         """Cut a node off for longer than its lease, and mend its link before Ray sees it."""

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ray
-from on_ray.books import MEMBERS, wait_for
+from on_ray.journals import MEMBERS, wait_for
 from on_ray.nodes import Nodes
 from on_ray.training import Parameters, Training
 
@@ -73,7 +73,7 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
         assert len(group.stats(timeout=10)) == 2
     wait_for(lambda: group.hosts()[nodes.id(1)].alive)
     found["all there again"] = rounds(training, 10, 6)
-    found["lost"] = len(training.books.lost())
+    found["lost"] = len(training.journals.lost())
     owner = process("owner")
     with nodes.headless():
         os.kill(owner, signal.SIGKILL)

@@ -24,7 +24,7 @@ if __name__ == "__main__":  # before Ray has any thread
     WIRES = Wires(3, delay=(0.005, 0.002), loss=0.01)
 
 import ray
-from on_ray.books import MEMBERS, Books, wait_for
+from on_ray.journals import MEMBERS, Journals, wait_for
 from on_ray.nodes import Nodes
 
 import shmacc.ray
@@ -39,7 +39,7 @@ def kill(part: str) -> None:
     os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
 
 
-def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict[str, Any]:
+def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals) -> dict[str, Any]:
     """Have rounds, and let things go wrong; return the figures."""
     killed = dict.fromkeys(("workers", "hosts' actors", "links", "nodes"), 0)
     seconds = []
@@ -48,7 +48,7 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict
         for _ in range(number):
             began = time.monotonic()
             with group.round(required, timeout=120) as taken:
-                books.enter(taken, required)
+                journals.enter(taken, required)
             seconds.append(time.monotonic() - began)
 
     owner: Any = ray.get_actor("lossy/owner", namespace=NAMESPACE)
@@ -61,23 +61,23 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict
         times[phase] = round(time.monotonic() - began - sum(times.values()), 1)
 
     for rank in range(RANKS):
-        books.start(rank, rank % 3)
+        journals.start(rank, rank % 3)
     rounds(5)
     passed("quiet")
     quiet = sorted(seconds)[len(seconds) // 2]
-    assert books.lost() == []
+    assert journals.lost() == []
     for number in range(3):
-        books.kill(number)
-        books.start(number, number)
+        journals.kill(number)
+        journals.start(number, number)
         killed["workers"] += 1
         rounds(3)
-    assert books.lost() == [], "neither workers nor packets cost a gradient"
+    assert journals.lost() == [], "neither workers nor packets cost a gradient"
     passed("workers")
     for number in (1, 2):
         kill(f"host {nodes.id(number)}")
         killed["hosts' actors"] += 1
         rounds(2)
-    by_actors = len(books.lost())
+    by_actors = len(journals.lost())
     passed("hosts' actors")
     assert nodes.wires is not None
     nodes.wires.cut(2)
@@ -89,22 +89,22 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books) -> dict
     nodes.wires.mend(2)
     wait_for(lambda: group.hosts()[nodes.id(2)].alive)
     rounds(3)
-    by_links = len(books.lost()) - by_actors
+    by_links = len(journals.lost()) - by_actors
     passed("link mended")
     nodes.remove(2)
     for rank in (2, 5):
-        books.kill(rank)
+        journals.kill(rank)
     killed["nodes"] += 1
     rounds(3, 4)
     passed("node")
     return {
         "seconds": times,
         "rounds": len(seconds),
-        "gradients": len(books.consumed),
+        "gradients": len(journals.consumed),
         "killed": killed,
         "lost to hosts' actors": by_actors,
         "lost to links": by_links,
-        "lost to nodes": len(books.lost()) - by_actors - by_links,
+        "lost to nodes": len(journals.lost()) - by_actors - by_links,
         "median round without kills": round(quiet, 3),
         "packets, lost": nodes.wires.figures(),
         "counters": group.counters(),
@@ -120,11 +120,11 @@ def main() -> None:
             nodes.on(0),
             shmacc.ray.AccumulatorGroup(MEMBERS, "lossy", shards=2, timing=TIMING) as group,
         ):
-            books = Books(nodes, "lossy", folder, group.global_step)
+            journals = Journals(nodes, "lossy", folder, group.global_step)
             try:
-                figures = live(nodes, group, books)
+                figures = live(nodes, group, journals)
             finally:
-                books.end()
+                journals.end()
                 group.unlink()
         sys.stdout.write(f"\n{json.dumps(figures)}\n")
         sys.stdout.flush()

@@ -15,7 +15,7 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
 import ray
 from helpers.support import stopped
-from on_ray.books import wait_for
+from on_ray.journals import wait_for
 from ray.cluster_utils import Cluster
 
 if TYPE_CHECKING:

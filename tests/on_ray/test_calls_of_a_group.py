@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from helpers.at_every_point import FOLDER, Points, coming_between
-from on_ray.books import wait_for
+from on_ray.journals import wait_for
 
 import shmacc
 import shmacc.ray

@@ -42,16 +42,16 @@ def test_chaos(chaos: Chaos) -> None:
 def test_a_chief_that_is_stopped_in_its_block_has_lost_it(chaos: Chaos) -> None:
     training = chaos.many
     training.round_of_all()
-    before = training.books.lost()
+    before = training.journals.lost()
     step, gradients = chaos.chief.enter(training.name, training.required)
     with chaos.chief.stopped():
         training.round()
-        same = {own for own, closed in training.books.consumed.items() if closed == step}
+        same = {own for own, closed in training.journals.consumed.items() if closed == step}
         assert gradients <= same, "the same gradients, or more"
     assert "ended before its block" in chaos.chief.leave()
     training.round()
     assert training.group.global_step == training.closed + 1 == step + 2
-    assert training.books.lost() == before
+    assert training.journals.lost() == before
 
 
 @pytest.mark.skipif(SECONDS == 0, reason="takes SOAK_SECONDS: `make soak-ray`")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import ray
 from helpers.support import stopped
-from on_ray.books import end_training, wait_for
+from on_ray.journals import end_training, wait_for
 
 import shmacc
 import shmacc.ray

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import ray
-from on_ray.books import MEMBERS, Books, wait_for
+from on_ray.journals import MEMBERS, Journals, wait_for
 
 import shmacc
 import shmacc.ray
@@ -58,8 +58,10 @@ def group(one_group: shmacc.ray.AccumulatorGroup) -> shmacc.ray.AccumulatorGroup
 
 
 @pytest.fixture
-def books(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, tmp_path: Path) -> Iterator[Books]:
-    made = Books(nodes, group.shared_name, tmp_path, group.global_step)
+def journals(
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, tmp_path: Path
+) -> Iterator[Journals]:
+    made = Journals(nodes, group.shared_name, tmp_path, group.global_step)
     for rank in range(RANKS):
         made.start(rank, rank % 3)
     yield made
@@ -76,20 +78,20 @@ def kill(part: str) -> None:
 
 
 def rounds(
-    group: shmacc.ray.AccumulatorGroup, books: Books, number: int, required: int = RANKS
+    group: shmacc.ray.AccumulatorGroup, journals: Journals, number: int, required: int = RANKS
 ) -> None:
     for _ in range(number):
         with group.round(required, timeout=60) as taken:
-            books.enter(taken, required)
+            journals.enter(taken, required)
 
 
 def test_rounds_have_each_gradient_once_and_whole(
-    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
     step, before = group.global_step, group.counters()
-    rounds(group, books, 5)
+    rounds(group, journals, 5)
     assert group.global_step == step + 5
-    assert books.lost() == []
+    assert journals.lost() == []
     assert group.counters()["rounds"] == before["rounds"] + 5
     assert group.counters()["gradients"] == before["gradients"] + 5 * RANKS
     hosts = group.hosts()
@@ -132,7 +134,7 @@ def test_the_reduction_is_that_of_one_group(nodes: Nodes) -> None:
         local.close()
 
 
-@pytest.mark.usefixtures("books")
+@pytest.mark.usefixtures("journals")
 def test_a_round_may_stay_at_the_shards(group: shmacc.ray.AccumulatorGroup) -> None:
     with group.round_of_shards(RANKS, timeout=60) as taken:
         assert len(taken.shards) == 2
@@ -169,7 +171,7 @@ def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> Non
 
 
 def test_a_block_that_raises_hands_out_the_same_gradients_again(
-    group: shmacc.ray.AccumulatorGroup, books: Books
+    group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
     contents = []
     for _ in range(2):
@@ -177,42 +179,42 @@ def test_a_block_that_raises_hands_out_the_same_gradients_again(
             contents.append(taken["rows"].indices.tolist())
             _ = 1 / 0
     assert contents[0] == contents[1]
-    rounds(group, books, 2)
-    assert books.lost() == []
+    rounds(group, journals, 2)
+    assert journals.lost() == []
 
 
 def test_workers_and_host_actors_are_killed_and_no_gradient_is_lost(
-    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
-    rounds(group, books, 2)
+    rounds(group, journals, 2)
     for number in range(3):
-        books.kill(number)
-        books.start(number, number)  # on the same host: it is in the round once all the same
-        rounds(group, books, 2)
-    assert books.lost() == []
+        journals.kill(number)
+        journals.start(number, number)  # on the same host: it is in the round once all the same
+        rounds(group, journals, 2)
+    assert journals.lost() == []
     for number in range(3):
         kill(f"host {nodes.id(number)}")
-        rounds(group, books, 2)
+        rounds(group, journals, 2)
     # A forwarder's death in the moment after its batch became a member may cost what came then.
-    assert len(books.lost()) <= RANKS
+    assert len(journals.lost()) <= RANKS
 
 
 def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
-    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
     """What its segment has counts as soon as the next one has reported it."""
-    rounds(group, books, 2)
+    rounds(group, journals, 2)
     before = group.counters()
     for number in range(6):
         part = f"host {nodes.id(number % 3)}"
         death = threading.Timer(0.005 * number, kill, (part,))
         death.start()
-        rounds(group, books, 1)
+        rounds(group, journals, 1)
         death.join()
-        rounds(group, books, 1)
+        rounds(group, journals, 1)
     counted = {name: number - before[name] for name, number in group.counters().items()}
     assert counted["voided"] <= counted["lost_hosts"]  # of a machine on which an actor starts late
-    assert len(books.lost()) <= RANKS
+    assert len(journals.lost()) <= RANKS
 
 
 def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes: Nodes) -> None:
@@ -240,11 +242,11 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
 
 
 def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
-    group: shmacc.ray.AccumulatorGroup, books: Books, caplog: pytest.LogCaptureFixture
+    group: shmacc.ray.AccumulatorGroup, journals: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And all that gives the step, also if it dies while somebody waits; the rest works."""
     step = group.global_step
-    rounds(group, books, 2)
+    rounds(group, journals, 2)
     calls: list[Callable[[], object]] = [
         lambda: group.wait_step(step + 2, timeout=60),  # the owner dies in its midst
         lambda: group.wait_step(0),
@@ -271,7 +273,7 @@ def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
     group.set_global_step(step + 2)
     assert group.global_step == step + 2
     assert "global_step" not in caplog.text
-    rounds(group, books, 1)
+    rounds(group, journals, 1)
     assert group.wait_step(step + 2, timeout=60) == step + 3
 
 
@@ -290,30 +292,30 @@ with group.round(int(sys.argv[2]), timeout=60) as taken:
 
 
 def test_a_chief_dies_in_its_block_and_the_next_one_gets_the_same(
-    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, books: Books
+    nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
-    rounds(group, books, 1)
+    rounds(group, journals, 1)
     address = nodes.cluster.address
     command = [sys.executable, "-P", "-c", _CHIEF, address, str(RANKS)]
     chief = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert chief.returncode == -signal.SIGKILL, chief.stderr
     with group.round(RANKS, timeout=60) as taken:
         assert taken["rows"].indices.tolist() == [int(row) for row in chief.stdout.split()]
-        books.enter(taken, RANKS)
-    rounds(group, books, 1)
-    assert books.lost() == []
+        journals.enter(taken, RANKS)
+    rounds(group, journals, 1)
+    assert journals.lost() == []
 
 
-def test_a_new_step_ends_a_block(group: shmacc.ray.AccumulatorGroup, books: Books) -> None:
+def test_a_new_step_ends_a_block(group: shmacc.ray.AccumulatorGroup, journals: Journals) -> None:
     ended = pytest.raises(FailedPreconditionError, match="ended before its block")
     with ended, group.round(RANKS, timeout=60):
         group.advance_step(group.global_step + 50)
     step = group.global_step
-    rounds(group, books, 1)
+    rounds(group, journals, 1)
     assert group.global_step == step + 1
 
 
-@pytest.mark.usefixtures("group", "books")
+@pytest.mark.usefixtures("group", "journals")
 def test_chiefs_wait_in_line() -> None:
     steps = []
 

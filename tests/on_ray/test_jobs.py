@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from on_ray.books import wait_for
+from on_ray.journals import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import ray
 from helpers import support
-from on_ray.books import wait_for
+from on_ray.journals import wait_for
 
 import shmacc
 import shmacc.ray

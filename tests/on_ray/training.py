@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from on_ray.books import MEMBERS, Books
+from on_ray.journals import MEMBERS, Journals
 
 import shmacc
 import shmacc.ray
@@ -84,9 +84,9 @@ class Training:
             parameters.follow(name)
         folder.mkdir()
         others = len(members) - len(MEMBERS)
-        self.books = Books(nodes, name, folder, self.group.global_step, others=others)
+        self.journals = Journals(nodes, name, folder, self.group.global_step, others=others)
         for rank, node in homes.items():
-            self.books.start(rank, node)
+            self.journals.start(rank, node)
         self.step = 0  # the highest that the chief knows of
         self.closed = -1  # the step that its last round has closed
         self.block = 0.0  # seconds that its next block is to take
@@ -135,12 +135,12 @@ class Training:
             self.happened["rounds ended"] += 1
             if "set_global_step" in str(error):
                 # Higher than all that it may have been at: workers never wait for a lower one.
-                self.step += len(self.books.homes)
+                self.step += len(self.journals.homes)
                 self.group.set_global_step(self.step)
         except CancelledError:
             self.happened["rounds ended"] += 1
         else:
-            self.books.enter(taken, number)
+            self.journals.enter(taken, number)
             self.happened["rounds"] += 1
             self.happened["long blocks"] += pause > 0
             self.closed = taken.step
@@ -152,26 +152,26 @@ class Training:
         """Have a round of all workers; the first attempt may find that the owner was lost."""
         before = self.happened["rounds"]
         while self.happened["rounds"] == before:
-            self.round(len(self.books.homes))
+            self.round(len(self.journals.homes))
 
     def settle(self, strikes: int) -> None:
-        """Have rounds with everything there again, and hold the whole against the books."""
+        """Have rounds with everything there again, and hold the whole against the journals."""
         self.round_of_all()
-        before = set(self.books.lost())
+        before = set(self.journals.lost())
         for _ in range(3):
-            self.round(len(self.books.homes))
+            self.round(len(self.journals.homes))
         longest = {name: round(seconds, 1) for name, seconds in self.longest.items()}
         sys.stdout.write(
-            f"{self.name}: {dict(self.happened)}; {len(self.books.consumed)} gradients, "
+            f"{self.name}: {dict(self.happened)}; {len(self.journals.consumed)} gradients, "
             f"{len(before)} lost; the longest times in a round: {longest} s\n"
         )
-        assert set(self.books.lost()) == before, "nothing went wrong, and a gradient is lost"
+        assert set(self.journals.lost()) == before, "nothing went wrong, and a gradient is lost"
         # Each time, at most those that were accepted on hosts which were lost or begun again.
-        assert len(before) <= len(self.books.homes) * (strikes + self.happened["rounds ended"])
+        assert len(before) <= len(self.journals.homes) * (strikes + self.happened["rounds ended"])
 
     def end(self) -> None:
         self._over.set()
-        self.books.end()
+        self.journals.end()
         self.group.unlink()
         if self._parameters is not None:
             self._parameters.end()

@@ -56,7 +56,7 @@ class Marks(nn.Module):
         loss.backward()
 
 
-class Books:
+class Ledger:
     """How often the rounds of a training had each gradient."""
 
     def __init__(self, model: Marks) -> None:
@@ -117,32 +117,32 @@ PLANS: Final = {
 }
 
 
-def follow(plan: str, books: Books, pair: Any, numbers: Iterator[int], at: Any) -> bool:
-    """Follow a plan; ask again until a step returns; hold the books. Whether an alarm came."""
+def follow(plan: str, ledger: Ledger, pair: Any, numbers: Iterator[int], at: Any) -> bool:
+    """Follow a plan; ask again until a step returns; hold the ledger. Whether an alarm came."""
     replicas, replica = pair
     left: list[int] = []
     answer, came = None, False
-    books.forget()
+    ledger.forget()
     for what in (*PLANS[plan], *["step", "rounds"] * 6):
         if what == "leave":
             left.append(next(numbers))
             replica._model.leave(left[-1])
             answer = None
         elif what == "rounds":
-            books.make_rounds(replicas)
+            ledger.make_rounds(replicas)
         elif answer is None:
             when = at if what == "interrupted" else NEVER
             answer, now = interrupted(replica.step, *when)
             came = came or now
-    judge(books, pair, left, answer, f"{answer} at {at}")
+    judge(ledger, pair, left, answer, f"{answer} at {at}")
     return came
 
 
-def judge(books: Books, pair: Any, left: list[int], answer: bool | None, where: str) -> None:
+def judge(ledger: Ledger, pair: Any, left: list[int], answer: bool | None, where: str) -> None:
     replicas, replica = pair
-    found = [books.of(number) for number in left]
+    found = [ledger.of(number) for number in left]
     assert answer is not None, f"replica and chief wait for each other: {where}"
-    assert books.found.sum() == sum(found), f"another one counted: {where}"
+    assert ledger.found.sum() == sum(found), f"another one counted: {where}"
     assert max(found) <= 1, f"counted twice: {where}"
     assert found[-1] == answer, f"not as the step has returned: {found}, {where}"
     if isinstance(replicas, AsyncReplicas) or len(left) == 1:
@@ -165,12 +165,12 @@ TWICE: Final = (0, 1, 4, 9, 16, 40) if EVERY_INSTANT else (0, 5)
 def test_at_every_point_of_a_step(kind: Any, plan: str) -> None:
     """Also if a second exception comes soon after the first one."""
     model, other = Marks(), Marks()
-    books, numbers = Books(model), itertools.cycle(range(SIZE))
+    ledger, numbers = Ledger(model), itertools.cycle(range(SIZE))
     with pair(model, other, kind, optimizer=SGD(1.0)) as both:
         both[1]._timeout = 0.001
         for points, again in itertools.product((Points.LINES, Points.INSTRUCTIONS), TWICE):
             for number in itertools.count(1 + len(plan) % EACH, EACH):
-                if not follow(plan, books, both, numbers, (points, number, again)):
+                if not follow(plan, ledger, both, numbers, (points, number, again)):
                     break
         both[1].close()
 

@@ -63,28 +63,28 @@ def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> 
         AccumulatorGroup(
             params.member_specs(TABLES) | figures, name, reduction_type="CMEAN", **ours
         ) as group,
-        contextlib.closing(_Crew(group, params, books, plan)) as crew,
+        contextlib.closing(_Cast(group, params, books, plan)) as cast,
     ):
-        while crew.works():
+        while cast.works():
             time.sleep(0.05)
-            if victims and crew.killed < group.global_step % plan.steps * most // plan.steps:
+            if victims and cast.killed < group.global_step % plan.steps * most // plan.steps:
                 for victim in random.sample(victims, random.randint(1, len(victims))):
-                    crew.kill(victim)
-            show(plan, params.step, params, f"{crew.killed} killed")
+                    cast.kill(victim)
+            show(plan, params.step, params, f"{cast.killed} killed")
         stats, taken, again = group.stats(), books["taken"], (books["begun"] > 1).sum()
         report = (
             f"{stats.applied:,} gradients accepted, {stats.dropped:,} dropped, {stats.taken:,} "
-            f"taken; {crew.killed} processes killed, {stats.recoveries} operations undone, "
+            f"taken; {cast.killed} processes killed, {stats.recoveries} operations undone, "
             f"{again} rounds handed out again"
         )
         unknown = taken - books["given"]  # a killed worker may not have noted its last one
         right = stats.applied == stats.taken == taken.sum() and (plan.backup or taken.all())
-        if not right or unknown.min() < 0 or unknown.sum() > crew.killed:
+        if not right or unknown.min() < 0 or unknown.sum() > cast.killed:
             raise RuntimeError(f"The books do not balance: {report}")
         return params.snapshot()[1], report
 
 
-class _Crew:  # a process for the chief and each worker
+class _Cast:  # a process for the chief and each worker
     def __init__(self, group: AccumulatorGroup, *more: Any) -> None:
         # more: the other arguments of `lead`
         self._group, self._begun, self.killed = group, more[1]["begun"], 0

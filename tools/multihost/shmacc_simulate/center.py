@@ -98,8 +98,8 @@ class Owner:
         yield self._processor.done(2 * self._half)
         opened, step = self.core.block, self.core.step
         if self.core.leave(ticket, self._world.clock.now, consume=True) and opened is not None:
-            self._world.books.consume(opened, step)
-            self._world.books.shipped.clear()  # no batch of this fence can be named again
+            self._world.ledger.consume(opened, step)
+            self._world.ledger.shipped.clear()  # no batch of this fence can be named again
         self._look()
 
     def _look(self) -> None:

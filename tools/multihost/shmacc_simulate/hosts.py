@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import BatchKey, Order
-from shmacc_simulate.books import Gradient, Segment
 from shmacc_simulate.center import Shard
+from shmacc_simulate.ledger import Gradient, Segment
 from shmacc_simulate.scenario import SMALL_BYTES
 from shmacc_simulate.world import Processor
 
@@ -100,9 +100,9 @@ class Host:
         if life != self._life:
             return
         if self.segment.apply(gradient):
-            world.books.accepted += 1
+            world.ledger.accepted += 1
         else:
-            world.books.refused += 1
+            world.ledger.refused += 1
         if gradient.local_step < self.segment.step:
             world.clock.start(self._compute(worker))
         else:
@@ -169,7 +169,7 @@ class Host:
             content = segment.content
             segment.follow(core, action)
             if segment.content is not content:
-                self._world.books.emptied(content)
+                self._world.ledger.emptied(content)
             self._follow()
 
     def _seal(self, core: ForwarderCore) -> Steps[None]:
@@ -193,7 +193,7 @@ class Host:
             raise RuntimeError("A segment of no fence was to be shipped")
         key = BatchKey(self.name, self.incarnation, grant)
         content, shards = tuple(self.segment.content), len(core.places)
-        self._world.books.shipped[key] = content
+        self._world.ledger.shipped[key] = content
         size = self._world.scenario.shipped(len(content)) / shards
         self._shipping = _Pieces(key, fence, size, core.places, set(range(shards)))
         for number in range(shards):

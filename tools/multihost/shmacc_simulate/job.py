@@ -56,7 +56,7 @@ class Job:
         self.world.clock.after(self.scenario.away, host.start)
 
     def _result(self, started: tuple[float, int]) -> Result:
-        rounds, counters, books = self.chief.rounds, self.owner.core.counters, self.world.books
+        rounds, counters, ledger = self.chief.rounds, self.owner.core.counters, self.world.ledger
         if len(rounds) <= self.scenario.rounds:
             rounds = []  # the job was given up within a round
         counted = rounds[1:]
@@ -73,8 +73,8 @@ class Job:
             gigabytes=(self.world.network.large_bytes - started[0]) / number / 1e9,
             messages=(self.world.network.messages - started[1]) / number,
             gradients=statistics.fmean(r.count for r in counted) if counted else 0.0,
-            late=books.refused / max(1, books.refused + books.accepted),
-            lost=books.lost / max(1, books.accepted),
+            late=ledger.refused / max(1, ledger.refused + ledger.accepted),
+            lost=ledger.lost / max(1, ledger.accepted),
             died=self.died,
             regrants=counters.withdrawn + counters.lost_blocks,
             voided=counters.voided,

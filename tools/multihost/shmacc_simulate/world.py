@@ -1,4 +1,4 @@
-"""What all parts of a job share: the time, the network, the books and random numbers."""
+"""What all parts of a job share: the time, the network, the ledger and random numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, TypeVar
 
-from shmacc_simulate.books import Books
+from shmacc_simulate.ledger import Ledger
 
 if TYPE_CHECKING:
     from shmacc_simulate.center import Shard
@@ -112,7 +112,7 @@ class World:
         self.rates = machine.dense if scenario.table.dense else machine.sparse
         self.clock = Clock()
         self.network = Network(self.clock, scenario.hosts, machine.bandwidth, machine.latency)
-        self.books = Books(scenario.required)
+        self.ledger = Ledger(scenario.required)
         self.random = random.Random(scenario.seed)
         self.numbers = itertools.count(1)
         self.hosts: list[Host] = []

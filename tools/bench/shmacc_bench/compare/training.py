@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shmacc_bench.compare.crew import CHIEF, Crew
 from shmacc_bench.compare.model import TARGET, Judge, Task
+from shmacc_bench.compare.restarted import CHIEF, Restarted
 from shmacc_bench.processes import CONTEXT
 from shmacc_bench.tables import Table
 
@@ -102,25 +102,25 @@ def train(name: str, *, victim: int | None = None, target: float = TARGET) -> Ru
     """
     way, run = _way(name), Run(target)
     receiving, sending = CONTEXT.Pipe(duplex=False)
-    crew = Crew(
+    processes = Restarted(
         [CHIEF, *way.ranks(_WORKERS)], _play,
         name, way.share(Task(), _WORKERS), target, sending,
         together=way.TOGETHER,
     )  # fmt: skip
     try:
-        _follow(run, crew, receiving, victim)
+        _follow(run, processes, receiving, victim)
     finally:
-        crew.end(patient=run.stopped is None)
+        processes.end(patient=run.stopped is None)
     return run
 
 
-def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None) -> None:
+def _follow(run: Run, processes: Restarted, pipe: Connection, victim: int | None) -> None:
     """Record the judge's reports until the run ends."""
     first = 0.0
     heard = time.monotonic()
     while not run.losses or run.losses[-1][2] > run.target:
         if not pipe.poll(_POLL):
-            run.stopped = crew.start_again()
+            run.stopped = processes.start_again()
             if time.monotonic() - heard > _PATIENCE:
                 run.stopped = f"stands still, {_PATIENCE:.0f} s and longer"
             if run.stopped:
@@ -132,7 +132,7 @@ def _follow(run: Run, crew: Crew, pipe: Connection, victim: int | None) -> None:
             first = moment
         run.losses.append((moment - first, step, loss))
         if victim is not None and run.killed is None and run.target < loss <= run.half_way:
-            crew.kill(victim)
+            processes.kill(victim)
             run.killed = time.monotonic() - first
 
 

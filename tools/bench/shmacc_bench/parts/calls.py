@@ -101,11 +101,11 @@ _FEWEST: Final = 5
 def measure(quick: bool) -> Iterator[Table]:
     """Yield a table for each family; if `quick`, only of workloads that have goals."""
     with ExitStack() as stack:
-        crew = Crew(stack)
+        processes = Peers(stack)
         for family in FAMILIES:
             chosen = _quick(family) if quick else family
             if chosen.workloads:
-                yield table(chosen, crew, 5 if quick else 15)
+                yield table(chosen, processes, 5 if quick else 15)
 
 
 def _quick(family: Family) -> Family:
@@ -116,7 +116,7 @@ def _quick(family: Family) -> Family:
     return replace(family, workloads=workloads, columns=columns)
 
 
-class Crew:
+class Peers:
     """The peers' processes, each started when it is first needed."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -142,12 +142,12 @@ class Crew:
         return peer
 
 
-def table(family: Family, crew: Crew, rounds: int) -> Table:
+def table(family: Family, processes: Peers, rounds: int) -> Table:
     """Measure a family."""
     made = Table(family.title, (family.operation, "time", *family.columns))
     for workload, goals in family.workloads.items():
         names = [MINE, *(name for column in family.columns for name in COLUMNS[column])]
-        peers = {name: peer for name in names if (peer := crew.open(name, workload))}
+        peers = {name: peer for name in names if (peer := processes.open(name, workload))}
         turns = _in_turns(peers, family.operation, rounds)
         mine = turns[MINE]
         cells = [workload.label, f"{figure(_median(mine) / 1000)} us"]

@@ -63,7 +63,7 @@ for number in itertools.count():
 """
 
 
-class Books:
+class Journals:
     """Workers, and what they and the rounds of a group say, whose owner is at a step.
 
     There are `others` members beyond MEMBERS; each gradient has one of these.
@@ -107,7 +107,7 @@ class Books:
         return found
 
     def enter(self, taken: Any, required: int) -> None:
-        """Hold a round against the books."""
+        """Hold a round against the journals."""
         rows = taken["rows"]
         own = rows.indices[rows.indices < 10**9]
         counts = rows.row_counts[rows.indices < 10**9]
@@ -128,7 +128,7 @@ class Books:
             self.consumed[gradient] = taken.step
 
     def _hold_others(self, taken: Any, own: list[int]) -> None:
-        """Hold the members that most gradients leave out against the books."""
+        """Hold the members that most gradients leave out against the journals."""
         of_member: dict[str, list[float]] = {}
         for gradient in own if self.others else ():
             name = f"other {gradient % self.others}"
@@ -145,8 +145,8 @@ class Books:
         A host follows `advance_step` a moment later than the owner. A worker that starts in that
         moment has its first gradient accepted at the step that the owner has left already, and the
         gradient is dropped with that step: so steps before that of the owner are left out. (Without
-        this the books once had one such gradient; the core's tests make that moment as long as they
-        like, and show that nothing else is lost.)
+        this, the journals once had one such gradient. The core's tests make that moment as long as
+        they like, and show that nothing else is lost.)
         """
         last = max(self.consumed.values(), default=-1)
         accepted = self.log("accepted").items()

@@ -22,7 +22,7 @@ _END: Final = 2.0  # seconds that processes have to end by themselves
 _SET_CHILD_SUBREAPER: Final = 36
 
 
-class Crew:
+class Restarted:
     """Chief and workers, and the processes that these have started."""
 
     def __init__(

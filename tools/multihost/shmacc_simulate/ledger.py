@@ -1,4 +1,4 @@
-"""Gradients, the segments that they are applied to, and the books that check each round.
+"""Gradients, the segments that they are applied to, and the ledger that checks each round.
 
 The protocol sees only counts. Here each gradient has an identity of its own, so that a round shows
 exactly what is in it. The tests that inject faults use these as well.
@@ -105,7 +105,7 @@ class BrokenPromiseError(AssertionError):
     """A round breaks a promise of the library."""
 
 
-class Books:
+class Ledger:
     """The gradients of segments and rounds, recorded outside the protocol."""
 
     def __init__(self, required: int) -> None:
