@@ -118,31 +118,34 @@ class Asked(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A change of one region of an array, or of a table.
+    """A change of an array or a table.
 
     Attributes:
-        array: The number of the array or table.
-        region: The region's number.
+        number: The number of the array or table.
         rate: The learning rate, if the values are gradients; None: they are new contents.
         rows: The rows to change, ascending; None: all. For a table their ids.
-        values: The values, in C order.
-        rest: For an array the size of the region. For a table the ids to remove (None: all ids not
-            in `rows`), the last steps of the rows (None: the round's step), and which rows to
+        values: The values, in C order. For a restored array those of all its regions.
+        rest: For an array the sizes of the regions. For a table the ids to remove (None: all ids
+            not in `rows`), the last steps of the rows (None: the round's step), and which rows to
             forget: (those last updated before this step, except these ids), or None.
     """
 
-    array: int
-    region: int
+    number: int
     rate: float | None
     rows: IndexArray | None
-    values: ValueArray
-    rest: int | tuple[IndexArray | None, IndexArray | None, tuple[int, IndexArray] | None]
+    values: ValueArray | list[ValueArray]
+    rest: list[int] | tuple[IndexArray | None, IndexArray | None, tuple[int, IndexArray] | None]
 
     @property
     def as_given(self) -> tuple[Any, ...]:
         """The change as the extension takes it."""
-        as_bytes = self.values.reshape(-1).view(np.uint8)
-        return (self.array, self.region, self.rate, self.rows, as_bytes, self.rest)
+        given = self.values
+        as_bytes: Any = (
+            [arrays.bytes_of(values) for values in given]
+            if isinstance(given, list)
+            else arrays.bytes_of(given)
+        )
+        return (self.number, self.rate, self.rows, as_bytes, self.rest)
 
 
 def learning_rate(array: Named, rate: float | None) -> float:

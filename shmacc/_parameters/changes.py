@@ -1,7 +1,7 @@
 """Turns an update or a restore of parameters into checked changes for the extension."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -116,7 +116,7 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
     if isinstance(taken, DenseTaken):
         checks.check_like(array, taken.value, array.shape, "The gradient of array")
         dense = np.ascontiguousarray(taken.value)
-        return Change(array.number, 0, rate, rows=None, values=dense, rest=array.bytes(0))
+        return Change(array.number, rate, rows=None, values=[dense], rest=[array.bytes(0)])
     checks.check_like(
         array, taken.values, (len(taken.indices), *array.shape[1:]), "The gradient of array"
     )
@@ -130,7 +130,7 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
     rows = arrays.row_numbers(taken.indices, f"the row numbers of array {array.name!r}")
     _check_rows(array, rows)
     values = np.ascontiguousarray(taken.values)
-    return Change(array.number, 0, rate, rows=rows, values=values, rest=array.bytes(0))
+    return Change(array.number, rate, rows=rows, values=[values], rest=[array.bytes(0)])
 
 
 def _contents(array: Array, given: Any) -> Change:
@@ -138,7 +138,7 @@ def _contents(array: Array, given: Any) -> Change:
     if not isinstance(given, tuple):
         values = checks.owned(given, array.spec.dtype, what)
         checks.check_like(array, values, array.shape, "The new contents of array")
-        return Change(array.number, 0, None, rows=None, values=values, rest=array.bytes(0))
+        return Change(array.number, None, rows=None, values=[values], rest=[array.bytes(0)])
     if len(given) != 2 or not array.shape:  # noqa: PLR2004
         raise InvalidArgumentError(f"{what} must be an array or (indices, rows)")
     numbers = f"the row numbers of array {array.name!r}"
@@ -151,7 +151,7 @@ def _contents(array: Array, given: Any) -> Change:
         rows, values, f"Row {{}} of array {array.name!r} is given twice"
     )
     _check_rows(array, rows)
-    return Change(array.number, 0, None, rows=rows, values=values, rest=array.bytes(0))
+    return Change(array.number, None, rows=rows, values=[values], rest=[array.bytes(0)])
 
 
 def _check_rows(array: Array, rows: IndexArray) -> None:
@@ -186,15 +186,17 @@ def of_state(own: tuple[Array | Known, ...], state: Any) -> tuple[list[Change], 
         if isinstance(array, Known):
             made.append(table_changes.of_state(state, number, array))
         else:
-            made += _regions(state, number, array)
+            made.append(_restored(state, number, array))
     step = arguments.int64(saved_state.get(state, "step"), "the state's step")
     if step == -arguments.INT64_MAX - 1:
         raise InvalidArgumentError(f"the state's step must be greater than -2**63, but was {step}")
     return made, step, updates
 
 
-def _regions(state: Mapping[str, Any], number: int, array: Array) -> Iterator[Change]:
+def _restored(state: Mapping[str, Any], number: int, array: Array) -> Change:
+    values, sizes = [], []
     for region, key in enumerate(array.keys(number)):
-        values = array.saved(state, key, array.shape_of(region))
-        own = values.astype(array.dtype, order="C", copy=not values.flags.owndata)
-        yield Change(array.number, region, None, rows=None, values=own, rest=array.bytes(region))
+        saved = array.saved(state, key, array.shape_of(region))
+        values.append(saved.astype(array.dtype, order="C", copy=not saved.flags.owndata))
+        sizes.append(array.bytes(region))
+    return Change(array.number, None, rows=None, values=values, rest=sizes)

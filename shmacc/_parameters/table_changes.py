@@ -74,7 +74,7 @@ def of_update(
             kept = np.unique(checked_ids(in_round.indices, f"the ids of table {table.name!r}"))
         forget = (max(step - age, -arguments.INT64_MAX), kept)
     rate = None if taken is None else rate
-    return Change(table.number, 0, rate, rows=ids, values=rows, rest=(removed, None, forget))
+    return Change(table.number, rate, rows=ids, values=rows, rest=(removed, None, forget))
 
 
 def steps_to_forget(value: object, name: str) -> int:
@@ -110,7 +110,7 @@ def of_state(state: Mapping[str, Any], number: int, table: Known) -> Change:
         values = table.saved(state, key, (len(ids), *table.shape_of(part)))
         parts.append(values.reshape(len(ids), math.prod(table.shape_of(part))))
     rows = np.ascontiguousarray(np.concatenate(parts, axis=1))
-    return Change(table.number, 0, None, rows=ids.copy(), values=rows, rest=(None, steps, None))
+    return Change(table.number, None, rows=ids.copy(), values=rows, rest=(None, steps, None))
 
 
 def to_state(

@@ -33,7 +33,7 @@ class Load {
     struct Arrays {
         OpenSegment* segment;
         int64_t step;
-        std::vector<ArrayChange> changes;
+        MemberChanges changes;  // of each member, in their order
         std::vector<int64_t> updates;
     };
     // All gradients of an accumulator, at the request's step; its members are sorted.
@@ -72,7 +72,7 @@ class Load {
     // Loads if all locks are free, and returns null. Otherwise returns a segment whose lock is not free.
     OpenSegment* replace_if_free(std::deque<ActivityScope>& activities) {
         Uninterrupted uninterrupted;
-        std::deque<ArraysSession> parameters;
+        std::deque<ParametersSession> parameters;
         std::deque<ApplySession> accumulators;
         for (const Arrays& each : arrays_) {
             parameters.emplace_back(*each.segment, soon(), uninterrupted);
@@ -86,9 +86,9 @@ class Load {
         prepare(parameters, accumulators);
 
         const bool marks = arrays_.size() + gradients_.size() > 1;
-        for (ArraysSession& session : parameters) marks ? session.mark() : session.forget_mark();
+        for (ParametersSession& session : parameters) marks ? session.mark() : session.forget_mark();
         for (size_t i = 0; i < arrays_.size(); ++i) {
-            parameters[i].change(arrays_[i].changes, arrays_[i].step);
+            parameters[i].change(arrays_[i].step);
             parameters[i].keep_no_journal();
             parameters[i].commit(arrays_[i].step, arrays_[i].updates);
         }
@@ -97,11 +97,11 @@ class Load {
             *gradients_[i].timeline = accumulators[i].round.restores;
         }
         if (marks)
-            for (ArraysSession& session : parameters) session.unmark();
+            for (ParametersSession& session : parameters) session.unmark();
         return nullptr;
     }
     // If this throws, nothing has changed.
-    void prepare(std::deque<ArraysSession>& parameters, std::deque<ApplySession>& accumulators) {
+    void prepare(std::deque<ParametersSession>& parameters, std::deque<ApplySession>& accumulators) {
         Uninterrupted uninterrupted;
         size_t put = 0, prepared = 0;
         try {

@@ -36,269 +36,12 @@
 // while both are held, since it might use either segment. If a lane of the accumulator is busy, both are released.
 #pragma once
 
-#include <list>
-
-#include "parameters/table.hpp"
+#include "parameters/parameters_session.hpp"
 #include "parameters/touched_array.hpp"
 #include "segment/operation.hpp"
 #include "values/output.hpp"
 
 namespace shmacc {
-
-// How an update or a restore changes an array.
-struct ArrayChange {
-    uint32_t array;
-    uint32_t region;  // in kArrayRegions
-    std::optional<double> rate;  // the learning rate, if the values are gradients; none: they are new contents
-    const void* values;
-    uint64_t bytes = 0;  // the region's size; a table's is not given
-    const int64_t* rows = nullptr;  // the rows to change, or a table's ids; null: the whole array
-    uint64_t count = 0;  // how many rows
-    uint64_t row_bytes = 0;
-    // For a table only.
-    Removal removal = {};
-    const int64_t* steps = nullptr;  // for each row, the step of the round that changed it last; null: this round's
-};
-
-// Holds the parameters' lock, and a copy of their committed state to change.
-class ArraysSession {
-  public:
-    ArraysSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
-        : segment_(segment), locks_(segment) {
-        if (!locks_.acquire(0, deadline, interruption)) return;
-        locks_.guard([&] {
-            segment.round().settle();
-            round = segment.round().current();
-            state = before_ = segment.recovered(0);
-        });
-    }
-
-    // Without a commit: gives back the memory that tables have reserved for new rows.
-    ~ArraysSession() {
-        if (!committed_)
-            for (Member& array : arrays_) array.roll_back();
-    }
-    ArraysSession(const ArraysSession&) = delete;
-    ArraysSession& operator=(const ArraysSession&) = delete;
-
-    bool held() const { return locks_.held(); }
-    Lane& lane() { return *segment_.lanes()[0]; }
-    Member array(uint32_t number) { return Member(lane(), number, state); }
-
-    // Compares the tables to change with their indexes, if this process has not done so. False: there is more to
-    // compare, and this process has held the lock for long.
-    bool compare(const std::vector<ArrayChange>& changes) {
-        constexpr uint64_t kMostRows = 1 << 20;
-        for (const ArrayChange& change : changes) {
-            Member member = array(change.array);
-            if (member.spec().kind != kTable || lane().compared(change.array).all) continue;
-            if (!IdTable(member).compare(kMostRows)) return false;
-        }
-        return true;
-    }
-    // Reserves what the changes need, and writes the log. Nothing is changed yet, and nothing throws after this.
-    void prepare(const std::vector<ArrayChange>& changes) {
-        lane().begin_round(state, round.round + 1);
-        struct Logged {
-            SavedArray array;
-            const int64_t* listed;
-        };
-        std::vector<Logged> log;
-        uint64_t log_bytes = 0;
-        arrays_.reserve(changes.size());  // tables_ refers to its elements
-        for (const ArrayChange& change : changes) {
-            if (arrays_.empty() || arrays_.back().number() != change.array)
-                arrays_.push_back(array(change.array));
-            if (arrays_.back().spec().kind == kTable) {
-                IdTable& table = tables_.emplace_back(arrays_.back());
-                table.prepare({change.rows, change.count}, change.removal);
-                log.push_back({table.saved_marks(), table.marked().data()});
-                log.push_back({table.saved_steps(), table.touched().data()});
-                log.push_back({table.saved_rows(), table.touched().data()});
-            } else {
-                log.push_back({saved(change, arrays_.back()), change.rows});
-            }
-        }
-        for (const Logged& one : log) {
-            log_bytes += sizeof(SavedArray) + one.array.listed * one.array.entries * sizeof(int64_t);
-            for (const auto& region : one.array.regions)
-                saved_bytes_ += one.array.entries * undo_aligned(region.entry_bytes);
-        }
-        lane().reserve_undo(state, log_bytes, saved_bytes_);
-        unsigned char* to = lane().mapping().at_least(kUndoLog, state.reserved[kUndoLog],
-                                                      state.reserved[kUndoLog]);
-        lane().mapping().at_least(kUndoRows, state.reserved[kUndoRows], state.reserved[kUndoRows]);
-        for (const Logged& one : log) {
-            std::memcpy(to, &one.array, sizeof one.array);
-            to += sizeof one.array;
-            const uint64_t listed = one.array.listed * one.array.entries * sizeof(int64_t);
-            if (listed) std::memcpy(to, one.listed, listed);
-            to += listed;
-        }
-    }
-    // Makes the changes that were given to `prepare`. step: the step of the round.
-    void change(const std::vector<ArrayChange>& changes, int64_t step) {
-        uint64_t new_entries = 0;
-        for (const IdTable& table : tables_) new_entries += table.new_entries();
-        lane().begin(state, new_entries);
-        Saving saving{lane().mapping().at_least(kUndoRows, saved_bytes_, state.reserved[kUndoRows]),
-                      lane().published(), 0, saved_bytes_ >= kStreamedFrom};
-        auto array = arrays_.begin();
-        auto table = tables_.begin();
-        for (const ArrayChange& change : changes) {
-            if (array->number() != change.array) ++array;
-            const bool has_rows = change.rows == nullptr || change.count > 0;
-            // torch's SparseAdam also counts an update without rows.
-            if (change.rate) array->state.count += has_rows || array->spec().optimizer.has(kAsTorch);
-            if (array->spec().kind == kTable) {
-                with_number(array->spec().sum == kFloat64, [&](auto zero) {
-                    change_table<decltype(zero)>(*array, *table, change, step, saving);
-                });
-                ++table;
-            } else if (!change.rate) {
-                replace(*array, change, saving);
-            } else if (has_rows) {
-                with_number(array->spec().sum == kFloat64,
-                            [&](auto zero) { optimize<decltype(zero)>(*array, change, saving); });
-            }
-        }
-        if (saving.streamed) end_of_stream();
-    }
-    // updates: how often each changed array was updated, in order of the changes; empty: `change` has counted it.
-    void commit(int64_t step, const std::vector<int64_t>& updates = {}) {
-        for (size_t i = 0; i < updates.size(); ++i) arrays_[i].state.count = updates[i];
-        round.step = step;
-        ++round.round;
-        ++round.takes;
-        round.needs = state.generation + 1;
-        segment_.round().commit(round);
-        lane().commit(state, arrays_);
-        committed_ = true;
-        lane().give_back(before_, state);
-        if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back({state});
-    }
-    // For Load (load.hpp).
-    void keep_no_journal() { Lane::keep_no_undo(before_, state); }
-    void mark() {
-        const Presence& presence = segment_.presence();
-        round.sealed = 1;
-        round.holder = {++round.opened, presence.index(), presence.token(), timestamp_ns()};
-        segment_.round().commit(round);
-    }
-    void forget_mark() {
-        round.sealed = 0;
-        round.holder = {};
-    }
-    void unmark() {
-        forget_mark();
-        segment_.round().commit(round);
-    }
-    // If a load fails: gives back the memory that `prepare` has reserved.
-    void give_journal_back() {
-        LaneState now = lane().committed().current(), before = now;
-        Lane::keep_no_undo(before, now);
-        lane().commit(now);
-        lane().give_back(before, now);
-    }
-
-    RoundState round;
-    LaneState state;  // to be changed, then committed
-
-  private:
-    static constexpr uint64_t kPieceBytes = 4096;
-
-    static SlotShape slots_of(const ArrayChange& change, const MemberSpec& spec) {
-        return change.rate ? shmacc::slots_of(spec.optimizer, *spec.round) : SlotShape{0, 1, false};
-    }
-    static uint64_t group_bytes(const ArrayChange& change, const MemberSpec& spec) {
-        return slots_of(change, spec).group * (change.rate ? spec.number_bytes() : 1);
-    }
-    // An entry's size in bytes, and the number of entries.
-    static std::pair<uint64_t, uint64_t> entries_of(const ArrayChange& change, const MemberSpec& spec) {
-        if (change.rows) return {change.row_bytes, change.count};
-        const uint64_t group = group_bytes(change, spec);
-        const uint64_t piece = group * std::max<uint64_t>(1, kPieceBytes / group);
-        return {piece, (change.bytes + piece - 1) / piece};
-    }
-    SavedArray saved(const ArrayChange& change, Member& array) {
-        const SlotShape slots = slots_of(change, array.spec());
-        const auto [entry_bytes, entries] = entries_of(change, array.spec());
-        if (change.rows && change.row_bytes % group_bytes(change, array.spec()))
-            throw Error(
-                Failure::kInvalidArgument,
-                "A rowwise accumulator of an array with one dimension is of all of it, so rows alone cannot "
-                "be updated");
-        SavedArray saved{change.array, entries, change.rows != nullptr, {}};
-        for (uint32_t i = 0; i <= slots.count; ++i) {
-            const uint64_t group = i == 0 ? 1 : slots.group;
-            const uint32_t region = change.region + i;
-            saved.regions[region] = {entry_bytes / group, change.bytes / group};
-            if (change.bytes / group > array.state.reserved[kArrayRegions[region]])
-                data_loss("an array is larger than what is reserved for it");
-            // Mapped now, so that nothing fails later.
-            array.array<unsigned char>(kArrayRegions[region], change.bytes / group);
-        }
-        return saved;
-    }
-    template <class T>
-    void optimize(Member& array, const ArrayChange& change, Saving& saving) {
-        const uint64_t total = change.bytes / sizeof(T);
-        const SlotShape slots = slots_of(change, array.spec());
-        const auto [entry_bytes, entries] = entries_of(change, array.spec());
-        TouchedArray<T> touched{array.array<T>(kArrayRegions[0], total),
-                                {},
-                                static_cast<const T*>(change.values),
-                                change.rows,
-                                entries,
-                                entry_bytes / sizeof(T),
-                                total,
-                                slots.group};
-        for (uint32_t i = 0; i < slots.count; ++i)
-            touched.slots[i] = array.array<T>(kArrayRegions[i + 1], total / slots.group);
-        shmacc::optimize(array.spec().optimizer, *change.rate, array.state.count, touched, saving);
-    }
-    template <class T>
-    void change_table(Member& array, IdTable& table, const ArrayChange& change, int64_t step, Saving& saving) {
-        const RecordShape& shape = table.shape();
-        table.give<T>(saving, change.steps, step);
-        if (change.count > 0 && shape.width > 0) {
-            T* const records = table.records<T>();
-            const TouchedArray<T> touched{records,
-                                          {records + shape.width, records + shape.width + shape.slot_width},
-                                          static_cast<const T*>(change.values),
-                                          table.slots().data(),
-                                          change.count,
-                                          change.row_bytes / sizeof(T),
-                                          0,
-                                          shape.slots.group,
-                                          shape.numbers(),
-                                          shape.numbers(),
-                                          table.committed_rows()};
-            if (change.rate)
-                shmacc::optimize(array.spec().optimizer, *change.rate, array.state.count, touched, saving);
-            else
-                shmacc::replace(touched, saving);
-        }
-        table.name();
-    }
-    void replace(Member& array, const ArrayChange& change, Saving& saving) {
-        using Byte = unsigned char;
-        const auto [entry_bytes, entries] = entries_of(change, array.spec());
-        Byte* const contents = array.array<Byte>(kArrayRegions[change.region], change.bytes);
-        const TouchedArray<Byte> touched{contents,    {},      static_cast<const Byte*>(change.values),
-                                         change.rows, entries, entry_bytes,
-                                         change.bytes};
-        shmacc::replace(touched, saving);
-    }
-
-    OpenSegment& segment_;
-    HeldLocks locks_;
-    LaneState before_;
-    std::vector<Member> arrays_;  // the changed arrays and tables
-    std::list<IdTable> tables_;  // the tables among them
-    bool committed_ = false;
-    uint64_t saved_bytes_ = 0;
-};
 
 // The open round of an accumulator, which its update makes final.
 class UpdatedRound {
@@ -365,7 +108,7 @@ class UpdatedRound {
 
 struct UpdateRequest {
     int64_t step;  // the round's
-    std::vector<ArrayChange> changes;  // changes of the same array are adjacent
+    MemberChanges changes;
     int64_t deadline;
 };
 
@@ -378,7 +121,7 @@ class Update : public Operation {
         ActivityScope activity(segment_, kWaitsForLock);
         for (;; interruption_.check()) {
             activity.now(kWaitsForLock);
-            ArraysSession session(segment_, request.deadline, interruption_);
+            ParametersSession session(segment_, request.deadline, interruption_);
             if (!session.held()) deadline_exceeded();
             activity.now(kUpdates);
             if (session.round.sealed) refuse_half_loaded();
@@ -398,7 +141,7 @@ class Update : public Operation {
                 continue;
             }
             if (is_in) return false;
-            session.change(request.changes, request.step);
+            session.change(request.step);
             session.commit(request.step + 1);
             break;
         }
@@ -409,7 +152,7 @@ class Update : public Operation {
     // Undoes a dead process's unfinished update.
     void recover(int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        if (!ArraysSession(segment_, deadline, interruption_).held()) deadline_exceeded();
+        if (!ParametersSession(segment_, deadline, interruption_).held()) deadline_exceeded();
     }
 
     struct ArrayCopy {
@@ -428,10 +171,10 @@ class Update : public Operation {
     int64_t read(const std::vector<ArrayCopy>& copies, std::vector<TableCopy>& tables,
                  std::vector<int64_t>& updates, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        ArraysSession session(segment_, deadline, interruption_);
+        ParametersSession session(segment_, deadline, interruption_);
         if (!session.held()) deadline_exceeded();
         for (const ArrayCopy& copy : copies) {
-            Member array = session.array(copy.array);
+            Member array = session.member(copy.array);
             const uint32_t region = kArrayRegions[copy.region];
             if (copy.bytes > array.state.reserved[region])
                 data_loss("an array is larger than what is reserved for it");
@@ -440,13 +183,13 @@ class Update : public Operation {
         }
         for (TableCopy& copy : tables) read_table(session, copy);
         for (uint32_t i = 0; i + 1 < segment_.specs()->size(); ++i)
-            updates.push_back(session.array(i).state.count);
+            updates.push_back(session.member(i).state.count);
         return session.round.step;
     }
 
   private:
-    static void read_table(ArraysSession& session, TableCopy& copy) {
-        Member member = session.array(copy.table);
+    static void read_table(ParametersSession& session, TableCopy& copy) {
+        Member member = session.member(copy.table);
         IdTable table(member);
         const auto all = table.all();
         const uint64_t number = member.spec().number_bytes(), stride = table.shape().numbers() * number;

@@ -1,4 +1,4 @@
-// Puts back what an interrupted update of parameters had saved before it changed them.
+// The undo log of parameters: what an update saves before it changes them, and how it is put back.
 //
 // The log is complete before the update's stamp; from then on Journal::records counts the entries that are
 // saved. So recovery reads only what belongs to the update whose stamp is in the journal. Putting entries back
@@ -8,6 +8,45 @@
 #include "protocol/lane.hpp"
 
 namespace shmacc {
+
+// What an update will save.
+class UndoLog {
+  public:
+    // listed: the numbers of the entries, if the array lists them; they must stay until `write`.
+    void add(const SavedArray& array, const int64_t* listed) {
+        arrays_.push_back({array, listed});
+        for (const auto& region : array.regions)
+            saved_bytes_ += array.entries * undo_aligned(region.entry_bytes);
+    }
+    // Reserves room for the log and for what it says will be saved, and writes the log.
+    void write(Lane& lane, LaneState& state) const {
+        uint64_t bytes = 0;
+        for (const Logged& one : arrays_) bytes += sizeof one.array + one.listed_bytes();
+        lane.reserve_undo(state, bytes, saved_bytes_);
+        const auto region = [&](LaneRegion number) {
+            return lane.mapping().at_least(number, state.reserved[number], state.reserved[number]);
+        };
+        unsigned char* to = region(kUndoLog);
+        region(kUndoRows);  // mapped now, so that nothing fails later
+        for (const Logged& one : arrays_) {
+            std::memcpy(to, &one.array, sizeof one.array);
+            to += sizeof one.array;
+            if (one.listed_bytes()) std::memcpy(to, one.listed, one.listed_bytes());
+            to += one.listed_bytes();
+        }
+    }
+    uint64_t saved_bytes() const { return saved_bytes_; }
+
+  private:
+    struct Logged {
+        SavedArray array;
+        const int64_t* listed;
+
+        uint64_t listed_bytes() const { return array.listed * array.entries * sizeof(int64_t); }
+    };
+    std::vector<Logged> arrays_;
+    uint64_t saved_bytes_ = 0;
+};
 
 inline void Lane::put_arrays_back(LaneState& state, uint64_t entries) {
     uint64_t log_left = state.reserved[kUndoLog], saved_left = state.reserved[kUndoRows];

@@ -12,72 +12,85 @@ namespace shmacc {
 // The changes, and the arrays that they read. Made and destroyed with the GIL.
 class IncomingChanges {
   public:
-    // given: in order of the arrays, tuples (number, region, learning rate, rows, values, bytes of the region). If the
-    // learning rate is None, the values are new contents. Rows ascend; None: the whole array. A table has ids in place
-    // of rows, and in place of bytes (ids to remove, or None for all others; last steps or None; for rows to forget
-    // (the step that they were last updated before, ids to keep), or None).
+    // given: in order of the members, tuples (number, learning rate, rows, values, rest). If the learning rate is None,
+    // the values are new contents. For an array, values are those of its regions from the first on, and the rest are
+    // the regions' bytes; of a gradient or of rows there is one. Rows ascend; None: the whole array. A table has ids in
+    // place of rows, and as rest (ids to remove, or None for all others; last steps or None; for rows to forget (the
+    // step that they were last updated before, ids to keep), or None).
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
         for (const nb::handle item : given) {
-            const auto [array, region, rate, rows, values, rest] =
-                unpacked<uint32_t, uint32_t, std::optional<double>, nb::object, nb::object, nb::object>(item);
-            if (array >= segment.config().members || region >= std::size(kArrayRegions) ||
-                (rate && (region != 0 || (*segment.specs())[array].optimizer.kind == kNoOptimizer)))
+            const auto [number, rate, rows, values, rest] =
+                unpacked<uint32_t, std::optional<double>, nb::object, nb::object, nb::object>(item);
+            if (number >= segment.config().members ||
+                (rate && (*segment.specs())[number].optimizer.kind == kNoOptimizer))
                 throw Error(Failure::kInvalidArgument, "The segment has no such array");
-            if ((*segment.specs())[array].kind == kTable) {
-                changes_.push_back(of_table((*segment.specs())[array], array, rate, rows, values, rest));
-                continue;
-            }
-            const auto bytes = nb::cast<uint64_t>(rest);
-            const auto& numbers = values_.emplace_back(values, 1);
-            ArrayChange change{array, region, rate, numbers.data(), bytes};
-            if (rows.is_none()) {
-                if (numbers.size() != bytes) refuse_sizes();
-            } else {
-                const auto& keys = rows_.emplace_back(rows, 1);
-                change.rows = keys.data();
-                change.count = keys.size();
-                if (change.count > 0) change.row_bytes = numbers.size() / change.count;
-                if (change.row_bytes * change.count != numbers.size()) refuse_sizes();
-                const uint64_t rows_there = change.row_bytes ? bytes / change.row_bytes : 0;
-                if (change.row_bytes && (change.rows[0] < 0 || !strictly_ascending(change.rows, change.count) ||
-                                         static_cast<uint64_t>(change.rows[change.count - 1]) >= rows_there))
-                    throw Error(Failure::kInvalidArgument,
-                                "The rows of an update must ascend, from 0 to below " +
-                                    std::to_string(rows_there) + ", as a round hands them out");
-            }
-            changes_.push_back(change);
+            const MemberSpec& spec = (*segment.specs())[number];
+            owned_.push_back(spec.kind == kTable ? of_table(spec, number, rate, rows, values, rest)
+                                                 : of_array(number, rate, rows, values, rest));
+            changes_.push_back(owned_.back().get());
         }
     }
-    std::vector<ArrayChange> get() const { return changes_; }
+    const MemberChanges& get() const { return changes_; }
 
   private:
-    ArrayChange of_table(const MemberSpec& spec, uint32_t number, std::optional<double> rate,
-                         const nb::object& rows, const nb::object& values, const nb::object& rest) {
+    using Change = std::unique_ptr<MemberChange>;
+
+    Change of_array(uint32_t number, std::optional<double> rate, const nb::object& rows,
+                    const nb::object& values, const nb::object& rest) {
+        std::vector<ArrayContents::Region> regions;
+        for (const uint64_t bytes : vector_of<uint64_t>(rest)) {
+            const auto region = static_cast<uint32_t>(regions.size());
+            const auto& numbers = values_.emplace_back(values[region], 1);
+            if (region >= std::size(kArrayRegions) || (rows.is_none() && numbers.size() != bytes))
+                refuse_sizes();
+            regions.push_back({region, numbers.data(), bytes});
+        }
+        if (regions.empty() || (regions.size() > 1 && (rate || !rows.is_none()))) refuse_sizes();
+        ChangedRows changed;
+        if (!rows.is_none()) changed = rows_of(rows, values_.back().size(), regions[0].bytes);
+        if (!rate) return std::make_unique<ArrayContents>(number, changed, std::move(regions));
+        return std::make_unique<ArrayGradient>(number, *rate, changed, regions[0].values, regions[0].bytes);
+    }
+    ChangedRows rows_of(const nb::object& rows, uint64_t values_bytes, uint64_t bytes) {
+        const auto& keys = rows_.emplace_back(rows, 1);
+        ChangedRows changed{keys.data(), keys.size()};
+        if (changed.count > 0) changed.bytes = values_bytes / changed.count;
+        if (changed.bytes * changed.count != values_bytes) refuse_sizes();
+        const uint64_t rows_there = changed.bytes ? bytes / changed.bytes : 0;
+        if (changed.bytes && (changed.rows[0] < 0 || !strictly_ascending(changed.rows, changed.count) ||
+                              static_cast<uint64_t>(changed.rows[changed.count - 1]) >= rows_there))
+            throw Error(Failure::kInvalidArgument, "The rows of an update must ascend, from 0 to below " +
+                                                       std::to_string(rows_there) +
+                                                       ", as a round hands them out");
+        return changed;
+    }
+    Change of_table(const MemberSpec& spec, uint32_t number, std::optional<double> rate,
+                    const nb::object& rows, const nb::object& values, const nb::object& rest) {
         const auto [removed, steps, forget] = unpacked<nb::object, nb::object, nb::object>(rest);
-        const Ids ids = ascending_ids(rows);
         const auto& numbers = values_.emplace_back(values, 1);
-        ArrayChange change{number, 0, rate, numbers.data(), 0, ids.ids, ids.count};
-        change.removal.all_others = removed.is_none();
-        if (!removed.is_none()) change.removal.ids = ascending_ids(removed);
+        TableChange::Rows changed{ascending_ids(rows), rate, numbers.data(), 0};
+        Removal removal;
+        removal.all_others = removed.is_none();
+        if (!removed.is_none()) removal.ids = ascending_ids(removed);
         if (!forget.is_none()) {
             const auto [before, kept] = unpacked<int64_t, nb::object>(forget);
-            change.removal.updated_before = before;
-            change.removal.kept = ascending_ids(kept);
+            removal.updated_before = before;
+            removal.kept = ascending_ids(kept);
         }
         const RecordShape shape = record_of(spec);
-        if (ids.count > 0) change.row_bytes = numbers.size() / ids.count;
-        const bool of_row = change.row_bytes == shape.width * spec.number_bytes();
-        const bool whole = !rate && change.row_bytes == shape.numbers() * spec.number_bytes();
-        if (change.row_bytes * ids.count != numbers.size() || (ids.count > 0 && !of_row && !whole))
-            refuse_sizes();
+        const uint64_t count = changed.ids.count;
+        if (count > 0) changed.row_bytes = numbers.size() / count;
+        const bool of_row = changed.row_bytes == shape.width * spec.number_bytes();
+        const bool whole = !rate && changed.row_bytes == shape.numbers() * spec.number_bytes();
+        if (changed.row_bytes * count != numbers.size() || (count > 0 && !of_row && !whole)) refuse_sizes();
         if (!steps.is_none()) {
             const auto& given = rows_.emplace_back(steps, 1);
-            if (given.size() != ids.count) refuse_sizes();
-            change.steps = given.data();
+            if (given.size() != count) refuse_sizes();
+            changed.steps = given.data();
         }
-        return change;
+        return std::make_unique<TableChange>(number, changed, removal);
     }
     Ids ascending_ids(const nb::object& given) {
         const auto& ids = rows_.emplace_back(given, 1);
@@ -92,7 +105,8 @@ class IncomingChanges {
 
     std::deque<ArrayBuffer<unsigned char>> values_;
     std::deque<ArrayBuffer<int64_t>> rows_;
-    std::vector<ArrayChange> changes_;
+    std::vector<Change> owned_;
+    MemberChanges changes_;
 };
 
 // Merges a gradient's rows as an apply does: returns row numbers and rows, in ascending order, each once. indices:
@@ -165,7 +179,8 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
         changes.emplace_back(*segment, nb::list(item[2]));
         arrays.push_back(
             {segment, nb::cast<int64_t>(item[1]), changes.back().get(), vector_of<int64_t>(item[3])});
-        if (arrays.back().updates.size() != segment->config().members)
+        const Load::Arrays& last = arrays.back();
+        if (last.updates.size() != segment->config().members || last.changes.size() != last.updates.size())
             throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
     }
     std::deque<Arrivals> arrivals;

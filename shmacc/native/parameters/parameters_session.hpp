@@ -1,0 +1,116 @@
+// The lock of parameters, which an operation holds, and a copy of their committed state to change.
+#pragma once
+
+#include "parameters/changes.hpp"
+#include "segment/session.hpp"
+
+namespace shmacc {
+
+using MemberChanges = std::vector<const MemberChange*>;  // one for each member that changes
+
+class ParametersSession {
+  public:
+    ParametersSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
+        : segment_(segment), locks_(segment) {
+        if (!locks_.acquire(0, deadline, interruption)) return;
+        locks_.guard([&] {
+            segment.round().settle();
+            round = segment.round().current();
+            state = before_ = segment.recovered(0);
+        });
+    }
+
+    // Without a commit: gives back the memory that tables have reserved for new rows.
+    ~ParametersSession() {
+        if (!committed_)
+            for (Member& member : members_) member.roll_back();
+    }
+    ParametersSession(const ParametersSession&) = delete;
+    ParametersSession& operator=(const ParametersSession&) = delete;
+
+    bool held() const { return locks_.held(); }
+    Lane& lane() { return *segment_.lanes()[0]; }
+    Member member(uint32_t number) { return Member(lane(), number, state); }
+
+    // Compares the tables to change with their indexes, if this process has not done so. False: there is more to
+    // compare, and this process has held the lock for long.
+    bool compare(const MemberChanges& changes) {
+        constexpr uint64_t kMostRows = 1 << 20;
+        for (const MemberChange* change : changes) {
+            Member table = member(change->member());
+            if (table.spec().kind != kTable || lane().compared(table.number()).all) continue;
+            if (!IdTable(table).compare(kMostRows)) return false;
+        }
+        return true;
+    }
+    // Reserves what the changes need, and writes the log. Nothing is changed yet, and nothing throws after this.
+    void prepare(const MemberChanges& changes) {
+        lane().begin_round(state, round.round + 1);
+        members_.reserve(changes.size());  // prepared changes refer to its elements
+        for (const MemberChange* change : changes)
+            prepared_.push_back(change->prepare(members_.emplace_back(member(change->member()))));
+        for (const auto& change : prepared_) change->log(log_);
+        log_.write(lane(), state);
+    }
+    // Makes the changes that were prepared. step: the step of the round.
+    void change(int64_t step) {
+        uint64_t new_entries = 0;
+        for (const auto& change : prepared_) new_entries += change->new_entries();
+        lane().begin(state, new_entries);
+        const uint64_t bytes = log_.saved_bytes();
+        Saving saving{lane().mapping().at_least(kUndoRows, bytes, state.reserved[kUndoRows]),
+                      lane().published(), 0, bytes >= kStreamedFrom};
+        for (const auto& change : prepared_) change->change(saving, step);
+        if (saving.streamed) end_of_stream();
+    }
+    // updates: how often each changed member was updated, in order of the changes; empty: `change` has counted it.
+    void commit(int64_t step, const std::vector<int64_t>& updates = {}) {
+        for (size_t i = 0; i < updates.size(); ++i) members_[i].state.count = updates[i];
+        round.step = step;
+        ++round.round;
+        ++round.takes;
+        round.needs = state.generation + 1;
+        segment_.round().commit(round);
+        lane().commit(state, members_);
+        committed_ = true;
+        lane().give_back(before_, state);
+        if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back({state});
+    }
+    // For Load (load.hpp).
+    void keep_no_journal() { Lane::keep_no_undo(before_, state); }
+    void mark() {
+        const Presence& presence = segment_.presence();
+        round.sealed = 1;
+        round.holder = {++round.opened, presence.index(), presence.token(), timestamp_ns()};
+        segment_.round().commit(round);
+    }
+    void forget_mark() {
+        round.sealed = 0;
+        round.holder = {};
+    }
+    void unmark() {
+        forget_mark();
+        segment_.round().commit(round);
+    }
+    // If a load fails: gives back the memory that `prepare` has reserved.
+    void give_journal_back() {
+        LaneState now = lane().committed().current(), before = now;
+        Lane::keep_no_undo(before, now);
+        lane().commit(now);
+        lane().give_back(before, now);
+    }
+
+    RoundState round;
+    LaneState state;  // to be changed, then committed
+
+  private:
+    OpenSegment& segment_;
+    HeldLocks locks_;
+    LaneState before_;
+    std::vector<Member> members_;  // the changed ones
+    std::vector<std::unique_ptr<PreparedChange>> prepared_;
+    UndoLog log_;
+    bool committed_ = false;
+};
+
+}  // namespace shmacc
