@@ -410,6 +410,7 @@ class Chief:
         It includes the state of optimizers of `shmacc.optim`, but not of torch's.
 
         Like a module's `state_dict`, it does not copy parameters: save it before the next round.
+        It has no timeout either: while another process is stopped in an update, it waits.
 
         Raises:
             FailedPreconditionError: The model is not in shared memory any more.
@@ -427,7 +428,7 @@ class Chief:
         """Go on from a state of `state_dict`; load that of an optimizer of torch yourself.
 
         Pending gradients are dropped. Running replicas go on with these parameters and this step,
-        without a restart.
+        without a restart. As `state_dict`, it has no timeout.
 
         Raises:
             RuntimeError: The state is of another model; torch's message.

@@ -290,23 +290,26 @@ class Atomic:
         block: Block,
     ) -> None:
         """Make the update; `values` are new contents of arrays that no optimizer changes."""
-        given = {
-            name: on_model.given(one, taken[name]) if name in taken else None
-            for name, one in trained.items()
-        }
+        changed: dict[str, Any] = {}
         for name, one in trained.items():
-            if not _alike(one.grad, given[name]):
+            given = on_model.given(one, taken[name]) if name in taken else None
+            gradient = one.grad
+            added = given is None and isinstance(one, nn.Parameter)
+            if not added and not _alike(gradient, given):
                 raise InvalidArgumentError(
                     f".grad of {name!r} is not as the round gave it: the block may change or "
                     "replace it, with the same shape and, if it is sparse, the same rows; it may "
-                    "not remove it (zero_grad), nor set one where the round gave none; "
-                    "`with ... as update: update.skip()` lets a round pass that is to change "
-                    "nothing"
+                    "not remove it (zero_grad); and a table that the round does not have gets "
+                    "none. `with ... as update: update.skip()` lets a round pass that is to "
+                    "change nothing"
                 )
-        _take_back([(trained[name].grad, one) for name, one in given.items() if one is not None])
+            if gradient is not None and (given is None or not _is_same(gradient, given)):
+                ids = block.ids.get(name)
+                changed[name] = gradient.detach() if ids is None else (ids, gradient.detach())
         self.arrays.update(
             taken,
             values,
+            gradients=changed,
             remove=block.removed,
             forget=block.forgotten,
             learning_rate=block.rate,
@@ -409,27 +412,10 @@ def _alike(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> boo
     return not given.is_sparse or torch.equal(gradient.coalesce().indices(), given.indices())
 
 
-def _take_back(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy each of the block's gradients into the tensor that the round gave for it.
-
-    The block may have exchanged them, or made one of another's memory: all such are read before any
-    is written.
-    """
-    values = [
-        tuple(one.coalesce().values() if one.is_sparse else one.detach() for one in pair)
-        for pair in pairs
-    ]
-    rounds = {given.untyped_storage().data_ptr() for _, given in values}
-    for number, (gradient, given) in enumerate(values):
-        if not _is_same(gradient, given) and gradient.untyped_storage().data_ptr() in rounds:
-            values[number] = gradient.clone(), given
-    for gradient, given in values:
-        if not _is_same(gradient, given):
-            given.copy_(gradient.detach())
-
-
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether they are the same numbers of the same memory, in the same order."""
+    if one.is_sparse:
+        one, other = one.coalesce().values(), other.coalesce().values()
     return (
         one.data_ptr() == other.data_ptr()
         and (one.dtype, one.stride()) == (other.dtype, other.stride())

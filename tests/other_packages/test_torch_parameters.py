@@ -15,6 +15,7 @@ from other_packages.torch_training import (
     NAME,
     PLACES,
     Mixed,
+    Words,
     backward,
     contents,
     hand_over,
@@ -159,7 +160,7 @@ def test_an_exception_in_the_block_changes_nothing() -> None:
         hand_over(replica)
         with pytest.raises(ZeroDivisionError), replicas.round(timeout=LONG):
             raise ZeroDivisionError
-        wrong = {"layer.bias": None, "rows.weight": torch.ones(20, 4), "unused.bias": torch.ones(2)}
+        wrong = {"layer.bias": None, "rows.weight": torch.ones(20, 4)}
         for name, gradient in wrong.items():
             with (
                 pytest.raises(errors.InvalidArgumentError, match=f".grad of '{name}' is not as"),
@@ -173,6 +174,35 @@ def test_an_exception_in_the_block_changes_nothing() -> None:
         assert replica.step()
         assert torch.equal(model.layer.bias, before["layer.bias"])
         assert not torch.equal(model.layer.weight, before["layer.weight"])
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["of torch", "of shmacc"])
+def test_a_block_gives_gradients_where_the_round_has_none(optimizer: Any) -> None:
+    """As a penalty on all parameters does, which the chief computes."""
+    model, other, alone = Words(sparse=False), Words(sparse=False), Words(sparse=False)
+    mine, theirs = (torch.optim.SGD(one.parameters(), 0.5) for one in (alone, model))
+
+    def penalise(model: nn.Module) -> None:
+        sum((one**2).sum() for one in model.parameters()).backward()
+
+    with pair(model, other, optimizer=optimizer) as (replicas, replica):
+        for step in range(2):
+            for one in (alone, other):
+                rows = one.rows(torch.tensor([step, 3]))
+                rows.square().sum().backward()
+            penalise(alone)
+            mine.step()
+            mine.zero_grad()
+            hand_over(replica)
+            with replicas.round(timeout=LONG):
+                assert model.layer.bias.grad is None
+                penalise(model)
+                if optimizer is None:
+                    theirs.step()
+            assert replica.step()
+            for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(found, wanted)
+        replica.close()
 
 
 @pytest.mark.parametrize(
