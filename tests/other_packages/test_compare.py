@@ -27,8 +27,8 @@ def train_all() -> tuple[float, dict[str, Run], list[Run]]:
     # Forks of this process have torch already.
     processes.CONTEXT = multiprocessing.get_context("fork")  # type: ignore[assignment,misc]
     torch.set_num_threads(1)
-    from shmacc_bench.compare.crew import CHIEF
     from shmacc_bench.compare.model import Task
+    from shmacc_bench.compare.restarted import CHIEF
     from shmacc_bench.compare.training import train
 
     deaths = [train(WAYS[0], target=TARGET, victim=victim) for victim in (1, CHIEF)]

@@ -83,7 +83,7 @@ def test_a_peer_that_cannot_run_is_left_out(
     monkeypatch.setattr(calls, "COLUMNS", columns)
     family = calls.Family("tiny", timing.ROUND, {TINY: {"NumPy": 1e9}}, tuple(columns))
     with ExitStack() as stack:
-        made = calls.table(family, calls.Crew(stack), rounds=2)
+        made = calls.table(family, calls.Peers(stack), rounds=2)
     [(workload, time, ratio, none)] = made.rows
     assert (workload, none) == (TINY.label, "")
     assert time.endswith(" us")
