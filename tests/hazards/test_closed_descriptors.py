@@ -49,7 +49,7 @@ MOST: Final = 256  # no test has a descriptor beyond
 
 @pytest.fixture(autouse=True)
 def both() -> Iterator[None]:
-    """The two accumulators, which this process attaches to for no longer than it takes."""
+    """The two accumulators; this process attaches to them only while it makes them."""
     for name in ("a", "b"):
         ConditionalAccumulator("f8", (3,), name, reduction_type="SUM").close()
     yield
@@ -124,8 +124,8 @@ def _becomes_another(*, pipe: Pipe) -> None:
     other.close()
 
 
-def test_the_number_is_another_accumulators() -> None:
-    """The other one is not changed, not locked, and its process stays attached to it."""
+def test_a_closed_number_that_now_is_another_accumulators() -> None:
+    """The other one is neither changed nor locked, and its process stays attached to it."""
     with Apart(_becomes_another) as process, shmacc.attach("b") as other:
         process.hear()
         before = inspection.describe("b")
@@ -166,8 +166,8 @@ def _becomes_itself(*, pipe: Pipe) -> None:
     again.close()
 
 
-def test_the_number_is_the_same_accumulators_again() -> None:
-    """What was opened again lives, and waits in the queue, though its first entry is dead."""
+def test_a_closed_number_that_now_is_the_same_accumulators() -> None:
+    """The new handle lives and waits in the queue, though its first entry is dead."""
     with Apart(_becomes_itself) as process:
         with shmacc.attach("a") as first:
             _add(first)
@@ -192,7 +192,7 @@ def _attached() -> int:
 
 
 def _leave_a_lost_place() -> None:
-    """As after a closed descriptor, if nobody could free the place when it was opened anew."""
+    """Leave an entry as after a closed descriptor that nobody could free."""
     with SegmentFile(names.segment_name("a").path) as file:
         file.put("participant", file.record("participant", 0), 1)
         file.put("participants_top", layout.ShortWord(2))
@@ -203,8 +203,8 @@ def _take() -> int:
         return int(acc.take(1, timeout=LONG).count)
 
 
-def test_a_lost_place_is_not_the_new_one() -> None:
-    """Both bear the token of the same process; the take that waits belongs to one of them."""
+def test_a_lost_entry_is_not_taken_for_the_new_one() -> None:
+    """Both have the token of the same process; the waiting take belongs to one of them."""
     with Apart(_take) as taking:
         until(lambda: inspection.describe("a").summary.waiting_for == (1,))
         run_apart(_leave_a_lost_place)
@@ -230,8 +230,8 @@ def _waits_without(*, pipe: Pipe) -> None:
     other.close()
 
 
-def test_a_take_that_waits_is_told() -> None:
-    """And what it leaves in the queue is a dead process's."""
+def test_a_waiting_take_is_told_that_its_descriptor_is_closed() -> None:
+    """Its entry in the queue becomes a dead process's."""
     run_apart(_waits_without)
     with shmacc.attach("a") as acc:
         assert acc.stats().waiting == 0
@@ -259,8 +259,8 @@ def _becomes_plain_files(path: Path, *, pipe: Pipe) -> None:
         assert f":{path.stat().st_ino} " not in locks.read()
 
 
-def test_the_numbers_are_plain_files(tmp_path: Path) -> None:
-    """They are neither written to, nor locked, nor closed; and a private one's name still goes."""
+def test_closed_numbers_that_now_are_plain_files(tmp_path: Path) -> None:
+    """The files are neither written, locked nor closed; a private segment's name still goes."""
     file = tmp_path / "plain"
     file.write_bytes(b"intact" * 1000)
     run_apart(_becomes_plain_files, file)
@@ -359,7 +359,7 @@ def _saved(path: Path) -> None:
 
 @pytest.fixture
 def segments() -> Iterator[None]:
-    """A segment of each kind, which this process has not open."""
+    """A segment of each kind, not open in this process."""
     AccumulatorGroup(SPECS, "g").close()
     Parameters({"a": np.zeros(3)}, "p", optimizer=optim.SGD(1.0)).close()
     SharedArrays({"a": np.zeros(3)}, "s").close()

@@ -46,7 +46,7 @@ def _look(path: str) -> list[Any]:
         ]
 
 
-def test_records_stand_where_the_tests_think() -> None:
+def test_the_tests_know_where_records_are() -> None:
     assert (layout.VERSION, layout.MAX_RANK) == (_core.VERSION, _core.MAX_RANK)
     assert tuple(sorted(_core.REGIONS, key=_core.REGIONS.__getitem__)) == layout.REGIONS
     entries = layout.Participant, layout.Waiter, layout.Bucket, layout.Slot

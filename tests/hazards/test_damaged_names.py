@@ -69,7 +69,7 @@ def _path(name: str) -> Path:
 
 
 @pytest.mark.parametrize("what", NOT_OURS)
-def test_what_is_not_ours_is_refused_and_left_alone(what: str) -> None:
+def test_a_file_that_is_no_segment_is_refused_and_left_alone(what: str) -> None:
     path = _path("odd")
     NOT_OURS[what](path)
     before = path.lstat()
@@ -105,7 +105,7 @@ def test_what_is_not_ours_is_refused_and_left_alone(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", UNFINISHED)
-def test_what_nobody_finishes_is_nothing(what: str) -> None:
+def test_an_unfinished_file_without_a_maker_counts_as_no_segment(what: str) -> None:
     UNFINISHED[what](_path("half"))
     with pytest.raises(errors.NotFoundError):
         shmacc.attach("half")
@@ -146,7 +146,7 @@ def _open(how: str, *, pipe: Pipe) -> bool:
 
 
 @pytest.mark.parametrize("how", OPENERS)
-def test_what_another_process_removes_at_this_moment_is_nothing(how: str) -> None:
+def test_a_file_that_is_being_removed_counts_as_no_segment(how: str) -> None:
     _path("half").touch()
     with Apart(_remove, _path("half")) as remover:
         remover.hear()
@@ -166,7 +166,7 @@ def test_what_another_process_removes_at_this_moment_is_nothing(how: str) -> Non
         ("empty", layout.PRESENCE_BYTE + 7),
     ],
 )
-def test_what_a_living_process_is_making_is_left_alone(what: str, byte: int) -> None:
+def test_a_file_that_a_living_process_is_making_is_left_alone(what: str, byte: int) -> None:
     path = _path("making")
     UNFINISHED[what](path)
     inode = path.stat().st_ino
@@ -206,7 +206,9 @@ def _of_the_next_version(path: Path) -> None:
     ("make", "version"),
     [(_of_version_1, 1), (_of_the_next_version, layout.VERSION + 1)],
 )
-def test_another_version_says_so(make: Callable[[Path], None], version: int) -> None:
+def test_a_segment_of_another_version_is_refused_by_its_version(
+    make: Callable[[Path], None], version: int
+) -> None:
     make(_path("odd"))
     reader = "shmacc 1.0" if version == 1 else "a newer shmacc"
     words = (

@@ -75,7 +75,7 @@ HOW: Final[list[dict[str, bool]]] = [{"attached": False}, {}, {"waiting": True}]
     print_blob=True,
 )
 @given(scenario=scenarios, how=st.sampled_from(HOW), damages=several())
-def test_damaged(
+def test_every_call_on_a_damaged_segment_ends(
     victim: Victim, scenario: Scenario, how: dict[str, bool], damages: list[Any]
 ) -> None:
     """At rest, while attached, and while a take waits."""
@@ -84,8 +84,8 @@ def test_damaged(
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense", "group"])
-def test_undamaged(victim: Victim, kind: str) -> None:
-    """What the calls come to when nothing is wrong: else the rest would prove little."""
+def test_every_call_works_on_an_undamaged_segment(victim: Victim, kind: str) -> None:
+    """Otherwise the tests of damage would prove little."""
     for attached, lanes in (True, 1), (False, 3):
         scenario = Scenario(kind, attached=attached, lanes=lanes, contributors=True)
         outcomes = victim.outcomes(scenario)
@@ -152,7 +152,7 @@ FORGED: Final[dict[str, tuple[Scenario, Damage]]] = {
 
 
 def _outcomes(victim: Victim, scenario: Scenario, damage: Damage) -> list[Any]:
-    """How every call ended, on the segment at rest and on the one that is attached."""
+    """How every call ended, on a segment at rest and on one that is attached."""
     return [
         outcome
         for attached in (False, True)
@@ -175,7 +175,7 @@ DOUBLES: Final = Scenario("dense", dtype="float64", shape=(3,), applies=3)
 
 
 def sizes(*dims: int, rows: int = 1, reserved: int | None = layout.REGION_SPAN) -> Sizes:
-    """So many rows of that shape, with an index that has room for them."""
+    """The sizes of so many rows of that shape, with a large enough index."""
     return Sizes(rows, dims, reserved, buckets=-(-rows // 10), count=3)
 
 
@@ -206,7 +206,7 @@ NEVER: Final = {"MemoryError", "ResourceExhaustedError"}
 
 @pytest.fixture(scope="module")
 def poor() -> Iterator[Victim]:
-    """It has address space for two tables of 5 MiB, and for what calls are given and hand out."""
+    """A process with address space for two tables of 5 MiB, arguments and results."""
     made = Victim(48 * MIB)
     yield made
     made.end()
@@ -214,14 +214,14 @@ def poor() -> Iterator[Victim]:
 
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs all address space")
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_nothing_is_allocated_for_a_claim(poor: Victim, claim: str) -> None:
+def test_nothing_is_allocated_because_a_segment_claims_it(poor: Victim, claim: str) -> None:
     outcomes = _outcomes(poor, *CLAIMS[claim])
     assert [outcome for outcome in outcomes if outcome.error in NEVER] == []
 
 
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs all address space")
 @pytest.mark.parametrize("scenario", [SPARSE, DOUBLES], ids=["sparse", "dense"])
-def test_what_it_has_is_enough_for_those_that_claim_nothing(
+def test_the_poor_process_has_enough_for_undamaged_segments(
     poor: Victim, scenario: Scenario
 ) -> None:
     outcomes = poor.outcomes(replace(scenario, attached=False))
@@ -287,7 +287,7 @@ def _forge(path: str, log: bytes, counted: int) -> None:
 
 
 class _DoneError(Exception):
-    """The block may not end in order."""
+    """Raised so that the block does not end normally."""
 
 
 def _use(call: str, *, pipe: Pipe) -> None:

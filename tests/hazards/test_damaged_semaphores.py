@@ -27,7 +27,7 @@ ROWS: Final = 100
 
 @pytest.fixture
 def semaphore() -> Iterator[Path]:
-    """The semaphore's file of a segment that nobody has open."""
+    """The semaphore's file of a segment that is not open anywhere."""
     SparseConditionalAccumulator("f8", None, "queue", reduction_type="SUM").close()
     segment = Path(names.segment_name("queue").path)
     (path,) = segment.parent.glob(f"sem.{segment.name}.*")
@@ -55,8 +55,10 @@ def _check_exclusion() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 2, 0xFFFFFFFF])
-def test_a_wrong_value(semaphore: Path, value: int) -> None:
-    """No token for anybody, or one for everybody: nobody waits for ever, nobody enters twice."""
+def test_a_wrong_value_lets_nobody_in_twice_and_keeps_nobody_out(
+    semaphore: Path, value: int
+) -> None:
+    """The semaphore has no permit for anybody, or one for everybody."""
     with semaphore.open("r+b") as file:
         file.write(struct.pack("<I", value))
     run_apart(_check_exclusion)
@@ -81,7 +83,7 @@ def _use() -> str:
 
 
 @pytest.mark.parametrize("what", INSTEAD)
-def test_no_semaphore_under_its_name(semaphore: Path, what: str) -> None:
+def test_another_file_under_the_semaphores_name(semaphore: Path, what: str) -> None:
     semaphore.unlink()
     INSTEAD[what](semaphore)
     assert run_apart(_use) in {"works", "DataLossError"}

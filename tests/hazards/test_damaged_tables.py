@@ -41,7 +41,7 @@ def _train(params: Parameters, group: AccumulatorGroup, ids: Any, **update: Any)
 
 
 def _use(params: Parameters, group: AccumulatorGroup) -> None:
-    """Do all that reads or writes it."""
+    """Make every call that reads or writes the table."""
     table = params["t"]
     for act in (
         lambda: table[IDS],
@@ -80,13 +80,13 @@ def _scribble(region: str, width: int) -> None:
 @pytest.mark.parametrize(
     "region", ["index 0", "index 1", "slots", "rows 0", "rows 1", "states", "directory"]
 )
-def test_scribbled(region: str) -> None:
+def test_random_bytes_in_a_table_crash_no_call(region: str) -> None:
     for width in (2, 4, 8) if region == "index 0" else (8,):
         run_apart(_scribble, region, width)
 
 
 def _forge(field: str) -> None:
-    """Write a wrong number into the committed state, and the checksum that fits."""
+    """Write a wrong number into the committed state, with a valid checksum."""
     for wrong in _WRONG[::2]:
         params, group = _make()
         with params, group, SegmentFile(names.segment_name("params").path) as file:
@@ -104,7 +104,7 @@ FIELDS: Final = (
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_forged_state(field: str) -> None:
+def test_a_forged_state_crashes_no_call(field: str) -> None:
     run_apart(_forge, field)
 
 
@@ -147,7 +147,7 @@ def _contents(params: Parameters) -> dict[str, bytes]:
 
 
 def _remedy(how: str, attached: bool) -> None:
-    """A chief meets the damage, changes nothing, and saves all rows as its message says."""
+    """A chief finds the damage, changes nothing, and saves all rows as the message says."""
     params, group = _trained()
     before = _contents(params)
     if not attached:  # another process's first update, else this one's next

@@ -97,7 +97,9 @@ def _scribble(root: str, stop: threading.Event, seed: int) -> int:
 @pytest.mark.parametrize(
     ("kind", "lanes"), [("sparse", 1), ("dense", 2), ("group", 1), ("group", 2)]
 )
-def test_written_to_while_in_use(kind: str, lanes: int) -> None:
+def test_every_call_ends_while_another_process_writes_into_the_segment(
+    kind: str, lanes: int
+) -> None:
     stop = threading.Event()
     scenario = Scenario(kind, lanes=lanes, contributors=True)
     with Apart(_use, scenario, SECONDS, shm=SHM_BYTES) as victim:
@@ -116,7 +118,7 @@ def test_written_to_while_in_use(kind: str, lanes: int) -> None:
 
 
 def _divide(seconds: float, *, pipe: Pipe) -> int:
-    """Seal a segment again and again; say how often it was not damaged."""
+    """Seal a segment again and again; return how often that found no damage."""
     members = {
         "wide": shmacc.IndexedSlicesSpec((None, 64), "float64"),
         "narrow": shmacc.IndexedSlicesSpec((None,), "float64"),
@@ -138,8 +140,8 @@ def _divide(seconds: float, *, pipe: Pipe) -> int:
     return sound
 
 
-def test_rows_that_change_their_shard_while_they_are_divided() -> None:
-    """Room is made before rows are read: no others may take up what is for a dense member."""
+def test_rows_may_change_their_shard_while_they_are_divided() -> None:
+    """Room is reserved before rows are read: they must not use a dense member's."""
     hashes = np.arange(4 * _ROWS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     at_shard = hashes >> np.uint64(63)
     pools = [np.flatnonzero(at_shard == shard)[:_ROWS] for shard in range(2)]
@@ -177,8 +179,8 @@ def _fill(directory: Path) -> None:
             pass
 
 
-def test_a_take_that_cannot_look_at_its_line_gives_its_place_up() -> None:
-    """It may have to reserve what others are said to have used; to fail there is an error."""
+def test_a_take_that_cannot_read_the_queue_leaves_it() -> None:
+    """Reading may need memory for what others claim to have used; without it, an error."""
     with Apart(_wait_in_line, shm=1 << 20) as victim:
         path = Path(f"/proc/{victim.pid}/root{victim.hear()}")
         with SegmentFile(path) as file:

@@ -32,7 +32,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 def hold(*, pipe: Pipe) -> int:
-    """Be in the block until something is said."""
+    """Stay in the block until told to end it."""
     with ConditionalAccumulator.attach("rounds") as own:
         with own.round(1) as taken:
             pipe.say(taken.value.item())
@@ -51,7 +51,7 @@ def apply_later() -> bool:
         return bool(own.apply_grad(4.0, NEVER_STALE))
 
 
-def test_the_killed_holders_gradients_go_to_the_next_in_line(acc: ConditionalAccumulator) -> None:
+def test_a_killed_holders_gradients_go_to_the_next_take(acc: ConditionalAccumulator) -> None:
     with Apart(hold) as holder:
         assert holder.hear() == 3.0  # it has the round: only now may another ask for it
         with Apart(take_two) as next_one:
@@ -62,7 +62,7 @@ def test_the_killed_holders_gradients_go_to_the_next_in_line(acc: ConditionalAcc
     assert (acc.stats().taken, acc.global_step) == (2, 1)
 
 
-def test_a_killed_holders_step_is_open_again(acc: ConditionalAccumulator) -> None:
+def test_a_step_reopens_when_its_holder_is_killed(acc: ConditionalAccumulator) -> None:
     with Apart(hold) as holder:
         holder.hear()
         assert not acc.apply_grad(4.0)
@@ -112,7 +112,7 @@ def test_a_stopped_holder_does_not_keep_the_step(acc: ConditionalAccumulator) ->
     assert (acc.global_step, acc.num_accumulated()) == (3, 1)
 
 
-def test_a_holder_that_exits_in_order_gives_it_up(acc: ConditionalAccumulator) -> None:
+def test_a_holder_that_closes_gives_the_round_up(acc: ConditionalAccumulator) -> None:
     def leave() -> None:
         own = ConditionalAccumulator.attach("rounds")
         own.round(1).__enter__()
@@ -123,7 +123,7 @@ def test_a_holder_that_exits_in_order_gives_it_up(acc: ConditionalAccumulator) -
     assert acc.take(2, timeout=0).value.item() == 3.0
 
 
-def test_the_end_of_the_block_is_not_a_forked_childs(acc: ConditionalAccumulator) -> None:
+def test_a_forked_child_cannot_end_its_parents_block(acc: ConditionalAccumulator) -> None:
     block = acc.round(2)
     block.__enter__()
     with pytest.raises(errors.FailedPreconditionError):

@@ -14,16 +14,16 @@ NOT_FOR_USERS: Final = {"test_damaged_layout.py", Path(__file__).name}
 
 
 def named() -> set[Path]:
-    """The test files that the page names; those without a directory are beside this one."""
+    """The test files that the page names; without a directory they are in this one."""
     files = re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", PAGE)
     return {ROOT / file if file.startswith("tests/") else HAZARDS / file for file in files}
 
 
-def test_what_it_names_exists() -> None:
+def test_all_tests_that_the_page_names_exist() -> None:
     missing = sorted(str(file) for file in named() if not file.exists())
     assert not missing
 
 
-def test_no_hazard_is_left_out() -> None:
+def test_the_page_names_all_hazards() -> None:
     unnamed = {file.name for file in HAZARDS.glob("test_*.py") if file not in named()}
     assert unnamed <= NOT_FOR_USERS, f"docs/hazards.md does not say what these show: {unnamed}"

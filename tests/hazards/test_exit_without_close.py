@@ -47,7 +47,7 @@ ENDS: Final = {
 
 
 @pytest.mark.parametrize("statement", ENDS)
-def test_a_named_one_stays_whole_and_a_private_one_goes_with_its_process(
+def test_a_named_segment_stays_and_a_private_one_goes_with_its_process(
     acc: ConditionalAccumulator, statement: str
 ) -> None:
     status, _, complaints = run(
@@ -76,8 +76,10 @@ def test_a_named_one_stays_whole_and_a_private_one_goes_with_its_process(
 
 @pytest.mark.threads
 @pytest.mark.parametrize("ending", ["", "raise RuntimeError('on purpose')"])
-def test_daemon_threads_that_wait(acc: ConditionalAccumulator, ending: str) -> None:
-    """The interpreter shuts down with its own exit status, without a crash and without a hang."""
+def test_a_program_ends_though_daemon_threads_wait(
+    acc: ConditionalAccumulator, ending: str
+) -> None:
+    """It has its own exit status, and neither crashes nor hangs."""
     status, _, complaints = run(
         f"""
         acc = shmacc.attach("exits")
@@ -103,8 +105,8 @@ def test_daemon_threads_that_wait(acc: ConditionalAccumulator, ending: str) -> N
 
 
 @pytest.mark.threads
-def test_a_thread_that_is_joined_at_the_end_must_be_let_go(acc: ConditionalAccumulator) -> None:
-    """Python waits for threads that are no daemons; a close from the main thread ends theirs."""
+def test_a_close_in_the_main_thread_ends_other_threads_waits(acc: ConditionalAccumulator) -> None:
+    """Python waits for threads that are no daemons, so they must end."""
     status, output, complaints = run(
         """
         acc = shmacc.attach("exits")
@@ -124,8 +126,8 @@ def test_a_thread_that_is_joined_at_the_end_must_be_let_go(acc: ConditionalAccum
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.usefixtures("acc")
-def test_dropped_without_a_close() -> None:
-    """A handle that is garbage is as good as closed, also in a cycle; a private one is removed."""
+def test_a_collected_handle_is_closed() -> None:
+    """Also in a cycle; a private segment is removed."""
 
     def drop() -> None:
         handles: list[Any] = [shmacc.attach("exits") for _ in range(10)]
@@ -144,7 +146,7 @@ def test_dropped_without_a_close() -> None:
     assert all("exits" in name for name in left_behind())
 
 
-def test_nothing_that_was_handed_out_is_shared_memory() -> None:
+def test_results_are_not_shared_memory() -> None:
     """Arrays outlive the accumulator, its segment and its mapping."""
     with shmacc.SparseConditionalAccumulator("f4", None, "arrays", reduction_type="SUM") as sparse:
         sparse.apply_grad(range(1000), np.ones((1000, 64)))
@@ -248,7 +250,7 @@ END: Final = f"""
 
 
 def _ending(finalizer: str) -> str:
-    """The rest of a script whose finalizer calls `Late.work`."""
+    """Return the rest of a script whose finalizer calls `Late.work`."""
     return f"""
     class LateDel(Late):
         def __del__(self):
@@ -258,7 +260,7 @@ def _ending(finalizer: str) -> str:
 
 
 @pytest.mark.parametrize("finalizer", FINALIZERS)
-def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
+def test_finalizers_may_call_everything(acc: ConditionalAccumulator, finalizer: str) -> None:
     status, output, complaints = run(BEGIN + _ending(finalizer))
     assert (status, complaints) == (STATUS, "")
     if finalizer == "atexit":
@@ -279,10 +281,10 @@ def test_alone(acc: ConditionalAccumulator, finalizer: str) -> None:
 
 
 @pytest.mark.parametrize("finalizer", ["atexit", "in builtins"])
-def test_with_daemon_threads_in_the_middle_of_applies_and_takes(
+def test_finalizers_may_call_everything_beside_busy_daemon_threads(
     acc: ConditionalAccumulator, finalizer: str
 ) -> None:
-    """They go on in the extension for as long as they need no Python; nobody waits for them."""
+    """These stay in the extension until they need Python; nobody waits for them."""
     with SparseConditionalAccumulator("f8", None, "rows") as rows:
         status, _, complaints = run(BEGIN + DAEMONS + _ending(finalizer))
         # Their takes may hear of a close, and say so.
@@ -330,7 +332,7 @@ LETS_GO: Final = {
 
 @pytest.mark.usefixtures("acc")
 @pytest.mark.parametrize("call", LETS_GO)
-def test_with_a_daemon_thread_in_a_call_of_pythons(call: str) -> None:
+def test_a_program_ends_while_a_daemon_thread_is_in_python_code(call: str) -> None:
     script = LINGERS + LETS_GO[call] + "\n    until(lambda: begun)\n" + END
     status, _, complaints = run(script)
     assert status == STATUS, complaints
@@ -350,7 +352,7 @@ MEETS_OTHERS: Final = (
 
 
 @pytest.mark.parametrize("finalizer", ["atexit", "in builtins"])
-def test_it_waits_for_others_and_wakes_others(finalizer: str) -> None:
+def test_finalizers_may_wait_for_other_processes_and_wake_them(finalizer: str) -> None:
     with (
         ConditionalAccumulator("f8", (), "asks") as asks,
         ConditionalAccumulator("f8", (), "answers") as answers,

@@ -34,7 +34,7 @@ _LACKS: Final = {errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.E
 
 
 def is_right(said: str, code: int, deed: Deed) -> bool:
-    """Whether the deed may come to this error when a system call fails by that one."""
+    """Whether the deed may raise this error when a system call fails with that one."""
     if said == "":
         return True
     if code not in _LACKS:
@@ -45,24 +45,24 @@ def is_right(said: str, code: int, deed: Deed) -> bool:
 
 
 def descriptors() -> set[str]:
-    """What this process has open, beside mappings."""
+    """What this process has open, besides mappings."""
     return set(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def mapped() -> int:
-    """How many mappings of segments and semaphores it has."""
+    """How many mappings of segments and semaphores the process has."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         return sum(names.SHM_DIRECTORY in line for line in maps)
 
 
 def is_anothers(name: str, there_before: tuple[str, ...]) -> bool:
-    """Whether it is the semaphore of a segment that was there: whoever misses it makes it."""
+    """Whether this is an older segment's semaphore, which each process makes if missing."""
     semaphore = names.parse_semaphore_file(name)
     return semaphore is not None and semaphore[0].system_name in there_before
 
 
 def attempt(deed: Deed, begun: Any) -> str:
-    """Do it; which error it came to."""
+    """Do it; return the error that it raised."""
     try:
         made = deed.act(begun)
         if hasattr(made, "close"):
@@ -74,7 +74,7 @@ def attempt(deed: Deed, begun: Any) -> str:
 
 
 def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> None:
-    """Do it, while a call fails, and again; say which error it came to."""
+    """Do it while a call fails, then again; return the first error."""
     before, there_before = descriptors(), left()
     begun = deed.begin(kept)
     there = left()
@@ -95,7 +95,7 @@ def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> No
 
 
 def finish(kept: Any) -> Any:
-    """What the next process finds, if there is something; nothing is left."""
+    """Check what the next process finds, and that nothing is left."""
     if kept is not None:
         kept.close()
     found = None
@@ -147,8 +147,8 @@ CONTAINED: Final = {"creating a private one", "finding what the dead left", "clo
 
 
 @pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed.name not in CONTAINED], ids=str)
-def test_every_call_fails_once(deed: Deed) -> None:
-    """By one of the errors that it may fail with; with SHMACC_EVERY_INSTANT=1 by each of them."""
+def test_each_call_may_fail_once(deed: Deed) -> None:
+    """With one of its possible errors; with SHMACC_EVERY_INSTANT=1 with each of them."""
     place = failures = 0
     with on_one_core():
         while True:
@@ -166,7 +166,7 @@ def test_every_call_fails_once(deed: Deed) -> None:
 
 
 def without_locks(deed: Deed, kept: Any, said: int, mark: Mark) -> None:
-    """Do it while the kernel has no memory for locks, and again when it has; say what happened."""
+    """Do it while the kernel has no memory for locks, then again with memory; return the errors."""
     begun = deed.begin(kept)
     mark()
     try:
@@ -188,8 +188,8 @@ ASKING: Final = [
 
 
 @pytest.mark.parametrize("deed", ASKING, ids=str)
-def test_a_kernel_without_memory_for_locks_says_nothing_about_life(deed: Deed) -> None:
-    """Its refusal is neither "held" nor "alive", however often it comes: nobody waits for that."""
+def test_a_refused_question_does_not_mean_that_a_process_lives(deed: Deed) -> None:
+    """The kernel has no memory for locks. Its refusal means neither "held" nor "alive"."""
     kept = deed.before()
     reader, writer = os.pipe()
     refused = 0
@@ -210,8 +210,8 @@ def test_a_kernel_without_memory_for_locks_says_nothing_about_life(deed: Deed) -
 
 
 @pytest.mark.parametrize("name", ["a child's first operation", "unlinking"])
-def test_letting_go_is_tried_until_it_is_done(name: str) -> None:
-    """Who gave up would keep others out for as long as the process lives."""
+def test_a_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
+    """Otherwise it would keep others out for as long as the process lives."""
     (deed,) = (deed for deed in DEEDS if deed.name == name)
     kept = deed.before()
     begun: list[Any] = []

@@ -20,7 +20,7 @@ _U64: Final = (1 << 64) - 1
 
 
 def cost(acc: SparseConditionalAccumulator, rows: IndexArray, rounds: int = 5) -> float:
-    """Seconds of a core to add so many rows, and then to find every second one of them."""
+    """Seconds of processor time to add so many rows, then to find every second one."""
     values = np.ones((rows.size, 1), np.float32)
     found = []
     for _ in range(rounds):
@@ -33,11 +33,11 @@ def cost(acc: SparseConditionalAccumulator, rows: IndexArray, rounds: int = 5) -
 
 
 def random_rows(count: int = ROWS) -> IndexArray:
-    """Distinct and ascending."""
+    """Distinct random rows, ascending."""
     return np.sort(np.random.default_rng(1).integers(0, 2**63, count, np.int64))
 
 
-def test_rows_that_share_buckets_under_another_segments_key() -> None:
+def test_rows_that_collide_in_one_segment_do_not_in_another() -> None:
     with (
         SparseConditionalAccumulator("f4", (None, 1)) as known,
         SparseConditionalAccumulator("f4", (None, 1)) as secret,
@@ -61,7 +61,7 @@ RUNS = {
 
 
 def overflow(rows: IndexArray, key: list[int]) -> int:
-    """How many rows find their bucket of ten full, at the load that an index is built with."""
+    """How many rows find their bucket of ten full, at the load of a new index."""
     buckets = np.uint64(rows.size * 10 // 72 + 1)
     homes = (hash_rows(rows, key) >> np.uint64(32)) * buckets >> np.uint64(32)
     return int(np.maximum(np.bincount(homes.astype(np.int64)) - 10, 0).sum())

@@ -42,7 +42,7 @@ def _serve(*, pipe: Pipe) -> None:
 
 @pytest.fixture
 def owner() -> Iterator[Callable[..., Any]]:
-    """Calls a method of root's process, whose segment everybody may read; it is not open here."""
+    """Calls methods in root's process, whose segment everybody may read."""
     with Apart(_serve) as process:
         process.hear()
 
@@ -71,7 +71,7 @@ def attach() -> bool:
 
 
 def _try_to_harm() -> list[str]:
-    """What of it was not refused."""
+    """Try every change; return those that were not refused."""
     done = []
     for file in (segment(), semaphore()):
         os.close(os.open(file, os.O_RDONLY))
@@ -102,12 +102,12 @@ def _try_to_harm() -> list[str]:
 
 
 def _state_of_files() -> list[object]:
-    """Without the times of access, which reading changes."""
+    """The files' metadata, without access times, which reading changes."""
     kept = "mode", "ino", "nlink", "uid", "gid", "size", "blocks", "mtime_ns", "ctime_ns"
     return [getattr(f.stat(), f"st_{what}") for f in (segment(), semaphore()) for what in kept]
 
 
-def test_who_may_read_can_change_nothing(owner: Callable[..., Any]) -> None:
+def test_a_user_who_may_read_can_change_nothing(owner: Callable[..., Any]) -> None:
     before = _state_of_files()
     assert run_apart(_try_to_harm, uid=STRANGER) == []
     assert _state_of_files() == before
@@ -122,8 +122,8 @@ def _make_many(*, pipe: Pipe) -> None:
         acc.unlink()
 
 
-def test_the_semaphore_is_there_before_the_segment_has_its_name() -> None:
-    """So nobody can be faster than its maker."""
+def test_the_semaphore_exists_before_the_segment_has_its_name() -> None:
+    """So nobody can make it before the segment's maker does."""
     own = f"shmacc.{names.current_namespace()}:made-"
     with Apart(_make_many) as maker:
         while not maker.pipe.poll():
@@ -146,15 +146,17 @@ def _plant_a_link(path: Path) -> None:
 
 @pytest.fixture
 def secret() -> Iterator[Path]:
-    """A file that only root may read, and as long as a semaphore."""
+    """A file that only root may read, as long as a semaphore."""
     SECRET.write_bytes(b"secret".ljust(32))
     SECRET.chmod(0o600)
     yield SECRET
     SECRET.unlink()
 
 
-def test_a_strangers_file_in_the_semaphores_place(owner: Callable[..., Any]) -> None:
-    """Mapped, it would be a SIGBUS as soon as the stranger truncates it."""
+def test_another_users_file_under_the_semaphores_name_is_not_mapped(
+    owner: Callable[..., Any],
+) -> None:
+    """If it were, truncating it would be a SIGBUS here."""
     planted = semaphore()
     planted.unlink()
     run_apart(_plant_a_file, planted, uid=STRANGER)
@@ -171,10 +173,10 @@ def test_a_strangers_file_in_the_semaphores_place(owner: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("plant", [_plant_a_link, os.mkfifo])
-def test_a_strangers_link_in_the_semaphores_place(
+def test_another_users_link_under_the_semaphores_name_is_not_followed(
     owner: Callable[..., Any], secret: Path, plant: Callable[[Path], None]
 ) -> None:
-    """It is not followed: root would change the mode of its own secrets, or write into them."""
+    """Root would change the mode of its own secrets, or write into them."""
     planted = semaphore()
     planted.unlink()
     run_apart(plant, planted, uid=STRANGER)
@@ -201,10 +203,10 @@ def _attach_without_a_semaphore(path: Path) -> None:
             attach()
 
 
-def test_a_strangers_link_in_the_middle_of_making_the_semaphore(
+def test_a_link_that_appears_while_the_semaphore_is_made_is_not_followed(
     owner: Callable[..., Any], secret: Path
 ) -> None:
-    """Between any two steps of it."""
+    """Between any two steps of making it."""
     planted = semaphore()
     with Apart(_plant_links_for_ever, planted, uid=STRANGER) as stranger:
         stranger.hear()
@@ -225,7 +227,7 @@ def _lock_for_reading(first: int, count: int, *, pipe: Pipe) -> None:
 
 @contextlib.contextmanager
 def reader(first: int, count: int = 1) -> Iterator[Apart]:
-    """A stranger holds read locks on these bytes, as anybody may who may read the file."""
+    """Another user holds read locks on these bytes, as any reader of the file may."""
     with Apart(_lock_for_reading, first, count, uid=STRANGER) as process:
         process.hear()
         yield process
@@ -243,8 +245,8 @@ def _apply_later(*, pipe: Pipe) -> bool:
     return bool(acc.apply_grad(2.0))
 
 
-def test_a_readers_lock_keeps_others_waiting(owner: Callable[..., Any]) -> None:
-    """That is what a right to read gives; timeouts hold, and others go on afterwards."""
+def test_a_readers_lock_delays_others_until_their_timeouts(owner: Callable[..., Any]) -> None:
+    """Permission to read allows that; others go on afterwards."""
     with Apart(_apply_later) as applying:
         applying.hear()
         with reader(layout.lane_byte()) as process:
@@ -258,7 +260,7 @@ def test_a_readers_lock_keeps_others_waiting(owner: Callable[..., Any]) -> None:
     assert owner("take_grad", 2) == 3.0
 
 
-def test_a_readers_lock_on_the_name_keeps_openers_waiting(owner: Callable[..., Any]) -> None:
+def test_a_readers_lock_on_the_name_delays_openers(owner: Callable[..., Any]) -> None:
     with (
         reader(layout.NAME_BYTE),
         pytest.raises(errors.DeadlineExceededError, match="opening or removing"),
@@ -274,7 +276,7 @@ def _cut_short() -> None:
         file.put("journal", layout.Journal(generation + 1, 0, 0))
 
 
-def test_a_readers_locks_on_all_places_keep_others_out(owner: Callable[..., Any]) -> None:
+def test_a_readers_locks_on_all_entries_keep_others_out(owner: Callable[..., Any]) -> None:
     # All but the owner's, which comes first and is locked already.
     with reader(layout.PRESENCE_BYTE + 2, 1 << 14) as process:
         with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):

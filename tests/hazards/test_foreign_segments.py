@@ -47,7 +47,7 @@ def _make(mode: int, *, pipe: Pipe) -> None:
 
 @pytest.fixture
 def owner(request: pytest.FixtureRequest) -> Iterator[Apart]:
-    """Another user's process, with the segment, in the mode that the test asks for."""
+    """Another user's process, which has the segment with the mode that the test asks for."""
     with Apart(_make, request.param, uid=OWNER) as process:
         process.hear()
         yield process
@@ -87,7 +87,7 @@ def _refused() -> None:
 
 
 @in_mode(0o600)
-def test_a_strangers_is_refused(owner: Apart) -> None:
+def test_another_users_segment_is_refused(owner: Apart) -> None:
     before = _segment().stat()
     run_apart(_refused, uid=STRANGER)
     # Not the time of the last access: to look is to read.
@@ -125,7 +125,7 @@ def _stay_out() -> None:
 
 
 @in_mode(0o666)
-def test_users_share_what_is_open_to_all(owner: Apart) -> None:
+def test_users_share_a_segment_that_is_open_to_all(owner: Apart) -> None:
     run_apart(_take_part, uid=STRANGER)
     run_apart(_stay_out, uid=STRANGER)
     owner.say(("num_accumulated",))
@@ -139,7 +139,7 @@ def _wait_for_it() -> float:
 
 
 @in_mode(0o666)
-def test_users_wake_each_other_and_a_dead_ones_place_is_free(owner: Apart) -> None:
+def test_users_wake_each_other_and_a_dead_users_entry_becomes_free(owner: Apart) -> None:
     with Apart(_wait_for_it, uid=STRANGER) as waiting:
         until(lambda: inspection.describe("theirs").stats.waiting == 1)
         waiting.kill()
@@ -156,10 +156,10 @@ def _attach() -> None:
 
 @in_mode(0o666)
 @pytest.mark.parametrize(("uid", "made"), [(STRANGER, []), (OWNER, [OWNER]), (None, [OWNER])])
-def test_a_lost_semaphore_is_made_with_the_segments_owner(
+def test_a_lost_semaphore_is_made_again_for_the_segments_owner(
     owner: Apart, uid: int | None, made: list[int]
 ) -> None:
-    """A stranger cannot, and does without; the owner and root can."""
+    """Only the owner and root can make it; other users work without."""
     for semaphore in _semaphores():
         semaphore.unlink()
     run_apart(_take_part, uid=STRANGER)
@@ -213,8 +213,8 @@ def _refuse_anothers(pickled: bytes) -> None:
 
 @needs_root
 @pytest.mark.parametrize("uid", [None, STRANGER], ids=["root", "another user"])
-def test_anothers_is_not_attached_silently(theirs: Apart, uid: int | None) -> None:
-    """Also not by root, who may open anything, and by a pickle that says "mine"."""
+def test_a_segment_of_an_owner_not_allowed_is_refused(theirs: Apart, uid: int | None) -> None:
+    """Root, who may open anything, is refused, too, and so is a pickle that says "mine"."""
     run_apart(_refuse_anothers, theirs.hear(), uid=uid)
 
 
@@ -232,8 +232,8 @@ def _come_in() -> None:
 
 @needs_root
 @pytest.mark.parametrize("uid", [None, STRANGER], ids=["root", "another user"])
-def test_it_is_attached_by_who_says_so(theirs: Apart, uid: int | None) -> None:
-    """At construction, by `attach`, and by a pickle, which carries it."""
+def test_allowed_owners_segments_are_attached(theirs: Apart, uid: int | None) -> None:
+    """Owners are allowed in a constructor, by `attach`, or in a pickle, which keeps them."""
     theirs.hear()
     run_apart(_come_in, uid=uid)
 
@@ -248,16 +248,16 @@ def _attach_to_roots() -> None:
 
 
 @needs_root
-def test_roots_are_everybodys() -> None:
-    """Who does not trust root has no choice anyway."""
+def test_roots_segments_are_always_allowed() -> None:
+    """Nobody can protect themselves from root."""
     with construct(mode=0o666) as acc:
         run_apart(_attach_to_roots, uid=STRANGER)
         acc.unlink()
 
 
 @needs_root
-def test_a_segment_and_a_semaphore_of_different_owners() -> None:
-    """Its owner could truncate it under those who have it mapped."""
+def test_a_semaphore_of_another_owner_is_not_mapped() -> None:
+    """Its owner could truncate it under those that have it mapped."""
     run_apart(lambda: construct().close())
     file = Path(names.segment_name("whose").path)
     (semaphore,) = file.parent.glob(f"sem.{file.name}.*")
@@ -277,7 +277,7 @@ BAD_OWNERS: Final = (
 
 
 @pytest.mark.parametrize("owners", BAD_OWNERS, ids=repr)
-def test_what_says_no_owners(owners: Any) -> None:
+def test_values_that_name_no_owners_are_refused(owners: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="owners must be"):
         construct(owners=owners)
     with pytest.raises(errors.InvalidArgumentError, match="owners must be"):

@@ -50,7 +50,7 @@ def _fork_often(
     *beside: Callable[[], object],
     before: Callable[[], object] = tuple,
 ) -> None:
-    """Fork while threads are busy; the hook is another library's, and runs in each fork."""
+    """Fork while threads are busy. The hook is another library's, and runs at each fork."""
     kept = ConditionalAccumulator("f8", (), reduction_type="SUM")
 
     def use() -> None:
@@ -75,7 +75,7 @@ def _fork_often(
 
 
 def _lets_go() -> None:
-    """The apply that runs has the segment's last use, and lets go of it during the fork."""
+    """The apply under way has the segment's last use, and lets go of it during the fork."""
     gradient = np.arange(5_000), np.ones((5_000, 16))
 
     def attach() -> SparseConditionalAccumulator:
@@ -127,7 +127,7 @@ def _collects() -> None:
 @pytest.mark.usefixtures("acc")
 @pytest.mark.parametrize("work", [_lets_go, _opens_and_closes, _collects])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_while_a_thread(work: Callable[[], None]) -> None:
+def test_a_fork_while_a_thread_is_busy(work: Callable[[], None]) -> None:
     """Nothing is locked around a fork, so nothing can be held in it."""
     run_apart(work)
 
@@ -175,7 +175,7 @@ def _fork_in_the_handler(
 
 
 def _let_it_fork(waiting: Apart) -> None:
-    """In the middle of its wait."""
+    """Make it fork in the middle of its wait."""
     waiting.hear()
     until(lambda: sleeps(waiting.pid))
     waiting.signal(signal.SIGALRM)
@@ -188,8 +188,8 @@ def _attach_and_apply() -> None:
 
 
 @pytest.mark.parametrize("way", ["returns", "uses it", "closes it"])
-def test_a_handler_forks_in_a_take_that_waits(acc: ConditionalAccumulator, way: str) -> None:
-    """The entry in the queue is the parent's, and stays; the child's call is cancelled."""
+def test_a_handler_may_fork_in_a_waiting_take(acc: ConditionalAccumulator, way: str) -> None:
+    """The entry in the queue stays the parent's; the child's call is cancelled."""
     call = lambda: acc.take(50).count  # noqa: E731
     with Apart(_fork_in_the_handler, acc, call, way, _attach_and_apply) as waiting:
         _let_it_fork(waiting)
@@ -200,7 +200,7 @@ def test_a_handler_forks_in_a_take_that_waits(acc: ConditionalAccumulator, way: 
         assert waiting.result() == 50
 
 
-def test_a_handler_forks_in_a_wait_for_the_step(acc: ConditionalAccumulator) -> None:
+def test_a_handler_may_fork_in_a_wait_for_the_step(acc: ConditionalAccumulator) -> None:
     call = lambda: acc.wait_step(0)  # noqa: E731
     with Apart(_fork_in_the_handler, acc, call, "uses it", _attach_and_apply) as waiting:
         _let_it_fork(waiting)
@@ -213,10 +213,10 @@ def test_a_handler_forks_in_a_wait_for_the_step(acc: ConditionalAccumulator) -> 
 @pytest.mark.parametrize(
     ("way", "byte"), [("exits", layout.lane_byte()), ("closes it", layout.NAME_BYTE)]
 )
-def test_a_handler_forks_in_a_wait_for_a_lock(
+def test_a_handler_may_fork_in_a_wait_for_a_lock(
     acc: ConditionalAccumulator, way: str, byte: int
 ) -> None:
-    """The lock of an apply, and the right to the name, of an opener and a remover."""
+    """The lock of an apply, or of the name, in an opener and a remover."""
     waits: dict[int, tuple[Callable[[], Any], ...]] = {
         layout.lane_byte(): (lambda: acc.apply_grad(1.0),),
         layout.NAME_BYTE: (lambda: shmacc.attach("forked").close(), acc.unlink),
@@ -249,8 +249,8 @@ def _apply_and_close(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     pipe.hear()
 
 
-def test_a_child_closes_what_a_thread_of_its_parent_waits_for(acc: ConditionalAccumulator) -> None:
-    """The thread's operation is not the child's: with its last handle the child is detached."""
+def test_a_child_may_close_what_its_parents_thread_uses(acc: ConditionalAccumulator) -> None:
+    """The thread's operation is not the child's: closing its last handle detaches the child."""
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(acc.take, 2, timeout=LONG)
         until(lambda: acc.stats().waiting == 1)
@@ -266,10 +266,10 @@ def test_a_child_closes_what_a_thread_of_its_parent_waits_for(acc: ConditionalAc
         assert taking.result().count == 2
 
 
-def test_a_child_that_only_looks_does_not_take_its_parents_place(
+def test_a_child_that_only_looks_is_not_attached_as_its_parent(
     acc: ConditionalAccumulator,
 ) -> None:
-    """It has its parent's memory, but not its parent's proof of life."""
+    """It has its parent's memory, but not its parent's record locks."""
     assert acc.stats().attached == 1
     with Apart(_attach_fork_and_die) as parent:
         parent.wait()

@@ -86,8 +86,8 @@ def _parent(acc: SparseConditionalAccumulator) -> tuple[int, int]:
     return in_children, sum(by_threads)
 
 
-def test_threads_in_mid_apply(acc: SparseConditionalAccumulator) -> None:
-    """The books balance: each apply of each side is in, once."""
+def test_forked_children_and_their_parents_threads_apply(acc: SparseConditionalAccumulator) -> None:
+    """Each apply of each side counts once."""
     in_children, by_threads = run_apart(_parent, acc)
     assert in_children == FORKS * 7
     assert by_threads > 3
@@ -104,8 +104,8 @@ def _apply_for_ever(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
         _apply(acc, 1)
 
 
-def test_killed_children(acc: SparseConditionalAccumulator) -> None:
-    """Children die in mid-apply with their parent's handle; the parent and its threads go on."""
+def test_children_killed_in_an_apply_harm_nobody(acc: SparseConditionalAccumulator) -> None:
+    """They use their parent's handle; the parent and its threads go on."""
     _apply(acc, 1)
     with busy(lambda: _apply(acc, 1)) as done:
         for _ in range(FORKS):
@@ -137,8 +137,8 @@ def _fork_and_die(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
     signal.pause()
 
 
-def test_a_killed_parent(acc: SparseConditionalAccumulator) -> None:
-    """The child goes on with the handle of a parent that is dead."""
+def test_a_child_goes_on_when_its_parent_is_killed(acc: SparseConditionalAccumulator) -> None:
+    """With the handle that it has from its parent."""
     with Apart(_fork_and_die, acc) as parent:
         child = parent.hear()
         until(lambda: acc.stats().waiting == 1)
@@ -159,8 +159,8 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_a_private_one_stays_when_a_child_ends() -> None:
-    """A child that ends through the interpreter's own end, finalisers and all."""
+def test_a_private_segment_stays_when_a_child_ends() -> None:
+    """The child ends like a program, with finalizers."""
     script = (
         "import os, shmacc, sys\n"
         "acc = shmacc.ConditionalAccumulator('f4')\n"
@@ -183,7 +183,7 @@ def _grandchildren(acc: SparseConditionalAccumulator, depth: int) -> int:
     return applied + _apply(acc, 1)
 
 
-def test_children_of_children(acc: SparseConditionalAccumulator) -> None:
+def test_children_of_children_apply(acc: SparseConditionalAccumulator) -> None:
     assert run_apart(_grandchildren, acc, 4) == 10
     assert acc.take(10, timeout=0).count == 10
 
@@ -256,7 +256,7 @@ def wide() -> Iterator[SparseConditionalAccumulator]:
 
 
 class TracedThread:
-    """A thread of a descendant process that is held, and runs only when told to."""
+    """A thread of a descendant process, stopped except when told to run."""
 
     def __init__(self, thread: int) -> None:
         """Hold the thread, wherever it is; this interrupts a system call in which it waits."""
@@ -302,8 +302,10 @@ class TracedThread:
 
 
 @needs_ptrace
-def test_at_every_instant(wide: SparseConditionalAccumulator, namespace: str) -> None:
-    """Every child adds to rows in the region that was being moved, and adds them right."""
+def test_a_fork_at_every_instant_of_a_growth(
+    wide: SparseConditionalAccumulator, namespace: str
+) -> None:
+    """Each child adds correctly to rows in the region that was being moved."""
     with on_one_core(), Apart(_grow_and_fork, wide) as process:
         thread = process.hear()
         with TracedThread(thread) as growing:

@@ -65,7 +65,7 @@ def _attach_and_apply() -> list[bool]:
         return [process.alive for process in inspection.describe("forked").processes]
 
 
-def test_a_table_full_of_the_dead_lets_others_in(acc: ConditionalAccumulator) -> None:
+def test_a_list_full_of_dead_processes_lets_others_in(acc: ConditionalAccumulator) -> None:
     run_apart(_fill_with_the_dead)
     assert len(inspection.describe("forked").processes) == PLACES
     assert run_apart(_attach_and_apply) == [True, True]
@@ -82,8 +82,8 @@ def _attach() -> None:
 
 
 @pytest.mark.usefixtures("acc")
-def test_a_stopped_process_keeps_the_dead_in_their_places() -> None:
-    """That is what the error says; and it is over with the process."""
+def test_a_stopped_process_keeps_dead_entries_from_being_freed() -> None:
+    """The error says so; afterwards they are freed."""
     run_apart(_fill_with_the_dead)
     with held("forked") as holder:
         with pytest.raises(
@@ -94,7 +94,7 @@ def test_a_stopped_process_keeps_the_dead_in_their_places() -> None:
     run_apart(_attach)
 
 
-def test_children_that_apply_and_end_leave_their_places_to_the_next(
+def test_children_that_apply_and_end_leave_their_entries_to_the_next(
     acc: ConditionalAccumulator,
 ) -> None:
     for _ in range(FORKS):
@@ -115,8 +115,10 @@ def _record_locks(acc: ConditionalAccumulator) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks")
-def test_an_attached_process_is_one_entry_of_the_kernels_list(acc: ConditionalAccumulator) -> None:
-    """Each operation's lock is looked up in this list; so it must not be longer than need be."""
+def test_an_attached_process_has_one_entry_in_the_kernels_list_of_locks(
+    acc: ConditionalAccumulator,
+) -> None:
+    """Each operation searches this list, so it must be short."""
     assert len(_record_locks(acc)) == 1
     with Apart(_stay, acc) as one, Apart(_stay, acc) as another:
         one.hear()
@@ -148,7 +150,7 @@ CALLS: Final[tuple[Callable[[Any], Any], ...]] = (
 
 
 def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
-    """Open it here, for a child alone: the child may use it, then waits to be told what to call."""
+    """Open it here for a child alone, which may use it, then waits to be told what to call."""
     acc = ConditionalAccumulator("f8", (), "forked", reduction_type="SUM")
     if os.fork():
         os._exit(0)
@@ -164,7 +166,7 @@ def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("call", range(len(CALLS)))
-def test_what_was_cleaned_is_gone_for_the_child(call: int) -> None:
+def test_a_child_does_not_use_a_segment_that_was_cleaned(call: int) -> None:
     with Apart(_fork_and_end, False) as parent:  # noqa: FBT003
         parent.hear()
         parent.wait()
@@ -178,7 +180,7 @@ def test_what_was_cleaned_is_gone_for_the_child(call: int) -> None:
             anew.unlink()
 
 
-def test_what_the_child_has_used_is_not_cleaned() -> None:
+def test_a_segment_that_a_child_has_used_is_not_cleaned() -> None:
     with Apart(_fork_and_end, True) as parent:  # noqa: FBT003
         parent.hear()
         parent.wait()
@@ -198,7 +200,7 @@ def _read_then_use(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     pipe.hear()
 
 
-def test_to_read_numbers_is_no_use() -> None:
+def test_reading_numbers_does_not_count_as_use() -> None:
     """`docs/concepts/processes.md` says so."""
     with ConditionalAccumulator("f8", (), "forked") as acc:
         acc.apply_grad(1.0)
@@ -214,8 +216,8 @@ def test_to_read_numbers_is_no_use() -> None:
         acc.unlink()
 
 
-def test_what_was_given_up_is_still_the_childs() -> None:
-    """Who unlinks it leaves it to those who have it open, and their children."""
+def test_a_child_keeps_a_segment_that_was_unlinked() -> None:
+    """Processes that have it open keep it, and so do their children."""
     with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as acc:
         acc.unlink()
         assert run_apart(acc.apply_grad, 1.0)
@@ -244,7 +246,7 @@ def _living() -> set[int]:
 
 
 def _sweep_meanwhile(system_calls: int, *, again: bool) -> bool:
-    """Whether the sweep was as long as that: whoever attaches sweeps, with the lock."""
+    """Sweep during the action; return whether the sweep took that long."""
     with (
         Apart(_come_and_go) as leaving,
         Apart(_come_and_go) as coming,
@@ -276,7 +278,7 @@ def _go_on(traced: Traced, stops: int) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("again", [False, True], ids=["another", "the same again"])
-def test_an_entry_changes_hands_during_a_sweep(*, again: bool) -> None:
+def test_an_entry_may_get_a_new_process_during_a_sweep(*, again: bool) -> None:
     # Not attached here: a forked child would not leave before it has closed its parent's handle.
     ConditionalAccumulator("f8", (), "forked").close()
     try:

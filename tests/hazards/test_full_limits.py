@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def left_behind() -> tuple[str, ...]:
-    """Names of this test's."""
+    """The names that this test has left."""
     return testing.leaked_names(os.environ["SHMACC_NAMESPACE"])
 
 
@@ -88,14 +88,14 @@ def _each_lack_of_descriptors() -> None:
         there.unlink()
 
 
-def test_each_lack_of_descriptors() -> None:
-    """Opening with none left, one, two...: always the same error, and nothing is left behind."""
+def test_opening_without_enough_descriptors_leaves_nothing() -> None:
+    """With none left, one, two...: always the same error."""
     run_apart(_each_lack_of_descriptors)
 
 
 @needs_ptrace
-def test_a_maker_out_of_descriptors_takes_nothing_from_those_who_have_attached() -> None:
-    """It needs one more once the segment has its name, under which others find it by then."""
+def test_a_maker_without_descriptors_takes_nothing_from_other_processes() -> None:
+    """Others may attach by the name before the maker needs its last descriptor."""
     with Traced(lambda _: _make_in_vain()) as maker:
         maker.run_until(Path(names.segment_name("made").path).exists)
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -128,8 +128,8 @@ def _asked_without_a_descriptor() -> None:
         acc.unlink()
 
 
-def test_who_cannot_ask_whether_a_segment_is_being_made_does_not_guess() -> None:
-    """A semaphore that belongs to no segment is removed by whoever cleans."""
+def test_without_descriptors_cleaning_does_not_guess() -> None:
+    """It cannot ask whether a semaphore's segment is being made, and leaves the semaphore."""
     run_apart(_asked_without_a_descriptor)
 
 
@@ -183,6 +183,6 @@ def _address_space() -> None:
 @pytest.mark.skipif(
     SANITIZED, reason="AddressSanitizer itself needs all the address space there is"
 )
-def test_no_memory_for_what_a_take_hands_out() -> None:
-    """The take's own memory, not shared memory, runs out: nothing is consumed."""
+def test_a_take_without_memory_for_its_result_consumes_nothing() -> None:
+    """Its own memory runs out, not shared memory."""
     run_apart(_address_space)

@@ -40,7 +40,7 @@ pytestmark = [needs_own_shm, pytest.mark.threads]
 
 
 def contents(acc: Any) -> Any:
-    """All that a take would give, and the counters; the round stays."""
+    """All that a take would return, and the counters; the round stays."""
     partial = acc.take_partial(0, timeout=0)
     if partial.count:
         assert acc.apply_partial(partial, shmacc.NEVER_STALE)
@@ -56,7 +56,7 @@ def contents(acc: Any) -> Any:
 def sweep(
     prepare: Callable[[], Any], attempt: Callable[[Any], None], step: int, most: int
 ) -> tuple[int, int]:
-    """Try with every amount of room; how often it was too little, and how often enough."""
+    """Try with every amount of room; return how often it was too little, and how often enough."""
     failed = succeeded = 0
     for room in range(0, most, step):
         acc = prepare()
@@ -121,7 +121,7 @@ def _of_all_members(rows: int) -> dict[str, Any]:
 
 @cache
 def _partial_of_many_contributors() -> shmacc.GroupPartial:
-    """Of so many that their set has to grow, too."""
+    """A partial of so many contributors that their set has to grow, too."""
     with AccumulatorGroup(THREE) as other:
         for contributor in range(3, 1000):
             other.apply({}, 0, contributor=contributor)
@@ -178,7 +178,7 @@ SWEEPS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None], int, int
 
 
 @pytest.mark.parametrize("what", SWEEPS)
-def test_with_every_amount_of_room(what: str) -> None:
+def test_every_amount_of_room_is_enough_or_an_error(what: str) -> None:
     failed, succeeded = run_apart(sweep, *SWEEPS[what], shm=SIZE)
     assert failed > 3
     assert failed + succeeded > 10
@@ -208,8 +208,8 @@ def _creating(make: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("make", [_sparse, lambda: ConditionalAccumulator("f4")])
-def test_creating(make: Callable[[], Any]) -> None:
-    """A named one, and a private one."""
+def test_creating_with_every_amount_of_room(make: Callable[[], Any]) -> None:
+    """A named segment, and a private one."""
     assert run_apart(_creating, make, shm=SIZE) > 2
 
 
@@ -219,7 +219,7 @@ def _fill(acc: Any) -> None:
 
 
 def _to_the_brim() -> None:
-    """A table grows until it is full."""
+    """Grow a table until memory is full."""
     acc = _sparse()
     with pytest.raises(errors.ResourceExhaustedError) as caught:
         _fill(acc)
@@ -243,7 +243,7 @@ def _attach() -> Any:
 
 
 def _what_needs_no_room() -> None:
-    """Applies to known rows, takes, and attaching from another process, with not a byte free."""
+    """Apply to known rows, take, and attach from another process, with no free byte."""
     with _filled(3000, 4) as acc:
         acc.apply_grad(range(3000), np.ones((3000, 4), "f4"))
         leave(0)
@@ -265,7 +265,7 @@ def _what_needs_no_room() -> None:
 
 
 def _many_waiting() -> None:
-    """Who does not get a place in line is told; who has one keeps it."""
+    """A take that gets no entry in the queue raises; one that has an entry keeps it."""
     acc = _dense()
     ends: list[str] = []
 
@@ -309,7 +309,7 @@ def _apply_and_stay(acc: Any, *, pipe: Pipe) -> None:
 
 
 def _many_attached() -> None:
-    """Forked children beyond the page of processes that every segment has from the start."""
+    """Fork more children than fit the page of processes that every segment has."""
     acc = _dense()
     for _ in range(2):
         acc.apply_grad(1.0)  # both buffers have their room
@@ -331,7 +331,7 @@ def _many_attached() -> None:
 
 
 def _too_large_after_small_rounds() -> None:
-    """A refused gradient, whose round would have given memory back, leaves what is recorded."""
+    """A refused gradient frees memory of its round, and must leave the records."""
     with SparseConditionalAccumulator("f4", None, "full") as acc:
         for step, rows in enumerate([20_000] + [1] * 8):
             acc.apply_grad(range(rows), np.ones((rows, 64), "f4"), local_step=step)
@@ -343,7 +343,7 @@ def _too_large_after_small_rounds() -> None:
 
 
 def _too_little_for_the_old_rows() -> None:
-    """A refused update keeps no memory, such as that for the old rows' numbers."""
+    """A refused update keeps no memory, not even for the old rows' numbers."""
     rows = np.arange(40_000)
     with (
         Parameters({"a": np.zeros((40_000, 16), "f4")}, optimizer=optim.SGD(1.0)) as params,
@@ -370,12 +370,12 @@ def _too_little_for_the_old_rows() -> None:
         _too_little_for_the_old_rows,
     ],
 )
-def test_in_full_memory(act: Callable[[], None]) -> None:
+def test_full_memory_is_an_error_and_changes_nothing(act: Callable[[], None]) -> None:
     run_apart(act, shm=SIZE)
 
 
 def _updates(*, restores: bool) -> tuple[int, int]:
-    """Try with every amount of room; how often it was too little, and how often enough."""
+    """Try with every amount of room; return how often it was too little, and how often enough."""
     failed = succeeded = 0
     table, rows = np.ones((2000, 8), "f4"), np.arange(0, 2000, 2)
     for room in range(0, 280 * 1024, 6 * PAGE):
@@ -408,8 +408,8 @@ def _updates(*, restores: bool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("restores", [False, True])
-def test_an_update_leaves_everything_as_it_was(*, restores: bool) -> None:
-    """And its round is not final then; so does a restore."""
+def test_an_update_without_room_changes_nothing(*, restores: bool) -> None:
+    """Its round is not final then. The same holds for a restore."""
     failed, succeeded = run_apart(lambda: _updates(restores=restores), shm=SIZE)
     assert failed > 2
     assert succeeded > 2

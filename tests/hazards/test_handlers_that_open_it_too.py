@@ -39,7 +39,7 @@ def attach() -> Any:
 
 
 class Process:
-    """What one process has opened: `acc` by the call that is interrupted, the rest beside it."""
+    """What a process has opened: `acc` by the interrupted call, the rest beside it."""
 
     def __init__(self) -> None:
         """Nothing yet."""
@@ -128,7 +128,7 @@ CLOSELY: Final = [
 
 
 def _witness(*, pipe: Pipe) -> None:
-    """Another process says what it sees, whenever asked: token and who lives; None: no segment."""
+    """Another process tells, when asked, the token and who lives; None: no segment."""
     while pipe.hear():
         seen: Any = None
         if testing.leaked_names(names.current_namespace()):
@@ -139,7 +139,7 @@ def _witness(*, pipe: Pipe) -> None:
 
 
 def _verify(process: Process, witness: Apart) -> None:
-    """Whoever has it open meets the others, and is seen by others."""
+    """Check that all who have it open meet there, and that others see this process."""
     handles = [
         acc for acc in (process.acc, *process.beside) if acc is not None and not acc._handle.closed
     ]
@@ -164,7 +164,7 @@ def _verify(process: Process, witness: Apart) -> None:
 
 
 def _at_every_point(call: str, handler: str, points: Points) -> int:
-    """How many points there were."""
+    """Try at every point; return how many there were."""
     before, interrupted, fair = CALLS[call]
     # Nothing is imported for the first time in between.
     warm = Process()
@@ -212,7 +212,7 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
         *((*pair, Points.COLLECTIONS) for pair in PAIRS if pair[0] in {"making", "attaching"}),
     ],
 )
-def test_at_every_point(call: str, handler: str, points: Points) -> None:
+def test_a_handler_may_do_the_same_at_every_point(call: str, handler: str, points: Points) -> None:
     assert run_apart(_at_every_point, call, handler, points) > 1
 
 
@@ -233,8 +233,8 @@ def _open_with_a_handler(function: Any, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("function", [Process.make, Process.attach])
-def test_while_it_waits_for_the_right_to_the_name(function: Any) -> None:
-    """Somebody else is just opening the segment, or removing it."""
+def test_a_handler_may_do_the_same_while_its_thread_waits_for_the_name(function: Any) -> None:
+    """Another process is opening or removing the segment."""
     make().close()
     try:
         with (

@@ -45,7 +45,7 @@ def alarm() -> None:
 
 
 def _at_every_point(attempt: Callable[[Any], None]) -> None:
-    """No round is open, while the exception is kept, with the frames of its traceback."""
+    """At each point, no round may be open while the exception and its traceback exist."""
     with ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
         number, came = 0, True
         while came:
@@ -76,7 +76,7 @@ HOW: Final = ("in order", "by an exception", "waiting in vain")
 
 # Not at collections: what is raised there Python reports and drops.
 @pytest.mark.parametrize("how", [*HOW, "kept by a variable"])
-def test_at_every_point_of_a_round(how: str) -> None:
+def test_a_handler_may_raise_at_every_point_of_a_round(how: str) -> None:
     """Wherever Python can run a handler, and more."""
     if how == "kept by a variable" and sys.version_info[:2] == (3, 14):
         pytest.skip(
@@ -107,7 +107,7 @@ async def _have_round_async(acc: Any, how: str) -> None:
 # What is raised in a weak reference's callback, and asyncio's tasks have some, Python drops.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", [*HOW, "a take"])
-def test_at_every_point_of_a_coroutines_round(how: str) -> None:
+def test_a_handler_may_raise_at_every_point_of_a_coroutines_round(how: str) -> None:
     def have_round(acc: Any) -> None:
         with asyncio.Runner() as runner:
             runner.run(_have_round_async(acc, how))
@@ -115,8 +115,8 @@ def test_at_every_point_of_a_coroutines_round(how: str) -> None:
     _at_every_point(have_round)
 
 
-def test_an_interrupted_constructor_says_nothing() -> None:
-    """Not even when it is collected."""
+def test_an_interrupted_constructor_gives_no_warning() -> None:
+    """Not even when the object is collected."""
 
     def construct() -> list[str]:
         said: list[Any] = []
@@ -142,7 +142,7 @@ def test_an_interrupted_constructor_says_nothing() -> None:
 
 
 class Slow:
-    """An array of another package, whose view takes a while, in Python."""
+    """An array of another package, which takes a while in Python to be viewed."""
 
     def __init__(self, error: BaseException | None) -> None:
         """The error that a handler raises meanwhile."""
@@ -185,7 +185,7 @@ def handler() -> Iterator[Callable[[BaseException], None]]:
     ],
     ids=repr,
 )
-def test_a_handlers_exception_passes_through_a_conversion(
+def test_a_handlers_exception_is_not_taken_for_the_arguments(
     handler: Callable[[BaseException], None], error: BaseException
 ) -> None:
     handler(error)
@@ -213,7 +213,7 @@ def test_a_handlers_exception_passes_through_a_conversion(
 
 @pytest.mark.usefixtures("handler")
 def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
-    """Also by another handle, and in a handler; after the block was given up it is not."""
+    """Also by another handle, or in a handler; not after the block has given up."""
     with (
         ConditionalAccumulator("f8", (), "blocked", reduction_type="SUM") as acc,
         ConditionalAccumulator.attach("blocked") as other,
@@ -256,8 +256,8 @@ def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
 
 
 @pytest.mark.parametrize("points", [Points.LINES, Points.INSTRUCTIONS])
-def test_at_every_point_of_a_loop_over_steps(points: Points) -> None:
-    """The object goes on: no step is skipped, none comes twice."""
+def test_a_handler_may_raise_at_every_point_of_a_loop_over_steps(points: Points) -> None:
+    """The loop goes on: no step is skipped, none comes twice."""
     with ConditionalAccumulator("f8", ()) as acc:
         for number in itertools.count(1):
             steps = acc.steps(timeout=0)

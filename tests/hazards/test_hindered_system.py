@@ -120,7 +120,7 @@ def _attach_without_inodes(*, pipe: Pipe) -> None:
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
 
-def test_all_inodes_are_in_use() -> None:
+def test_no_inode_is_free() -> None:
     run_apart(_without_inodes, shm=SIZE)
 
 
@@ -208,8 +208,8 @@ def _look_without_locks(byte: int, what: str) -> None:
 @pytest.mark.parametrize(
     ("byte", "what"), [(layout.lane_byte(), "the lock"), (layout.NAME_BYTE, "the name")]
 )
-def test_proc_locks_is_masked(byte: int, what: str) -> None:
-    """As containers have it. Who holds a lock is asked of the lock itself."""
+def test_masked_proc_locks_hide_no_lock(byte: int, what: str) -> None:
+    """Containers mask it. The lock itself tells who holds it."""
     run_apart(_look_without_locks, byte, what, shm=SIZE)
 
 
@@ -247,7 +247,7 @@ def _hide_processes() -> bool:
 
 
 @needs_root
-def test_proc_hides_other_users_processes() -> None:
-    """Whether they are stopped cannot be seen: `check` does not say that all is well."""
+def test_check_does_not_call_hidden_processes_healthy() -> None:
+    """With /proc hidden, nobody can see whether they are stopped."""
     if not run_apart(_hide_processes, shm=SIZE):
         pytest.skip("this machine does not let us mount another /proc")

@@ -54,7 +54,7 @@ def _follow() -> int:
 
 @contextmanager
 def in_line(acc: Any, *numbers: int) -> Iterator[list[Apart]]:
-    """Processes that wait in the queue, in this order."""
+    """Start processes that wait in the queue, in this order."""
     with ExitStack() as stack:
         waiting = []
         for place, number in enumerate(numbers, start=1):
@@ -69,7 +69,7 @@ def wakes(process: Apart) -> int:
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
-def test_those_far_back_in_line_and_those_who_follow_the_step_sleep(
+def test_takes_far_back_and_waits_for_the_step_sleep(
     acc: ConditionalAccumulator,
 ) -> None:
     with Apart(_follow) as follower, in_line(acc, *[2] * (NEAR + 2)) as waiting:
@@ -85,7 +85,7 @@ def test_those_far_back_in_line_and_those_who_follow_the_step_sleep(
         acc.cancel()
 
 
-def test_all_in_front_die(acc: ConditionalAccumulator) -> None:
+def test_a_take_goes_on_when_all_in_front_of_it_die(acc: ConditionalAccumulator) -> None:
     def served_after() -> float:
         with in_line(acc, *[3] * (NEAR + 2), 1) as waiting:
             acc.apply_grad(1.0, acc.global_step)
@@ -106,7 +106,7 @@ class AlarmError(Exception):
 
 
 def _interrupted(call: Callable[[Any], Any]) -> float:
-    """How long after it was sent a thread's signal breaks a wait that has lasted for long."""
+    """Seconds from a thread's signal to the end of a long wait."""
     sent = 0.0
 
     def raise_it(*_: object) -> None:
@@ -132,7 +132,7 @@ def _interrupted(call: Callable[[Any], Any]) -> float:
 def test_a_signal_breaks_a_long_sleep(
     acc: ConditionalAccumulator, call: Callable[[Any], Any]
 ) -> None:
-    """Far back in the queue, and in a wait for the step."""
+    """Of a take far back in the queue, and of a wait for the step."""
     with in_line(acc, *[2] * NEAR):
         soon(lambda: float(run_apart(_interrupted, call)), AT_ONCE)
         acc.cancel()
@@ -143,7 +143,7 @@ def _top(path: str) -> int:
         return int(file.record("queue").top)
 
 
-def test_the_line_is_as_long_as_those_who_stand_in_it(acc: ConditionalAccumulator) -> None:
+def test_the_queue_holds_any_number_of_takes(acc: ConditionalAccumulator) -> None:
     path = names.segment_name(NAME).path
     with ThreadPoolExecutor(70) as pool:
         takes = [pool.submit(acc.take, 2, timeout=LONG) for _ in range(70)]
@@ -172,7 +172,7 @@ def _attach(*, pipe: Pipe) -> None:
 
 
 def test_a_timeout_names_some_of_many(acc: ConditionalAccumulator) -> None:
-    """It must not ask the kernel about each; what it says is true all the same."""
+    """It does not ask the kernel about each, and is still true."""
     with ExitStack() as stack:
         others = [stack.enter_context(Apart(_attach)) for _ in range(20)]
         for other in others:

@@ -42,7 +42,7 @@ def path(name: str) -> Path:
 
 
 def make_segments_in_all_states() -> list[Any]:
-    """One in each state, and what else may stand under such names; what is to stay open."""
+    """Make one in each state, and other files under such names; return what must stay open."""
     kept: list[Any] = [
         SparseConditionalAccumulator("f4", None, "sparse"),
         ConditionalAccumulator("f4", (), "dense"),
@@ -71,7 +71,7 @@ def remove_them() -> None:
 
 
 def look_at_all() -> None:
-    """Every function of the inspection, on every name; what is damaged says so."""
+    """Call every function of inspection on every name; damaged ones say so."""
     namespace = names.current_namespace()
     inspection.unlinked_uses()
     inspection.shared_memory_space()
@@ -131,7 +131,7 @@ def test_python_opens_no_file_of_a_segment() -> None:
 
 
 def is_attached(fd: int) -> bool:
-    """Whether some other process has the file attached: asked of the kernel, byte by byte."""
+    """Whether another process has the file attached: asks the kernel, byte by byte."""
     asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, layout.PRESENCE_BYTE, 0, 0)
     kind, *_ = struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     return bool(kind != fcntl.F_UNLCK)
@@ -177,7 +177,7 @@ def _look_and_clean() -> None:
 
 
 def _come_and_go(*, pipe: Pipe) -> None:
-    """The watched name leads to an unfinished file now and then; others are made and removed."""
+    """Let the watched name lead to an unfinished file now and then; make and remove others."""
     watched, aside = path("watched"), SHM / f"aside-{names.current_namespace()}"
     pipe.say()
     while not pipe.poll():
@@ -197,8 +197,8 @@ def _come_and_go(*, pipe: Pipe) -> None:
             made.apply_grad(1.0)
 
 
-def test_who_inspects_is_judged_alive_at_every_look() -> None:
-    """Also while names lead now to this, now to that."""
+def test_a_process_that_inspects_stays_attached() -> None:
+    """Even while names lead now to this file, now to that one."""
     with Apart(_inspect) as inspector:
         inspector.hear()
         fd = os.open(path("watched"), os.O_RDWR)
@@ -222,8 +222,8 @@ def test_who_inspects_is_judged_alive_at_every_look() -> None:
     remove_them()
 
 
-def test_other_links_to_its_file_do_not_lead_inspection_there() -> None:
-    """Under the name of a semaphore, say: what cannot be one is not even opened."""
+def test_inspection_follows_no_other_link_to_an_attached_file() -> None:
+    """Such as one under a semaphore's name: what cannot be a semaphore is not opened."""
     acc = ConditionalAccumulator("f8", (), "linked")
     (semaphore,) = SHM.glob(f"sem.{path('linked').name}.*")
     semaphore.unlink()

@@ -48,7 +48,7 @@ def descriptors() -> int:
 
 
 def nothing() -> None:
-    """There is nothing before."""
+    """Nothing exists before."""
 
 
 def named() -> Any:
@@ -110,14 +110,14 @@ def _dropped(had: list[Any], _: Any) -> None:
 
 
 def _goes_at_the_end(*_: Any) -> None:
-    """An interrupt before a finalizer of Python's has begun leaves it to the interpreter's end."""
+    """If the interrupt comes before a finalizer, the end of the interpreter closes the object."""
     weakref.finalize._exitfunc()  # type: ignore[attr-defined]
     weakref.finalize._shutdown = False  # type: ignore[attr-defined]
     assert left_behind() == ()
 
 
 def _named(_: list[Any], got: Any) -> None:
-    """There is none, or it is whole, and nobody has it open whom the call did not give it."""
+    """The segment does not exist, or is whole, and only the call's handles have it open."""
     if got is not None:
         got.close()
     assert len(left_behind()) in ({0, 2} if got is None else {2})
@@ -163,7 +163,7 @@ def interrupt() -> None:
 
 
 def _at_every_instruction(call: str) -> int:
-    """How many points there were."""
+    """Try at every instruction; return how many there were."""
     before, called, verify = CALLS[call]
     # An interrupt in a finalizer is reported, and ends nothing.
     sys.unraisablehook = lambda _: None
@@ -196,8 +196,8 @@ def _at_every_instruction(call: str) -> int:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_at_every_instruction(call: str) -> None:
-    """So also at every line."""
+def test_an_interrupt_at_every_instruction(call: str) -> None:
+    """And so at every line."""
     assert run_apart(_at_every_instruction, call) > 20
 
 
@@ -231,8 +231,8 @@ def _wait(call: str, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("call", ["making what is there", "attaching", "removing"])
-def test_while_it_waits_for_the_right_to_the_name(call: str) -> None:
-    """Somebody else is stopped in the middle of opening the segment, or of removing it."""
+def test_an_interrupt_while_it_waits_for_the_name(call: str) -> None:
+    """Another process is stopped while it opens or removes the segment."""
     there()
     with Apart(_wait, call) as process:
         assert process.hear() == "ready"

@@ -44,7 +44,7 @@ class AlarmError(Exception):
 
 
 def make(kind: Any, dtype: str = "float32") -> Any:
-    """An accumulator of sums, so that the first number says how many gradients there were."""
+    """Make an accumulator of sums, where the first number counts gradients."""
     return kind(dtype, None, NAME, reduction_type="SUM")
 
 
@@ -55,7 +55,7 @@ def gradient(acc: Any, rows: int) -> tuple[Any, ...]:
 
 
 def number(taken: Any) -> int:
-    """How many gradients are in what was taken, by the sums."""
+    """How many gradients a take returned, by its sums."""
     for field in ("value", "values"):
         taken = getattr(taken, field, taken)
     return int(taken.flat[0])
@@ -123,13 +123,15 @@ def _take_under_fire(kind: Any, rows: int, dtype: str, method: str, hits: int) -
         (ConditionalAccumulator, "take_partial", LARGE, "int16"),
     ],
 )
-def test_what_goes_in_comes_out(kind: Any, method: str, rows: int, dtype: str) -> None:
+def test_each_gradient_is_taken_once_whatever_alarms_interrupt(
+    kind: Any, method: str, rows: int, dtype: str
+) -> None:
     run_apart(_take_under_fire, kind, rows, dtype, method, 200 if rows == SMALL else 60)
 
 
 @pytest.fixture
 def huge() -> Iterator[Any]:
-    """With one gradient that takes long to copy."""
+    """An accumulator with one gradient, which takes long to copy."""
     with make(SparseConditionalAccumulator) as acc:
         assert acc.apply_grad(*gradient(acc, HUGE))
         yield acc
@@ -137,14 +139,14 @@ def huge() -> Iterator[Any]:
 
 
 def _signal_amid_the_copy(taker: Apart) -> None:
-    """Or later, if the machine is starved: then the test tries again."""
+    """Send a signal during the copy; on a slow machine it may come later: then the test retries."""
     taker.hear()
     until(lambda: activity(NAME, taker.pid) == "takes" or taker.pipe.poll())
     taker.signal(signal.SIGUSR1)
 
 
 def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[Any, ...]:
-    """What the handler returned, how many the take got and at which step, and how long it slept."""
+    """Return the handler's result, the take's count and step, and how long it slept."""
     acc = shmacc.attach(NAME)
     handled: list[Any] = []
     signal.signal(signal.SIGUSR1, lambda *_: handled.append(handler(acc)))
@@ -158,7 +160,7 @@ def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[
 
 
 def _attempts(huge: Any) -> Iterator[None]:
-    """Yield with one gradient in it each time; so often that all cannot be too late."""
+    """Yield the accumulator with one gradient, so often that some signal comes in time."""
     for _ in range(100):
         huge.take_partial(0)
         assert huge.apply_grad(*gradient(huge, HUGE), local_step=NEVER_STALE)
@@ -167,7 +169,7 @@ def _attempts(huge: Any) -> Iterator[None]:
 
 
 def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
-    """As above, of a handler that ran amid the copy, so that the take got so many."""
+    """Like that, for a handler that ran during the copy, so that the take has this count."""
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, handler) as taker:
             _signal_amid_the_copy(taker)
@@ -177,7 +179,7 @@ def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tup
     return handled, step, sleeping
 
 
-def test_a_handler_that_ends_the_process_finds_nothing_consumed(huge: Any) -> None:
+def test_a_handler_that_ends_the_process_consumes_nothing(huge: Any) -> None:
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, lambda _: os._exit(0)) as taker:
             _signal_amid_the_copy(taker)
@@ -192,7 +194,7 @@ def _apply_one(acc: Any) -> bool:
 
 
 def test_a_handler_may_apply(huge: Any) -> None:
-    """It does not wait for the take that it interrupts; which takes what is there then."""
+    """It does not wait for the take that it interrupts, which includes its gradient."""
     applied, _, sleeping = _with_a_handler(huge, _apply_one, count=2)
     assert applied
     assert sleeping < 0.9  # less than an apply waits for a head that does not come
@@ -200,7 +202,7 @@ def test_a_handler_may_apply(huge: Any) -> None:
 
 
 def test_a_handler_may_set_the_step(huge: Any) -> None:
-    """The take names the step that it was taken at, not the one at which it began to copy."""
+    """The take reports the step at its commit, not at the start of its copy."""
     new = 1_000_000
     for _ in _attempts(huge):
         huge.set_global_step(0)
@@ -220,14 +222,14 @@ HANDLERS: Final[tuple[Callable[[Any], int], ...]] = (
 
 @pytest.mark.parametrize("handler", HANDLERS, ids=["take", "take_partial"])
 def test_a_handler_may_take(huge: Any, handler: Any) -> None:
-    """Then the take that it interrupts has nothing, and waits on."""
+    """The interrupted take then has nothing, and waits on."""
     in_handler, *_ = _with_a_handler(huge, handler, count=0)
     assert in_handler == 1
     assert (huge.num_accumulated(), huge.stats().waiting) == (0, 0)
 
 
 def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
-    """How many gradients a take got whose handler forks; and how many its child got."""
+    """Return the count of a take whose handler forks, and that of its child."""
     acc = shmacc.attach(NAME)
     child = -1
 
@@ -246,7 +248,7 @@ def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
 
 
 def test_a_handler_may_fork(huge: Any) -> None:
-    """The take, and its entry in the queue, are the parent's."""
+    """The take and its entry in the queue stay the parent's."""
     for _ in _attempts(huge):
         with Apart(_fork_in_the_copy) as taker:
             _signal_amid_the_copy(taker)
@@ -262,7 +264,7 @@ def test_a_handler_may_fork(huge: Any) -> None:
 
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparseConditionalAccumulator]:
-    """Whose first conversion of a result runs out of memory, with one gradient in it."""
+    """An accumulator with one gradient, whose first conversion of a result has no memory."""
     narrow, attempts = dtypes.DType.narrow, iter([MemoryError("no memory")])
 
     def narrow_later(self: dtypes.DType, results: Any) -> Any:
@@ -286,10 +288,10 @@ def _take_in_vain(acc: Any) -> None:
         acc.take(1, timeout=0)
 
 
-def test_the_next_take_hands_it_out_whatever_it_requires(
+def test_the_next_take_returns_the_kept_round_whatever_it_requires(
     half: SparseConditionalAccumulator,
 ) -> None:
-    """But no partial take does, and no forked child's."""
+    """A partial take does not, nor one of a forked child."""
     assert half.take_partial(0).count == 0
     run_apart(_take_in_vain, half)
     half.apply_grad([0], [[2.0]], local_step=1)
@@ -301,11 +303,13 @@ def test_the_next_take_hands_it_out_whatever_it_requires(
     _take_in_vain(half)
 
 
-def test_a_take_of_another_sort_may(half: SparseConditionalAccumulator) -> None:
+def test_a_take_by_another_method_returns_the_kept_round(
+    half: SparseConditionalAccumulator,
+) -> None:
     assert half.take_grad(1, timeout=0).values.tolist() == [[1.0]]
 
 
-def test_it_goes_with_its_handle(half: SparseConditionalAccumulator) -> None:
+def test_a_kept_round_is_lost_with_its_handle(half: SparseConditionalAccumulator) -> None:
     with shmacc.attach(NAME) as other:
         half.close()
         with pytest.raises(errors.FailedPreconditionError):

@@ -57,7 +57,7 @@ class OldKernel:
 
 @pytest.fixture
 def acc() -> Iterator[SparseConditionalAccumulator]:
-    """A named accumulator, which this process does not grow."""
+    """A named accumulator that other processes grow."""
     with SparseConditionalAccumulator("f4", (None, WIDTH), "growing", reduction_type="SUM") as made:
         yield made
         made.unlink()
@@ -76,8 +76,10 @@ def _grow(*, pipe: Pipe) -> Any:
 
 
 @pytest.mark.parametrize("stubborn", [0, 3])
-def test_every_signal_interrupts(acc: SparseConditionalAccumulator, stubborn: int) -> None:
-    """Whatever is interrupted is a piece, and its next try gets through."""
+def test_growth_ends_though_every_signal_interrupts_it(
+    acc: SparseConditionalAccumulator, stubborn: int
+) -> None:
+    """Each interrupt undoes one piece, and its next try succeeds."""
     kernel = OldKernel(stubborn)
     with watched(_grow, decide=kernel) as process:
         process.hear()
@@ -122,8 +124,10 @@ def _grow_in_vain_and_again(*, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("room", [MIB, 9 * MIB])
-def test_full_between_the_pieces(acc: SparseConditionalAccumulator, room: int) -> None:
-    """Nothing is recorded, and what the first pieces got is given back."""
+def test_memory_that_is_full_between_two_pieces_is_given_back(
+    acc: SparseConditionalAccumulator, room: int
+) -> None:
+    """Nothing is recorded, and the first pieces' memory is freed."""
     decide = FullAfter(room)
     with watched(_grow_in_vain_and_again, decide=decide) as process:
         process.hear()
@@ -162,7 +166,7 @@ def _add_in_turn(number: int, *, pipe: Pipe) -> None:
 
 
 def test_each_byte_is_reserved_once_by_each_process() -> None:
-    """In all applies together, and not in every one again; and not a little in every one."""
+    """In all applies together, not again in each apply."""
     reserved = [0] * PROCESSES
     calls = [0] * PROCESSES
 

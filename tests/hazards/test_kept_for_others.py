@@ -54,20 +54,20 @@ def apply_dense() -> bool:
 
 
 def wait_for_room(process: Apart) -> None:
-    """Return when a process that applies has found that there is no room."""
+    """Return when a process that applies has found no room."""
     process.hear()
     until(lambda: activity(NAME, process.pid) == "waits for room")
 
 
 def look(group: HostGroup) -> Any:
-    """All that a round would have."""
+    """Return all that a round would have."""
     seen, stats = group.look(), group.stats()
     sums = {name: (each.indices.tolist(), each.values.sum()) for name, each in seen.items()}
     return seen.count, seen.step, sums, stats.applied, stats.dropped, stats.num_accumulated
 
 
 def _is_accepted(group: HostGroup, gradient: dict[str, Any]) -> bool:
-    """Whether there is room for a gradient of this step now."""
+    """Whether there is room now for a gradient of this step."""
     try:
         return group.apply(gradient, group.global_step, timeout=0)
     except errors.DeadlineExceededError as error:
@@ -77,7 +77,7 @@ def _is_accepted(group: HostGroup, gradient: dict[str, Any]) -> bool:
 
 
 @apart(shm=SIZE)
-def test_growth_stops_at_what_is_kept_and_a_refused_gradient_changes_nothing() -> None:
+def test_growth_stops_at_the_kept_memory_and_a_refused_gradient_changes_nothing() -> None:
     refused = accepted = 0
     for room in range(0, 2 * MIB, 200_000):
         with make() as group:
@@ -103,7 +103,7 @@ def test_growth_stops_at_what_is_kept_and_a_refused_gradient_changes_nothing() -
 
 
 @apart(shm=SIZE)
-def test_a_gradient_that_is_too_large_by_itself_is_an_error_and_leaves_no_page() -> None:
+def test_a_gradient_larger_than_all_room_is_an_error_and_leaves_no_page() -> None:
     with make() as group:
         before, free = look(group), free_bytes()
         group.handle.keep_free(free - 4 * MIB)
@@ -124,8 +124,8 @@ def test_a_gradient_that_is_too_large_by_itself_is_an_error_and_leaves_no_page()
 
 @needs_listener
 @apart(shm=SIZE)
-def test_what_grows_at_the_same_time_does_not_get_the_same_memory() -> None:
-    """Both have seen the room; the one that comes second gives back what it has reserved."""
+def test_two_segments_that_grow_at_once_do_not_get_the_same_memory() -> None:
+    """Both saw the room; the second one gives back what it reserved."""
     taken = [0]
 
     def somebody_else(call: Reservation) -> int:
@@ -168,7 +168,7 @@ def test_memory_of_rounds_that_are_over_is_room_for_a_gradient(members: str, lan
 
 
 def _full(group: HostGroup) -> int:
-    """Fill it up to what is kept; how many gradients it took."""
+    """Fill memory up to what is kept; return how many gradients fitted."""
     group.handle.keep_free(free_bytes() - 8 * MIB)
     count = 0
     while _is_accepted(group, rows(2000 * count, 2000)):
@@ -197,7 +197,7 @@ def test_a_worker_that_waits_for_room_goes_on_after_a_take() -> None:
 
 @pytest.mark.parametrize("by", ["finish", "seal", "less is kept"])
 @apart(shm=SIZE)
-def test_it_looks_again_when_something_has_changed(by: str) -> None:
+def test_a_worker_that_waits_for_room_looks_again_after_a_change(by: str) -> None:
     with make() as group:
         count = _full(group)
         with Apart(apply, 10**9, 2000) as worker:
@@ -216,14 +216,14 @@ def test_it_looks_again_when_something_has_changed(by: str) -> None:
 
 
 def make_large(group: HostGroup) -> Any:
-    """A state for which the group has no memory."""
+    """A saved state that is too large for the group's memory."""
     with shmacc.AccumulatorGroup(group.members) as other:
         assert other.apply(rows(0, 60_000), 0)
         return other.state()
 
 
 @apart(shm=2 * SIZE)
-def test_partials_wait_likewise_and_a_restore_is_an_error() -> None:
+def test_partials_wait_for_room_and_a_restore_raises() -> None:
     with make() as group:
         count = _full(group)
         with shmacc.AccumulatorGroup(group.members) as other:

@@ -52,7 +52,7 @@ def applies_all(*indices: int, seed: int = 0, **more: Any) -> Callable[[Any], ob
 
 
 def after(*operations: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Return all of them, one after the other."""
+    """Return a function that makes all the calls in turn."""
     return lambda acc: [operation(acc) for operation in operations]
 
 
@@ -330,12 +330,12 @@ OVERFLOWING: Final = GroupScene(
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", [*SCENES, *[OVERFLOWING] * EVERY_INSTANT], ids=str)
-def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
+def test_a_kill_at_every_instruction_of_an_operation(scene: Scene, record_property: Record) -> None:
     at_every_instruction(scene, record_property)
 
 
 def claim_a_place(mark: Mark) -> None:
-    """Attach: the part that the extension does."""
+    """Attach: the extension's part."""
     handle: Any = _core.open(path(), None)[2]
     semaphore = names.semaphore_path(os.path.basename(path()), handle.config()["token"])  # noqa: PTH119
     mark()
@@ -345,7 +345,7 @@ def claim_a_place(mark: Mark) -> None:
 
 
 def close_handle(mark: Mark) -> None:
-    """Close: the part that the extension does."""
+    """Close: the extension's part."""
     acc: Any = shmacc.attach(NAME)
     mark()
     acc._handle.close()
@@ -354,7 +354,7 @@ def close_handle(mark: Mark) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("act", [claim_a_place, close_handle])
-def test_at_every_instruction_of_attaching_and_closing(
+def test_a_kill_at_every_instruction_of_attaching_and_closing(
     act: Callable[[Mark], None], record_property: Record
 ) -> None:
     image = ONE_MORE.prepare()
@@ -365,7 +365,7 @@ def test_at_every_instruction_of_attaching_and_closing(
 
 
 @pytest.mark.parametrize("scene", GIVING_BACK, ids=str)
-def test_memory_is_given_back_in_that_scene(scene: Scene) -> None:
+def test_the_scene_of_freed_memory_frees_memory(scene: Scene) -> None:
     before, after = scene.prepare(), scene.perform()
     assert sum(length for _, length in after.occupied) < sum(
         length for _, length in before.occupied

@@ -39,7 +39,7 @@ UNNAMED: Final = {
 def at_every_call(
     deed: Deed, expected: tuple[Any, Any], record: Record, fails: Fails | None = None
 ) -> None:
-    """Hold what is found to being what was before, and from some stop on after."""
+    """Check at every stop that the old state is found, and from some stop on the new one."""
     before, after = expected
     done, stops = False, []
     for stop in deaths(deed, fails):
@@ -52,7 +52,7 @@ def at_every_call(
 
 
 def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
-    """What is to be found before and after it."""
+    """What must be found before and after it."""
     one = SCENE.testimony(SCENE.prepare())
     match deed.name:
         case "creating":
@@ -70,7 +70,7 @@ def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
 
 @pytest.fixture
 def tight_umask() -> Iterator[None]:
-    """Let this process, and its children, create files that nobody else can open."""
+    """Let this process and its children create files that nobody else can open."""
     before = os.umask(0o077)
     yield
     os.umask(before)
@@ -79,12 +79,12 @@ def tight_umask() -> Iterator[None]:
 @needs_calls
 @pytest.mark.usefixtures("tight_umask")
 @pytest.mark.parametrize("deed", DEEDS, ids=str)
-def test_killed_at_every_call(deed: Deed, record_property: Record) -> None:
+def test_a_kill_at_every_system_call(deed: Deed, record_property: Record) -> None:
     at_every_call(deed, expected(deed), record_property)
 
 
 class _FirstMappingOfTheNamed:
-    """Lets the first mapping fail that a maker makes once the segment has its name."""
+    """Fails the maker's first mapping after the segment has its name."""
 
     def __init__(self) -> None:
         self.names = 0
@@ -102,8 +102,8 @@ def _create_in_vain() -> None:
 
 
 @needs_failures
-def test_killed_while_taking_back_what_could_not_be_attached(record_property: Record) -> None:
-    """A maker removes the new segment again, unless somebody else has attached by then."""
+def test_a_kill_while_a_maker_removes_what_it_cannot_attach(record_property: Record) -> None:
+    """It removes the new segment, unless another process has attached."""
     create().close()
     new = SCENE.testify()
     vain = replace(CREATING, act=lambda _: _create_in_vain())
@@ -116,8 +116,8 @@ def create_and_say_so(pipe: Pipe) -> None:
         pipe.hear()
 
 
-def test_its_place_is_given_to_the_next() -> None:
-    """However many die, the table of processes does not fill up."""
+def test_entries_of_killed_processes_are_reused() -> None:
+    """However many die, the list of processes does not fill up."""
     for _ in range(10):
         with Apart(create_and_say_so) as process:
             process.hear()
@@ -127,7 +127,7 @@ def test_its_place_is_given_to_the_next() -> None:
 
 
 @needs_ptrace
-def test_a_cleaner_leaves_what_is_being_made() -> None:
+def test_a_cleaner_leaves_a_semaphore_whose_segment_is_being_made() -> None:
     """The semaphore has its name before the segment has."""
     namespace = names.current_namespace()
     with Traced(lambda _: create()) as creator:

@@ -70,7 +70,7 @@ def everything(both: Both) -> dict[str, bytes]:
 
 
 def one_round(both: Both, scene: UpdateScene = SCENE) -> bool:
-    """Make a round of one gradient; whether it was one."""
+    """Make a round of one gradient; return whether there was one."""
     both["group"].apply(scene.gradient(7), both["group"].global_step)
     return scene.one_round(both["params"], both["group"])
 
@@ -84,7 +84,7 @@ def both() -> Iterator[Both]:
 
 @pytest.fixture
 def path(both: Both, tmp_path: Path) -> Path:
-    """What was saved a round ago."""
+    """A file that was saved one round ago."""
     saved = tmp_path / "checkpoint.npz"
     shmacc.save(saved, both)
     assert one_round(both)
@@ -92,7 +92,7 @@ def path(both: Both, tmp_path: Path) -> Path:
 
 
 def _save(scene: UpdateScene, path: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Everything as saved, and as it is before the load."""
+    """Return everything as saved, and as it is before the load."""
     both = make(scene)
     shmacc.save(path, both)
     saved = everything(both)
@@ -105,7 +105,7 @@ def _save(scene: UpdateScene, path: Path) -> tuple[dict[str, bytes], dict[str, b
 def _judge(
     scene: UpdateScene, path: Path, saved: dict[str, bytes], before: dict[str, bytes]
 ) -> str:
-    """What a chief finds that comes after the death, before it loads once more."""
+    """Check what a chief finds after the death, before it loads once more."""
     both = attach()
     try:
         if both["params"]._half_loaded:
@@ -137,7 +137,7 @@ def _is_refused(scene: UpdateScene, both: Both, path: Path) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", [SCENE, OF_A_TABLE], ids=str)
-def test_a_death_at_every_instruction(scene: UpdateScene, tmp_path: Path) -> None:
+def test_a_kill_at_every_instruction_of_a_load(scene: UpdateScene, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     saved, was = run_apart(_save, scene, path)
 
@@ -156,7 +156,7 @@ def test_a_death_at_every_instruction(scene: UpdateScene, tmp_path: Path) -> Non
 
 
 @needs_ptrace
-def test_a_load_that_dies_during_a_save_is_not_saved(
+def test_a_save_does_not_save_a_load_that_died(
     both: Both, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = AccumulatorGroup.state
@@ -173,8 +173,8 @@ def test_a_load_that_dies_during_a_save_is_not_saved(
 
 
 @needs_ptrace
-def test_a_chief_whose_round_is_open_makes_no_update(both: Both, path: Path) -> None:
-    """It began with parameters that are others by now."""
+def test_a_chief_whose_round_was_open_before_a_load_makes_no_update(both: Both, path: Path) -> None:
+    """The parameters have changed since its round began."""
     both["group"].apply(SCENE.gradient(9), both["group"].global_step)
     round_ = both["group"].round(1)
     taken = round_.__enter__()
@@ -210,7 +210,7 @@ def _load(path: Path, *, pipe: Pipe) -> None:
 
 # A file that is interrupted between its opening and its block is closed as garbage.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_a_signal_handler_raises_leaves_all_or_nothing(both: Both, path: Path) -> None:
+def test_a_load_that_a_handler_interrupts_restored_all_or_nothing(both: Both, path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -261,7 +261,7 @@ def test_a_signal_ends_the_wait_for_a_lock(both: Both, path: Path, name: str) ->
     assert everything(both) == before
 
 
-def test_threads_that_load_at_once_load_one_after_the_other(both: Both, tmp_path: Path) -> None:
+def test_threads_load_one_after_the_other(both: Both, tmp_path: Path) -> None:
     paths, known = [], []
     for number in range(3):
         paths.append(tmp_path / f"{number}.npz")
@@ -297,8 +297,8 @@ def test_threads_that_load_at_once_load_one_after_the_other(both: Both, tmp_path
 
 
 @pytest.mark.parametrize("full", ["group", "params"])
-def test_what_has_no_room_leaves_all_as_it_was(tmp_path: Path, full: str) -> None:
-    """Nor does it keep memory that it took for what it did not do."""
+def test_a_load_without_room_changes_nothing(tmp_path: Path, full: str) -> None:
+    """And it keeps no memory."""
     path = tmp_path / "checkpoint.npz"
     table = np.ones((20_000, 8), np.float32)
 

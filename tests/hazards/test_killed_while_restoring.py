@@ -81,7 +81,7 @@ SCENES: Final = [
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
+def test_a_kill_at_every_instruction_of_a_restore(scene: Scene, record_property: Record) -> None:
     looks = at_every_instruction(scene, record_property)
     if scene is not SINGLE:
         return
@@ -99,7 +99,7 @@ def test_at_every_instruction(scene: Scene, record_property: Record) -> None:
 
 
 def _ask_for_numbers(*, pipe: Pipe) -> None:
-    """Attach, then say what the numbers are; once more when told."""
+    """Attach, then return the numbers; once more when told."""
     with SparseConditionalAccumulator("float64", None, NAME) as acc:
         acc.set_global_step(3)
         acc.apply_grad(*rows(1, 2), local_step=3)
@@ -109,8 +109,8 @@ def _ask_for_numbers(*, pipe: Pipe) -> None:
         acc.unlink()
 
 
-def test_numbers_are_read_while_a_restore_is_between_its_two_commits() -> None:
-    """Its process may be stopped there for long. They are those of before."""
+def test_readers_see_the_old_numbers_until_a_restore_commits() -> None:
+    """Its process may be stopped for long between its two commits."""
     with Apart(_ask_for_numbers) as process:
         before = process.hear()
         assert before == (3, 1, 2)
@@ -148,13 +148,13 @@ IN_A_GROUP: Final[GroupScene] = GroupScene(
 
 
 def come_upon_it(mark: Mark) -> None:
-    """Attach; the first stay under the lock undoes what is to be undone."""
+    """Attach: the first operation under the lock undoes what is half done."""
     mark()
     shmacc.attach(NAME).close()
 
 
 @pytest.mark.parametrize("scene", [ADDING, IN_A_GROUP], ids=str)
-def test_at_every_instruction_of_undoing(scene: Scene, record_property: Record) -> None:
+def test_a_kill_at_every_instruction_of_undoing(scene: Scene, record_property: Record) -> None:
     clean = {NAME: scene.prepare()}
     before = scene.testimony(clean[NAME])
     # As a process left it that was killed just before the commit.

@@ -87,12 +87,12 @@ _WRONG: Final = (0, 7, 1 << 20, 1 << 40, (1 << 64) - 1)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_at_every_instruction(scene: UpdateScene) -> None:
+def test_a_kill_at_every_instruction_of_an_update(scene: UpdateScene) -> None:
     killing.judge_every_instruction(scene)
 
 
 def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Be a chief with an optimizer of its own, attached before the other one died."""
+    """Be a chief with another optimizer, attached before the first one died."""
     with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
         pipe.say()
         pipe.hear()
@@ -104,7 +104,7 @@ def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
 
 
 def test_new_contents_are_computed_from_whole_arrays() -> None:
-    """A block begins with the arrays as the rounds before it left them: no half update."""
+    """A block starts from the last committed arrays, not from half an update."""
     scene = SCENES[0]
     before = killing.contents_in(killing.states(scene)[0])
     with begun(scene.act, killing.images(scene)) as (child, _), Apart(_stand_by) as chief:
@@ -124,7 +124,7 @@ def test_new_contents_are_computed_from_whole_arrays() -> None:
 
 
 def _update_while_attaching(*, pipe: Pipe) -> bool:
-    """Be a chief of whose threads another one is just attaching the parameters."""
+    """Update in one thread while another attaches the parameters."""
     with AccumulatorGroup.attach(GROUP) as group:
         _, _, not_entered = _core.open(path(PARAMS), None)
         assert not_entered is not None
@@ -136,7 +136,7 @@ def _update_while_attaching(*, pipe: Pipe) -> bool:
         return updated
 
 
-def test_parameters_that_another_thread_is_attaching_are_put_back_by_it() -> None:
+def test_a_thread_that_attaches_undoes_a_dead_update() -> None:
     scene = SCENES[0]
     with (
         begun(scene.act, killing.images(scene)) as (child, _),
@@ -150,8 +150,8 @@ def test_parameters_that_another_thread_is_attaching_are_put_back_by_it() -> Non
     _remove()
 
 
-def test_a_save_before_the_round_knows_of_its_update(tmp_path: Path) -> None:
-    """What is saved is of one step: the gradients that are in the parameters are not pending."""
+def test_a_save_between_update_and_end_of_block_is_of_one_step(tmp_path: Path) -> None:
+    """Gradients that are in the parameters are not saved as pending."""
     scene, saved = SCENES[0], tmp_path / "checkpoint.npz"
     with (
         begun(scene.act, killing.images(scene)) as (child, _),
@@ -169,7 +169,7 @@ def test_a_save_before_the_round_knows_of_its_update(tmp_path: Path) -> None:
 
 
 def test_a_damaged_log_is_an_error_and_no_crash() -> None:
-    """Whoever recovers finds numbers that nobody wrote, wherever they stand in it."""
+    """A process that undoes may find any numbers in it."""
     scene = SCENES[1]
     with begun(scene.act, killing.images(scene)) as (child, _):
         _until_something_is_saved(child)

@@ -35,7 +35,7 @@ CANCELLING: Final = scene("cancel", lambda acc: acc.cancel())
 
 
 @needs_ptrace
-def test_at_every_instruction(record_property: Record) -> None:
+def test_a_kill_at_every_instruction_of_a_waiting_take(record_property: Record) -> None:
     image = WAITING.prepare()
     before = WAITING.testimony(image)
     looks = walk(WAITING.act, {NAME: image}, {NAME: image}, NAME, ends=False)
@@ -44,7 +44,7 @@ def test_at_every_instruction(record_property: Record) -> None:
 
 
 def wait_for(number: int) -> int:
-    """Wait in the queue; say how many gradients came."""
+    """Wait in the queue; return how many gradients came."""
     with shmacc.attach(NAME) as acc:
         return int(acc.take(number, timeout=LONG).count)
 
@@ -65,7 +65,7 @@ def waiting(*numbers: int) -> Iterator[list[Apart]]:
 
 
 @needs_ptrace
-def test_while_taking_the_dead_out_of_the_line(record_property: Record) -> None:
+def test_a_kill_while_removing_dead_entries_from_the_queue(record_property: Record) -> None:
     clean, done = ADDING.prepare(), ADDING.perform()
     clean.write(path())
     with waiting(2, 3, 1):
@@ -83,8 +83,8 @@ def add_one() -> None:
 
 
 @needs_ptrace
-def test_the_apply_that_should_have_woken_the_taker() -> None:
-    """It is killed when it has committed and let go of the lock, and has woken nobody yet."""
+def test_a_take_goes_on_if_the_apply_that_should_wake_it_is_killed() -> None:
+    """The apply had committed and released the lock, but woken nobody."""
     ADDING.prepare().write(path())
     with waiting(2) as (waiter,), Traced(ADDING.act) as applier, closing(LockView()) as lock:
         applier.run_to_mark()
@@ -96,8 +96,8 @@ def test_the_apply_that_should_have_woken_the_taker() -> None:
 
 
 @needs_ptrace
-def test_at_the_instant_of_joining() -> None:
-    """Its entry was a living process's before: from the ticket on it is not taken for that one."""
+def test_a_kill_at_the_instant_of_joining_the_queue() -> None:
+    """The entry was a living process's before; nobody takes the dead one for it."""
     ADDING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
     view = _core.view(path())[2]
@@ -116,7 +116,7 @@ def test_at_the_instant_of_joining() -> None:
 
 
 def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
-    """See what a cancel did to those who wait, who ask for 3 gradients and for 1."""
+    """Check what a cancel did to takes that wait for 3 gradients and for 1."""
     cancelled = []
     for waiter in waiters:
         # It is served if it waits on, so it need not be known how long a cancel takes.
@@ -132,8 +132,8 @@ def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
 
 
 @needs_ptrace
-def test_while_cancelling_after_every_change() -> None:
-    """Also after it has said so, and before it has woken anybody."""
+def test_a_kill_after_each_change_of_a_cancel() -> None:
+    """Also between the cancel's commit and its wakes."""
     image = ADDING.prepare()
     outcomes = []
     for changes in range(4):

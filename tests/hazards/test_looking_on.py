@@ -58,7 +58,7 @@ SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
 
 
 def numbers_of(ids: Any) -> Any:
-    """A number for each id, that a row of it tells."""
+    """A number for each id, which its row holds."""
     known = np.concatenate([STAY, GO])
     return np.argsort(known)[np.searchsorted(np.sort(known), ids)] + 1.0
 
@@ -68,7 +68,7 @@ def rows_of(ids: Any, version: float) -> Any:
 
 
 def judge(params: Parameters) -> None:
-    """Read all ids once, in an order of their own."""
+    """Read all ids once, in random order, and check each row."""
     table = params["t"]
     stay, go = table[STAY], table[GO]
     assert (np.floor(stay / VERSIONS) == numbers_of(STAY)[:, None]).all()
@@ -102,7 +102,7 @@ def _set(params: Parameters, ids: Any, version: int, remove: Any = ()) -> None:
 
 
 def _chief(*, pipe: Pipe) -> None:
-    """Update without an end; rows come, go and come again, in other slots."""
+    """Update for ever; rows come, go and return, in other places."""
     rng = np.random.default_rng(0)
     there = np.empty(0, np.int64)
     with Parameters.attach("params") as params:
@@ -116,7 +116,9 @@ def _chief(*, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) -> None:
+def test_readers_beside_a_chief_that_is_stopped_and_killed(
+    params: Parameters, end: signal.Signals
+) -> None:
     for _ in range(4):
         with Apart(_chief) as chief:
             chief.hear()
@@ -131,7 +133,7 @@ def test_beside_a_chief_that_is_struck(params: Parameters, end: signal.Signals) 
 
 
 def _again(params: Parameters) -> None:
-    """Be a child of a process whose threads were reading: read by what it had open, and anew."""
+    """Be a forked child of reading threads: read by the parent's handles, and by new ones."""
     judge(params)
     with Parameters.attach("params") as again:
         judge(again)
@@ -154,7 +156,7 @@ def test_threads_that_read_while_their_process_forks(params: Parameters) -> None
 
 @contextmanager
 def _table(shape: tuple[int, ...], ids: Any) -> Iterator[Callable[..., None]]:
-    """A table, and what replaces rows of it; at first these ids have version 1."""
+    """A table whose ids have version 1, and the updates that replace its rows."""
     spec = TableSpec(shape, "float64", initial=init.Constant(NOBODY))
     with (
         Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
@@ -185,7 +187,7 @@ def _read_row(number: int, width: int, versions: set[float], mark: Mark) -> None
 
 @needs_ptrace
 def test_a_reader_that_sleeps_in_a_row() -> None:
-    """Its id goes, another one comes into its slot and goes, and the first one is there again."""
+    """Meanwhile its id is removed, another one uses its place, and the first returns."""
     read = partial(_read_row, 5, _WIDE, {NOBODY, 1, 3})
     with _table((_WIDE,), [5]) as replace:
         for number, _ in enumerate(stops(read, _STOPS, 0.1, 0.75)):
@@ -197,7 +199,7 @@ def test_a_reader_that_sleeps_in_a_row() -> None:
 
 @needs_ptrace
 def test_a_reader_that_sleeps_while_indexes_are_built() -> None:
-    """The index that it has looked up is overwritten: what it misses there is not absent."""
+    """The index under it is overwritten: a row that it misses there is not absent."""
     read = partial(_read_row, 2**40, 1, {1})
     with _table((), [2**40]) as replace:
         gone = np.empty(0, np.int64)
@@ -218,8 +220,8 @@ def _turn(*, pipe: Pipe) -> None:
             acc.take_grad(1)
 
 
-def test_a_rounds_shape() -> None:
-    """Each round has another one, and its place in the header is used by every other round."""
+def test_a_reader_sees_one_rounds_shape() -> None:
+    """Each round has another, and every second round uses the same place in the header."""
     with ConditionalAccumulator("f4", None, NAME) as acc:
         view = _core.view(names.segment_name(NAME).path)[2]
         assert view is not None
@@ -255,8 +257,8 @@ def _apply_to_both(acc: Any) -> None:
 
 
 @needs_ptrace
-def test_counts_of_two_lanes() -> None:
-    """A reader that stands still between two lanes does not add up two rounds."""
+def test_a_reader_does_not_add_counts_of_two_rounds() -> None:
+    """Though it stands still between two lanes."""
     with ConditionalAccumulator("f4", None, NAME, lanes=2) as acc:
         _apply_to_both(acc)
         # Then it asks the kernel who is alive.

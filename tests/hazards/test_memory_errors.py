@@ -61,7 +61,7 @@ def is_whole(taken: Any, number: int) -> bool:
 
 
 def _no_round_is_lost(sort: str, failures: Callable[[], Iterator[Callable[[Any], Any]]]) -> int:
-    """Take round after round, each with memory running out elsewhere; how many takes failed."""
+    """Take rounds, each with memory running out elsewhere; return how many takes failed."""
     kind, dtype, take = SORTS[sort]
     failed = 0
     with kind(dtype, None, NAME, reduction_type="SUM") as acc:
@@ -101,10 +101,7 @@ def _spare_references() -> list[types.CodeType]:
 
 
 def _without_memory_of_pythons(in_a_row: int) -> Iterator[Callable[[Any], Any]]:
-    """Calls in which Python's n-th allocation fails, and so many in a row.
-
-    Not all from there on: CPython 3.11 looks for its own exception handler for ever then.
-    """
+    """Calls in which Python's n-th allocation fails, and so many more in a row."""
     testcapi: Any = importlib.import_module("_testcapi")
     _kept = _spare_references()
     through = False
@@ -174,7 +171,7 @@ class _Heap:
 
 
 def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
-    """Calls for which there are so many bytes."""
+    """Calls for which only so many bytes exist."""
     heap = _Heap()
 
     def failing(call: Callable[[], Any], left: int) -> Any:
@@ -200,7 +197,7 @@ def test_no_allocation_of_the_extensions_loses_a_round(sort: str) -> None:
 
 
 def _no_update_is_lost(failures: Callable[[], Iterator[Callable[[Any], Any]]]) -> int:
-    """Update after update, each with memory running out elsewhere; how many failed."""
+    """Make updates, each with memory running out elsewhere; return how many failed."""
     table, rows = np.zeros((16, 8), np.float32), [1, 4, 9]
     failed = 0
     with shmacc.Parameters({"table": table}, optimizer=shmacc.optim.SGD(1.0)) as params:
@@ -231,7 +228,7 @@ def test_no_allocation_of_the_extensions_loses_or_doubles_an_update() -> None:
 
 
 def _open() -> tuple[list[str], int]:
-    """The descriptors, and how many mappings of shared memory there are."""
+    """The descriptors, and the number of mappings of shared memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         mapped = sum(names.SHM_DIRECTORY in line for line in maps)
     return sorted(os.listdir("/proc/self/fd")), mapped  # noqa: PTH208
@@ -265,7 +262,7 @@ CALLS: Final[dict[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_nothing_stays_open_that_python_could_not_hold(call: str) -> None:
+def test_nothing_stays_open_if_python_has_no_memory_for_its_handle(call: str) -> None:
     pytest.importorskip("_testcapi")
     SparseConditionalAccumulator("float32", None, NAME).close()
     assert run_apart(_nothing_stays_open, CALLS[call]) > 3

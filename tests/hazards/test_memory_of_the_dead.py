@@ -33,14 +33,14 @@ def occupied(name: str) -> int:
 
 
 def reserve(name: str, at: list[int]) -> None:
-    """What an operation does before it has committed anything, and a process that dies leaves."""
+    """Reserve what an operation needs before its commit, as if its process then died."""
     fd = os.open(names.segment_name(name).path, os.O_RDWR)
     for offset in at:
         os.posix_fallocate(fd, offset, MIB)
 
 
 def beyond(lanes: int, member: int) -> list[int]:
-    """A place in each region of a lane and of its member, beyond what is in use."""
+    """A byte in each region of a lane and of its member, beyond those in use."""
     table = Table(lanes=lanes, members=2, lane=lanes - 1, member=member)
     wanted = ["undo log", "undo rows", "index 0", "index 1", "slots", "rows 0", "rows 1"]
     return [table.region(name) + REGION_SPAN // 2 for name in wanted]
@@ -57,7 +57,7 @@ def rounds(group: Any, params: Any, count: int) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("of", ["group", "params"])
-def test_in_every_region(lanes: int, of: str) -> None:
+def test_memory_in_every_region_is_given_back(lanes: int, of: str) -> None:
     with (
         Parameters(
             {"s": TableSpec((WIDTH,), "f8"), "d": np.zeros(4)}, "params", optimizer=optim.SGD(1.0)
@@ -88,7 +88,7 @@ def restore(acc: Any, rows: int, pipe: Pipe) -> None:
     acc.restore(state)
 
 
-def test_of_a_restore_that_is_killed() -> None:
+def test_memory_of_a_killed_restore_is_given_back() -> None:
     specs = {"s": IndexedSlicesSpec((None, WIDTH), "f8"), "d": TensorSpec((4,), "f8")}
     with AccumulatorGroup(specs, "group", unlink_on_close=True) as group:
         rounds(group, None, ROUNDS)

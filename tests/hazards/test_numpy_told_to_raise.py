@@ -33,7 +33,7 @@ FLOATS: Final = [name for name, element in ELEMENTS.items() if not element.integ
 
 
 def extremes(name: str) -> np.ndarray:
-    """Numbers with which arithmetic raises every flag that there is."""
+    """Numbers whose arithmetic raises every flag."""
     element = ELEMENTS[name]
     if element.integral:
         info = np.iinfo(element.plain)
@@ -49,7 +49,7 @@ def extremes(name: str) -> np.ndarray:
 
 
 def of_other_types(name: str) -> list[Any]:
-    """Numbers of a wider type, and Python's, of which the dtype keeps nothing."""
+    """Numbers of a wider type, and Python's, that the dtype cannot hold."""
     if ELEMENTS[name].integral:
         return [[3.0, 2.0]]
     tiny = np.array([1e-320, 1e-46, 1e-9, 1.0, np.nan])
@@ -74,7 +74,7 @@ def same_with_errors_raised(results: Callable[[], list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", list(ELEMENTS))
-def test_accumulators_and_shared_arrays(name: str) -> None:
+def test_no_call_of_accumulators_and_shared_arrays_raises(name: str) -> None:
     reduction = reduction_of(name)
 
     def results() -> list[Any]:
@@ -105,12 +105,12 @@ def test_accumulators_and_shared_arrays(name: str) -> None:
 
 
 def reduction_of(name: str) -> str:
-    """One for each dtype, and all of them for dtypes of a kind."""
+    """One reduction for each dtype, and all of them for dtypes of a kind."""
     return REDUCTIONS[list(ELEMENTS).index(name) % len(REDUCTIONS)]
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_weights(name: str) -> None:
+def test_weights_raise_nothing(name: str) -> None:
     reduction = reduction_of(name)
 
     def results(weight: int) -> list[Any]:
@@ -130,7 +130,7 @@ def test_weights(name: str) -> None:
     same_with_errors_raised(lambda: results(3) + results(2**30))
 
 
-def test_inspection() -> None:
+def test_inspection_raises_nothing() -> None:
     def results() -> list[Any]:
         found = []
         for name in FLOATS:

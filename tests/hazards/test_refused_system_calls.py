@@ -121,8 +121,8 @@ def _grow(acc: Any) -> None:
         assert (taken.values == 2).all()
 
 
-def test_a_filesystem_without_holes_only_keeps_the_memory() -> None:
-    """As gVisor's: what an index leaves behind must not count later."""
+def test_without_holes_in_files_results_are_the_same() -> None:
+    """As in gVisor: what an index leaves behind must not count later."""
     with SparseConditionalAccumulator("f4", None, NAME, reduction_type="SUM") as acc:
         run_apart(_grow, acc)
         acc.unlink()
@@ -139,7 +139,7 @@ def _wait(*, pipe: Pipe) -> None:
         assert acc.take(1, timeout=30).count == 1
 
 
-def test_waits_without_futexes_neither_spin_nor_miss_anything() -> None:
+def test_waits_without_futexes_sleep_and_miss_nothing() -> None:
     with SparseConditionalAccumulator("f4", None, NAME) as acc, Apart(_wait) as taker:
         taker.hear()
         acc.apply_grad([1], [[1.0]])
@@ -147,7 +147,7 @@ def test_waits_without_futexes_neither_spin_nor_miss_anything() -> None:
         acc.unlink()
 
 
-def test_without_a_handler_read_only_arrays_are_refused_and_the_way_out_is_named() -> None:
+def test_without_a_handler_read_only_arrays_raise_and_name_the_remedy() -> None:
     def read() -> str:
         CALLS["a handler"]()
         with SharedArrays.attach("arrays") as arrays:

@@ -54,7 +54,7 @@ def remove_ipc() -> None:
         semaphore.unlink()
 
 
-def test_every_operation_says_so(acc: ConditionalAccumulator) -> None:
+def test_every_operation_raises_when_the_name_is_gone(acc: ConditionalAccumulator) -> None:
     partial = acc.take_partial(1)
     remove_ipc()
     operations: tuple[Callable[[], object], ...] = (
@@ -88,7 +88,9 @@ def _wait(operation: str, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("operation", ["take", "wait_step"])
-def test_who_waits_learns_within_a_moment(acc: ConditionalAccumulator, operation: str) -> None:
+def test_a_wait_ends_soon_after_the_name_is_removed(
+    acc: ConditionalAccumulator, operation: str
+) -> None:
     with Apart(_wait, operation) as waiting:
         waiting.hear()
         if operation == "take":
@@ -98,7 +100,7 @@ def test_who_waits_learns_within_a_moment(acc: ConditionalAccumulator, operation
 
 
 @pytest.mark.usefixtures("acc")
-def test_who_waits_for_the_lock_learns_when_it_gets_it() -> None:
+def test_a_wait_for_the_lock_ends_with_it_if_the_name_is_gone() -> None:
     with held("removed") as holder, Apart(_wait, "apply_grad") as waiting:
         waiting.hear()
         until(lambda: activity("removed", waiting.pid) == "waits for the lock")
@@ -107,7 +109,7 @@ def test_who_waits_for_the_lock_learns_when_it_gets_it() -> None:
         waiting.result()
 
 
-def test_the_next_one_under_the_name_is_another(acc: ConditionalAccumulator) -> None:
+def test_a_new_segment_under_the_name_is_another_one(acc: ConditionalAccumulator) -> None:
     remove_ipc()
     with ConditionalAccumulator("f8", (), "removed", reduction_type="SUM") as fresh:
         assert fresh.num_accumulated() == 0
@@ -129,8 +131,8 @@ def _apply_many(first: int) -> None:
             assert acc.apply_grad(range(first, first + 50), np.ones((50, 2)))
 
 
-def test_the_semaphore_alone_is_made_again() -> None:
-    """It is only a queue: without it, or with two of them, exclusion holds all the same."""
+def test_a_removed_semaphore_is_made_again() -> None:
+    """It is only a queue: without it, or with two of them, the lock still excludes."""
     with SparseConditionalAccumulator("f8", None, "removed", reduction_type="SUM") as acc:
         (semaphore,) = semaphores()
         old = semaphore.stat().st_ino
@@ -168,8 +170,8 @@ def _remove_semaphores(*, pipe: Pipe) -> None:
                 removed = True
 
 
-def test_a_semaphore_that_goes_under_an_openers_hands() -> None:
-    """Somebody unlinks while another cleans: what was just made is gone before it is opened."""
+def test_a_semaphore_may_disappear_while_it_is_opened() -> None:
+    """One process unlinks while another cleans the new semaphore."""
     with Apart(_remove_semaphores) as remover:
         remover.hear()
         opened = 0
@@ -187,7 +189,7 @@ def test_a_semaphore_that_goes_under_an_openers_hands() -> None:
 
 
 def _wait_until_truncated(call: Callable[[Any], Any], *, pipe: Pipe) -> str:
-    """The pages are gone: a wait puts nothing in order on its way out, which would be SIGBUS."""
+    """The pages are gone: a wait must not touch them on its way out, which would be SIGBUS."""
     acc = shmacc.attach("removed")
     pipe.say("waits")
     with pytest.raises(errors.DataLossError) as raised:

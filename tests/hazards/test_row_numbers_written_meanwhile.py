@@ -39,7 +39,7 @@ WRITTEN: Final = ([2**40, 2**50, -(2**40), -1], [3, 3, 3, 3], [7, 5, 3, 2], [1, 
 
 @contextmanager
 def waiting(name: str, call: Callable[[], Any]) -> Iterator[None]:
-    """Make the call in a thread; it waits for the lock meanwhile, and goes on afterwards."""
+    """Make the call in a thread, which waits for the lock and goes on after the block."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -68,7 +68,7 @@ def partial(rows: Any, counts: Any = None) -> SparsePartial:
 
 
 class OnlyArray:
-    """What NumPy views by itself."""
+    """An object that NumPy can view as an array."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -96,7 +96,7 @@ OF_A_GROUP: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 @pytest.mark.parametrize("how", [*APPLIES, *OF_A_GROUP])
 @apart()
-def test_of_an_apply(how: str) -> None:
+def test_an_apply_does_not_see_changed_row_numbers(how: str) -> None:
     rows = np.array(ROWS)
     acc: Any
     if how in OF_A_GROUP:
@@ -112,7 +112,7 @@ def test_of_an_apply(how: str) -> None:
 
 
 @apart()
-def test_of_a_partials_counts() -> None:
+def test_an_apply_of_a_partial_does_not_see_changed_counts() -> None:
     rows, counts = np.array(ROWS), np.ones(len(ROWS), np.int64)
     with SparseConditionalAccumulator("f4", (10, 2), "acc") as acc:
         with waiting("acc", lambda: acc.apply_partial(partial(rows, counts))):
@@ -123,8 +123,8 @@ def test_of_a_partials_counts() -> None:
 
 @pytest.mark.parametrize("number", range(len(WRITTEN)))
 @apart()
-def test_of_an_update(number: int) -> None:
-    """Also those that a round handed out: which rows a death puts back is known, too."""
+def test_an_update_does_not_see_changed_row_numbers(number: int) -> None:
+    """Not even those that a round returned: after a death, the right rows are put back."""
     zeros = np.zeros((10, 2), np.float32)
     with (
         Parameters({"t": zeros}, "params", optimizer=optim.SGD(1)) as params,

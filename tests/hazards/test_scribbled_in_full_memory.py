@@ -51,7 +51,7 @@ def path(name: str) -> Path:
 
 
 def make(name: str) -> SparseConditionalAccumulator:
-    """Of sums, with one gradient in it, and what another one on the same rows needs."""
+    """Make an accumulator of sums with one gradient; return it and a second gradient's rows."""
     acc = SparseConditionalAccumulator("f4", None, name, reduction_type="SUM")
     apply(acc)
     apply(acc)
@@ -127,8 +127,8 @@ def _clean() -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @apart(shm=SIZE)
-def test_it_is_nobody_elses_trouble(damage: str) -> None:
-    """Every other one is damaged at rest, every other one while a process is attached."""
+def test_a_damaged_segment_harms_no_other(damage: str) -> None:
+    """Half of them are damaged at rest, half while a process is attached."""
     with make("sound") as sound, Apart(_stay) as staying:
         staying.hear()
         if list(DAMAGES).index(damage) % 2 == 0:

@@ -42,7 +42,7 @@ def path() -> Path:
 
 @needs_own_shm
 @apart(shm=SIZE)
-def test_creating_with_any_room() -> None:
+def test_creating_succeeds_or_raises_with_any_room() -> None:
     given = np.ones(10 * PAGE, np.uint8)
     contents = {"given": given, "zeros": TensorSpec((10 * PAGE,), "uint8"), "one": 1.0}
     failed = 0
@@ -80,8 +80,8 @@ def _refused() -> errors.ResourceExhaustedError:
 @needs_own_shm
 @needs_listener
 @apart(shm=SIZE)
-def test_what_cannot_fit_is_refused_before_it_fills_the_memory() -> None:
-    """Each of them fits, and they do not."""
+def test_arrays_that_cannot_fit_together_are_refused_before_memory_is_full() -> None:
+    """Each alone would fit."""
     reserved: list[int] = []
 
     def see(call: Reservation) -> int:
@@ -98,7 +98,7 @@ def test_what_cannot_fit_is_refused_before_it_fills_the_memory() -> None:
 @needs_own_shm
 @needs_listener
 @apart(shm=2 * TOTAL)
-def test_room_that_others_take_meanwhile_is_missed_with_the_total() -> None:
+def test_an_error_for_room_that_others_took_names_the_total() -> None:
     reserved: list[int] = []
 
     def take_it_after_the_first_array(call: Reservation) -> int:
@@ -130,7 +130,7 @@ def test_attaching_and_writing_need_no_room() -> None:
 
 
 def forge(file: SegmentFile, offset: int, data: bytes) -> None:
-    """Overwrite bytes of the directory, with right checksums."""
+    """Overwrite bytes of the directory, with valid checksums."""
     file.write(DIRECTORY + offset, data)
     (length,) = struct.unpack("<Q", file.read(DIRECTORY_BYTES, 8))
     directory = layout.mix_words(file.read(DIRECTORY, length))
@@ -154,7 +154,7 @@ FORGED: Final = {
 
 @needs_own_shm
 @apart(shm=SIZE)
-def test_a_forged_directory() -> None:
+def test_a_forged_directory_is_refused() -> None:
     for offset, data, message in FORGED.values():
         SharedArrays({"a": np.ones(3), "b": np.ones(2)}, NAME).close()
         with SegmentFile(path()) as file:
@@ -182,8 +182,8 @@ def test_a_truncated_file_is_not_opened() -> None:
 
 
 @apart()
-def test_truncated_while_in_use() -> None:
-    """What is got from then on is an error; of what was got before, only the memory is gone."""
+def test_arrays_truncated_while_in_use_raise_when_read_again() -> None:
+    """Arrays that were read before lose their memory, and nothing else."""
     params = SharedArrays({"a": np.ones(3), "b": np.ones(3)}, NAME)
     kept = params["a"]
     os.truncate(path(), 0)
@@ -200,7 +200,7 @@ def test_truncated_while_in_use() -> None:
 @needs_own_shm
 @pytest.mark.parametrize("made_up_for", [False, True])
 @apart(shm=SIZE)
-def test_pages_that_are_gone_are_an_error_in_a_full_memory(*, made_up_for: bool) -> None:
+def test_missing_pages_in_full_memory_raise(*, made_up_for: bool) -> None:
     params = SharedArrays({"a": TensorSpec((MIB,), "uint8")}, NAME)
     with SegmentFile(path()) as file:
         size = path().stat().st_size
@@ -216,7 +216,7 @@ def test_pages_that_are_gone_are_an_error_in_a_full_memory(*, made_up_for: bool)
     inspection.remove(NAME, force=True)
 
 
-def test_a_name_that_others_have_removed() -> None:
+def test_arrays_whose_name_was_removed_raise() -> None:
     with SharedArrays({"a": np.ones(3)}, NAME) as params:
         kept = params["a"]
         path().unlink()

@@ -42,7 +42,7 @@ def whole(params: SharedArrays) -> bool:
 
 
 def judge() -> bool:
-    """Whether there is something; it is whole, one can go on, and all that is left is removable."""
+    """Check that arrays, if they exist, are whole and usable, and that all is removable."""
     try:
         with SharedArrays.attach(NAME) as params:
             assert whole(params)
@@ -60,7 +60,7 @@ def judge() -> bool:
 
 
 @needs_calls
-def test_killed_at_every_system_call(record_property: Record) -> None:
+def test_a_kill_at_every_system_call_of_the_creator(record_property: Record) -> None:
     made, stop = False, 0
     for stop in deaths(Deed("creating", nothing, nothing, lambda _: create())):
         there = judge()
@@ -71,7 +71,7 @@ def test_killed_at_every_system_call(record_property: Record) -> None:
 
 
 def nameless_bytes() -> int:
-    """How much memory a file has that this process makes, and that has no name yet."""
+    """How much memory this process's new file has that has no name yet."""
     for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208  descriptors
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/shm/#"):  # noqa: PTH115, S108
@@ -90,8 +90,8 @@ def _raise(_: int, __: FrameType | None) -> None:
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["zeros", "contents"])
-def test_a_handler_that_raises_while_they_are_made(given: bool) -> None:
-    """Other threads go on meanwhile, or this one would never hear of it."""
+def test_a_handler_may_raise_while_they_are_made(given: bool) -> None:
+    """Other threads go on, or this one would never receive it."""
     half = LARGE // 2 if given else 1
     contents: Any = np.zeros(LARGE, np.uint8) if given else TensorSpec((LARGE // 4,))
 

@@ -58,7 +58,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 def _wait(call: Callable[[], Any], *, pipe: Pipe) -> tuple[type[BaseException], float]:
-    """How the wait is broken, and when."""
+    """Wait; return how the wait ended, and when."""
     for number in RAISED:
         signal.signal(number, raise_it)
     try:
@@ -84,7 +84,7 @@ def _break(call: Callable[[], Any], number: signal.Signals, doing: str | None = 
 def check_breaks(
     acc: ConditionalAccumulator, call: Callable[[], Any], number: signal.Signals, doing: str
 ) -> None:
-    """The wait is broken at once, and nothing is changed."""
+    """Check that the wait ends at once, and that nothing has changed."""
     before = acc.num_accumulated(), acc.global_step, acc.stats().applied
     soon(lambda: _break(call, number, doing), AT_ONCE)
     assert acc.stats().waiting == 0
@@ -92,14 +92,16 @@ def check_breaks(
 
 
 def each_with_a_signal(*ways: Any) -> pytest.MarkDecorator:
-    """Parametrise with ways to wait, each broken by one of the signals, and each signal used."""
+    """Parametrise with ways to wait, each ended by one of the signals; each signal is used."""
     count = max(len(ways), len(RAISED))
     pairs = [(ways[i % len(ways)], list(RAISED)[i % len(RAISED)]) for i in range(count)]
     return pytest.mark.parametrize(("how", "number"), pairs, ids=str)
 
 
 @each_with_a_signal("take", "take_partial", "take with a timeout")
-def test_in_line(acc: ConditionalAccumulator, how: str, number: signal.Signals) -> None:
+def test_a_signal_ends_a_take_in_the_queue(
+    acc: ConditionalAccumulator, how: str, number: signal.Signals
+) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "take": lambda: acc.take(2),
         "take_partial": lambda: acc.take_partial(2, seal=True),
@@ -114,7 +116,7 @@ def test_in_line(acc: ConditionalAccumulator, how: str, number: signal.Signals) 
 @each_with_a_signal(
     "apply", "apply_partial", "take", "take with a timeout", "set_step", "advance_step", "unseal"
 )
-def test_for_the_lock_of_a_stopped_process(
+def test_a_signal_ends_a_wait_for_a_stopped_processs_lock(
     acc: ConditionalAccumulator, how: str, number: signal.Signals
 ) -> None:
     partial = acc.take_partial(1)
@@ -134,8 +136,8 @@ def test_for_the_lock_of_a_stopped_process(
         assert acc.take_grad(1, timeout=LONG_TIMEOUT) == 1.0
 
 
-def test_for_the_head_of_the_line(acc: ConditionalAccumulator) -> None:
-    """An apply that must wait until a take, whose number is reached, has taken."""
+def test_a_signal_ends_an_apply_that_waits_for_a_take(acc: ConditionalAccumulator) -> None:
+    """The take has enough gradients, so the apply must let it take first."""
     number = signal.SIGTERM
     with stopped_head("signals", 2) as head:
         acc.apply_grad(2.0)
@@ -146,15 +148,15 @@ def test_for_the_head_of_the_line(acc: ConditionalAccumulator) -> None:
 
 
 @each_with_a_signal(None, LONG_TIMEOUT)
-def test_for_the_step(
+def test_a_signal_ends_a_wait_for_the_step(
     acc: ConditionalAccumulator, how: float | None, number: signal.Signals
 ) -> None:
     check_breaks(acc, lambda: acc.wait_step(0, timeout=how), number, "waits for the step")
 
 
 @pytest.mark.beyond_tsan  # it holds signals back
-def test_for_the_name(acc: ConditionalAccumulator) -> None:
-    """Opening, and removing, while a stopped process is in the middle of doing that."""
+def test_a_signal_ends_a_wait_for_the_name(acc: ConditionalAccumulator) -> None:
+    """A stopped process is opening or removing it."""
     calls = {signal.SIGINT: lambda: shmacc.attach("signals"), signal.SIGUSR1: acc.unlink}
     with held("signals", layout.NAME_BYTE):
         for number, call in calls.items():
@@ -177,7 +179,7 @@ def _wait_in_two_threads(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     thread.join()
 
 
-def test_the_other_threads_wait_on(acc: ConditionalAccumulator) -> None:
+def test_other_threads_wait_on_when_a_signal_ends_one_wait(acc: ConditionalAccumulator) -> None:
     with held("signals") as holder, Apart(_wait_in_two_threads, acc) as waiting:
         waiting.hear()
         until(lambda: activity("signals", waiting.pid) == "waits for the lock")
@@ -203,7 +205,7 @@ def _interrupted_again_and_again(acc: Any) -> int:
 
 
 def test_handlers_that_return_change_nothing() -> None:
-    """Signals all the time, in two processes that contend: each gradient is in, once."""
+    """Signals arrive all the time in two processes that compete: each gradient counts once."""
     with SparseConditionalAccumulator("f8", None, "signals", reduction_type="SUM") as acc:
         with (
             Apart(_interrupted_again_and_again, acc) as one,
@@ -225,7 +227,7 @@ def _wait_through_signals(acc: ConditionalAccumulator, *, pipe: Pipe) -> float:
 
 
 def test_a_wait_goes_on_after_a_handler_that_returns(acc: ConditionalAccumulator) -> None:
-    """A handler may even end the very wait that it interrupts."""
+    """The handler may even make the call that ends the wait."""
     with Apart(_wait_through_signals, acc) as waiting:
         waiting.hear()
         until(lambda: acc.stats().waiting == 1)
@@ -256,7 +258,7 @@ def _use_it_while_waiting_for_the_lock(acc: ConditionalAccumulator, *, pipe: Pip
 
 
 def test_a_handler_may_use_what_its_thread_waits_for(acc: ConditionalAccumulator) -> None:
-    """The lock is another process's: neither the wait nor the handler in it may block the other."""
+    """The lock is another process's: neither the wait nor its handler may block the other."""
     with held("signals") as holder, Apart(_use_it_while_waiting_for_the_lock, acc) as waiting:
         waiting.hear()
         until(lambda: activity("signals", waiting.pid) == "waits for the lock")
@@ -282,7 +284,7 @@ def _close_in_the_handler(acc: ConditionalAccumulator, *, pipe: Pipe) -> str:
     return "closed"
 
 
-def test_a_handler_may_close(acc: ConditionalAccumulator) -> None:
+def test_a_handler_may_close_what_its_thread_waits_for(acc: ConditionalAccumulator) -> None:
     with Apart(_close_in_the_handler, acc) as waiting:
         waiting.hear()
         until(lambda: acc.stats().waiting == 1)

@@ -42,7 +42,7 @@ class Sound:
 
     @property
     def faulty(self) -> bool:
-        """Once in the middle of it."""
+        """Whether this is the apply with the fault."""
         return self.applies == 12
 
     def apply_grad(self, *gradient: Any, **terms: Any) -> bool:
@@ -53,7 +53,7 @@ class Sound:
         return bool(self.acc.apply(gradient, step, **terms))
 
     def wait_step(self, after: int, *, timeout: float) -> None:
-        """Nobody moves it meanwhile."""
+        """Nobody moves the step."""
 
     def take(self) -> Any:
         self.takes += 1
@@ -67,12 +67,12 @@ class Sound:
 
 @pytest.fixture(autouse=True)
 def _in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is applied twice unless a test has it so: faults are at known applies."""
+    """Apply nothing twice, unless a test does: faults are at known applies."""
     monkeypatch.setattr("helpers.soak_campaigns._ONCE_MORE", 0.0)
 
 
 def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
-    """Without processes: some rounds of some gradients each."""
+    """Make some rounds of some gradients each, without processes."""
     books, broken = Books(2), make(plan)
     with broken.acc:
         for number in range(ROUNDS * EACH):
@@ -84,7 +84,7 @@ def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
     return found
 
 
-def test_nothing_is_found_if_nothing_is_wrong() -> None:
+def test_a_sound_accumulator_has_no_faults() -> None:
     for plan in [PLAN, *plans(1)]:
         found = campaign(Sound, plan)
         assert (found.faults, found.counts["takes and rounds"]) == (0, ROUNDS)
@@ -133,7 +133,7 @@ class AddsHalves(Sound):
 
 
 class Loses(Sound):
-    """One gradient is accepted and not in."""
+    """One gradient is accepted, and not added."""
 
     def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
         if self.faulty:
@@ -143,7 +143,7 @@ class Loses(Sound):
 
 
 class TakesTwice(Sound):
-    """What a take hands out stays."""
+    """Taken gradients stay."""
 
     def take(self) -> Any:
         if self.takes == 1:
@@ -174,7 +174,7 @@ class AcceptsWhatIsStale(Sound):
 
 
 class RefusesWhatItAdds(Sound):
-    """A gradient is in that was refused."""
+    """A refused gradient is added."""
 
     def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
         return super().apply(gradient, step, **terms) and self.applies != 12
@@ -211,7 +211,7 @@ def test_a_fault_is_found(make: type[Sound], fault: str) -> None:
 @pytest.mark.parametrize(
     "field", ["applied", "dropped", "discarded", "taken", "takes", "num_accumulated", "global_step"]
 )
-def test_a_counter_that_is_wrong_is_found(field: str) -> None:
+def test_a_wrong_counter_is_found(field: str) -> None:
     class Miscounts(Sound):
         def stats(self) -> Stats:
             stats = super().stats()
@@ -222,7 +222,7 @@ def test_a_counter_that_is_wrong_is_found(field: str) -> None:
 
 
 def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
-    """Its chief noted it in the block, and never consumed it."""
+    """Its chief noted it in the block, and did not consume it."""
     books, acc = Books(2), PLAN.create("soak")
     with acc:
         for number in range(EACH):

@@ -20,7 +20,7 @@ WRONG: Final = 17  # the round that something is wrong with; 12 and 25 are skipp
 
 
 class Sound:
-    """A run of one process, to be made faulty by a subclass."""
+    """A run in one process; subclasses make it faulty."""
 
     def __init__(self) -> None:
         """Make what a campaign makes."""
@@ -47,7 +47,7 @@ class Sound:
         update(self.params, taken)
 
 
-def test_nothing_is_found_if_nothing_is_wrong() -> None:
+def test_a_sound_run_has_no_faults() -> None:
     found = Sound().run()
     assert (found.faults, found.counts["rounds in trained parameters"]) == (0, ROUNDS)
 

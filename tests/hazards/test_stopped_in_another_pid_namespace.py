@@ -56,8 +56,8 @@ HOUR: Final = 3600.0
 pytestmark = [needs_ptrace, needs_pid_namespaces]
 
 
-def test_held_there_is_held() -> None:
-    """For this namespace, and for one in which a process has the owner's very pid."""
+def test_a_lock_held_in_another_namespace_is_held() -> None:
+    """In this namespace, and in one where another process has the owner's pid."""
     step = middle(APPLYING)
     with (
         elsewhere(stop, APPLYING.act, step) as owner,
@@ -78,8 +78,8 @@ def test_held_there_is_held() -> None:
     np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND, THIRD, THIRD))
 
 
-def test_its_pid_is_the_one_that_it_has_here_or_marked() -> None:
-    """The kernel tells the pid in the namespace of who looks; from beside there is none."""
+def test_a_pid_is_the_one_in_this_namespace_or_is_marked_as_foreign() -> None:
+    """The kernel gives the pid in the reader's namespace; sideways there is none."""
     step = middle(APPLYING)
     with elsewhere(stop, APPLYING.act, step) as owner:
         until(lambda: inspection.describe(NAME).lock.condition == "stopped")
@@ -97,7 +97,7 @@ def test_its_pid_is_the_one_that_it_has_here_or_marked() -> None:
 
 
 def _backdate_the_operation() -> None:
-    """Let the only process have begun it more than an hour ago."""
+    """Pretend that the only process began it more than an hour ago."""
     (process,) = inspection.describe(NAME).processes
     place = layout.region("participants") + process.entry * 128
     moment = int((process.last_seen - 2 * HOUR) * 1e9)
@@ -118,7 +118,7 @@ def _look_at_the_lock_from_beside(pipe: Pipe) -> None:
     assert held["value"] > HOUR
 
 
-def test_dead_there_is_dead() -> None:
+def test_a_process_that_died_in_another_namespace_is_dead() -> None:
     step = middle(APPLYING)
     with (
         elsewhere(stop, APPLYING.act, step) as owner,
@@ -134,8 +134,8 @@ def test_dead_there_is_dead() -> None:
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_head_of_the_line(fate: signal.Signals) -> None:
-    """A dead one loses its place to a namesake; a stopped one keeps it."""
+def test_the_first_take_of_the_queue_in_another_namespace(fate: signal.Signals) -> None:
+    """A dead one loses its entry though a living process has its pid; a stopped one keeps it."""
     APPLYING.prepare().write(path())
     with elsewhere(perform, take, 2) as first:
         until(lambda: len(inspection.describe(NAME).queue) == 1)
@@ -157,8 +157,8 @@ def test_the_head_of_the_line(fate: signal.Signals) -> None:
     assert what_is_left().count == 0
 
 
-def test_a_child_of_its_makers_very_pid_does_not_remove_a_private_one() -> None:
-    """It is process 1 of a namespace within the one of which its parent is process 1."""
+def test_a_child_with_its_makers_pid_does_not_remove_a_private_segment() -> None:
+    """Both are process 1, each in its own namespace."""
     with elsewhere(perform, _close_in_a_child) as maker:
         assert maker.result() is True
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", [APPLYING, TAKING], ids=str)
-def test_nobody_enters(scene: Scene) -> None:
+def test_nobody_enters_while_the_locks_owner_is_stopped(scene: Scene) -> None:
     with stopped_half_way(scene) as owner:
         start = time.monotonic()
         before = inspection.describe(NAME)
@@ -77,7 +77,7 @@ def test_nobody_enters(scene: Scene) -> None:
 
 
 @needs_ptrace
-def test_dead_after_all() -> None:
+def test_a_stopped_owner_that_is_killed_is_dead() -> None:
     with stopped_half_way(APPLYING) as owner, others((add,)) as (adder,):
         time.sleep(0.2)
         assert not adder.pipe.poll()
@@ -96,8 +96,8 @@ def goes_on() -> Iterator[None]:
 
 
 @needs_ptrace
-def test_those_in_line_can_leave() -> None:
-    """By their timeout, and by cancel; neither needs the lock that the stopped process has."""
+def test_waiting_takes_can_leave_while_the_locks_owner_is_stopped() -> None:
+    """By their timeout or by cancel, which need no lock."""
     step = middle(APPLYING)
     with (
         in_line((take_in_vain, 5, 0.5), (take, 5)) as (hasty, patient),
@@ -115,8 +115,8 @@ def test_those_in_line_can_leave() -> None:
 
 
 @needs_ptrace
-def test_those_who_wait_for_the_lock_can_be_cancelled() -> None:
-    """Though they do not wait in the queue yet."""
+def test_waits_for_a_stopped_processs_lock_can_be_cancelled() -> None:
+    """Though they are not in the queue yet."""
     with goes_on(), others((take, 1)) as (taker,):
         until(lambda: "waits for the lock" in activities())
         inspection.cancel(NAME)
@@ -129,7 +129,7 @@ def activities() -> list[str]:
 
 
 @needs_ptrace
-def test_one_can_look_and_attach_and_leave() -> None:
+def test_processes_look_attach_and_leave_while_the_locks_owner_is_stopped() -> None:
     with goes_on():
         start = slept()
         with shmacc.attach(NAME) as acc:
@@ -140,7 +140,7 @@ def test_one_can_look_and_attach_and_leave() -> None:
 
 
 def add_often(times: int) -> list[tuple[float, float]]:
-    """Add the third gradient so many times; how long each took, and slept."""
+    """Add the third gradient so often; return how long each apply took and slept."""
     seconds = []
     acc: Any = shmacc.attach(NAME)
     with acc:
@@ -151,7 +151,7 @@ def add_often(times: int) -> list[tuple[float, float]]:
     return seconds
 
 
-def test_in_line_it_keeps_its_place() -> None:
+def test_a_stopped_take_keeps_its_place_in_the_queue() -> None:
     APPLYING.prepare().write(path())
     with in_line((take, 3), (take, 1)) as (first, second):
         first.signal(signal.SIGSTOP)
@@ -174,7 +174,7 @@ def test_in_line_it_keeps_its_place() -> None:
     assert what_is_left().count == 0
 
 
-def test_its_death_in_line_is_noticed() -> None:
+def test_the_death_of_a_stopped_take_is_noticed() -> None:
     APPLYING.prepare().write(path())
     with in_line((take, 2), (take, 1)) as (first, second):
         first.signal(signal.SIGSTOP)
@@ -184,8 +184,8 @@ def test_its_death_in_line_is_noticed() -> None:
     assert what_is_left().count == 0
 
 
-def test_a_stopped_one_that_was_cancelled_holds_nobody_up() -> None:
-    """Nor those who have seen it at the head before."""
+def test_a_stopped_take_that_was_cancelled_delays_nobody() -> None:
+    """Not even processes that saw it at the head before."""
     APPLYING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
     with acc, in_line((take, 3)) as (first,):
@@ -201,7 +201,7 @@ def test_a_stopped_one_that_was_cancelled_holds_nobody_up() -> None:
     assert what_is_left().count == 0
 
 
-def test_while_attaching_it_does_not_hold_up_those_inside() -> None:
+def test_a_process_stopped_while_attaching_delays_nobody_who_is_attached() -> None:
     with ConditionalAccumulator("float32", (), NAME, reduction_type="SUM") as acc:
         with held(NAME, layout.NAME_BYTE) as stopped:
             for _ in range(100):
@@ -222,7 +222,7 @@ def test_while_attaching_it_does_not_hold_up_those_inside() -> None:
         acc.unlink()
 
 
-def test_its_death_while_attaching_lets_others_in() -> None:
+def test_the_death_of_a_process_stopped_while_attaching_lets_others_in() -> None:
     with ConditionalAccumulator("float32", (), NAME) as acc:
         with held(NAME, layout.NAME_BYTE) as stopped, Apart(_attach) as other:
             until(lambda: len(inspection.describe(NAME).processes) == 2)
@@ -231,8 +231,8 @@ def test_its_death_while_attaching_lets_others_in() -> None:
         acc.unlink()
 
 
-def test_who_gives_up_leaves_no_semaphore() -> None:
-    """It made one, for none was there, and meanwhile the segment's name was removed."""
+def test_an_opener_that_gives_up_leaves_no_semaphore() -> None:
+    """It made one, because there was none, and meanwhile the name was removed."""
     with ConditionalAccumulator("float32", (), NAME):
         file = Path(path())
         (semaphore,) = file.parent.glob(f"sem.{file.name}.*")

@@ -33,7 +33,7 @@ def _state(params: Parameters) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("there", [0, 5000])
 @apart(shm=SIZE)
-def test_growth_of_rows_and_index(there: int) -> None:
+def test_growth_into_full_memory_changes_nothing(there: int) -> None:
     failed = succeeded = 0
     for room in range(0, 700 * 1024, 12 * PAGE):
         params = Parameters({"t": SPEC}, "full", optimizer=optim.Adagrad(0.1))
@@ -75,7 +75,7 @@ def test_growth_of_rows_and_index(there: int) -> None:
 
 
 @apart(shm=SIZE)
-def test_growth_that_fails_gives_back_what_it_got() -> None:
+def test_growth_that_fails_gives_its_memory_back() -> None:
     with (
         Parameters({"t": SPEC}, "full", optimizer=optim.SGD(0.1), unlink_on_close=True) as params,
         AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
@@ -93,8 +93,8 @@ def test_growth_that_fails_gives_back_what_it_got() -> None:
 
 
 @apart(shm=SIZE)
-def test_a_restore() -> None:
-    """A restore that fails gives its memory back, and the table stays as it was."""
+def test_a_restore_into_full_memory_changes_nothing() -> None:
+    """It gives its memory back."""
     failed = succeeded = 0
     with Parameters({"t": SPEC}, optimizer=optim.Adagrad(0.1)) as larger:
         with AccumulatorGroup(larger.member_specs()) as group:

@@ -87,7 +87,7 @@ CALLS: Final[tuple[Callable[..., object], ...]] = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_calls_on_an_accumulator(kind: type, tmp_path: Path) -> None:
+def test_calls_on_an_accumulator_end_by_their_timeout(kind: type, tmp_path: Path) -> None:
     path = tmp_path / "saved.npz"
     with KINDS[kind](NAME) as acc:
         _apply(acc)
@@ -104,8 +104,8 @@ def test_of_calls_on_an_accumulator(kind: type, tmp_path: Path) -> None:
         acc.unlink()
 
 
-def test_of_a_gradient_that_does_not_fit() -> None:
-    """It may be stale, so it is looked at under the lock."""
+def test_a_gradient_that_does_not_fit_ends_by_its_timeout() -> None:
+    """It may be stale, which only the lock can tell."""
     gradient = [1], np.ones((1, 3), np.float32)
     with KINDS[SparseConditionalAccumulator](NAME) as acc:
         with held(NAME), pytest.raises(errors.DeadlineExceededError):
@@ -115,7 +115,7 @@ def test_of_a_gradient_that_does_not_fit() -> None:
         acc.unlink()
 
 
-def test_of_calls_on_parameters(tmp_path: Path) -> None:
+def test_calls_on_parameters_end_by_their_timeout(tmp_path: Path) -> None:
     path = tmp_path / "saved.npz"
     with Parameters({"a": np.zeros(3)}, NAME) as params:
         calls: tuple[Callable[..., object], ...] = (
@@ -152,7 +152,7 @@ TRIED: Final = {
 }
 
 
-def test_every_call_with_a_timeout_is_here() -> None:
+def test_every_call_with_a_timeout_is_tested() -> None:
     timed = {
         name
         for one in (shmacc, *KINDS, Parameters)
@@ -177,10 +177,10 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[AccumulatorGroup, Par
 
 @pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
 @pytest.mark.parametrize("call", ["update", "skip"])
-def test_of_an_update_that_is_made_when_a_worker_stops_in_an_apply(
+def test_an_update_is_made_though_a_worker_stops_in_an_apply(
     call: str, both: tuple[AccumulatorGroup, Parameters]
 ) -> None:
-    """Its lock is what says that the update is in; the block's end, which says it too, waits."""
+    """Its commit needs no lock of the worker's; the block's end waits for that lock."""
     group, params = both
     reader, writer = os.pipe()
     view = _core.view(names.segment_name(NAME).path)[2]

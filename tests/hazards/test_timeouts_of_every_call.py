@@ -71,7 +71,9 @@ def both() -> Iterator[Both]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_stopped_process_holds_the_lock(both: Both, tmp_path: Path, call: str) -> None:
+def test_a_call_ends_by_its_timeout_while_a_stopped_process_has_the_lock(
+    both: Both, tmp_path: Path, call: str
+) -> None:
     path = tmp_path / "saved"
     shmacc.save(path, named(both))
     before, saved = content(both), path.read_bytes()
@@ -92,8 +94,8 @@ def test_a_stopped_process_holds_the_lock(both: Both, tmp_path: Path, call: str)
         make(both, path, timeout=None)
 
 
-def test_no_public_wait_is_forgotten() -> None:
-    """These methods of accumulators and parameters wait for nobody."""
+def test_every_public_method_has_a_timeout_or_waits_for_nobody() -> None:
+    """The listed methods of accumulators and parameters wait for nobody."""
     no_wait = "cancel close finish get items keys values member_specs num_accumulated stats unlink"
     for kind in (
         shmacc.SparseConditionalAccumulator,

@@ -36,8 +36,8 @@ def modes(name: str) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("umask")
-def test_mode() -> None:
-    """Of a segment and its semaphore, also one that is made again; the first one's stays."""
+def test_a_segment_has_the_mode_that_was_asked_for() -> None:
+    """Also its semaphore, and one that is made again. The first opener's mode stays."""
     for kind, mode in zip(KINDS * 2, MODES, strict=True):
         with kind("f4", shared_name="modes", mode=mode) as acc:
             assert list(modes("modes").values()) == [mode, mode]
@@ -54,7 +54,7 @@ def test_mode() -> None:
 
 
 @pytest.mark.usefixtures("umask")
-def test_the_default_lets_nobody_else_in() -> None:
+def test_the_default_mode_lets_no_other_user_in() -> None:
     with ConditionalAccumulator("f4") as acc:
         assert list(modes(acc.shared_name).values()) == [0o600, 0o600]
 
@@ -67,6 +67,6 @@ def _locked_out(mode: int) -> None:
 
 @needs_root
 @pytest.mark.parametrize("mode", [0o000, 0o060, 0o400, 0o200], ids=oct)
-def test_a_mode_that_locks_its_maker_out(mode: int) -> None:
-    """It makes no segment that nobody can use, nor leaves its name behind."""
+def test_a_mode_that_excludes_its_maker_is_refused(mode: int) -> None:
+    """No segment is made that nobody can use, and no name is left."""
     run_apart(_locked_out, mode, uid=61001)

@@ -50,7 +50,7 @@ def lock_all(_: Any, what: int = _CURRENT | _FUTURE) -> None:
 
 
 def flags_of(array: Any) -> list[str]:
-    """The kernel's flags of the mappings that the array is in: "lo" if they are locked."""
+    """The kernel's flags of the array's mappings: "lo" if they are locked."""
     flags, inside = [], False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, last = line.partition(" ")[0].partition("-")
@@ -63,7 +63,7 @@ def flags_of(array: Any) -> list[str]:
 
 
 def told(array: Any) -> str:
-    """Write to all of it; what is said about it."""
+    """Write to all of it; return what is reported."""
     with pytest.raises(errors.FailedPreconditionError, match="is read-only") as caught:  # noqa: PT012
         ctypes.memset(array.ctypes.data, 255, array.nbytes)
         len(())
@@ -98,7 +98,7 @@ def _write_and_follow(lock_it: Callable[[Any], None], made: Any) -> bool:
 
 
 @pytest.mark.parametrize("locked", MEMORY)
-def test_it_is_undone_in_locked_memory_which_stays_locked(namespace: str, locked: str) -> None:  # noqa: ARG001
+def test_a_write_is_undone_in_locked_memory_which_stays_locked(namespace: str, locked: str) -> None:  # noqa: ARG001
     with shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True) as made:
         if not run_apart(_write_and_follow, MEMORY[locked], made["emb"]):
             pytest.skip("this user may not lock so much memory")
@@ -130,7 +130,7 @@ def _write_and_pin(made: Any) -> None:
         assert os.read(reader, 4096) == b"\xff" * 4096
 
 
-def test_pages_that_the_kernel_still_needs_are_no_obstacle(namespace: str) -> None:  # noqa: ARG001
+def test_a_write_is_undone_in_pages_that_the_kernel_still_needs(namespace: str) -> None:  # noqa: ARG001
     with shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True) as made:
         run_apart(_write_and_pin, made["emb"])
 
@@ -158,8 +158,8 @@ def _write_at_the_limit() -> bool:
 
 
 @needs_denials
-def test_old_and_new_pages_together_would_exceed_the_limit_of_locked_memory(namespace: str) -> None:  # noqa: ARG001
-    """So the old ones are unlocked first."""
+def test_a_write_is_undone_though_locked_memory_is_at_its_limit(namespace: str) -> None:  # noqa: ARG001
+    """Old and new pages together would exceed it, so the old ones are unlocked first."""
     if not run_apart(_write_at_the_limit, uid=4711 if os.geteuid() == 0 else None):
         pytest.skip("the limit of locked memory is too low")
 
@@ -180,7 +180,7 @@ SETS: Final = [
 
 
 def _is_undone(denied: tuple[str, ...], *, locked: bool, is_open: bool) -> bool:
-    """Whether one of the ways is left."""
+    """Whether one of the ways to undo is left."""
     unlocked_alike = "MADV_DONTNEED" not in denied and not (locked and "munlock" in denied)
     dropped = "MADV_DONTNEED_LOCKED" not in denied or unlocked_alike
     return ("mprotect" not in denied and dropped) or (is_open and "mmap" not in denied)
@@ -216,7 +216,7 @@ def _write_without(denied: tuple[str, ...], *, locked: bool, is_open: bool, make
 
 @needs_denials
 @pytest.mark.parametrize("denied", SETS, ids="+".join)
-def test_each_call_fails_and_the_write_is_undone_or_said_to_stay(
+def test_a_write_is_undone_or_reported_whichever_call_fails(
     namespace: str,  # noqa: ARG001
     denied: tuple[str, ...],
 ) -> None:
@@ -268,5 +268,5 @@ def _use_what_is_spoiled() -> None:
 
 
 @needs_denials
-def test_every_use_of_parameters_says_that_a_write_stayed(namespace: str) -> None:  # noqa: ARG001
+def test_every_use_of_parameters_reports_a_write_that_stayed(namespace: str) -> None:  # noqa: ARG001
     run_apart(_use_what_is_spoiled)

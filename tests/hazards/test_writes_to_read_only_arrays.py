@@ -34,7 +34,7 @@ TABLE: Final = np.arange(60_000, dtype="f4").reshape(-1, 100)  # some pages
 
 
 def scribble(array: Any) -> None:
-    """Write to all of it, whatever NumPy says."""
+    """Write to all of it, in spite of NumPy's flag."""
     ctypes.memset(array.ctypes.data, 255, array.nbytes)
     len(())  # Python raises at the end of a call
 
@@ -84,7 +84,7 @@ def test_a_write_raises_and_is_undone(source: tuple[Any, str]) -> None:
         same_bits(array, before)
 
 
-def test_a_thread_that_writes_is_told_of_in_the_main_one(source: tuple[Any, str]) -> None:
+def test_a_write_in_a_thread_raises_in_the_main_thread(source: tuple[Any, str]) -> None:
     array, name = source
     before = array.copy()
     gate = threading.Lock()
@@ -106,7 +106,7 @@ def test_a_thread_that_writes_is_told_of_in_the_main_one(source: tuple[Any, str]
     same_bits(array, before)
 
 
-def test_a_forked_child_is_told_as_well(source: tuple[Any, str]) -> None:
+def test_a_write_in_a_forked_child_raises(source: tuple[Any, str]) -> None:
     array, _ = source
     before = array.copy()
 
@@ -120,7 +120,9 @@ def test_a_forked_child_is_told_as_well(source: tuple[Any, str]) -> None:
     same_bits(array, before)
 
 
-def test_it_is_no_error_of_what_was_running_meanwhile(source: tuple[Any, str]) -> None:
+def test_the_exception_is_not_taken_for_an_error_of_the_running_call(
+    source: tuple[Any, str],
+) -> None:
     array, name = source
 
     class Writes:
@@ -135,7 +137,7 @@ def test_it_is_no_error_of_what_was_running_meanwhile(source: tuple[Any, str]) -
         assert acc.num_accumulated() == 0
 
 
-def test_it_also_holds_when_everything_is_closed_and_removed() -> None:
+def test_a_write_raises_after_everything_is_closed_and_removed() -> None:
     with make_parameters() as params:
         array = params["emb"]
     with pytest.raises(errors.FailedPreconditionError):
@@ -155,8 +157,8 @@ def work(*, pipe: Pipe) -> None:
             pipe.say()
 
 
-def test_a_reader_that_never_wrote_or_did_sees_each_change() -> None:
-    """Read-only arrays are mapped privately, and are the shared memory all the same."""
+def test_readers_see_each_change_whether_they_have_written_or_not() -> None:
+    """Read-only arrays are private mappings, which still show the shared memory."""
     with make_arrays() as made:
         with Apart(work) as reader:
             for value in (2, 4, 7, 8, 9, 10):
@@ -188,7 +190,7 @@ NO_MEMORY: Final = "resource.setrlimit(resource.RLIMIT_DATA, (0, 0))"
 def run(
     write: str, before: str = "", after: str = "", environment: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a program that does this before and after it gets a read-only array; how it ends."""
+    """Run a program that does this before and after it gets a read-only array; return its end."""
     text = textwrap.dedent(PROGRAM).format(before=before, name=NAME, after=after, write=write)
     program = subprocess.run(
         [sys.executable, "-P", "-c", text],
@@ -206,8 +208,8 @@ def test_a_program_that_writes_ends_by_an_exception() -> None:
     assert "FailedPreconditionError: Array 'emb' of parameters" in complaint
 
 
-def test_a_write_that_cannot_be_undone_says_one_sentence() -> None:
-    """Without memory for the pages the process dies as it would, but not without a word."""
+def test_a_write_that_cannot_be_undone_prints_a_sentence() -> None:
+    """Without memory for the pages the process dies as it would have."""
     status, complaint = run(WRITE, after=NO_MEMORY)
     assert status == -signal.SIGSEGV
     assert complaint.startswith(f"shmacc: Array 'emb' of parameters '{NAME}' is read-only")
@@ -223,14 +225,14 @@ def test_a_write_that_cannot_be_undone_says_one_sentence() -> None:
         ("os.kill(os.getpid(), signal.SIGSEGV)", "", "before"),
     ],
 )
-def test_other_faults_are_for_who_had_the_signal(fault: str, other: str, when: str) -> None:
+def test_other_faults_go_to_the_previous_handler(fault: str, other: str, when: str) -> None:
     status, complaint = run(fault, *((other, "") if when == "before" else ("", other)))
     assert status == -signal.SIGSEGV
     assert "shmacc" not in complaint.partition("\n")[0]
     assert ("Fatal Python error: Segmentation fault" in complaint) == bool(other)
 
 
-def test_a_handler_of_python_is_called() -> None:
+def test_a_python_handler_of_the_signal_is_called() -> None:
     status, complaint = run(
         "os.kill(os.getpid(), signal.SIGSEGV); len(())",
         "signal.signal(signal.SIGSEGV, lambda *_: os._exit(3))",
@@ -263,8 +265,8 @@ WRITE_AND_FORK: Final = """
 """
 
 
-def test_a_write_before_a_fork_breaks_no_hook_and_is_told_by_the_parent() -> None:
-    """Python drops what is raised in hooks, which other libraries rely on."""
+def test_a_write_before_a_fork_breaks_no_hook_and_raises_in_the_parent() -> None:
+    """Python drops exceptions of fork hooks, which other libraries rely on."""
     status, complaint = run(WRITE_AND_FORK.strip(), before=FORKING.strip())
     assert status == 1, complaint
     assert "Exception ignored" not in complaint
@@ -282,7 +284,7 @@ SURVIVES: Final[dict[str, tuple[str, str]]] = {  # before and after it gets the 
 
 
 @pytest.mark.parametrize("what", SURVIVES)
-def test_the_guard_outlasts(what: str) -> None:
+def test_the_guard_survives(what: str) -> None:
     before, after = SURVIVES[what]
     status, complaint = run(WRITE, before, after)
     assert (status, "The write was undone" in complaint) == (1, True), complaint
@@ -305,7 +307,7 @@ def _send_and_write() -> tuple[int, int]:
 
 
 @needs_own_shm
-def test_the_guard_outlasts_a_signal_to_the_first_process_of_a_container() -> None:
+def test_the_guard_survives_a_signal_to_process_1_of_a_container() -> None:
     def apart() -> None:
         own_shm.enter_own_namespace()
         _write_as_the_first_process()
@@ -331,13 +333,13 @@ def test_shmacc_guard_0_leaves_signals_alone(asked: str) -> None:
         assert (status, "The write was undone" in complaint) == (1, True), complaint
 
 
-def test_shmacc_guard_is_nothing_else() -> None:
+def test_other_values_of_shmacc_guard_are_refused() -> None:
     status, complaint = run(WRITE, environment={"SHMACC_GUARD": "no"})
     assert status == 1
     assert "InvalidArgumentError: The environment variable SHMACC_GUARD must be 0" in complaint
     assert "but is 'no'" in complaint
 
 
-def test_who_has_no_read_only_array_has_no_handler() -> None:
+def test_a_program_without_read_only_arrays_has_no_handler() -> None:
     before = f"shmacc.SharedArrays({{'a': np.zeros(3)}})['a'][0] = 1; {CAUGHT.format(0)}"
     assert run("raise SystemExit(7)", before)[0] == 7

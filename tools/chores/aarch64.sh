@@ -75,7 +75,7 @@ if [ $# -eq 0 ]; then
     # Left out: the tests of tools, and tests that limit the address space, which the emulator itself needs. Tests that
     # need ptrace, which qemu lacks, or a namespace of their own skip themselves.
     set -- tests --ignore=tests/tools --ignore=tests/hazards/test_soak.py \
-        --deselect tests/hazards/test_full_limits.py::test_no_memory_for_what_a_take_hands_out \
+        --deselect tests/hazards/test_full_limits.py::test_a_take_without_memory_for_its_result_consumes_nothing \
         --deselect tests/hazards/test_memory_errors.py::test_no_allocation_of_the_extensions_loses_a_round
 fi
 
