@@ -26,7 +26,7 @@ from shmacc._values.arguments import Shape, Terms
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
-# Constants of layout.hpp; Python code reads them from shmacc._base.layout.
+# Constants of python/layout.cpp; Python code reads them from shmacc._base.layout.
 VERSION: int
 MAX_RANK: int
 MAX_MEMBERS: int

@@ -1,6 +1,6 @@
 """The layout of segments, as far as Python needs it: numbers, their names, and sizes.
 
-All values come from the extension, which has them from layout.hpp. The tests' ``segment_layout.py``
+All values come from the extension, which has them from native/base. The tests' ``segment_layout.py``
 repeats them on purpose, as an independent check.
 """
 

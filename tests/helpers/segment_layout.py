@@ -1,4 +1,4 @@
-"""The layout of a segment's file, written down a second time, after layout.hpp.
+"""The layout of a segment's file, written down a second time, after native/base.
 
 It is not read from the extension on purpose: a test that damages a segment and corrects its
 checksums must not rely on the code under test. `test_damaged_layout.py` compares this layout with

@@ -105,7 +105,7 @@ def test_an_editable_install_works_inside_and_outside_of_the_checkout(
         run([fresh / "shmacc-inspect", "list"], folder)
 
     # A change of the Python code holds at once, one of the extension after the same command.
-    layout = checkout / "shmacc" / "native" / "segment" / "layout.hpp"
+    layout = checkout / "shmacc" / "native" / "base" / "layout.hpp"
     changed, times = re.subn(r"kVersion = \d+;", "kVersion = 4711;", layout.read_text())
     assert times == 1
     layout.write_text(changed)

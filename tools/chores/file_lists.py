@@ -19,6 +19,7 @@ NATIVE_FOLDERS: Final = (
     "values",
     "protocol",
     "segment",
+    "inspection",
     "accumulators",
     "parameters",
     "python",

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "base/layout.hpp"
-#include "base/support.hpp"
 
 namespace shmacc {
 

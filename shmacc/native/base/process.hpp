@@ -16,7 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/support.hpp"
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+#include "base/words.hpp"
 
 namespace shmacc {
 

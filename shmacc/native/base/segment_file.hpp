@@ -36,8 +36,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "base/layout.hpp"
-#include "base/support.hpp"
+#include "base/words.hpp"
 
 namespace shmacc {
 

@@ -11,7 +11,8 @@
 
 #include <cmath>
 
-#include "base/support.hpp"
+#include "base/errors.hpp"
+#include "base/words.hpp"
 #include "parameters/touched_array.hpp"
 
 namespace shmacc {

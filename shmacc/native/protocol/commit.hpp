@@ -103,7 +103,8 @@
 #include <algorithm>
 
 #include "base/directory.hpp"
-#include "base/support.hpp"
+#include "base/errors.hpp"
+#include "base/words.hpp"
 
 namespace shmacc {
 

@@ -55,9 +55,11 @@
 #include <mutex>
 #include <new>
 
+#include "base/clock.hpp"
+#include "base/errors.hpp"
 #include "base/layout.hpp"
 #include "base/segment_file.hpp"
-#include "base/support.hpp"
+#include "base/words.hpp"
 
 namespace shmacc {
 

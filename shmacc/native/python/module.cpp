@@ -1,7 +1,9 @@
 // The extension module: shmacc._core.
 #define SHMACC_HAS_NUMPY
+#include "python/found.hpp"
+#include "python/handle.hpp"
+#include "python/name_lock.hpp"
 #include "python/plain_gradients.hpp"
-#include "python/segment_view.hpp"
 #include "python/shared_arrays.hpp"
 #include "python/tables.hpp"
 
@@ -13,18 +15,11 @@ void need_numpy() {
 
 // Classes and functions that are bound in units of their own.
 void bind_handle(nb::module_& m);
+void bind_inspection(nb::module_& m);
 void bind_parameters(nb::module_& m);
+void export_layout(nb::module_& m);
 
 namespace {
-
-// Gives an object to Python, or destroys it if Python has no memory: otherwise the process would stay attached by an
-// object that nobody can close.
-template <class T>
-nb::object give_to_python(std::unique_ptr<T> made) {
-    nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
-    made.release();
-    return object;
-}
 
 // (name, kind, dtype, sum, components, reduction, declared, lowest, highest, optimizer, table), as spec.py makes it.
 MemberSpec member_spec(const nb::tuple& given) {
@@ -119,72 +114,12 @@ nb::object create(const std::string& path, const std::string& semaphore_path, co
     }
 }
 
-constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished", "other version"};
-
-// Returns the kind of file at the path (kFoundNames), its layout version, and, for a segment, the result of `make`.
-template <class Make>
-nb::tuple open_found(const std::string& path, SegmentFile::Access access, const Owners& owners, Make make) {
-    Opened opened = open_segment_file(path, access, owners);
-    nb::object made = nb::none();
-    if (opened.found == Found::kSegment) made = make(std::move(opened));
-    return nb::make_tuple(kFoundNames[static_cast<int>(opened.found)], opened.config.version, made);
-}
-
 nb::tuple open_segment(const std::string& path, nb::handle owners) {
     const Owners allowed = owners.is_none() ? std::nullopt : Owners(vector_of<uint32_t>(owners));
     return open_found(path, SegmentFile::Access::kWrite, allowed, [](Opened opened) {
         return give_to_python(
             std::make_unique<Handle>(OpenSegment::on(opened.file, opened.config, std::move(opened.specs))));
     });
-}
-
-nb::tuple view_segment(const std::string& path) {
-    return open_found(path, SegmentFile::Access::kRead, std::nullopt, [](Opened opened) {
-        return give_to_python(
-            std::make_unique<SegmentView>(std::move(opened.file), opened.config, std::move(opened.specs)));
-    });
-}
-
-template <size_t kCount>
-nb::dict by_name(const Named (&table)[kCount]) {
-    nb::dict numbers;
-    for (const Named& entry : table) numbers[entry.name] = entry.number;
-    return numbers;
-}
-
-// Exports what Python needs to know of the layout; shmacc/_base/layout.py makes it available.
-void export_layout(nb::module_& m) {
-    m.attr("VERSION") = kVersion;
-    m.attr("MAX_RANK") = kMaxRank;
-    m.attr("MAX_MEMBERS") = kMaxMembers;
-    m.attr("MAX_LANES") = kMaxLanes;
-    m.attr("REGIONS") = by_name(kRegionNames);
-    m.attr("EVENTS") = by_name(kEventNames);
-    m.attr("KINDS") = by_name(kKindNames);
-    m.attr("REDUCTIONS") = by_name(kReductionNames);
-    m.attr("SUMS") = by_name(kSumNames);
-    m.attr("OPTIMIZERS") = by_name(kOptimizerNames);
-    nb::list decoupled;
-    for (const Named& kind : kOptimizerNames)
-        if (OptimizerSpec{kind.number, {}}.decoupled()) decoupled.append(kind.name);
-    m.attr("DECOUPLED") = nb::tuple(decoupled);
-    m.attr("OPTIMIZER_OPTIONS") = by_name(kOptimizerOptions);
-    m.attr("INITIALS") = by_name(kInitialNames);
-    m.attr("MAX_ROWS") = kMaxRows;
-    m.attr("ACTIVITIES") = by_name(kActivityNames);
-    nb::dict sizes;
-    for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
-    m.attr("SUM_BYTES") = sizes;
-    m.attr("REGION_SPAN") = kRegionSpan;
-    m.attr("PAGE_BYTES") = kPage;
-    m.attr("HEADER_BYTES") = kHeaderBytes;
-    m.attr("PARTICIPANT_BYTES") = sizeof(Participant);
-    m.attr("WAITER_BYTES") = sizeof(Waiter);
-    m.attr("DEPARTED_BYTES") = sizeof(Departed);
-    m.attr("BUCKET_BYTES") = sizeof(Bucket);
-    m.attr("BUCKET_ENTRIES") = kBucketEntries;
-    m.attr("SLOT_BYTES") = sizeof(Slot);
-    m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
 }
 
 // In the order of Failure. The classes are looked up once, in advance: a translator that ran Python code could be
@@ -314,32 +249,10 @@ NB_MODULE(_core, m) {
     m.def("open_file", &open_file, nb::arg("path"), nb::arg("flags"), nb::arg("mode") = 0);
 
     bind_handle(m);
+    bind_inspection(m);
     bind_parameters(m);
 
-    nb::class_<SegmentView>(m, "SegmentView")
-        .def("close", &SegmentView::close)
-        .def("table", &SegmentView::table, nb::arg("lane"), nb::arg("member"))
-        .def("tables", &SegmentView::tables)
-        .def("config", &SegmentView::config)
-        .def("state", &SegmentView::state)
-        .def("participants", &SegmentView::participants)
-        .def("departures", &SegmentView::departures)
-        .def("last_used_ns", &SegmentView::last_used_ns)
-        .def("pace", &SegmentView::pace)
-        .def("waiters", &SegmentView::waiters)
-        .def("events", &SegmentView::events)
-        .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))
-        .def("name_lock_state", &SegmentView::name_lock_state)
-        .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
-        .def("compare", &SegmentView::compare)
-        .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
-        .def_prop_ro("unlinked", &SegmentView::unlinked)
-        .def_prop_ro("used", &SegmentView::used)
-        .def_prop_ro("links", &SegmentView::links)
-        .def_prop_ro("allocated_bytes", &SegmentView::allocated_bytes);
-
     m.def("open", &open_segment, nb::arg("path"), nb::arg("owners").none());
-    m.def("view", &view_segment, nb::arg("path"));
     m.def("create", &create, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("name"), nb::arg("kind"),
           nb::arg("members"), nb::arg("reduction"), nb::arg("lanes"), nb::arg("capacity").none(),
           nb::arg("is_private"), nb::arg("unlink_on_close"), nb::arg("token"), nb::arg("hash_key"),

@@ -1,12 +1,9 @@
-// A view of a segment for inspection: without attaching, without its lock, without mapping it.
-//
-// Everything is read through the descriptor. So a hole reads as zeros and stays a hole: a view takes up no space in
-// /dev/shm, whatever sizes the segment claims. A truncated file is an error, never a SIGBUS. Read permission is enough.
-// A size that the segment claims is compared with the space that the file occupies before memory is allocated for it.
+// Views of segments for Python: what a SegmentReader sees, as dictionaries and lists.
 #pragma once
 
 #include <array>
 
+#include "inspection/segment_reader.hpp"
 #include "python/description.hpp"
 #include "python/handle.hpp"
 #include "python/table_copy.hpp"
@@ -14,10 +11,9 @@
 
 namespace shmacc {
 
-class SegmentView {
+class SegmentView : public SegmentReader {
   public:
-    SegmentView(std::shared_ptr<SegmentFile> file, const Config& config, MemberSpecs specs)
-        : file_(std::move(file)), config_(config), specs_(std::move(specs)) {}
+    using SegmentReader::SegmentReader;
     // Returns a view of the same segment that reports on the table of one member in one lane. (A newly opened view
     // reports on the first lane's first member.) The last member is the set of contributors.
     SegmentView table(uint32_t lane, uint32_t member) const {
@@ -28,8 +24,6 @@ class SegmentView {
         view.member_ = member;
         return view;
     }
-
-    void close() { file_.reset(); }
 
     // The configuration of the segment and of the member that the viewed table belongs to.
     nb::dict config() const {
@@ -250,8 +244,6 @@ class SegmentView {
         return out;
     }
 
-    bool unlinked() const { return header<uint64_t>(offsetof(Header, unlinked)) != 0; }
-    bool used() const { return in_use(file()); }
     // Removes the names if they are this segment's; if_unused: only if no living process is attached. Returns the
     // removed names; null: they are another segment's, or this one is in use.
     std::optional<std::vector<std::string>> unlink(const std::string& path, const std::string& semaphore_path,
@@ -260,29 +252,8 @@ class SegmentView {
         if (writable != file_) return std::nullopt;
         return unlink_names(*writable, path, semaphore_path, if_unused, true);
     }
-    // How many names the file has, including hard links that others have made; 0: it was removed.
-    uint64_t links() const { return file().status().st_nlink; }
-    uint64_t allocated_bytes() const { return file().occupied(); }
 
   private:
-    struct SeenLane {
-        LaneState state;
-        bool in_operation;
-        uint64_t undo_records;
-        std::vector<MemberState> members;
-    };
-    struct Snapshot {
-        Totals totals;
-        uint64_t finished, kept_free;
-        uint64_t reserved;  // bytes reserved by all lanes and members
-        std::vector<SeenLane> lanes;
-        Shape shape;  // the viewed table's in this round, if it is not the declared one
-    };
-
-    bool in_round(const Snapshot& seen, uint32_t lane, uint32_t member) const {
-        const MemberState& table = seen.lanes[lane].members[member];
-        return table.round == seen.totals.round.round && table.count > 0;
-    }
     // A table that has no contents of the current round is described as empty.
     void describe_table(nb::dict& out, const Snapshot& seen, uint32_t lane, uint32_t member) const {
         const MemberState& table = seen.lanes[lane].members[member];
@@ -328,181 +299,11 @@ class SegmentView {
     nb::object reason(uint32_t number, uint64_t of) const {
         return checked(in_python(read_reason(file(), number, of)));
     }
-    bool given_up(const RoundHolder& holder) const {
-        if (holder.serial == 0 || holder.participant >= kMaxParticipants) return false;
-        Participant entry{};
-        read_exactly(region_offset(kParticipantsRegion) + holder.participant * sizeof entry, &entry,
-                     sizeof entry);
-        return entry.token == holder.token && entry.given_up >= holder.serial;
-    }
     nb::tuple held_by(int64_t byte) const {
         int pid = 0;
         const bool held = others_hold(file().fd(), byte, 1, &pid);
         return nb::make_tuple(held, pid);
     }
-
-    SegmentFile& file() const {
-        if (!file_) throw Error(Failure::kFailedPrecondition, "The view is closed");
-        return *file_;
-    }
-
-    std::unique_ptr<Header> read_header() const {
-        auto seen = std::make_unique<Header>();
-        read_exactly(0, seen.get(), sizeof(Header));
-        return seen;
-    }
-    // All lanes as they were at one instant. If the segment is too busy for that, each lane as it was at an instant of
-    // its own, but all in the same round.
-    Snapshot snapshot() const {
-        file().check_occupied(bytes_of_states(config_));
-        for (int attempt = 0;; ++attempt) {
-            std::vector<uint64_t> before = generations();
-            const auto header = read_header();
-            std::vector<unsigned char> states(bytes_of_states(config_));
-            const bool together = attempt < kTogether;
-            if (together)
-                read_exactly(region_offset(kStatesRegion), states.data(), states.size());
-            else
-                for (uint32_t i = 0; i < config_.lanes; ++i)
-                    before[i + 1] = read_lane(i, &states[i * bytes_of_lane(config_)]);
-            // What was read is valid if the generations are unchanged: an operation overwrites only the copies that
-            // are not current.
-            const auto still = [&] {
-                return together ? generations() == before : generations()[0] == before[0];
-            };
-            try {
-                Snapshot seen = interpret(*header, before, states);
-                seen.shape = read_shape(seen.lanes[lane_].members[member_]);
-                if (still() || attempt == kAttempts) return seen;
-            } catch (const Error&) {
-                if ((together && still()) || attempt == kAttempts) throw;
-            }
-        }
-    }
-    // Reads a lane's states, and returns their generation.
-    uint64_t read_lane(uint32_t lane, unsigned char* to) const {
-        for (int attempt = 0;; ++attempt) {
-            const uint64_t generation = generation_of(lane);
-            read_exactly(lane_offset(lane), to, bytes_of_lane(config_));
-            if (generation_of(lane) == generation || attempt == kTogether) return generation;
-        }
-    }
-    uint64_t generation_of(uint32_t lane) const {
-        uint64_t generation = 0;
-        read_exactly(lane_offset(lane) + offsetof(LaneHeader, generation), &generation, sizeof generation);
-        return generation;
-    }
-    // The generation of the round, then that of each lane.
-    std::vector<uint64_t> generations() const {
-        std::vector<uint64_t> all{header<uint64_t>(offsetof(Header, generation))};
-        for (uint32_t i = 0; i < config_.lanes; ++i) all.push_back(generation_of(i));
-        return all;
-    }
-    uint64_t lane_offset(uint32_t lane) const {
-        return region_offset(kStatesRegion) + lane * bytes_of_lane(config_);
-    }
-    Snapshot interpret(const Header& header, const std::vector<uint64_t>& generations,
-                       const std::vector<unsigned char>& states) const {
-        Snapshot out{};
-        out.finished = header.finished;
-        out.kept_free = header.kept_free;
-        Totals& sum = out.totals;
-        sum.round = header.state[generations[0] & 1];
-        if (sum.round.needs > generations[1]) {  // it is not valid yet (commit.hpp)
-            sum.round = header.state[(generations[0] - 1) & 1];
-            Committed<RoundState>::verify(sum.round, generations[0] - 1);
-        } else {
-            Committed<RoundState>::verify(sum.round, generations[0]);
-        }
-        for (uint32_t i = 0; i < config_.lanes; ++i) {
-            const auto* lane = reinterpret_cast<const LaneHeader*>(&states[i * bytes_of_lane(config_)]);
-            const auto* members = reinterpret_cast<const MemberStates*>(lane + 1);
-            const uint64_t generation = generations[i + 1];
-            const LaneState& state = lane->state[generation & 1];
-            Committed<LaneState>::verify(state, generation);
-            const bool in_operation = lane->journal.generation == generation + 1;
-            SeenLane& seen = out.lanes.emplace_back(
-                SeenLane{state, in_operation, in_operation ? lane->journal.records : 0, {}});
-            for (uint64_t bytes : state.reserved) out.reserved += bytes;
-            for (uint32_t j = 0; j < specs_.size(); ++j) {
-                const MemberState& member = members[j].copies[current_copy(members[j], generation)];
-                verify(member, generation, specs_[j]);
-                for (uint64_t bytes : member.reserved) out.reserved += bytes;
-                if (member.round == sum.round.round && j + 1 < specs_.size()) sum.rows += member.rows;
-                seen.members.push_back(member);
-            }
-            sum.add(state);
-        }
-        file().check_occupied(out.reserved);
-        return out;
-    }
-    Shape read_shape(const MemberState& table) const {
-        Shape stored{};
-        if (specs_[member_].kind != kTable && table.shape != kDeclaredShape)
-            read_exactly(offset_of(kFixedRegions + kShapes) +
-                             (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
-                         &stored, sizeof stored);
-        return stored;
-    }
-    // Where a region begins, numbered as for `read`.
-    uint64_t offset_of(uint32_t region) const {
-        const uint32_t of_lane = kFixedRegions + kLaneRegions;
-        if (region >= kFixedRegions) region += lane_ * regions_of_lane(config_);
-        if (region >= of_lane + lane_ * regions_of_lane(config_)) region += member_ * kMemberRegions;
-        return region_offset(region);
-    }
-
-    std::vector<Participant> participants_table() const {
-        return entries_of<Participant>(kParticipantsRegion, offsetof(Header, participants_top),
-                                       kMaxParticipants);
-    }
-    // top: where the header says how many entries may be in use; there are at most `most`.
-    template <class Entry>
-    std::vector<Entry> entries_of(uint32_t region, size_t top, uint32_t most) const {
-        std::vector<Entry> entries(std::min(header<uint32_t>(top), most));
-        read_exactly(region_offset(region), entries.data(), entries.size() * sizeof(Entry));
-        return entries;
-    }
-    template <class Word>
-    Word header(size_t offset) const {
-        Word word;
-        read_exactly(offset, &word, sizeof word);
-        return word;
-    }
-
-    // pid: others_hold sets it.
-    bool alive(uint32_t i, uint64_t token, int* pid = nullptr) const {
-        if (i >= kMaxParticipants) return false;
-        if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i) {
-            if (pid) *pid = static_cast<int>(getpid());
-            return token == segment->presence().token();
-        }
-        uint64_t now = 0;
-        if (!others_hold(file().fd(), life_byte(i), 1, pid)) return false;
-        read_exactly(region_offset(kParticipantsRegion) + i * sizeof(Participant), &now, sizeof now);
-        return now == token;
-    }
-
-    void read_exactly(uint64_t offset, void* to, uint64_t count) const {
-        uint64_t done = 0;
-        while (done < count) {
-            const ssize_t got = pread(file().fd(), static_cast<char*>(to) + done, count - done,
-                                      static_cast<off_t>(offset + done));
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0) system_failure("Reading it", errno);
-            if (got == 0) data_loss("its file was truncated");
-            done += static_cast<uint64_t>(got);
-        }
-        load_barrier();  // before the check whether an operation ran meanwhile (commit.hpp)
-    }
-
-    static constexpr int kTogether = 100, kAttempts = kTogether + 10;
-
-    std::shared_ptr<SegmentFile> file_;
-    Config config_;
-    MemberSpecs specs_;
-    uint32_t lane_ = 0;
-    uint32_t member_ = 0;
 };
 
 }  // namespace shmacc

@@ -45,8 +45,9 @@
 #include <emmintrin.h>
 #endif
 
+#include "base/errors.hpp"
 #include "base/layout.hpp"
-#include "base/support.hpp"
+#include "base/words.hpp"
 #include "values/kernels.hpp"
 
 namespace shmacc {

@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/support.hpp"
 #include "values/kernels.hpp"
 
 namespace shmacc {

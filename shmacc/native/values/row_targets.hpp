@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/support.hpp"
+#include "base/errors.hpp"
 #include "values/kernels.hpp"
 
 namespace shmacc {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "base/layout.hpp"
-#include "base/support.hpp"
 #include "values/distinct_rows.hpp"
 #include "values/kernels.hpp"
 

@@ -1,0 +1,111 @@
+// What segments, members and optimizers are: numbers with names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+
+namespace shmacc {
+
+// A number of the layout and its name. Python has no others (python/layout.cpp passes on all tables of them).
+struct Named {
+    uint32_t number;
+    const char* name;
+};
+template <size_t kCount>
+constexpr bool is_named(const Named (&table)[kCount], uint32_t number) {
+    for (const Named& entry : table)
+        if (entry.number == number) return true;
+    return false;
+}
+
+// Kinds of segments and members. A member is sparse or dense; in parameters it is dense or a table.
+enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4, kParameters = 5, kTable = 6 };
+constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"},           {kGroup, "group"},
+                                {kArrays, "arrays"}, {kParameters, "parameters"}, {kTable, "table"}};
+constexpr bool has_arrays(uint32_t kind) { return kind == kArrays || kind == kParameters; }
+enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
+constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
+// The types of sums. Half types are summed as float32, integers in 64 bits, complex numbers as pairs.
+enum Sum : uint32_t { kFloat32 = 1, kFloat64 = 2, kInt64 = 3, kUint64 = 4 };
+constexpr Named kSumNames[] = {{kFloat32, "float32"},
+                               {kFloat64, "float64"},
+                               {kInt64, "int64"},
+                               {kUint64, "uint64"}};
+
+// How updates change an array of parameters (parameters/optimizers.hpp).
+enum OptimizerKind : uint32_t {
+    kNoOptimizer,
+    kSgd,
+    kAdagrad,
+    kRmsprop,
+    kAdam,
+    kFtrl,
+    kAdamW,
+    kOptimizerKinds
+};
+constexpr Named kOptimizerNames[] = {
+    {kSgd, "SGD"},   {kAdagrad, "Adagrad"}, {kRmsprop, "RMSprop"},
+    {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
+};
+static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
+// An option is a bit that is added to an optimizer's kind. Processes of before 1.0.0 refuse parameters that
+// have an option or AdamW.
+enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
+constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
+
+// Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first. With
+// kWeightDecay the last number is the weight decay.
+struct OptimizerSpec {
+    uint64_t kind;  // with its options added
+    double numbers[5];
+
+    uint32_t base() const { return static_cast<uint32_t>(kind) & ~(kWeightDecay | kAsTorch); }
+    bool has(OptimizerOption option) const { return (kind & option) != 0; }
+    bool known() const {
+        return kind <= UINT32_MAX && base() < kOptimizerKinds && (base() != kNoOptimizer || kind == 0) &&
+               !(base() == kFtrl && has(kWeightDecay));
+    }
+    double weight_decay() const { return has(kWeightDecay) ? numbers[4] : 0; }
+    // Whether weight decay multiplies the element, instead of being added to its gradient.
+    bool decoupled() const {
+        switch (static_cast<OptimizerKind>(base())) {  // no default, so g++ warns of a missing one
+            case kAdamW: return true;
+            case kNoOptimizer:
+            case kSgd:
+            case kAdagrad:
+            case kRmsprop:
+            case kAdam:
+            case kFtrl:
+            case kOptimizerKinds: break;
+        }
+        return false;
+    }
+};
+
+// How the initial contents of a table's rows are made (parameters/initial.hpp).
+enum InitialKind : uint64_t { kConstant = 1, kUniform = 2, kNormal = 3 };
+constexpr Named kInitialNames[] = {{kConstant, "Constant"}, {kUniform, "Uniform"}, {kNormal, "Normal"}};
+// Properties of a table; never changed. numbers: the fields of the class in init.py, in order, without the seed.
+struct TableSpec {
+    uint64_t initial;
+    double numbers[2];
+    uint64_t seed;
+    uint64_t max_rows;
+};
+
+constexpr uint64_t sum_bytes(uint32_t sum) { return sum == kFloat32 ? 4 : 8; }
+// Calls act(T{}), where T is the C++ type of these sums. unpack_directory has checked that `sum` is a Sum.
+template <class Act>
+auto with_sum_type(uint32_t sum, Act act) {
+    switch (static_cast<Sum>(sum)) {  // no default, so that g++ warns of a missing case
+        case kFloat32: return act(float{});
+        case kFloat64: return act(double{});
+        case kInt64: return act(int64_t{});
+        case kUint64: return act(uint64_t{});
+    }
+    std::abort();
+}
+
+}  // namespace shmacc
