@@ -109,7 +109,7 @@ class Accumulators(RuleBasedStateMachine):
         assert stats.dropped == self.model.dropped
 
     def compare_take(self, num_required: int) -> None:
-        """Take by ``take``, with all that it reports."""
+        """Take by ``take``, and compare all that it reports."""
         got, want = self.agree(
             lambda: self.acc.take(num_required, timeout=0), lambda: self.model.take(num_required)
         )
@@ -206,7 +206,7 @@ class Accumulators(RuleBasedStateMachine):
 
 
 class DenseAccumulators(Accumulators):
-    """The dense one."""
+    """Dense accumulators and their model."""
 
     model: DenseModel
 
@@ -254,7 +254,7 @@ class DenseAccumulators(Accumulators):
 
 
 class SparseAccumulators(Accumulators):
-    """The sparse one."""
+    """Sparse accumulators and their model."""
 
     model: SparseModel
 
@@ -284,7 +284,7 @@ class SparseAccumulators(Accumulators):
         return indices, numbers(self.element, shape, kind, seed)
 
     def draw_given(self, data: st.DataObject, values: Array) -> Array | None:
-        """Draw a shape to go with the gradient, mostly none, mostly a right one."""
+        """Draw a shape to pass with the gradient: mostly none, mostly a right one."""
         if data.draw(st.integers(0, 3), label="given"):
             return None
         declared = self.model.declared or ()

@@ -40,7 +40,7 @@ def until_taken(acc: Accumulator) -> None:
 
 
 async def in_line(acc: Accumulator, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """A task whose take is in the queue."""
+    """Start a task whose take is in the queue."""
     task = asyncio.create_task(wait)
     await until_async(lambda: acc.stats().waiting > 0)
     return task
@@ -60,7 +60,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 
 
 def untouched(acc: Accumulator, count: int, step: int = 0) -> None:
-    """Assert that nothing was consumed and the step is open."""
+    """Assert that nothing was consumed, and that the step is open."""
     stats = acc.stats()
     assert (stats.num_accumulated, stats.global_step, stats.takes) == (count, step, 0)
     assert (stats.waiting, stats.round_pid, stats.sealed) == (0, None, False)
@@ -102,7 +102,7 @@ async def test_a_cancel_after_the_gradients_consumes_nothing(
     untouched(acc, 1)
 
 
-async def test_our_timeout_says_what_came(acc: Accumulator) -> None:
+async def test_a_timeout_says_which_gradients_came(acc: Accumulator) -> None:
     acc.apply_grad(1.0)
     for timeout in 0.01, 0:
         with pytest.raises(errors.DeadlineExceededError, match="1 of the 3 required") as caught:
@@ -144,7 +144,7 @@ async def test_an_exception_or_a_cancel_in_the_block_consumes_nothing(acc: Accum
 
 
 async def test_a_round_is_entered_once(acc: Accumulator) -> None:
-    """By several tasks at once, each would give up the other one's, or lose it."""
+    """If several tasks entered it, each would give up the other's round, or lose it."""
     one = acc.round_async(1)
 
     async def chief() -> float:
@@ -179,7 +179,7 @@ async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator)
 
 @pytest.mark.parametrize("own", [True, False], ids=["one_handle", "two_handles"])
 @pytest.mark.parametrize("waiter", ["take", "round"])
-def test_the_loops_own_calls_do_not_wait_for_what_the_loop_was_not_told(
+def test_the_loops_own_calls_see_a_take_before_its_task_does(
     acc: Accumulator, waiter: str, *, own: bool
 ) -> None:
     async def chief() -> int:
@@ -207,7 +207,7 @@ def test_the_loops_own_calls_do_not_wait_for_what_the_loop_was_not_told(
         asyncio.run(main(acc if own else other))
 
 
-async def test_a_new_step_ends_a_round_that_nobody_was_told_of(acc: Accumulator) -> None:
+async def test_a_new_step_replaces_a_take_that_its_task_has_not_received(acc: Accumulator) -> None:
     task = await in_line(acc, acc.take_async(1))
     acc.apply_grad(1.0)
     until_taken(acc)
@@ -245,7 +245,9 @@ async def test_bad_arguments_are_refused_at_once(acc: Accumulator) -> None:
         await acc.wait_step_async(1.5)  # type: ignore[arg-type]
 
 
-async def test_no_more_threads(acc: Accumulator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_whose_thread_cannot_start_raises(
+    acc: Accumulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -302,7 +304,7 @@ def apply_until_told(name: str, *, pipe: Pipe) -> int:
 
 
 def test_a_task_that_waits_is_collected_with_its_loop(acc: Accumulator) -> None:
-    """As soon as its thread has ended. It refers to itself, by way of its coroutines."""
+    """As soon as its thread has ended. The task refers to itself through its coroutines."""
 
     class Mark:
         pass

@@ -37,7 +37,7 @@ def make(capacity: int | None, lanes: int = 1) -> ConditionalAccumulator:
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """One that is full of two gradients; one of them contributor 1's."""
+    """An accumulator that is full with two gradients, one of them contributor 1's."""
     with make(2) as made:
         made.apply_grad(1.0, contributor=1)
         made.apply_grad(2.0)
@@ -51,7 +51,7 @@ def apply(value: float, step: int = NEVER_STALE, who: int | None = None, *, pipe
 
 
 def wait_for_room(process: Apart) -> None:
-    """Return when a process that applies has found that there is no room."""
+    """Return when a process that applies has found no room."""
     process.hear()
     until(lambda: activity(NAME, process.pid) == "waits for room")
 
@@ -86,7 +86,9 @@ def test_what_else_makes_room(acc: ConditionalAccumulator, make_room: str) -> No
 
 
 @pytest.mark.parametrize("judged_by", ["take", "seal", "set_global_step"])
-def test_it_is_judged_when_it_gets_in(acc: ConditionalAccumulator, judged_by: str) -> None:
+def test_a_gradient_that_waits_for_room_is_checked_when_it_gets_in(
+    acc: ConditionalAccumulator, judged_by: str
+) -> None:
     with Apart(apply, 4.0, 0) as waiting:
         wait_for_room(waiting)
         if judged_by == "seal":
@@ -109,7 +111,7 @@ def test_a_timeout_adds_nothing(acc: ConditionalAccumulator) -> None:
     assert acc.apply_grad(4.0, 1, timeout=0)
 
 
-def test_what_needs_no_room_is_answered_at_once(acc: ConditionalAccumulator) -> None:
+def test_applies_that_need_no_room_are_answered_at_once(acc: ConditionalAccumulator) -> None:
     assert acc.apply_grad(9.0, contributor=1)  # it is in
     assert not acc.apply_grad(9.0, -1)
     assert acc.num_accumulated() == 2
@@ -121,10 +123,10 @@ def test_what_needs_no_room_is_answered_at_once(acc: ConditionalAccumulator) -> 
     assert not acc.apply_grad(9.0, 1)
 
 
-def test_a_contributor_that_comes_in_while_it_waits_is_answered(
+def test_a_repeated_gradient_that_waits_for_room_is_answered(
     acc: ConditionalAccumulator,
 ) -> None:
-    """Its twin, that is: the gradient that it sends a second time."""
+    """The same contributor's first gradient got in meanwhile."""
     with Apart(apply, 4.0, NEVER_STALE, 5) as one, Apart(apply, 4.0, NEVER_STALE, 5) as twin:
         wait_for_room(one)
         wait_for_room(twin)
@@ -146,7 +148,7 @@ def test_a_close_ends_the_wait(acc: ConditionalAccumulator) -> None:
     assert acc.num_accumulated() == 2
 
 
-def test_more_than_the_capacity_is_never_there(acc: ConditionalAccumulator) -> None:
+def test_the_capacity_is_never_exceeded(acc: ConditionalAccumulator) -> None:
     for take in (acc.take, acc.take_partial, acc.take_grad):
         with pytest.raises(errors.InvalidArgumentError, match="capacity"):
             take(3, timeout=0)
@@ -179,7 +181,7 @@ def test_a_group_has_one_capacity_for_all_members() -> None:
         assert len(group.take(2)) == 2
 
 
-def test_it_is_part_of_the_agreement() -> None:
+def test_another_capacity_is_refused_when_attaching() -> None:
     for capacity, other, said in (2, 3, "2"), (None, 1, "unbounded"):
         with make(capacity):
             for same in (make(capacity), make(None)):
@@ -191,13 +193,13 @@ def test_it_is_part_of_the_agreement() -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "4", 2**63])
-def test_what_is_no_capacity(capacity: Any) -> None:
+def test_bad_capacities_are_refused(capacity: Any) -> None:
     with refused():
         ConditionalAccumulator("f8", capacity=capacity)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_it_is_exceeded_by_less_than_the_number_of_lanes(lanes: int) -> None:
+def test_lanes_exceed_the_capacity_by_less_than_their_number(lanes: int) -> None:
     each, number = 60, lanes + 1
     with make(3, lanes) as acc, ExitStack() as stack:
         workers = [stack.enter_context(Apart(_produce, each)) for _ in range(number)]

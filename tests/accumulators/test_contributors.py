@@ -51,7 +51,7 @@ def test_a_stale_or_sealed_apply_is_false_whoever_it_is_from(acc: ConditionalAcc
     assert acc.stats().dropped == 4
 
 
-def test_many_contributors(acc: ConditionalAccumulator) -> None:
+def test_hundreds_of_contributors_are_kept_apart(acc: ConditionalAccumulator) -> None:
     who = np.random.default_rng(1).integers(0, LAST, 300, endpoint=True).tolist()
     for contributor in who * 2:
         assert acc.apply_grad(1.0, contributor=contributor)
@@ -60,7 +60,7 @@ def test_many_contributors(acc: ConditionalAccumulator) -> None:
     assert taken.contributors.tolist() == sorted(who)
 
 
-def test_what_is_no_contributor_and_no_weight() -> None:
+def test_bad_contributors_and_weights_are_refused() -> None:
     bad: list[dict[str, Any]] = [
         *({"contributor": who} for who in (-1, 2**63, 1.0, True, "me", [1], np.float32(1))),
         *({"weight": weight} for weight in (0, -1, 1.0, True, "2", MOST + 1, None)),
@@ -82,7 +82,7 @@ def same(got: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("who", [[1, 1], [-1], [1.5], "me", [1, 2, 3]])
-def test_contributors_of_a_partial_that_no_take_gave(who: Any) -> None:
+def test_a_partial_with_wrong_contributors_is_refused(who: Any) -> None:
     with ConditionalAccumulator("f4", ()) as acc:
         partial = shmacc.DensePartial(np.array(1, np.float32), 2, 0, contributors=who)
         with refused():
@@ -98,10 +98,8 @@ WEIGHTS: Final = (3, 1, 2)
 @pytest.mark.parametrize(
     ("name", "reduction"), list(zip(ELEMENTS, itertools.cycle(layout.REDUCTIONS), strict=False))
 )
-def test_a_weight_is_so_many_gradients_in_the_sum_and_in_the_divisor(
-    name: str, reduction: str
-) -> None:
-    """And one in the quorum. By the same gradient, sent so many times, of small whole numbers."""
+def test_a_weight_counts_as_so_many_equal_gradients(name: str, reduction: str) -> None:
+    """In the sum, in the divisor and in the quorum; for small whole numbers."""
     element = ELEMENTS[name]
     rng = np.random.default_rng(len(name))
     grads = [rng.integers(0, 3, (2, 2)).astype(element.plain).view(element.dtype) for _ in WEIGHTS]
@@ -140,7 +138,7 @@ def test_a_weighted_gradient_that_overflows_adds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize(("lanes", "sparse"), [(1, True), (3, True), (2, False)])
 def test_weights_of_all_lanes_do_not_overflow(lanes: int, *, sparse: bool) -> None:
-    """The apply is refused that would be too much, in whichever lane; what is there is taken."""
+    """The apply that would overflow is refused, whichever its lane; the rest is taken."""
     kind: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
     grad: Any = ([3], [1.0]) if sparse else (1.0,)
     with kind("f8", lanes=lanes) as acc:
@@ -182,8 +180,8 @@ def test_counts_of_partials_in_all_lanes_do_not_overflow(*, named: bool) -> None
         assert (taken.count, taken.weight) == (1 + 8 * MOST, LAST // MOST * MOST)
 
 
-def test_a_gradient_beside_a_lane_that_has_most_of_the_weight_does_not_overflow() -> None:
-    """Its own lane has nothing yet: it is the others' weight that leaves it no room."""
+def test_a_lane_with_most_of_the_weight_leaves_others_no_room() -> None:
+    """The gradient's own lane has nothing yet."""
     with ConditionalAccumulator("f8", (), lanes=2) as acc:
         assert acc.apply_partial(_weighing(LAST))
         with pytest.raises(errors.OutOfRangeError, match="nothing was changed"):
@@ -209,7 +207,7 @@ def _weigh(acc: ConditionalAccumulator, first: int, *, pipe: Pipe) -> list[int]:
     return accepted
 
 
-def test_processes_that_apply_at_a_time_do_not_overflow_the_weights_together() -> None:
+def test_processes_that_apply_at_once_do_not_overflow_the_weights() -> None:
     with ConditionalAccumulator("f8", (), lanes=4) as acc:
         assert acc.apply_partial(_weighing((LAST // MOST - 1000) * MOST))
         with Apart(_weigh, acc, 0) as one, Apart(_weigh, acc, 2**20) as other:
@@ -220,9 +218,7 @@ def test_processes_that_apply_at_a_time_do_not_overflow_the_weights_together() -
 
 
 @pytest.mark.parametrize(("name", "weight"), [("complex64", 3), ("complex128", 2**30)])
-def test_a_weighted_complex_gradient_is_its_two_components_times_the_weight(
-    name: str, weight: int
-) -> None:
+def test_a_weight_multiplies_both_components_of_a_complex_gradient(name: str, weight: int) -> None:
     """A product of complex numbers would make (inf+1j) * 2 a nan."""
     parts = (0.0, -0.0, 1.5, -2.25, np.inf, -np.inf, np.nan)
     numbers = np.array([complex(real, imag) for real in parts for imag in parts], name)

@@ -45,7 +45,9 @@ def test_a_death_before_the_take_ends_its_wait(acc: ConditionalAccumulator) -> N
     assert acc.take(1, timeout=0).contributors.tolist() == [7]
 
 
-def test_one_that_waits_without_a_take_is_told_the_same_once(acc: ConditionalAccumulator) -> None:
+def test_check_departures_and_takes_are_told_of_a_death_once_in_all(
+    acc: ConditionalAccumulator,
+) -> None:
     with worker(7) as dead, worker(8):
         acc._handle.check_departures()
         dead.kill()
@@ -78,7 +80,7 @@ def test_a_death_during_the_wait_ends_it(acc: ConditionalAccumulator, how: str) 
         assert acc.take(2, timeout=0).count == 2
 
 
-def test_without_it_deaths_are_nothing(acc: ConditionalAccumulator) -> None:
+def test_without_on_death_a_take_waits_on(acc: ConditionalAccumulator) -> None:
     with worker() as dead:
         dead.kill()
     with pytest.raises(errors.DeadlineExceededError):
@@ -88,7 +90,9 @@ def test_without_it_deaths_are_nothing(acc: ConditionalAccumulator) -> None:
     assert acc.take(1, timeout=0).count == 1
 
 
-def test_a_quorum_that_is_there_is_served(acc: ConditionalAccumulator) -> None:
+def test_a_take_whose_gradients_are_there_is_served_after_a_death(
+    acc: ConditionalAccumulator,
+) -> None:
     with worker(1) as dead:
         dead.kill()
         assert acc.take(1, timeout=LONG, on_death="raise").count == 1
@@ -97,14 +101,16 @@ def test_a_quorum_that_is_there_is_served(acc: ConditionalAccumulator) -> None:
             assert taken.count == 1
 
 
-def test_a_process_that_never_applied_is_not_missed(acc: ConditionalAccumulator) -> None:
+def test_the_death_of_a_process_that_never_applied_ends_no_wait(
+    acc: ConditionalAccumulator,
+) -> None:
     with departures.bystander(NAME) as dead:
         dead.kill()
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(1, timeout=SHORT, on_death="raise")
 
 
-def test_of_two_waits_one_is_told(acc: ConditionalAccumulator) -> None:
+def test_one_of_two_waits_is_told_of_a_death(acc: ConditionalAccumulator) -> None:
     def wait() -> Any:
         try:
             return acc.take(3, timeout=LONG, on_death="raise").count
@@ -136,7 +142,7 @@ def test_bad_arguments_are_refused(acc: ConditionalAccumulator) -> None:
 # At the end of a timeout fewer gradients may be enough.
 
 
-def test_at_the_end_of_the_timeout_so_many_are_enough(acc: ConditionalAccumulator) -> None:
+def test_at_the_timeout_fewer_gradients_may_be_enough(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     acc.apply_grad(2.0)
     start = time.monotonic()
@@ -146,7 +152,7 @@ def test_at_the_end_of_the_timeout_so_many_are_enough(acc: ConditionalAccumulato
     assert acc.global_step == 1
 
 
-def test_fewer_are_not(acc: ConditionalAccumulator) -> None:
+def test_fewer_than_enough_are_not_taken(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     for at_least in 2, None:  # None is the number itself
         with pytest.raises(errors.DeadlineExceededError) as caught:
@@ -156,7 +162,9 @@ def test_fewer_are_not(acc: ConditionalAccumulator) -> None:
 
 
 @pytest.mark.parametrize("timeout", [LONG, None])
-def test_all_end_the_wait(acc: ConditionalAccumulator, timeout: float | None) -> None:
+def test_all_gradients_end_the_wait_before_the_timeout(
+    acc: ConditionalAccumulator, timeout: float | None
+) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(acc.take, 2, at_least=1, timeout=timeout)
         until(lambda: acc.stats().waiting == 1)
@@ -166,14 +174,14 @@ def test_all_end_the_wait(acc: ConditionalAccumulator, timeout: float | None) ->
         assert waiting.result(LONG).count == 2
 
 
-def test_a_try_is_judged_at_once(acc: ConditionalAccumulator) -> None:
+def test_a_timeout_of_0_is_judged_at_once(acc: ConditionalAccumulator) -> None:
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(5, at_least=1, timeout=0)
     acc.apply_grad(1.0)
     assert acc.take(5, at_least=1, timeout=0).count == 1
 
 
-async def test_of_a_round_and_of_coroutines(acc: ConditionalAccumulator) -> None:
+async def test_rounds_and_coroutines_take_what_is_enough(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with acc.round(3, at_least=1, timeout=SHORT) as taken:
         assert taken.count == 1
@@ -188,7 +196,7 @@ async def test_of_a_round_and_of_coroutines(acc: ConditionalAccumulator) -> None
     assert acc.global_step == 3
 
 
-def test_who_is_not_the_head_gets_nothing(acc: ConditionalAccumulator) -> None:
+def test_a_take_that_is_not_at_the_head_gets_nothing(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(acc.take, 2, timeout=LONG)
@@ -200,7 +208,7 @@ def test_who_is_not_the_head_gets_nothing(acc: ConditionalAccumulator) -> None:
 
 
 def test_a_large_round_is_served_whole() -> None:
-    """The copy of a large round is made before the commit: see Take::take."""
+    """A large round is copied before the commit."""
     with ConditionalAccumulator("f8", (1 << 18,)) as acc:
         acc.apply_grad(range(1 << 18))
         taken = acc.take(2, at_least=1, timeout=SHORT)
@@ -208,8 +216,10 @@ def test_a_large_round_is_served_whole() -> None:
         assert taken.value[-1] == (1 << 18) - 1
 
 
-def test_what_is_enough_and_deaths(acc: ConditionalAccumulator) -> None:
-    """A death comes before the timeout, and what is enough before a death."""
+def test_a_death_comes_before_the_timeout_and_after_enough_gradients(
+    acc: ConditionalAccumulator,
+) -> None:
+    """A wait is told of a death before its timeout, but takes what is enough first."""
     with worker() as dead:
         dead.kill()
         with pytest.raises(errors.WorkerDiedError):

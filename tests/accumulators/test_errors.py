@@ -64,7 +64,7 @@ def test_errors_that_were_raised_pickle() -> None:
 
 
 def test_a_masked_array_is_refused() -> None:
-    """NumPy's own conversion would add what is masked, without a word."""
+    """NumPy's own conversion would silently add the masked values."""
     masked: Any = np.ma.array([1.0, 2.0], mask=[False, True])
     with ConditionalAccumulator("f8") as acc:
         with pytest.raises(errors.InvalidArgumentError, match="mask would be ignored"):
@@ -73,7 +73,7 @@ def test_a_masked_array_is_refused() -> None:
         assert acc.take_grad(1).tolist() == [1.0, 0.0]
 
 
-def test_what_is_not_like_indexed_slices_says_what_it_lacks() -> None:
+def test_an_object_unlike_indexed_slices_is_told_what_it_lacks() -> None:
     with SparseConditionalAccumulator("f4") as acc:
         for grad in (np.ones(3), ([1], [1.0]), None):
             said = r"IndexedSlices was expected, but .* has no"
@@ -94,7 +94,7 @@ def test_a_takes_result_is_no_partial() -> None:
                 acc.apply_partial(taken, local_step=1)
 
 
-def test_a_timeout_says_what_came_and_who_is_there() -> None:
+def test_a_timeout_names_gradients_that_came_and_processes_that_are_attached() -> None:
     with ConditionalAccumulator("f4") as acc:
         acc.apply_grad([1.0])
         for wait, required, said in (
@@ -109,7 +109,7 @@ def test_a_timeout_says_what_came_and_who_is_there() -> None:
 
 
 def _sleeps_in_a_wait(thread: int) -> bool:
-    """Whether this process waits, and this thread of it sleeps: it has looked at what is there."""
+    """Whether this process's thread sleeps in a wait, after it has looked at the round."""
     activity = inspection.describe("acc").processes[0].activity
     stat = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="utf-8")
     waits = activity in {"waits in the queue", "waits for the step"}
@@ -117,7 +117,7 @@ def _sleeps_in_a_wait(thread: int) -> bool:
 
 
 def error_of(wait: Callable[..., Any], dropped: Callable[[], bool]) -> Any:
-    """The error of a wait during which a gradient is dropped; a slow machine needs a longer one."""
+    """The error of a wait during which a gradient is dropped; slow machines need longer waits."""
     with ThreadPoolExecutor(1) as pool:
         thread = pool.submit(threading.get_native_id).result(LONG)
         for timeout in (0.05, 0.5, 5, LONG):
@@ -134,7 +134,7 @@ def error_of(wait: Callable[..., Any], dropped: Callable[[], bool]) -> Any:
 
 
 @pytest.mark.parametrize("wait", ["take", "wait_step"])
-def test_a_timeout_says_what_was_dropped_during_the_wait(
+def test_a_timeout_tells_of_gradients_dropped_during_the_wait(
     acc: ConditionalAccumulator, wait: str
 ) -> None:
     acc.set_global_step(4)
@@ -144,10 +144,10 @@ def test_a_timeout_says_what_was_dropped_during_the_wait(
     assert (error.step, error.required) == (4, 4 if wait == "take" else None)
 
 
-def test_a_take_that_waits_for_the_end_of_a_round_says_the_same(
+def test_a_take_that_waits_for_the_end_of_a_round_tells_of_dropped_gradients(
     acc: ConditionalAccumulator,
 ) -> None:
-    """Its gradients had arrived, and the round keeps them."""
+    """Enough gradients had arrived, but a round keeps them."""
     acc.apply_grad(1.0)
     with acc.round(1):
         error = error_of(partial(acc.take, 1), lambda: acc.apply_grad(1.0))
@@ -155,13 +155,15 @@ def test_a_take_that_waits_for_the_end_of_a_round_says_the_same(
     assert f"had arrived, but pid {os.getpid()} has a round open;" in str(error)
 
 
-def test_in_use_names_who_uses_it(acc: ConditionalAccumulator) -> None:
+def test_an_in_use_error_names_the_processes(acc: ConditionalAccumulator) -> None:
     with pytest.raises(errors.FailedPreconditionError, match=f"pid {os.getpid()}") as caught:
         inspection.remove(acc.shared_name)
     assert pickle.loads(pickle.dumps(caught.value)).pids == (os.getpid(),)
 
 
-def test_a_timeout_says_what_was_dropped_since_the_last_take(acc: ConditionalAccumulator) -> None:
+def test_a_timeout_tells_of_gradients_dropped_since_the_last_take(
+    acc: ConditionalAccumulator,
+) -> None:
     acc.apply_grad(1.0)
     acc.take(1)
     assert not acc.apply_grad(1.0)

@@ -60,7 +60,7 @@ def take(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
 
 
 def pass_on(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
-    """Take a partial, and give it back as often as not."""
+    """Take a partial, and apply it again half of the times."""
     partial = acc.take_partial(rng.randint(0, 3), timeout=rng.choice(TIMEOUTS))
     if rng.random() < 0.5 or not acc.apply_partial(partial, shmacc.NEVER_STALE):
         enter(books, partial)
@@ -95,7 +95,7 @@ REFUSALS: Final = (
 
 
 def work(books: Books, name: str, number: int) -> None:
-    """Do all of it in one process, a thread to each role (and a second one that applies)."""
+    """Play all roles in one process, a thread each, and a second thread that applies."""
 
     def play(place: int, role: Callable[..., None], times: int) -> None:
         rng = random.Random(10 * number + place)
@@ -129,7 +129,7 @@ def test_each_accepted_gradient_is_taken_once(crew: Crew) -> None:
 ROWS: Final = 10_000
 
 
-def test_nobody_is_passed_over_for_long() -> None:
+def test_two_processes_that_apply_all_the_time_take_turns() -> None:
     """An apply in a loop gives the lock back and wants it again within microseconds.
 
     Who sleeps for it takes longer than that to wake up. Left to chance, the first would go on for
@@ -166,13 +166,13 @@ MOST: Final = np.iinfo(np.int64).max
 
 
 def add_rows(acc: Any, number: int) -> None:
-    """Rows that are there and rows that are new: the undo log grows, by a commit of its own."""
+    """Add old and new rows: the undo log grows, by its own commit."""
     rows = np.arange(number % 7, 40 * (number % ROUNDS + 1), 3)
     acc.apply_grad(rows, np.ones((len(rows), 2), np.int64), shmacc.NEVER_STALE)
 
 
 def overflow(acc: Any, _number: int) -> None:
-    """Change rows in place, then give up and put them back: a commit of another kind."""
+    """Change rows in place, then undo: another kind of commit."""
     rows = np.arange(10**6, 10**6 + 8)  # nobody else's
     values = np.ones((8, 2), np.int64)
     for last in (1, MOST):  # does not overflow if there was a take in between
@@ -182,7 +182,7 @@ def overflow(acc: Any, _number: int) -> None:
 
 
 def add_array(acc: Any, number: int) -> None:
-    """Dense arrays, of another shape in each round."""
+    """Add dense arrays, with another shape in each round."""
     try:
         acc.apply_grad(np.ones(number % 5 + 1, np.int64), shmacc.NEVER_STALE)
     except errors.InvalidArgumentError:  # of another shape than this round's first
@@ -190,7 +190,7 @@ def add_array(acc: Any, number: int) -> None:
 
 
 def empty(acc: Any, number: int) -> None:
-    """Take all, or throw it away."""
+    """Take all gradients, or throw them away."""
     if number % 3:
         with contextlib.suppress(errors.CancelledError):
             acc.take_partial(0)
@@ -199,7 +199,7 @@ def empty(acc: Any, number: int) -> None:
 
 
 def look(acc: Any, _number: int) -> None:
-    """Hold what is seen against itself: numbers of two commits do not fit each other."""
+    """Compare numbers with each other: those of two commits do not fit."""
     stats = acc.stats()
     assert stats.applied == stats.taken + stats.discarded + stats.num_accumulated
     assert stats.recoveries == 0
@@ -211,14 +211,14 @@ def look(acc: Any, _number: int) -> None:
 
 
 def describe(acc: Any, _number: int) -> None:
-    """Look from outside: participants, waiting takes, the round's shape, rows."""
+    """Read processes, waiting takes, the round's shape and rows from outside."""
     seen = inspection.describe(acc.shared_name)
     assert seen.stats.num_accumulated >= 0
     inspection.check(acc.shared_name)
 
 
 def wait_a_little(acc: Any, number: int) -> None:
-    """Wait in the queue, and leave it without anything."""
+    """Wait in the queue, and leave it with nothing."""
     with pytest.raises((errors.DeadlineExceededError, errors.CancelledError)):
         acc.take_partial(10**9, timeout=0.001)
     if number % 4 == 0:
@@ -226,7 +226,7 @@ def wait_a_little(acc: Any, number: int) -> None:
 
 
 def open_and_close(acc: Any, _number: int) -> None:
-    """Use a handle of one's own, closed by somebody else."""
+    """Use a handle that another thread closes."""
     handle: Any = shmacc.attach(acc.shared_name)
     closing = threading.Thread(target=handle.close)
     closing.start()
@@ -245,7 +245,7 @@ ANY: Final = (empty, look, look, describe, wait_a_little, open_and_close)
         (ConditionalAccumulator, (add_array, add_array)),
     ],
 )
-def test_rounds_are_seen_whole(kind: Any, parts: tuple[Any, ...]) -> None:
+def test_readers_without_the_lock_see_one_commit(kind: Any, parts: tuple[Any, ...]) -> None:
     parts += ANY
     together = threading.Barrier(len(parts))
 

@@ -30,7 +30,7 @@ def lanes(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_from_then_on_nothing_is_accepted_or_taken(acc: ConditionalAccumulator) -> None:
+def test_a_finished_run_accepts_and_returns_nothing(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.5, contributor=4)
     assert (acc.running, acc.stats().finished) == (True, False)
     for _ in range(2):
@@ -78,7 +78,7 @@ WAITS: Final[dict[str, Callable[[Any], object]]] = {
 
 
 def wait_for_it(how: str, *, pipe: Pipe) -> str:
-    """Wait in vain; say how it ended."""
+    """Wait in vain; return how the wait ended."""
     with ConditionalAccumulator.attach(NAME) as own:
         pipe.say()
         try:
@@ -89,7 +89,7 @@ def wait_for_it(how: str, *, pipe: Pipe) -> str:
 
 
 def until_somebody(activity: str) -> None:
-    """Return when a process that has it attached does this."""
+    """Return when another process does this."""
     until(lambda: any(activity in p.activity for p in shmacc.inspection.describe(NAME).processes))
 
 
@@ -145,7 +145,7 @@ def test_a_block_that_is_open_goes_on_to_its_end(acc: ConditionalAccumulator) ->
         acc.take(1)
 
 
-def test_a_block_that_raises_opens_nothing_again(acc: ConditionalAccumulator) -> None:
+def test_a_block_that_raises_does_not_reopen_a_finished_run(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with pytest.raises(KeyError), acc.round(1):
         acc.finish()
@@ -154,7 +154,7 @@ def test_a_block_that_raises_opens_nothing_again(acc: ConditionalAccumulator) ->
     assert acc.apply_grad(1.0) is False
 
 
-def test_a_step_that_has_moved_on_is_served_first(acc: ConditionalAccumulator) -> None:
+def test_a_wait_for_a_step_that_is_reached_is_served_first(acc: ConditionalAccumulator) -> None:
     acc.advance_step(5)
     acc.finish()
     assert acc.wait_step(4) == 5
@@ -163,7 +163,7 @@ def test_a_step_that_has_moved_on_is_served_first(acc: ConditionalAccumulator) -
         acc.wait_step(5)
 
 
-def test_it_waits_for_nobody_who_is_stopped(acc: ConditionalAccumulator) -> None:
+def test_finish_does_not_wait_for_a_stopped_process(acc: ConditionalAccumulator) -> None:
     def hold_the_lock(*, pipe: Pipe) -> None:
         with ConditionalAccumulator.attach(NAME) as own:
             own.apply_grad(1.0)
@@ -183,7 +183,7 @@ def test_it_waits_for_nobody_who_is_stopped(acc: ConditionalAccumulator) -> None
             acc.restore(acc.state())
 
 
-def test_restoring_begins_anew(acc: ConditionalAccumulator) -> None:
+def test_a_restore_begins_the_run_again(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     state = acc.state()
     acc.restore(state)  # what is not finished stays so
@@ -200,7 +200,7 @@ def test_restoring_begins_anew(acc: ConditionalAccumulator) -> None:
 
 
 def create_and(end: str, *, pipe: Pipe) -> None:
-    """Be the creator of one that is removed with it."""
+    """Create a segment that is removed at this process's end, and act."""
     acc = ConditionalAccumulator("f8", (), NAME, unlink_on_close=True)
     pipe.say()
     pipe.hear()
@@ -216,7 +216,7 @@ def create_and(end: str, *, pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("end", ["close", "del"])
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_who_removes_on_closing_finishes(end: str) -> None:
+def test_a_close_that_unlinks_finishes_the_run(end: str) -> None:
     with Apart(create_and, end) as creator:
         creator.hear()
         with Apart(wait_for_it, "wait_step") as worker:
@@ -247,8 +247,8 @@ CHIEF: Final = """
 """
 
 
-def test_a_program_that_ends_in_order_finishes() -> None:
-    """Its own threads that still wait do not hear of it: they would print errors at its end."""
+def test_a_program_that_ends_normally_finishes_the_run() -> None:
+    """Its own waiting threads are not told: they would print errors at its end."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(CHIEF)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as chief:
         assert chief.stdout is not None
@@ -262,8 +262,8 @@ def test_a_program_that_ends_in_order_finishes() -> None:
 
 
 @pytest.mark.parametrize("unlink_on_close", [True, False])
-def test_closing_is_what_ends_the_waits_of_ones_own_handle(*, unlink_on_close: bool) -> None:
-    """Although it finishes as well, which others are told."""
+def test_waits_of_a_closed_handle_end_by_the_close(*, unlink_on_close: bool) -> None:
+    """Though the close finishes the run as well, which other processes are told."""
     name = NAME if unlink_on_close else None  # a private one goes with its handle, too
     acc = ConditionalAccumulator("f8", (), name, unlink_on_close=unlink_on_close)
     with ThreadPoolExecutor() as executor, pickle.loads(pickle.dumps(acc)) as others:
@@ -275,7 +275,7 @@ def test_closing_is_what_ends_the_waits_of_ones_own_handle(*, unlink_on_close: b
         assert isinstance(other.exception(), errors.FinishedError)
 
 
-def test_unlinking_alone_finishes_nothing() -> None:
+def test_unlink_alone_finishes_nothing() -> None:
     with Apart(create_and, "unlink") as creator:
         creator.hear()
         with ConditionalAccumulator.attach(NAME) as acc:
@@ -289,7 +289,7 @@ def test_unlinking_alone_finishes_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["attach", "create"])
-def test_unlinking_after_closing(how: str) -> None:
+def test_unlink_after_close_removes_its_own_name_only(how: str) -> None:
     acc = ConditionalAccumulator("f8", (), NAME)
     if how == "attach":
         acc.close()

@@ -31,7 +31,7 @@ GRADIENT: Final = {"emb": ([7, 3], [[1, 2], [3, 4]]), "fc": [1, 2, 3]}
 
 
 def make_group(*args: Any, **keywords: Any) -> Any:
-    """Any, since each test knows which members are sparse; a name goes with it."""
+    """Make a group as Any, since each test knows which members are sparse; with a name."""
     return AccumulatorGroup(*args, unlink_on_close=True, **keywords)
 
 
@@ -55,7 +55,7 @@ _deeds: Final = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(deeds=_deeds, lanes=st.sampled_from((1, 1, 2, 3)))
-def test_any_sequence_of_calls_gives_what_numpy_gives(
+def test_any_sequence_of_calls_gives_the_models_results(
     deeds: list[tuple[Any, ...]], lanes: int
 ) -> None:
     one, other = ModelledGroup(lanes), ModelledGroup(1)
@@ -79,7 +79,7 @@ def test_any_sequence_of_calls_gives_what_numpy_gives(
 
 @pytest.fixture
 def group() -> Any:
-    """A private one of a sparse and a dense member."""
+    """A private group of a sparse and a dense member."""
     with make_group(TWO) as made:
         yield made
 
@@ -116,8 +116,8 @@ def test_an_unknown_member_is_refused(group: Any) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 32])
-def test_a_member_that_was_never_touched_costs_what_the_page_on_sizes_says(lanes: int) -> None:
-    """With up to three lanes that is 1 KiB."""
+def test_an_unused_member_costs_what_the_documentation_says(lanes: int) -> None:
+    """1 KiB, with up to three lanes."""
     members, page = 1000, 4096
     with make_group({f"m{i}": TensorSpec((2,)) for i in range(members)}, "sized", lanes=lanes):
         (summary,) = inspection.list_segments("sized")
@@ -126,7 +126,7 @@ def test_a_member_that_was_never_touched_costs_what_the_page_on_sizes_says(lanes
 
 
 def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
-    """Only one of the two would be added."""
+    """Only one of the two gradients would be added."""
     group.apply(GRADIENT, 0)
     partial = group.take_partial(1)
     repeating: Any = Repeating(partial)
@@ -141,7 +141,7 @@ def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
     assert group.num_accumulated() == 0
 
 
-def test_a_members_round_shape_is_checked_under_the_lock_and_rolled_back() -> None:
+def test_a_wrong_round_shape_in_one_member_undoes_the_gradient() -> None:
     specs = {
         "first": IndexedSlicesSpec((None, 2), "int64", reduction_type="SUM"),
         "free": TensorSpec(None, "float32"),
@@ -157,7 +157,7 @@ def test_a_members_round_shape_is_checked_under_the_lock_and_rolled_back() -> No
 
 
 @pytest.mark.parametrize("last", [True, False])
-def test_an_overflow_in_one_member_leaves_all_as_they_were(*, last: bool) -> None:
+def test_an_overflow_in_one_member_undoes_the_gradient(*, last: bool) -> None:
     specs = {
         name: TensorSpec((), "int64", reduction_type="SUM")
         if name == "dense"
@@ -178,7 +178,7 @@ def test_an_overflow_in_one_member_leaves_all_as_they_were(*, last: bool) -> Non
         assert taken["dense"].value == 5
 
 
-def test_a_result_that_does_not_fit_names_its_member_and_leaves_the_round() -> None:
+def test_a_result_that_overflows_names_its_member_and_keeps_the_round() -> None:
     specs = {
         "fine": TensorSpec((), "float32"),
         "small": TensorSpec((), "int8", reduction_type="SUM"),
@@ -192,7 +192,7 @@ def test_a_result_that_does_not_fit_names_its_member_and_leaves_the_round() -> N
         assert group.take_partial(2)["small"].value == 200
 
 
-def test_as_many_members_as_there_may_be() -> None:
+def test_a_group_may_have_as_many_members_as_documented() -> None:
     specs = {f"layer.{i}.weight": TensorSpec((2,), "float32") for i in range(4096)}
     with make_group(specs, "many") as group:
         assert group.apply({name: [i, 1] for i, name in enumerate(specs)}, 0)
@@ -208,7 +208,7 @@ def test_as_many_members_as_there_may_be() -> None:
         make_group(specs | {"one more": TensorSpec()})
 
 
-def test_names_of_members() -> None:
+def test_which_names_of_members_are_accepted() -> None:
     names = ["a", "x" * 200, "décodeur", "層" * 200, "['enc'][0].w", "a/b c"]
     with make_group(dict.fromkeys(names, TensorSpec(())), "named") as group:
         assert group.apply(dict.fromkeys(names, 2), 0)
@@ -216,7 +216,7 @@ def test_names_of_members() -> None:
             assert list(other.take(1)) == names
 
 
-def test_members_are_a_mapping_of_names_to_specs() -> None:
+def test_members_that_are_no_mapping_of_specs_are_refused() -> None:
     for name in ("", "x" * 201, "a\0b", "a\nb", "\x7f", 3, None, b"bytes"):
         with pytest.raises(errors.InvalidArgumentError, match="name"):
             make_group({name: TensorSpec()})
@@ -235,7 +235,7 @@ DIFFERENT: Final[dict[tuple[str, str, str], dict[str, Any]]] = {
 }
 
 
-def test_a_disagreement_names_the_member_and_both_values() -> None:
+def test_a_difference_names_the_member_and_both_values() -> None:
     with make_group(TWO, "agreed"):
         for said, specs in DIFFERENT.items():
             with pytest.raises(errors.InvalidArgumentError) as caught:
@@ -245,7 +245,7 @@ def test_a_disagreement_names_the_member_and_both_values() -> None:
             assert all(word in str(error) for word in said)
 
 
-def test_the_order_of_members_is_no_part_of_the_agreement() -> None:
+def test_members_may_be_given_in_another_order() -> None:
     turned, gradient = (dict(reversed(given.items())) for given in (TWO, GRADIENT))
     with make_group(TWO, "agreed") as group, make_group(turned, "agreed") as other:
         assert group.apply(GRADIENT, 0)
@@ -253,7 +253,7 @@ def test_the_order_of_members_is_no_part_of_the_agreement() -> None:
         assert group.take(2)["fc"].value.tolist() == [2, 4, 6]
 
 
-def test_attach_gives_the_group() -> None:
+def test_attach_returns_the_group() -> None:
     with (
         make_group(TWO, "attached", reduction_type="CMEAN", lanes=2, capacity=9),
         shmacc.attach("attached") as found,
@@ -286,7 +286,7 @@ def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"count": 5}, {"weight": 9}, {"count": 0}])
-def test_a_partial_whose_members_say_more_than_it_does_is_refused(
+def test_a_partial_whose_members_count_more_than_it_is_refused(
     group: Any, changed: dict[str, int]
 ) -> None:
     fields: dict[str, Any] = {"count": 1, "step": 0} | changed

@@ -29,7 +29,7 @@ SPREADS: Final = [2**12, 2**20, 2**63 - 1]
 def gradient(
     rng: np.random.Generator, name: str, rows: int, inner: tuple[int, ...], spread: int
 ) -> tuple[Any, Any]:
-    """Make one of whole numbers, with repeats where rows are crowded."""
+    """Make a gradient of whole numbers, with repeats if rows are few."""
     element = ELEMENTS[name]
     indices = rng.integers(0, spread, size=rows, endpoint=True)
     low = 0 if element.sums.kind == "u" else -2
@@ -38,7 +38,7 @@ def gradient(
 
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "quint8"])
-def test_sparse(name: str) -> None:
+def test_every_row_comes_out_once_whatever_the_round_before(name: str) -> None:
     element = ELEMENTS[name]
     rng = np.random.default_rng(3)
     with SparseConditionalAccumulator(name, reduction_type="SUM") as acc:
@@ -70,7 +70,7 @@ def test_sparse(name: str) -> None:
 
 
 def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
-    """Half as much again as the rows and 16 bytes for each, the largest gradient, and 1 MiB."""
+    """By 1.5 times the rows plus 16 bytes each, the largest gradient, and 1 MiB."""
     width, each = 16, 20_000
     with SparseConditionalAccumulator("f8", None, "rows", unlink_on_close=True) as acc:
         (segment,) = Path(SHM_DIRECTORY).glob(f"shmacc.*{namespace}*rows*")
@@ -96,7 +96,7 @@ SMALL_ROUNDS: Final = 8  # after so many in a row memory is given back
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
 def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) -> None:
-    """To reserve it again with every other round would cost more than the rounds."""
+    """Reserving it again in every other round would cost more than the rounds."""
     width, many = 16, 20_000
     of_kind: Any = SparseConditionalAccumulator if kind == "sparse" else ConditionalAccumulator
     acc = of_kind(np.float64, shared_name="rounds", unlink_on_close=True)
@@ -135,10 +135,10 @@ SPECS: Final = {
 
 
 @pytest.mark.parametrize("kind", ["group", "parameters"])
-def test_what_a_restore_saves_in_case_it_dies_goes_with_it(
+def test_memory_for_undoing_a_restore_is_freed_after_it(
     kind: str, tmp_path: Path, namespace: str
 ) -> None:
-    """A segment needs no more memory than before; what is saved of each has 3 MiB at least."""
+    """The segment needs no more memory than before; the undo log has at least 3 MiB."""
     one: Any
     if kind == "group":
         one = shmacc.AccumulatorGroup(SPECS, "rounds")

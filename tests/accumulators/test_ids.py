@@ -80,8 +80,8 @@ def accumulator(way: str, shape: Any) -> Any:
 
 
 @every_way
-def test_an_empty_batch_has_no_shape_to_be_wrong(way: str) -> None:
-    """`([], [])` counts as a gradient, before other ones and after them."""
+def test_an_empty_batch_counts_whatever_its_shape(way: str) -> None:
+    """`([], [])` counts as a gradient, before others and after them."""
     shapes: list[Any] = [(10, 2), (None, 2), (10, 2, 3), (10,)]
     nothing_said: tuple[Any, ...] = ([], (), np.array([]), np.array([], np.int32))
     for shape, empty in zip(shapes, nothing_said, strict=True):
@@ -96,7 +96,7 @@ def test_an_empty_batch_has_no_shape_to_be_wrong(way: str) -> None:
 
 
 @every_way
-def test_bad_ids_are_told_what_is_wrong(way: str) -> None:
+def test_bad_ids_raise_an_error_that_says_why(way: str) -> None:
     for ids, values, said in (
         ([], [[1.0, 2.0]], "non-empty input values"),
         ([1], [], "non-empty input values"),
@@ -119,7 +119,7 @@ def test_bad_ids_are_told_what_is_wrong(way: str) -> None:
             WAYS[way](acc, ids, values)
 
 
-def test_a_step_in_the_place_of_the_shape() -> None:
+def test_a_step_passed_as_the_shape_is_refused() -> None:
     """`apply_grad(ids, values, 0)`: the third argument is the gradient's shape."""
     steps: list[Any] = [0, 1, np.int64(3), np.array(2)]
     for declared in ((10, 2), (10,), None):
@@ -132,8 +132,8 @@ def test_a_step_in_the_place_of_the_shape() -> None:
 
 
 @pytest.mark.parametrize("number", [5, 1000])
-def test_rows_are_sorted_by_all_of_their_bits(number: int) -> None:
-    """Ids are hashes, so their upper halves differ, and their lower ones say nothing."""
+def test_hashed_ids_are_sorted_by_all_their_bits(number: int) -> None:
+    """Ids may be hashes, whose upper halves differ too."""
     rng = np.random.default_rng(number)
     ids = rng.integers(2**32, 2**63, number)
     ids[:2] = 7 << 33, 6 << 33 | 1
@@ -146,8 +146,8 @@ def test_rows_are_sorted_by_all_of_their_bits(number: int) -> None:
     np.testing.assert_array_equal(taken.values, values[order])
 
 
-def test_a_row_whose_neighbours_stand_at_its_distance() -> None:
-    """Rows 0 and 3 are three slots apart, so 2 is looked for in between, where 100 stands."""
+def test_a_row_is_not_confused_with_one_at_its_distance() -> None:
+    """Rows 0 and 3 are three places apart, so 2 is looked for in between, where 100 is."""
     with SparseConditionalAccumulator("float64", reduction_type="SUM") as acc:
         for ids in ([0, 1], [100], [3], [0, 2, 3]):
             acc.apply_grad(ids, [1.0] * len(ids))
@@ -170,7 +170,7 @@ WRONG: Final[list[tuple[tuple[int, ...], tuple[int, ...]]]] = [
 
 
 @pytest.mark.parametrize("way", [*WAYS, *OTHER_WAYS])
-def test_a_declared_shape_is_what_a_gradient_must_have(way: str) -> None:
+def test_a_gradient_must_have_the_declared_shape(way: str) -> None:
     apply = (WAYS | OTHER_WAYS)[way]
     for declared, wrong in WRONG:
         ids = np.arange(min(2, declared[0]))
@@ -209,7 +209,7 @@ FIRST: Final = 7
 
 
 def zipf_ids(count: int, seed: int, apart: int = 1) -> Any:
-    """Draw ids with repeats; a frequent one lies anywhere in the table."""
+    """Draw ids with repeats; frequent ones are anywhere in the table."""
     rng = np.random.default_rng(seed)
     ids = rng.permutation(TABLE_ROWS)[(rng.zipf(1.2, count) - 1) % TABLE_ROWS]
     assert np.unique(ids).size < count
@@ -246,7 +246,7 @@ def test_repeats_that_overflow_change_nothing(name: str) -> None:
             acc.apply_grad(ids, values, local_step=NEVER_STALE)
 
 
-def test_rows_beyond_the_last_bucket_stand_in_the_first() -> None:
+def test_rows_that_overflow_the_last_bucket_are_found_in_the_first() -> None:
     """The key is random: in a third of small, crowded indexes the last bucket overflows."""
     ids = np.random.default_rng(3).choice(10**6, 44, replace=False)
     for _ in range(50):

@@ -28,14 +28,14 @@ LARGE = 40 << 20  # bytes; malloc returns what is larger than 32 MiB to the kern
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> None:
-    """What earlier tests left is freed when there is no memory for a piece."""
+    """Free what earlier tests left, by asking for more memory than there is."""
     gc.collect()
     with pytest.raises(MemoryError):
         _core.memory(1 << 60)
 
 
 def lazily_free(address: int) -> int:
-    """Bytes that the kernel may take, of the mappings of the piece at this address."""
+    """Bytes at this address that the kernel may take."""
     overlaps, total = False, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if match := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -51,7 +51,7 @@ def filled(number: int, size: int = LARGE) -> np.ndarray:
     return memory
 
 
-def test_a_result_that_is_dropped_is_the_next_one_and_the_kernel_may_have_it() -> None:
+def test_a_dropped_results_memory_is_reused_and_the_kernel_may_take_it() -> None:
     first = filled(1)
     address = first.ctypes.data
     before = lazily_free(address)
@@ -65,7 +65,7 @@ def test_a_result_that_is_dropped_is_the_next_one_and_the_kernel_may_have_it() -
     assert lazily_free(address) <= before + (4 << 20)
 
 
-def test_results_that_are_in_use_have_memory_of_their_own() -> None:
+def test_results_in_use_do_not_share_memory() -> None:
     held = [filled(number) for number in range(6)]
     for number in range(0, 6, 2):
         held[number] = held[number + 1]  # its own is dropped
@@ -86,7 +86,7 @@ def test_a_small_result_does_not_hold_a_large_piece() -> None:
 @pytest.mark.skipif(
     SANITIZED, reason="AddressSanitizer itself needs all the address space there is"
 )
-def test_it_does_not_keep_a_result_from_memory_that_is_short() -> None:
+def test_kept_memory_is_freed_when_a_result_needs_it() -> None:
     kept = filled(1, 4 * LARGE)
     del kept
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -100,7 +100,7 @@ def test_it_does_not_keep_a_result_from_memory_that_is_short() -> None:
 
 
 def allocated() -> int:
-    """Bytes that malloc has given out, from wherever it has them."""
+    """Bytes that malloc has given out, from wherever."""
 
     class Mallinfo2(ctypes.Structure):
         _fields_: ClassVar = [(f"field_{i}", ctypes.c_size_t) for i in range(10)]
@@ -162,7 +162,7 @@ def _locks_all() -> bool:
 @needs_mallinfo
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer's shadow does not fit into memory")
 def test_nothing_is_kept_by_a_process_that_locks_its_memory() -> None:
-    """The kernel could not have it."""
+    """The kernel could not take it."""
     if not run_apart(_locks_all):
         pytest.skip("this user may not lock so much memory")
 

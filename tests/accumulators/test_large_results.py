@@ -23,7 +23,7 @@ WIDTHS = [("float32", 16), ("float64", 1000), ("complex64", 64), ("float32", 100
 
 
 def table(name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in no order, and values that are different everywhere and exact in every dtype."""
+    """Rows in random order, with different values that are exact in every dtype."""
     sums = 8 if name in ("int64", "uint8", "complex64", "float64") else 4
     count = LARGE // (width * sums) + 3
     indices = np.random.default_rng(0).permutation(2 * count)[:count]
@@ -32,7 +32,7 @@ def table(name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("name", "width"), WIDTHS)
-def test_a_take_of_many_rows(name: str, width: int) -> None:
+def test_a_take_of_many_rows_equals_numpy(name: str, width: int) -> None:
     indices, values = table(name, width)
     shape = (2 * len(indices), width)
     with shmacc.SparseConditionalAccumulator(name, shape, reduction_type="MEAN") as accumulator:
@@ -45,7 +45,7 @@ def test_a_take_of_many_rows(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "more"), [("float32", 0), ("float16", 1), ("int64", 1023)])
-def test_a_take_of_a_large_array(name: str, more: int) -> None:
+def test_a_take_of_a_large_array_equals_numpy(name: str, more: int) -> None:
     size = LARGE // (8 if name == "int64" else 4) // 1024 * 1024 + more
     value = (np.arange(size) % 100).astype(name)
     with shmacc.ConditionalAccumulator(name, (size,)) as accumulator:
@@ -55,7 +55,7 @@ def test_a_take_of_a_large_array(name: str, more: int) -> None:
 
 
 def shipped(*gradients: Any) -> list[Piece]:
-    """Gradients of a group of one member, each of another host, as they come to the one shard."""
+    """Gradients of a group of one member, each from another host, for the one shard."""
     pieces = []
     for given in gradients:
         numbers, values = given if isinstance(given, tuple) else (np.empty(0, np.int64), given)
@@ -97,7 +97,7 @@ def test_arrays_of_several_hosts_are_added_up() -> None:
             group.reduce(shipped(*arrays), share_of(3))
 
 
-def test_a_result_that_does_not_fit_is_found_wherever_it_is() -> None:
+def test_a_result_that_overflows_is_found_anywhere_in_an_array() -> None:
     count = LARGE // (64 * 8)
     values = np.full((count, 64), 100, np.int8)
     with shmacc.SparseConditionalAccumulator("int8", (count, 64), reduction_type="SUM") as sums:
@@ -135,7 +135,7 @@ def test_a_sealed_segment_has_each_row_in_one_piece_in_ascending_order(
     ("row_bytes", "size"), [(4, 1 << 12), (12, LARGE), (64, LARGE), (256, 1 << 12)]
 )
 def test_values_are_put_into_their_places(row_bytes: int, size: int) -> None:
-    """Of a member with rows, a dense one's run, and another one with rows."""
+    """Of a member with rows, a part of a dense one, and another one with rows."""
     count = size // row_bytes
     random = np.random.default_rng(1)
     wholes = [_core.memory(n * row_bytes).reshape(n, row_bytes) for n in (count, count, 7)]

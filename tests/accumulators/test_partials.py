@@ -37,7 +37,9 @@ def test_row_counts_and_weights_decide_the_mean() -> None:
     ("kind", "gradient"),
     [(ConditionalAccumulator, ([1.0],)), (SparseConditionalAccumulator, ([1], [1.0]))],
 )
-def test_seal(kind: Any, gradient: tuple[Any, ...]) -> None:
+def test_a_seal_refuses_gradients_of_the_step_that_come_later(
+    kind: Any, gradient: tuple[Any, ...]
+) -> None:
     with kind(np.float32) as acc:
         acc.apply_grad(*gradient)
         with pytest.raises(errors.DeadlineExceededError):
@@ -60,7 +62,7 @@ def test_seal(kind: Any, gradient: tuple[Any, ...]) -> None:
         assert acc.apply_grad(*gradient, local_step=1) is True
 
 
-def test_partials_that_do_not_fit() -> None:
+def test_partials_that_do_not_fit_are_refused() -> None:
     with ConditionalAccumulator("f4", (2,)) as acc, SparseConditionalAccumulator("f4") as rows:
         acc.apply_grad([1.0, 2.0])
         rows.apply_grad([0], [1.0])
@@ -78,7 +80,7 @@ def test_partials_that_do_not_fit() -> None:
 
 
 def row_partial(**changes: Any) -> SparsePartial:
-    """Two gradients' sums in rows 3 and 5, otherwise than they should be."""
+    """The sums of two gradients in rows 3 and 5, with the given fields changed."""
     fields: dict[str, Any] = {
         "indices": np.array([5, 3]),
         "values": np.ones((2, 1), np.float32),
@@ -91,7 +93,7 @@ def row_partial(**changes: Any) -> SparsePartial:
 
 
 def test_rows_of_a_partial_do_not_repeat() -> None:
-    """Their counts would exceed the gradients'; and their order does not matter."""
+    """Their counts would exceed the gradients'. Their order does not matter."""
     four = {"values": np.ones((4, 1), "f4"), "row_counts": [1, 1, 1, 1]}
     with SparseConditionalAccumulator("f4") as acc:
         for step in (0, 1):  # fresh, then stale
@@ -103,7 +105,7 @@ def test_rows_of_a_partial_do_not_repeat() -> None:
             assert acc.apply_partial(row_partial()) is (step == 0)
 
 
-def test_counts_that_nobody_reaches_are_refused() -> None:
+def test_impossible_counts_are_refused() -> None:
     with SparseConditionalAccumulator("f4") as acc, ConditionalAccumulator("f4") as dense:
         for count in (-1, 2**48 + 1, 2**61, 2**63 - 1):
             with nothing_changes(acc), refused():
@@ -120,7 +122,7 @@ def test_ragged_sums_are_refused() -> None:
         acc.apply_partial(DensePartial(ragged, 1, 0))
 
 
-def test_a_partial_of_nothing_has_the_declared_shape() -> None:
+def test_an_empty_partial_has_the_declared_shape() -> None:
     shapes: dict[Any, Any] = {(): (), None: (0,), (3,): (3,), (None, 2): (0, 2), (0, 2): (0, 2)}
     for declared, shape in shapes.items():
         with ConditionalAccumulator("f4", declared) as acc:
@@ -131,7 +133,7 @@ def test_a_partial_of_nothing_has_the_declared_shape() -> None:
             assert acc.num_accumulated() == 0
 
 
-def test_a_partial_of_nothing_needs_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_partial_without_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 

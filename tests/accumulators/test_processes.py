@@ -28,7 +28,7 @@ def apply_one(acc: ConditionalAccumulator, value: float, step: int = 0) -> bool:
 
 
 def open_and_apply(value: float) -> bool:
-    """Create or attach, whoever comes first, and apply."""
+    """Create or attach, whichever process is first, and apply."""
     with ConditionalAccumulator(np.float64, (), "acc", reduction_type="SUM") as acc:
         return acc.apply_grad(value)
 
@@ -44,7 +44,9 @@ def take_one(num_required: int, timeout: float = LONG) -> tuple[float, int, int]
 
 
 @every_start_method
-def test_pickled_handles_and_names(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_processes_meet_by_pickled_handles_and_names(
+    crew: Crew, acc: ConditionalAccumulator
+) -> None:
     children = [crew.start(apply_one, acc, 1.0)]
     children.append(crew.start(open_and_apply, 2.0))
     assert [child.result() for child in children] == [True, True]
@@ -77,7 +79,7 @@ def test_private_handles_pickle_too_and_errors_come_back(
 
 
 def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apart]:
-    """Start one taking process for each number, in this order."""
+    """Start a process that takes for each number, in this order."""
     takers = []
     for place, number in enumerate(numbers, start=1):
         takers.append(crew.start(take_one, number))
@@ -97,7 +99,9 @@ def test_first_come_first_served(crew: Crew, acc: ConditionalAccumulator) -> Non
     assert results == [(1.0, 1, 0), (2.0, 1, 1), (12.0, 2, 2), (16.0, 1, 3)]
 
 
-def test_head_of_line_blocks(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_the_head_of_the_queue_blocks_takes_behind_it(
+    crew: Crew, acc: ConditionalAccumulator
+) -> None:
     first, second = line_up(crew, acc, 3, 1)
     for value in (1.0, 2.0):
         acc.apply_grad(value)
@@ -125,7 +129,7 @@ def test_when_the_head_gives_up_the_next_is_served(crew: Crew, acc: ConditionalA
     assert acc.stats().waiting == 0
 
 
-def test_take_partial_of_anything_waits_for_nobody(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_a_partial_take_of_0_waits_for_nobody(crew: Crew, acc: ConditionalAccumulator) -> None:
     (first,) = line_up(crew, acc, 2)
     for seal in (False, True):
         acc.apply_grad(1.0)
@@ -139,10 +143,10 @@ def test_take_partial_of_anything_waits_for_nobody(crew: Crew, acc: ConditionalA
     assert first.result() == (6.0, 2, 0)
 
 
-def test_take_partial_of_anything_leaves_the_heads_round_alone(
+def test_a_partial_take_of_0_leaves_a_complete_round_to_the_head(
     crew: Crew, acc: ConditionalAccumulator
 ) -> None:
-    """Its number is reached: it is the head's, also before that has come to take it."""
+    """The head owns the round even before it wakes up."""
     acc.apply_grad(1.0)
     (first,) = line_up(crew, acc, 2)
     until(lambda: sleeps_in("acc", first.pid, "waits in the queue"))
@@ -159,7 +163,7 @@ def test_take_partial_of_anything_leaves_the_heads_round_alone(
     assert acc.take_partial(0, timeout=0).count == 1
 
 
-def test_cancel_reaches_every_process(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_cancel_ends_waits_in_every_process(crew: Crew, acc: ConditionalAccumulator) -> None:
     takers = line_up(crew, acc, 1, 2)
     with shmacc.attach("acc") as other:
         other.cancel()
@@ -173,7 +177,7 @@ def test_cancel_reaches_every_process(crew: Crew, acc: ConditionalAccumulator) -
     assert later.result() == (5.0, 1, 0)
 
 
-def test_close_wakes_this_handles_takes_only(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_close_ends_only_this_handles_takes(crew: Crew, acc: ConditionalAccumulator) -> None:
     mine = shmacc.attach("acc")
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(mine.take, 1, timeout=LONG)]

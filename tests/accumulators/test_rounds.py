@@ -86,7 +86,7 @@ def test_an_exception_consumes_nothing(acc: ConditionalAccumulator) -> None:
         assert taken.value.item() == 3.0
 
 
-def test_a_timeout_opens_nothing(acc: ConditionalAccumulator) -> None:
+def test_a_timeout_holds_no_round(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with pytest.raises(errors.DeadlineExceededError, match="1 of the 2"), acc.round(2, timeout=0):
         raise AssertionError
@@ -112,7 +112,7 @@ def test_one_block_in_another_is_refused(acc: ConditionalAccumulator) -> None:
     assert acc.global_step == 1
 
 
-def test_others_wait_in_line(acc: ConditionalAccumulator) -> None:
+def test_other_takes_wait_until_the_block_ends(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with ConditionalAccumulator.attach("acc") as other, ThreadPoolExecutor() as pool:
         with acc.round(1):
@@ -127,8 +127,8 @@ def test_others_wait_in_line(acc: ConditionalAccumulator) -> None:
         assert waiting.result(LONG).value.item() == 2.0
 
 
-def test_a_new_thread_is_not_an_ended_one_that_had_its_number(acc: ConditionalAccumulator) -> None:
-    """A round that was opened in a thread that has ended is no other thread's own."""
+def test_a_new_thread_with_an_ended_ones_number_is_another(acc: ConditionalAccumulator) -> None:
+    """A round of a thread that has ended belongs to no other thread."""
     acc.apply_grad(1.0)
     block = acc.round(1)
     with ThreadPoolExecutor() as pool:
@@ -147,7 +147,7 @@ def test_a_new_thread_is_not_an_ended_one_that_had_its_number(acc: ConditionalAc
     assert (acc.global_step, acc.num_accumulated()) == (1, 0)
 
 
-def test_the_next_in_line_gets_what_was_given_up(acc: ConditionalAccumulator) -> None:
+def test_the_next_take_gets_a_round_that_was_given_up(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with ThreadPoolExecutor() as pool:
         with pytest.raises(ZeroDivisionError), acc.round(1):
@@ -157,7 +157,7 @@ def test_the_next_in_line_gets_what_was_given_up(acc: ConditionalAccumulator) ->
         assert waiting.result(LONG).value.item() == 1.0
 
 
-def test_a_cancelled_wait_opens_nothing(acc: ConditionalAccumulator) -> None:
+def test_a_cancelled_wait_holds_no_round(acc: ConditionalAccumulator) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(lambda: acc.round(1).__enter__())
         until(lambda: acc.stats().waiting == 1)
@@ -195,7 +195,7 @@ def test_a_round_that_ended_does_not_end_the_next_one(acc: ConditionalAccumulato
     assert acc.global_step == 4
 
 
-def test_closing_in_the_block_gives_it_up(acc: ConditionalAccumulator) -> None:
+def test_closing_in_the_block_gives_the_round_up(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with (
         pytest.raises(errors.FailedPreconditionError, match="closed"),
@@ -222,7 +222,7 @@ def apply_when_told(name: str, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("waits", ["thread", "coroutine"])
-def test_a_close_between_the_commit_and_the_waiting_thread_leaves_no_round_open(
+def test_a_close_before_the_waiting_thread_wakes_leaves_no_round_open(
     acc: ConditionalAccumulator, waits: str
 ) -> None:
     def chief(own: ConditionalAccumulator) -> None:
@@ -234,7 +234,7 @@ def test_a_close_between_the_commit_and_the_waiting_thread_leaves_no_round_open(
             pass
 
     def closed_while_a_round_begins() -> bool:
-        """False when the waiting thread was first: its block ended before the close."""
+        """False if the waiting thread was first: its block ended before the close."""
         other = ConditionalAccumulator.attach(acc.shared_name)
         ended = executor.submit(
             lambda: chief(other) if waits == "thread" else asyncio.run(coroutine(other))

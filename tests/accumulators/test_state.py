@@ -48,7 +48,7 @@ def group(lanes: int = 1) -> AccumulatorGroup:
 
 
 def turned(lanes: int = 1) -> AccumulatorGroup:
-    """Its members in another order."""
+    """The state with its members in another order."""
     return AccumulatorGroup(dict(reversed(SPECS.items())), lanes=lanes)
 
 
@@ -268,7 +268,7 @@ KEYS: Final = (
         (_changed("1.count", 0), "Member 'array'"),
     ],
 )
-def test_of_what_is_no_state_nothing_is_restored(
+def test_a_malformed_state_restores_nothing(
     change: Callable[[dict[str, Any]], Any], says: str
 ) -> None:
     with group() as acc:
@@ -280,7 +280,7 @@ def test_of_what_is_no_state_nothing_is_restored(
         same_taken(acc.snapshot(), before)
 
 
-def test_of_another_spec_it_names_the_member_and_both() -> None:
+def test_a_state_of_another_spec_names_the_member_and_both_specs() -> None:
     other = SPECS | {"array": TensorSpec((3,), "int32", reduction_type="SUM")}
     cases: tuple[tuple[Any, Any, str], ...] = (
         (group(), AccumulatorGroup(other), r"'array'.*int16.*int32"),
@@ -293,7 +293,7 @@ def test_of_another_spec_it_names_the_member_and_both() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("make", MAKE)
-def test_a_snapshot_is_what_the_next_take_gives(make: Callable[[int], Any], lanes: int) -> None:
+def test_a_snapshot_equals_the_next_take(make: Callable[[int], Any], lanes: int) -> None:
     with make(lanes) as acc, make(1) as in_one_lane:
         fill(acc)
         fill(in_one_lane)
@@ -311,7 +311,7 @@ def test_a_snapshot_is_what_the_next_take_gives(make: Callable[[int], Any], lane
             same_taken(second, taken)
 
 
-def test_a_snapshot_of_an_empty_one() -> None:
+def test_a_snapshot_of_an_empty_accumulator() -> None:
     with SparseConditionalAccumulator("f2", (9, 2)) as acc:
         acc.set_global_step(4)
         none = acc.snapshot()
@@ -333,7 +333,7 @@ def test_a_snapshot_in_an_open_round_shows_the_round(acc: ConditionalAccumulator
     assert acc.snapshot().count == 0
 
 
-def test_a_snapshot_does_not_wait_in_line(acc: ConditionalAccumulator) -> None:
+def test_a_snapshot_does_not_wait_in_the_queue(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with Apart(say_and_take, 2) as head:
         head.hear()
@@ -343,7 +343,7 @@ def test_a_snapshot_does_not_wait_in_line(acc: ConditionalAccumulator) -> None:
         assert head.result() == 2
 
 
-def test_of_what_is_no_state_of_a_single_one_nothing_is_restored() -> None:
+def test_a_malformed_state_of_a_single_accumulator_restores_nothing() -> None:
     changes: tuple[Callable[[dict[str, Any]], Any], ...] = (
         lambda state: {key: array for key, array in state.items() if not key.startswith("0.")},
         lambda state: _empty(state) | {"0.values": state["0.values"]},

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME: Final = "acc"
 
 
-def test_the_step_at_once_then_the_newest(acc: ConditionalAccumulator) -> None:
+def test_a_loop_yields_the_present_step_then_each_newest(acc: ConditionalAccumulator) -> None:
     acc.advance_step(3)
     steps = acc.steps(timeout=LONG)
     assert next(steps) == 3
@@ -34,13 +34,13 @@ def test_the_step_at_once_then_the_newest(acc: ConditionalAccumulator) -> None:
     assert list(steps) == []
 
 
-def test_of_what_is_finished_there_are_none(acc: ConditionalAccumulator) -> None:
+def test_a_finished_run_has_no_steps(acc: ConditionalAccumulator) -> None:
     acc.advance_step(3)
     acc.finish()
     assert list(acc.steps()) == asyncio.run(rest(acc.steps_async())) == []
 
 
-def test_they_end_with_the_run(acc: ConditionalAccumulator) -> None:
+def test_a_loop_over_steps_ends_with_the_run(acc: ConditionalAccumulator) -> None:
     with ThreadPoolExecutor() as pool:
         following = pool.submit(lambda: list(acc.steps(timeout=LONG)))
         until(lambda: activity(NAME, os.getpid()) == "waits for the step")
@@ -56,7 +56,7 @@ def work(rank: int) -> list[bool]:
         ]
 
 
-def test_a_run_of_several_processes() -> None:
+def test_several_processes_loop_over_steps() -> None:
     with (
         AccumulatorGroup({"w": TensorSpec((), "f8")}, NAME, unlink_on_close=True) as group,
         ExitStack() as stack,
@@ -72,7 +72,7 @@ def test_a_run_of_several_processes() -> None:
             assert worker.result() == [True] * 10
 
 
-def test_a_run_of_coroutines() -> None:
+def test_coroutines_loop_over_steps() -> None:
     async def follow(rank: int) -> list[bool]:
         with AccumulatorGroup.attach(NAME) as group:
             return [
@@ -94,7 +94,7 @@ def test_a_run_of_coroutines() -> None:
         assert asyncio.run(run(group))[:2] == [[True] * 5, [True] * 5]
 
 
-async def test_the_timeout_is_that_of_each_wait(acc: ConditionalAccumulator) -> None:
+async def test_the_timeout_is_for_each_wait(acc: ConditionalAccumulator) -> None:
     steps = acc.steps(timeout=0.01)
     assert next(steps) == 0
     for _ in range(2):
@@ -111,8 +111,8 @@ async def test_the_timeout_is_that_of_each_wait(acc: ConditionalAccumulator) -> 
     assert await anext(following) == 2
 
 
-def test_what_is_restored_begins_anew(acc: ConditionalAccumulator) -> None:
-    """Else a worker whose gradient is not in the checkpoint would wait for a chief that does so."""
+def test_a_restored_step_is_yielded_again(acc: ConditionalAccumulator) -> None:
+    """Otherwise a worker whose gradient is not in the checkpoint would wait for ever."""
     state = acc.state()
     steps = acc.steps(timeout=LONG)
     assert next(steps) == 0
@@ -122,8 +122,8 @@ def test_what_is_restored_begins_anew(acc: ConditionalAccumulator) -> None:
     assert acc.num_accumulated() == 0
 
 
-def test_what_has_ended_stays_so(acc: ConditionalAccumulator) -> None:
-    """As of any iterator: a loop that a restore begins again is a new one."""
+def test_a_loop_that_has_ended_stays_ended(acc: ConditionalAccumulator) -> None:
+    """As any iterator does: after a restore a new loop is needed."""
     before, steps, own = acc.state(), acc.steps(timeout=0), acc.steps_async(timeout=0)
     acc.finish()
     assert list(steps) == asyncio.run(rest(own)) == []

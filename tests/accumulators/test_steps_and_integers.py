@@ -42,7 +42,7 @@ def test_steps_and_numbers_are_integers_in_range(bad: Any) -> None:
                 call()
 
 
-def test_steps_of_any_integer_type() -> None:
+def test_steps_may_be_of_any_integer_type() -> None:
     with ConditionalAccumulator(np.float32) as acc:
         goods: list[Any] = [1, np.int8(1), np.uint64(1), np.int64(1), np.array(1), INT64 - 1]
         for good in goods:
@@ -53,7 +53,7 @@ def test_steps_of_any_integer_type() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -1, -1e-9, float("-inf"), "1", [1]], ids=repr)
-def test_timeouts(bad: Any) -> None:
+def test_which_timeouts_are_accepted(bad: Any) -> None:
     with ConditionalAccumulator(np.float32) as acc:
         acc.apply_grad(1.0)
         for call in (
@@ -70,7 +70,7 @@ def test_timeouts(bad: Any) -> None:
 # --- steps: section 7 ----------------------------------------------------------------------------
 
 
-def test_lower_step_is_set_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lower_step_is_set_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with ConditionalAccumulator(np.float32) as acc, caplog.at_level(logging.WARNING, "shmacc"):
         acc.apply_grad(1.0)
         for step in (9, 9):
@@ -99,7 +99,7 @@ def test_lower_step_is_set_with_a_warning(caplog: pytest.LogCaptureFixture) -> N
     ("dtype", "last"),
     [("int8", 127), ("int8", -128), ("uint8", 255), ("int16", -(2**15)), ("uint32", 2**32 - 1)],
 )
-def test_a_result_that_does_not_fit_stays(dtype: str, last: int) -> None:
+def test_a_result_that_overflows_stays_in_the_accumulator(dtype: str, last: int) -> None:
     with ConditionalAccumulator(dtype, reduction_type="SUM") as acc:
         for _ in range(2):
             acc.apply_grad(np.full(3, last, dtype))
@@ -113,7 +113,7 @@ def test_a_result_that_does_not_fit_stays(dtype: str, last: int) -> None:
         assert partial.value.dtype == (np.int64 if dtype.startswith("i") else np.uint64)
 
 
-def test_lanes_whose_sums_do_not_add_up_say_so() -> None:
+def test_lanes_whose_sums_overflow_together_raise() -> None:
     with ConditionalAccumulator("int64", lanes=2, reduction_type="SUM") as acc:
         for contributor in (0, 1):
             acc.apply_grad([2**62], contributor=contributor)
@@ -169,7 +169,7 @@ def bits(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, NUMBERS.size])
-def test_each_half_goes_through_as_it_is(size: int) -> None:
+def test_every_float16_passes_unchanged(size: int) -> None:
     values = NUMBERS[-size:]
     with ConditionalAccumulator("float16", (size,)) as acc:
         acc.apply_grad(values)
@@ -180,7 +180,7 @@ def test_each_half_goes_through_as_it_is(size: int) -> None:
 
 
 def test_results_are_rounded_as_numpy_rounds() -> None:
-    """Between every two halves that follow each other: a third, the middle, two thirds."""
+    """Between any two neighbouring float16: at a third, the middle and two thirds."""
     steps = np.sort(NUMBERS[np.isfinite(NUMBERS)].astype(np.float32))
     between = [steps[:-1] + np.diff(steps) * np.float32(part) for part in (1 / 3, 1 / 2, 2 / 3)]
     beyond = np.array([65519.99, 65520, 1e30, 2e-8, 3e-8], np.float32)

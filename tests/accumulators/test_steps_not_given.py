@@ -71,7 +71,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("how", APPLIES)
-def test_it_is_told_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_comes_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
     with MAKE[how.partition(":")[0]]() as acc:
         apply = APPLIES[how]
         if how != "sparse: what does not fit":
@@ -90,7 +90,7 @@ def test_it_is_told_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
             assert len(told(caplog)) == 2
 
 
-def test_what_is_no_mistake_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_correct_uses_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with MAKE["dense"]() as acc:
         acc.take_partial(0, seal=True)
         assert not acc.apply_grad(ONE[0])  # sealed, not stale
@@ -103,7 +103,7 @@ def test_what_is_no_mistake_is_not_told(caplog: pytest.LogCaptureFixture) -> Non
     assert [one for one in told(caplog) if "dropped" in one] == []
 
 
-def test_the_signature_says_zero() -> None:
+def test_the_default_step_in_the_signature_is_0() -> None:
     """As TensorFlow's."""
     for kind in (ConditionalAccumulator, SparseConditionalAccumulator):
         default = inspect.signature(kind.apply_grad).parameters["local_step"].default
@@ -111,8 +111,8 @@ def test_the_signature_says_zero() -> None:
         assert repr(default) == "0"
 
 
-def test_gradients_that_go_on_after_a_restore(caplog: pytest.LogCaptureFixture) -> None:
-    """Dropped without end, since the step is not read again; the first one is nobody's mistake."""
+def test_gradients_after_a_restore_give_the_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """They are dropped for ever, since the step is not read; the first one is no mistake."""
     with MAKE["dense"]() as acc:
         step = acc.global_step
         acc.restore(acc.state())
@@ -126,5 +126,5 @@ def test_gradients_that_go_on_after_a_restore(caplog: pytest.LogCaptureFixture) 
         assert acc.apply_grad(ONE[0], acc.global_step)
 
 
-def test_no_step_is_a_number() -> None:
+def test_none_as_a_step_is_refused() -> None:
     assert shmacc._values.arguments.int64(shmacc._values.arguments.NO_STEP, "it") == 0

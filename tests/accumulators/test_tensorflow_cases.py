@@ -36,7 +36,7 @@ class Dense:
 
 
 class Sparse:
-    """An accumulator of tables, of which one row of one number is used."""
+    """An accumulator of tables, of which one row with one number is used."""
 
     kind = SparseConditionalAccumulator
 
@@ -133,7 +133,7 @@ def _lists(taken: Any) -> tuple[list[Any], list[Any], list[Any]]:
 def test_take_grad_of_rows_that_overlap(
     reduction: str, first: list[Any], second: list[Any]
 ) -> None:
-    """Both ways to apply, a given shape, and a second round that carries nothing over."""
+    """By both ways to apply, with a given shape; a second round starts empty."""
     with SparseConditionalAccumulator(
         np.float32, name="Q", shape=(), reduction_type=reduction
     ) as acc:
@@ -232,7 +232,7 @@ def test_resource_ops_are_for_dense_accumulators() -> None:
         each.accumulator.close()
 
 
-def test_raw_ops_do_the_work() -> None:
+def test_raw_ops_apply_and_take() -> None:
     raw = shmacc.raw_ops
     handle = raw.SparseConditionalAccumulator(
         dtype=np.float32, shape=[4, 2], container="", shared_name="raw", reduction_type="SUM"

@@ -47,7 +47,7 @@ NUMBERS: Final = (BACK, 11, DEAD, DEAD + 1, 2**40, NEVER_STALE)
 
 
 def identity(row: int) -> Any:
-    """Row `row` of the identity matrix: a sum of such rows says which gradients are in it."""
+    """Row `row` of the identity matrix: a sum of such rows shows which gradients are in it."""
     return np.eye(64)[row]
 
 
@@ -71,7 +71,7 @@ def apply(acc: Any, row: int, step: int, **terms: Any) -> bool:
 
 
 def rows_in(taken: Any) -> set[int]:
-    """The rows of the gradients that a take gave."""
+    """The rows of the gradients that a take returned."""
     if hasattr(taken, "keys"):
         assert rows_in(taken["d"]) == rows_in(taken["s"])
         return rows_in(taken["d"])
@@ -124,7 +124,7 @@ READS: Final[dict[str, Callable[[Any], int]]] = {
 
 @pytest.mark.parametrize("go_back", [go_back_by_restore, go_back_by_load])
 @pytest.mark.parametrize("read", READS)
-def test_a_gradient_of_before(
+def test_a_gradient_of_the_old_timeline_is_dropped(
     chief: Any, worker: Any, read: str, go_back: Any, tmp_path: Path
 ) -> None:
     state = save(chief)
@@ -149,8 +149,8 @@ def test_a_gradient_of_before(
     assert rows_in(chief.take(4, timeout=0)) == {1, 2, 3, 4}
 
 
-def test_the_process_that_restores_itself(chief: Any, tmp_path: Path) -> None:
-    """It may apply at the restored step; but what it had computed before is of before."""
+def test_the_process_that_restores_may_apply_new_gradients_only(chief: Any, tmp_path: Path) -> None:
+    """At the restored step; what it computed before is of the old timeline."""
     state = save(chief)
     assert chief.global_step == DEAD
     go_back_by_load(chief, state, tmp_path)
@@ -161,7 +161,7 @@ def test_the_process_that_restores_itself(chief: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("set_step", ["advance_step", "set_global_step"])
-def test_a_new_step_begins_no_timeline(chief: Any, worker: Any, set_step: str) -> None:
+def test_set_global_step_begins_no_timeline(chief: Any, worker: Any, set_step: str) -> None:
     step = worker.global_step
     getattr(chief, set_step)(5)
     if set_step == "set_global_step":
@@ -171,8 +171,8 @@ def test_a_new_step_begins_no_timeline(chief: Any, worker: Any, set_step: str) -
     assert apply(worker, 3, NEVER_STALE)
 
 
-def test_a_step_that_was_never_read(chief: Any, worker: Any) -> None:
-    """It is of the time when the handle was opened; gradients without a step go on."""
+def test_a_handle_that_never_read_the_step_has_that_of_its_opening(chief: Any, worker: Any) -> None:
+    """Gradients without a step go on."""
     state = save(chief)
     chief.restore(state)
     assert not any(apply(worker, 1, number) for number in NUMBERS if number != NEVER_STALE)
@@ -184,7 +184,7 @@ def test_a_step_that_was_never_read(chief: Any, worker: Any) -> None:
     assert rows_in(chief.take(2, timeout=0)) == {3, 5}
 
 
-def test_a_thread_knows_what_it_has_read_itself(chief: Any, worker: Any) -> None:
+def test_each_thread_has_its_own_read_of_the_step(chief: Any, worker: Any) -> None:
     state = save(chief)
     read, restored = threading.Event(), threading.Event()
 
@@ -208,7 +208,7 @@ def test_a_thread_knows_what_it_has_read_itself(chief: Any, worker: Any) -> None
     assert rows_in(chief.take(2, timeout=0)) == {1, 2}
 
 
-def test_steps_that_one_thread_hands_to_others(chief: Any, worker: Any) -> None:
+def test_threads_may_get_the_step_from_another_thread(chief: Any, worker: Any) -> None:
     state = save(chief)
     with ThreadPoolExecutor(1) as pool:
         step = worker.global_step
@@ -222,7 +222,7 @@ def test_steps_that_one_thread_hands_to_others(chief: Any, worker: Any) -> None:
         assert apply(worker, 2, BACK + 1)
 
 
-async def test_a_task_knows_what_it_has_read_itself(chief: Any, worker: Any) -> None:
+async def test_each_task_has_its_own_read_of_the_step(chief: Any, worker: Any) -> None:
     state = save(chief)
     restored = asyncio.Event()
 
@@ -249,8 +249,8 @@ async def test_a_task_knows_what_it_has_read_itself(chief: Any, worker: Any) -> 
     assert await asyncio.gather(*slow) == [[False, True]] * 2
 
 
-async def test_a_wait_in_a_task_of_its_own(chief: Any, worker: Any) -> None:
-    """As `asyncio.wait_for` makes one in Python 3.11."""
+async def test_a_read_in_a_subtask_counts_for_its_parent(chief: Any, worker: Any) -> None:
+    """`asyncio.wait_for` makes a task in Python 3.11."""
     state = save(chief)
     step = worker.global_step
     chief.restore(state)
@@ -258,7 +258,7 @@ async def test_a_wait_in_a_task_of_its_own(chief: Any, worker: Any) -> None:
     assert apply(worker, 1, step)
 
 
-def test_a_gradient_that_waits_while_it_is_restored(chief: Any, worker: Any) -> None:
+def test_a_gradient_that_waits_during_a_restore_is_dropped(chief: Any, worker: Any) -> None:
     state = save(chief)
     with ThreadPoolExecutor() as pool:
         assert apply(chief, 1, DEAD)
@@ -270,7 +270,7 @@ def test_a_gradient_that_waits_while_it_is_restored(chief: Any, worker: Any) -> 
     assert chief.num_accumulated() == 0
 
 
-def test_waiting_for_room_while_it_is_restored() -> None:
+def test_a_gradient_that_waits_for_room_during_a_restore_is_dropped() -> None:
     with MAKE["group"](capacity=1, unlink_on_close=True) as chief:
         state = save(chief)
         with closing(AccumulatorGroup.attach(NAME)) as worker, ThreadPoolExecutor() as pool:
@@ -291,8 +291,8 @@ def compute_before(acc: Any, step: int, pipe: Pipe) -> None:
 
 
 @every_start_method
-def test_a_child_that_was_given_the_step(crew: Crew) -> None:
-    """By fork it has its parent's read; with a pickle it gets it."""
+def test_a_child_has_its_parents_read_of_the_step(crew: Crew) -> None:
+    """By fork, or with a pickle."""
     with MAKE["group"](unlink_on_close=True) as chief:
         state = save(chief)
         child = crew.start(compute_before, chief, chief.global_step)
@@ -312,15 +312,15 @@ def count(acc: Any) -> list[bool]:
 
 @every_start_method
 def test_a_child_that_only_counts_goes_on(crew: Crew) -> None:
-    """Though its parent had read the step before: it cannot know more than that."""
+    """Though its parent had read the step before, it cannot know more than that."""
     with MAKE["dense"](unlink_on_close=True) as chief, closing(shmacc.attach(NAME)) as parent:
         assert parent.global_step == 0
         chief.restore(chief.state())
         assert crew.start(count, parent).result() == [False, True, True]
 
 
-def test_a_process_pool_that_was_given_the_step() -> None:
-    """Its queue is pickled by a thread that has read nothing."""
+def test_a_process_pools_workers_have_the_callers_read_of_the_step() -> None:
+    """The pool's queue is pickled by a thread that has read nothing."""
     with MAKE["dense"](unlink_on_close=True) as chief, closing(shmacc.attach(NAME)) as parent:
         state = save(chief)
         step = parent.global_step
@@ -332,7 +332,7 @@ def test_a_process_pool_that_was_given_the_step() -> None:
             assert apply(child, 1, child.global_step)
 
 
-def test_a_pickle_from_before(chief: Any) -> None:
+def test_a_pickle_of_the_old_timeline_applies_nothing(chief: Any) -> None:
     state = save(chief)
     step, pickled = chief.global_step, pickle.dumps(chief)
     chief.restore(state)
@@ -343,7 +343,7 @@ def test_a_pickle_from_before(chief: Any) -> None:
         assert apply(unpickled, 1, step)
 
 
-def test_a_pickle_of_another_one_under_the_name() -> None:
+def test_a_pickle_of_a_replaced_segment_has_no_read_of_the_step() -> None:
     """Its timelines were others."""
     with MAKE["dense"]() as first:
         for _ in range(3):
@@ -356,7 +356,7 @@ def test_a_pickle_of_another_one_under_the_name() -> None:
         assert not apply(other, 63, 0)
 
 
-def test_handles_pass_their_memory_on() -> None:
+def test_handles_do_not_share_reads_of_the_step() -> None:
     """A new handle has not read what a closed one had read in the same thread."""
     with MAKE["dense"](unlink_on_close=True) as chief:
         for _ in range(3):
@@ -368,7 +368,7 @@ def test_handles_pass_their_memory_on() -> None:
             assert apply(worker, 1, 0)
 
 
-def test_a_context_of_its_own(chief: Any, worker: Any) -> None:
+def test_a_read_in_another_context_counts(chief: Any, worker: Any) -> None:
     state = save(chief)
     step = contextvars.Context().run(lambda: worker.global_step)
     chief.restore(state)
@@ -378,7 +378,7 @@ def test_a_context_of_its_own(chief: Any, worker: Any) -> None:
     assert not apply(worker, 63, step)
 
 
-def test_raw_ops() -> None:
+def test_raw_ops_have_timelines() -> None:
     ref = raw_ops.ConditionalAccumulator("f8", (64,), shared_name=NAME)
     with ref.accumulator as chief, closing(ConditionalAccumulator.attach(NAME)) as worker:
         state = save(chief)
@@ -390,7 +390,7 @@ def test_raw_ops() -> None:
 
 
 def train(pipe: Pipe) -> None:
-    """A worker; each of its gradients says from which parameters it was computed."""
+    """Be a worker whose gradients say from which parameters they were computed."""
     with Parameters.attach("p") as params, AccumulatorGroup.attach(NAME) as group:
         for step in group.steps(timeout=LONG):
             gradient = {"w": params["w"] + np.array([step, 0])}
@@ -399,7 +399,7 @@ def train(pipe: Pipe) -> None:
             pipe.say(group.apply(gradient, step, contributor=0))
 
 
-def test_the_invariant_of_training(tmp_path: Path) -> None:
+def test_each_gradient_of_a_round_was_computed_from_its_parameters(tmp_path: Path) -> None:
     """A gradient that counts was computed from the parameters that its step began with."""
     path, made = tmp_path / "saved", itertools.count(1)
     with (

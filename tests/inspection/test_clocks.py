@@ -67,7 +67,7 @@ def segment() -> Iterator[None]:
 
 
 def under(clock: str, seconds: int) -> dict[str, Any]:
-    """What a process with such a clock has in its environment."""
+    """The environment of a process with such a clock."""
     return {"LD_PRELOAD": clock, "SET_BY": str(seconds)}
 
 
@@ -86,7 +86,7 @@ MOMENTS: Final = {"created", "last_used", "attached_at", "last_seen", "since", "
 
 
 def ages(answer: Any, now: float) -> Iterator[float]:
-    """How long ago every moment in an answer was, and every length of time in it."""
+    """Every age and every length of time in an answer."""
     if isinstance(answer, list):
         for each in answer:
             yield from ages(each, now)
@@ -102,7 +102,7 @@ def ages(answer: Any, now: float) -> Iterator[float]:
 
 @needs_compiler
 @set_by
-def test_every_age_is_that_of_the_boots_clock(clock: str, seconds: int, crew: Crew) -> None:
+def test_ages_are_by_the_clock_since_boot(clock: str, seconds: int, crew: Crew) -> None:
     taker = begin(crew, take(3))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
     how = under(clock, seconds)
@@ -141,9 +141,7 @@ print(json.dumps(found))
 
 @needs_compiler
 @set_by
-def test_a_standstill_is_named_when_it_has_lasted_and_not_before(
-    clock: str, seconds: int, crew: Crew
-) -> None:
+def test_a_standstill_is_reported_only_after_a_while(clock: str, seconds: int, crew: Crew) -> None:
     begin(crew, wait_for_ever)
     until(lambda: doing("waits for the step") == 1)
     assert python(_STALLS, under(clock, seconds)) == [[], ["nobody_takes"]]
@@ -161,8 +159,8 @@ print([len(course.look(inspection.Look()).events) for _ in range(2)])
 
 
 @needs_compiler
-def test_events_are_told_once_though_the_clock_is_set(clock: str, crew: Crew) -> None:
-    """`watch` tells those of the interval: they are known by their numbers, not by their times."""
+def test_events_are_shown_once_though_the_clock_is_set(clock: str, crew: Crew) -> None:
+    """`watch` knows them by their numbers, not by their times."""
     kill(begin(crew, pause))
     with shmacc.attach(NAME):  # which finds the death
         pass
@@ -171,14 +169,14 @@ def test_events_are_told_once_though_the_clock_is_set(clock: str, crew: Crew) ->
 
 
 def test_times_that_version_2_0_0_has_written_are_read_as_such() -> None:
-    """It kept the wall clock's, in the same fields."""
+    """It wrote the wall clock's time into the same fields."""
     made = time.time() - 3 * HOUR
     _made_at(int(made * 1e9))
     assert inspection.describe(NAME).summary.created == pytest.approx(made, abs=1e-3)
 
 
-def test_what_is_of_an_earlier_boot_is_as_old_as_this_one() -> None:
-    """In a /dev/shm on a disk, segments outlive a boot, whose clock begins anew."""
+def test_times_of_an_earlier_boot_are_as_old_as_this_boot() -> None:
+    """A /dev/shm on a disk outlives a boot, and the clock starts again."""
     _made_at(time.monotonic_ns() + 24 * HOUR * 10**9)
     (listed,) = ask("list", NAME)["segments"]
     assert time.time() - listed["created"] == pytest.approx(time.monotonic(), abs=60)
@@ -229,7 +227,7 @@ with shmacc.attach(sys.argv[1]) as acc:
 
 @pytest.mark.parametrize("offset", [100_000, 5_000_000, -60])
 def test_moments_are_the_same_in_every_time_namespace(offset: int) -> None:
-    """As in containers that were moved; the process looked at, or the one that looks, is there."""
+    """The process that is looked at, or the one that looks, may be in a moved container."""
     before = _in_a_time_namespace(offset)
     for of_user, of_command in ((before, ()), ((), before), (before, before)):
         command = [*of_user, sys.executable, "-P", "-c", _USER, NAME]

@@ -42,7 +42,7 @@ DASHBOARD: Final = DOCS / "inspect" / "dashboard.json"
 PICTURES: Final = [DOCS / "inspect" / f"{verb}.svg" for verb in ("list", "show", "watch")]
 
 
-def test_the_schema_and_the_manual_page_are_those_of_the_command() -> None:
+def test_schema_and_manual_page_are_up_to_date() -> None:
     """`make reference` writes them anew."""
     schema = json.loads(reference.SCHEMA.read_text(encoding="utf-8"))
     assert schema == json.loads(reference.schema())
@@ -61,7 +61,7 @@ def test_every_field_of_the_schema_is_described() -> None:
         assert fields - output.NAME_FIELDS.keys() <= properties.keys(), record
 
 
-def test_names_of_the_last_version_stay_in_python_alone() -> None:
+def test_old_names_of_fields_exist_in_python_only() -> None:
     with ConditionalAccumulator(np.float32, [2], "acc", unlink_on_close=True):
         seen = inspection.describe("acc")
         assert (seen.line, seen.lock.queue) == (seen.queue, seen.lock.tokens)
@@ -81,7 +81,7 @@ def _validator(verb: str) -> Any:
     return jsonschema.Draft202012Validator({**schema, "anyOf": [{"$ref": f"#/$defs/{verb}"}]})
 
 
-def test_every_answer_is_as_the_schema_says(crew: Crew) -> None:
+def test_every_answer_follows_the_schema(crew: Crew) -> None:
     with SparseConditionalAccumulator(np.float32, [100, 4], "table") as acc:
         acc.apply_grad([3, 5], np.ones((2, 4), np.float32))
         ConditionalAccumulator(np.float32, [2], "left").close()
@@ -128,7 +128,7 @@ def test_the_manual_page_is_well_formed() -> None:
 
 
 def metrics_that_there_are() -> set[str]:
-    """Return the names of all samples, of each kind of segment."""
+    """Return the names of all samples, for each kind of segment."""
     only_at_times = {
         *("head_waits_seconds", "head_requires", "failure_timestamp_seconds", "stall"),
         *("late_seconds_total", "late_rounds_total"),
@@ -153,7 +153,7 @@ def named(expressions: list[str]) -> set[str]:
     return set(re.findall(r"shmacc_\w+", " ".join(expressions)))
 
 
-def test_alerts_are_about_metrics_that_there_are() -> None:
+def test_alerts_use_existing_metrics() -> None:
     expressions = re.findall(r"^ +expr: (.*)$", ALERTS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(expressions) >= 10
     assert named(expressions) <= metrics_that_there_are()
@@ -163,8 +163,8 @@ def test_alerts_are_about_metrics_that_there_are() -> None:
 NOT_ON_THE_DASHBOARD: Final = {"shmacc_finished", "shmacc_sealed", "shmacc_round_final"}
 
 
-def test_the_dashboard_has_each_metric_that_there_is() -> None:
-    """Or it is left out on purpose; and no panel asks for what there is not."""
+def test_the_dashboard_shows_every_metric() -> None:
+    """Or leaves it out on purpose; and no panel uses a metric that does not exist."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
@@ -228,7 +228,7 @@ def test_every_cause_of_a_standstill_is_explained() -> None:
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
 def test_a_picture_needs_no_web_font(picture: Path) -> None:
-    """And comes out the same whatever font there is: each run of text has its length."""
+    """It looks the same in any font: each run of text has its length."""
     text = picture.read_text(encoding="utf-8")
     assert "@font-face" not in text
     assert "url(" not in text

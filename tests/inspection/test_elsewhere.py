@@ -76,7 +76,7 @@ def _copy_installed(distribution: str, packages: Path) -> None:
 
 @pytest.fixture
 def holder(crew: Crew) -> Iterator[int]:
-    """A process that is stopped with the lock of a table, for which another one waits in line."""
+    """A process that is stopped with a table's lock, while another waits in the queue."""
     with SparseConditionalAccumulator("f4", [50_000, 16], "table", mode=0o644) as acc:
         start(crew, inspect_tool.wait_in_line, "table", 10**6)
         until(lambda: acc.stats().waiting == 1)
@@ -86,7 +86,7 @@ def holder(crew: Crew) -> Iterator[int]:
         acc.unlink()
 
 
-def test_every_verb_from_beside_a_stopped_process(holder: int) -> None:
+def test_every_verb_works_from_a_sibling_namespace_of_a_stopped_process(holder: int) -> None:
     look_at_the_stopped(holder, before=BESIDE)
     how: dict[str, Any] = {"before": BESIDE}
     [line] = run("watch", "--interval", "0.1", "--count", "1", **how).stdout.splitlines()
@@ -105,7 +105,7 @@ def test_every_verb_from_beside_a_stopped_process(holder: int) -> None:
 
 
 @needs_root
-def test_the_same_as_another_user(holder: int) -> None:
+def test_every_verb_works_as_another_user(holder: int) -> None:
     with command_for_everyone() as command:
         how: dict[str, Any] = {"before": (*BESIDE, *AS_NOBODY), "command": command}
         look_at_the_stopped(holder, **how)
@@ -124,7 +124,7 @@ def look_at_the_stopped(holder: int, **how: Any) -> None:
     assert f"held by pid {holder}*, in an operation for" in run("show", "table", **how).stdout
 
 
-def test_an_event_of_a_process_beside_is_marked() -> None:
+def test_an_event_of_a_sibling_namespaces_process_is_marked() -> None:
     with ConditionalAccumulator("f4", [2], "acc") as acc:
         acc.cancel()
         assert run("cancel", "acc", "--yes", before=BESIDE).returncode == 0
@@ -137,7 +137,7 @@ def test_an_event_of_a_process_beside_is_marked() -> None:
         acc.unlink()
 
 
-def test_a_dead_process_of_a_namespace_that_is_gone_is_not_of_the_one_with_its_number(
+def test_a_dead_process_is_not_of_a_new_namespace_with_the_old_number(
     crew: Crew,
 ) -> None:
     with ConditionalAccumulator("f4", [2], "acc") as acc:
@@ -160,8 +160,8 @@ def test_a_dead_process_of_a_namespace_that_is_gone_is_not_of_the_one_with_its_n
         acc.unlink()
 
 
-def test_a_proc_of_another_namespace_says_nothing() -> None:
-    """Its process 1 is not the one that this namespace calls so."""
+def test_the_proc_of_another_namespace_is_not_used() -> None:
+    """Its process 1 is not this namespace's process 1."""
     said = _python(
         "from shmacc import inspection\n"
         "look = inspection.Look()\n"

@@ -53,7 +53,7 @@ MIB: Final = 1 << 20
 
 
 def orphan(name: str) -> Path:
-    """Leave a segment that nobody has attached; its file."""
+    """Make a segment that nobody has attached; return its file."""
     ConditionalAccumulator(np.float32, [2], name).close()
     return path_of(name)
 
@@ -63,7 +63,7 @@ def wrong_kinds(name: str) -> list[str]:
 
 
 def test_another_programs_file_under_our_prefix_is_not_removed(namespace: str) -> None:
-    """It is mapped, but has no lock, and its first page is zero: nothing proves that it is ours."""
+    """It is mapped, but has no lock, and its first page is zero: it may not be ours."""
     path = path_of("foreign")
     with path.open("w+b") as file:
         file.truncate(2 * mmap.PAGESIZE)
@@ -91,7 +91,7 @@ def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
                 made.unlink()
 
 
-def test_healthy_churn_is_not_wrong(crew: Crew, namespace: str) -> None:
+def test_nothing_is_wrong_while_processes_come_and_go(crew: Crew, namespace: str) -> None:
     crowd = [crew.start(_make_and_unlink, number) for number in range(2)]
     for process in crowd:
         process.hear()
@@ -103,10 +103,10 @@ def test_healthy_churn_is_not_wrong(crew: Crew, namespace: str) -> None:
         process.result()
 
 
-def test_another_file_under_the_number_of_a_closed_one_is_not_taken_for_it(
+def test_a_reused_descriptor_is_not_taken_for_the_closed_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A process closes a segment and opens another one while this one looks at its files."""
+    """A process closes a segment and opens another while inspection looks at its files."""
     with ConditionalAccumulator("f4", [4], "new") as acc, open(path_of("new")) as new:  # noqa: PTH123
         link = f"/proc/self/fd/{new.fileno()}"
         found = [(os.getpid(), link, f"{path_of('old')} (deleted)")]
@@ -127,15 +127,15 @@ def test_another_file_under_the_number_of_a_closed_one_is_not_taken_for_it(
 
 
 def _open_only(*, pipe: Pipe) -> None:
-    """Stand where a process has opened the segment, and is not in its table yet."""
+    """Stop where a process has opened the segment, but has no entry in it yet."""
     handle: Any = _core.open(str(path_of("left")), None)[2]
     pipe.say()
     pipe.hear()
     handle.close()
 
 
-def test_what_a_process_is_about_to_attach_is_not_orphaned() -> None:
-    """However long that takes: a busy machine is no reason for an alarm."""
+def test_a_segment_that_a_process_is_attaching_is_not_orphaned() -> None:
+    """However long that takes on a busy machine."""
     orphan("left")
     with Apart(_open_only) as process:
         process.hear()
@@ -180,7 +180,7 @@ def test_a_lock_on_a_file_of_the_same_inode_elsewhere_accuses_nobody(tmp_path: P
 
 
 def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
-    """Also while a process stands still in the middle of an apply."""
+    """Even while a process stands still in the middle of an apply."""
     with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as table:
         for rows in (100_000, 50_000, 50_000):
             table.apply_grad(np.arange(rows), np.ones((rows, 16), np.float32))
@@ -202,7 +202,7 @@ def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
 
 
 def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read after the state of which it was expected to be."""
+    """It is read after the state to which it should belong."""
     real = _contents._read_undo
     misfits: list[int] = []
     with SparseConditionalAccumulator(np.float32, [100, 2], "busy") as acc:
@@ -223,7 +223,7 @@ def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.Monke
         acc.unlink()
 
 
-def test_copies_links_and_renamed_files_have_names_of_their_own() -> None:
+def test_copies_links_and_renamed_files_are_shown_by_their_own_names() -> None:
     original = orphan("original")
     subprocess.run(["cp", "--sparse=always", original, path_of("copy")], check=True)
     path_of("link").hardlink_to(original)
@@ -273,7 +273,7 @@ def test_the_semaphore_of_a_renamed_segment_is_needed_while_it_is_used() -> None
             semaphore.unlink(missing_ok=True)
 
 
-def test_to_remove_a_link_is_not_to_remove_the_segment() -> None:
+def test_removing_a_link_does_not_remove_the_segment() -> None:
     with ConditionalAccumulator(np.float32, [2], "kept") as acc:
         path_of("link").hardlink_to(path_of("kept"))
         assert run("remove", "link", "--yes").returncode == 1
@@ -285,7 +285,7 @@ def test_to_remove_a_link_is_not_to_remove_the_segment() -> None:
 
 
 @needs_root
-def test_who_may_read_need_not_be_root() -> None:
+def test_a_user_who_may_read_need_not_be_root() -> None:
     with SparseConditionalAccumulator("f4", [100, 4], "read", mode=0o640) as acc:
         os.chown(path_of("read"), 0, STRANGER)
         acc.apply_grad([3], np.full((1, 4), 2, "f4"))
@@ -304,7 +304,7 @@ def _read_all() -> tuple[int, float, int, list[str]]:
     return seen.stats.num_accumulated, norm, row, wrong
 
 
-def test_what_another_thread_of_the_process_does_is_not_a_death() -> None:
+def test_another_threads_operation_is_not_taken_for_a_death() -> None:
     """The kernel does not show a process its own locks."""
     rows = np.arange(300_000), np.ones((300_000, 16), np.float32)
     with SparseConditionalAccumulator(np.float32, [300_000, 16], "own") as acc:
@@ -328,7 +328,7 @@ def test_what_another_thread_of_the_process_does_is_not_a_death() -> None:
 
 
 def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is said, has the status of what could not be read, and delays no other check."""
+    """`check` says so, with the status of "could not be read", and goes on."""
     looks = []
 
     def problems(view: _core.SegmentView) -> None:
@@ -349,7 +349,7 @@ def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.Monkey
 
 
 def test_a_check_costs_less_memory_than_the_segment() -> None:
-    """Whatever number of rows it has, or was forged to have."""
+    """Whatever number of rows the segment has or claims."""
     number = 500_000
     with SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
         acc.apply_grad(np.arange(number), np.ones((number, 1), np.float32))
@@ -359,7 +359,7 @@ def test_a_check_costs_less_memory_than_the_segment() -> None:
 
 
 def _peak_of(statement: str) -> int:
-    """Peak memory of a fresh process, in bytes; what getrusage has includes its parent's."""
+    """Peak memory of a fresh process, in bytes; getrusage includes its parent's."""
     program = (
         "import pathlib, re, numpy\nfrom shmacc import inspection\n"
         f"found = {statement}\nassert found is not None\n"
@@ -383,14 +383,14 @@ def _apply(acc: Any, _params: Any) -> Iterator[None]:
 
 
 def _take(acc: Any, _params: Any) -> Iterator[None]:
-    """Rounds of all rows, which end one after the other."""
+    """Take rounds of all rows, one after the other."""
     for step in itertools.count(acc.global_step):
         acc.apply({"user": ALL}, step)
         yield acc.take(1)
 
 
 def _update(acc: Any, params: Any) -> Iterator[None]:
-    """Rounds that bring new rows and remove old ones: their slots change hands all the time."""
+    """Make rounds that add rows and remove old ones, so that places are reused all the time."""
     for step in itertools.count(acc.global_step):
         ids = np.arange(step * 1000, ROWS + (step + 1) * 1000)
         acc.apply({"user": (ids[::7], np.ones((ids[::7].size, 4), np.float32))}, step)
@@ -408,7 +408,7 @@ def _without_end(work: Any, *, pipe: Pipe) -> None:
 @pytest.mark.parametrize(
     ("work", "damaged"), [(_apply, "busy"), (_take, "busy.params"), (_update, "busy.params")]
 )
-def test_a_busy_segment_is_compared_all_the_same(crew: Crew, work: Any, damaged: str) -> None:
+def test_a_busy_segment_is_compared_too(crew: Crew, work: Any, damaged: str) -> None:
     contents = {"user": TableSpec((4,))}
     with (
         Parameters(contents, "busy.params", optimizer=optim.SGD(0.1)) as params,
@@ -434,7 +434,7 @@ def test_a_busy_segment_is_compared_all_the_same(crew: Crew, work: Any, damaged:
         params.unlink()
 
 
-def test_errors_are_those_of_the_thing() -> None:
+def test_remove_and_cancel_raise_the_fitting_error() -> None:
     for verb in (inspection.remove, inspection.cancel):
         with pytest.raises(errors.NotFoundError):
             verb("nothing", rehearse=True)

@@ -60,8 +60,8 @@ def test_every_verb_has_its_help_and_its_place_in_the_docs(verb: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_a_page_names_options_that_there_are(page: Path) -> None:
-    """In each `shmacc-inspect VERB ...`; and on the pages of the command in `VERB ...`, too."""
+def test_pages_use_existing_options(page: Path) -> None:
+    """In `shmacc-inspect VERB ...`, and on the pages of the command in `VERB ...`."""
     text = page.read_text(encoding="utf-8")
     for verb in VERBS:
         before = "(?:shmacc-inspect |`)" if page.stem in OF_COMMAND else "shmacc-inspect "
@@ -71,14 +71,14 @@ def test_a_page_names_options_that_there_are(page: Path) -> None:
             assert option in declared, f"{verb} {option}"
 
 
-def test_every_key_of_a_sort_stands_on_the_page() -> None:
+def test_the_page_names_every_sort_key() -> None:
     for verb, keys in (("list", sorting.SORTS_OF_LIST), ("watch", sorting.SORTS)):
         words = re.sub(r" \([^)]*\)", "", " ".join(section_of(verb).split()))
         *first, last = keys
         assert re.search(rf"{', '.join(first)} (or|and) {last}\b", words)
 
 
-def test_the_version_is_that_of_the_package_and_that_of_segments() -> None:
+def test_version_prints_those_of_package_and_segments() -> None:
     versions = f"shmacc-inspect {shmacc.__version__}, layout version {segment_layout.VERSION}\n"
     assert run("--version").stdout == versions
 
@@ -103,7 +103,7 @@ TOO_LONG = (
 
 
 @pytest.mark.parametrize("status", LINES)
-def test_exit_status(status: int) -> None:
+def test_exit_statuses_are_as_documented(status: int) -> None:
     for line in LINES[status].split("; "):
         done = run(*line.split())
         assert done.returncode == status, (line, done.stderr)
@@ -120,7 +120,7 @@ def test_a_name_of_5000_characters_is_shortened_wherever_it_is_given() -> None:
     assert len(str(refused.value)) < 500
 
 
-def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
+def test_errors_name_what_is_in_the_way(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "x"
     done = run("metrics", "--output", str(missing))
     assert done.returncode == 1
@@ -132,7 +132,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
     assert f"--listen: http://{address}/metrics: Address already in use" in done.stderr
 
 
-def test_a_name_alike_is_suggested(bias: ConditionalAccumulator, namespace: str) -> None:
+def test_a_similar_name_is_suggested(bias: ConditionalAccumulator, namespace: str) -> None:
     assert "there is bias" in run("show", "bais").stderr
     assert "there is watch" in run("wacth").stderr
     assert "there is list" in run("help", "lsit").stderr
@@ -142,7 +142,7 @@ def test_a_name_alike_is_suggested(bias: ConditionalAccumulator, namespace: str)
 
 
 def completed(*words: str, how: str = "--complete") -> list[str]:
-    """What is offered for the last word."""
+    """The completions of the last word."""
     return run(how, str(len(words)), *words).stdout.splitlines()
 
 
@@ -167,7 +167,7 @@ def test_values_of_options_are_completed_and_fish_gets_descriptions() -> None:
 def test_removal_at_logout_is_noted_only_where_logind_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image has its folders, and nothing that would remove anything."""
+    """A container image may have its folders, but nothing that removes names."""
     folders = [tmp_path / place for place in ("etc", "run")]
     monkeypatch.setattr(_unlinked, "_LOGIND_FOLDERS", tuple(map(str, folders)))
     monkeypatch.setattr(_unlinked, "_LOGIND_USERS", str(tmp_path))
@@ -196,7 +196,7 @@ QUICK += "cancel bias --yes; metrics --json"
 
 @pytest.mark.parametrize("line", QUICK.split("; "))
 @pytest.mark.usefixtures("bias")
-def test_it_starts_without_what_it_does_not_need(line: str) -> None:
+def test_it_imports_only_what_it_needs(line: str) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", COMMAND, *line.split()],
         capture_output=True,
@@ -225,7 +225,7 @@ atexit.register(_count)
 
 
 def test_check_starts_no_threads(tmp_path: Path) -> None:
-    """NumPy's linear algebra would, one for each core, and that takes longer than the check."""
+    """NumPy's linear algebra would start one for each core, which takes longer than the check."""
     (tmp_path / "sitecustomize.py").write_text(COUNTING_THREADS, encoding="utf-8")
     with SparseConditionalAccumulator(np.float32, [100, 4], "table") as acc:
         acc.apply_grad([1], np.ones((1, 4), np.float32))
@@ -235,10 +235,10 @@ def test_check_starts_no_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "pages"), [(0, False), (1, True), (2, True), (4, False)])
-def test_the_line_for_cron_pages_for_what_somebody_must_do(
+def test_the_line_for_cron_reports_only_what_needs_action(
     tmp_path: Path, status: int, pages: bool
 ) -> None:
-    """As the page on operating has it: not for what could only not be read, or not be compared."""
+    """As on the page on operating: not what could only not be read or compared."""
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"`(shmacc-inspect check [^`]*page-somebody)`", page)
     assert line in run("check", "--help").stdout

@@ -43,7 +43,7 @@ def problems(name: str) -> str:
     return "; ".join(f["problem"] for f in findings if f["severity"] == "wrong")
 
 
-def test_rows_that_the_index_does_not_lead_to(table: SparseConditionalAccumulator) -> None:
+def test_rows_missing_from_the_index_are_reported(table: SparseConditionalAccumulator) -> None:
     assert ask("check", "table")["findings"] == []
     for name in ("index 0", "index 1"):
         used = {r.name: r.used for r in inspection.describe("table").regions}
@@ -53,7 +53,7 @@ def test_rows_that_the_index_does_not_lead_to(table: SparseConditionalAccumulato
     assert table.num_accumulated() == 1
 
 
-def test_rows_written_over(table: SparseConditionalAccumulator) -> None:
+def test_overwritten_rows_are_reported(table: SparseConditionalAccumulator) -> None:
     scribble(path_of("table"), layout.region("slots"), np.array([7, 99], np.int64).tobytes())
     found = problems("table")
     assert "stands in the table twice" in found
@@ -61,7 +61,7 @@ def test_rows_written_over(table: SparseConditionalAccumulator) -> None:
     assert table.num_accumulated() == 1
 
 
-def test_a_committed_state_written_over(table: SparseConditionalAccumulator) -> None:
+def test_an_overwritten_state_is_reported(table: SparseConditionalAccumulator) -> None:
     # Rows in use: in both copies of the state, whichever is current.
     rows, more = np.int64(100).tobytes(), np.int64(101).tobytes()
     start = layout.region("states")
@@ -85,14 +85,14 @@ def _count_a_taken_one_twice(path: str) -> None:
         SetField("round", "taken", 1, relative=True).do(file, file)
 
 
-def test_a_gradient_that_is_taken_twice(table: SparseConditionalAccumulator) -> None:
+def test_a_gradient_taken_twice_is_reported(table: SparseConditionalAccumulator) -> None:
     table.take_grad(1)
     run_apart(_count_a_taken_one_twice, str(path_of("table")))
     found = "1 gradients were applied, but 2 taken, 0 discarded and 0 are there"
     assert found in problems("table")
 
 
-def test_the_removal_of_a_directory_is_not_promised_nor_begun() -> None:
+def test_a_directory_is_not_removed_or_said_to_be() -> None:
     ConditionalAccumulator(np.float32, [2], "folder").close()
     semaphore = inspect_tool.semaphore_of("folder")
     path_of("folder").unlink()
@@ -118,8 +118,8 @@ def _give_no_learning_rate(path: str, rate: float) -> None:
         file.write(0, bytes(config))
 
 
-def test_numbers_out_of_range_under_a_right_checksum() -> None:
-    """Whoever can write a file there could blind every look at all the others."""
+def test_numbers_out_of_range_with_a_valid_checksum_are_reported() -> None:
+    """One writable file must not break looks at all others."""
     rate = 0.372
     with shmacc.Parameters({"w": np.ones(2)}, "forged", optimizer=shmacc.optim.SGD(rate)):
         pass
@@ -136,7 +136,9 @@ def test_numbers_out_of_range_under_a_right_checksum() -> None:
         sound.unlink()
 
 
-def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, crew: Crew) -> None:
+def test_a_process_stopped_in_an_apply_is_reported(
+    table: SparseConditionalAccumulator, crew: Crew
+) -> None:
     taker = start(crew, inspect_tool.wait_in_line, "table", 10**9)
     until(lambda: table.stats().waiting == 1)
     with inspect_tool.stopped_with_the_lock(crew, "table") as pid:
@@ -158,7 +160,7 @@ def test_stopped_in_the_middle_of_an_apply(table: SparseConditionalAccumulator, 
     assert ask("check", "table")["wrong"] == 0
 
 
-def test_a_semaphore_that_is_none_or_missing(table: SparseConditionalAccumulator) -> None:
+def test_a_bad_or_missing_semaphore_is_reported(table: SparseConditionalAccumulator) -> None:
     semaphore = inspect_tool.semaphore_of("table")
     semaphore.write_bytes(b"")
     assert "not a semaphore" in problems("table")
@@ -169,7 +171,7 @@ def test_a_semaphore_that_is_none_or_missing(table: SparseConditionalAccumulator
     assert table.num_accumulated() == 1
 
 
-def test_a_private_one_whose_creator_was_killed(crew: Crew) -> None:
+def test_a_private_segment_whose_creator_was_killed_is_reported(crew: Crew) -> None:
     ConditionalAccumulator(np.float32, [2], "named").close()
     child = crew.start(_make_private)
     until(lambda: sorted(s["attached_alive"] for s in ask("list")["segments"]) == [0, 1])
@@ -202,7 +204,7 @@ def _forge(path: str) -> None:
                 SetField("lane", field, (1 << 63) - 1).do(file, file)
 
 
-def test_what_is_added_up_over_lanes_is_so_inside_and_outside() -> None:
+def test_sums_over_lanes_are_the_same_inside_and_outside() -> None:
     with ConditionalAccumulator("f4", (), "lanes", lanes=2) as acc:
         for contributor in range(2):
             acc.apply_grad(1.0, contributor=contributor)
@@ -221,7 +223,7 @@ def _interrupt(path: str) -> None:
         SetField("journal", "generation", generation + 1, number=0).do(file, file)
 
 
-def test_an_operation_that_was_interrupted_in_a_later_lane() -> None:
+def test_an_operation_interrupted_in_a_later_lane_is_reported() -> None:
     with ConditionalAccumulator("f4", (), "lanes", lanes=2) as acc:
         assert not inspection.describe("lanes").lock.in_operation
         run_apart(_interrupt, str(path_of("lanes")))
@@ -242,7 +244,7 @@ def old() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_a_segment_of_version_1(old: Path) -> None:
+def test_a_segment_of_version_1_is_reported(old: Path) -> None:
     words = f"layout version 1, which shmacc 1.0 reads; this one reads version {layout.VERSION}"
     (listed,) = ask("list", "old")["segments"]
     assert listed["state"] == "other version"
@@ -264,7 +266,7 @@ def hold_open(path: str, read: int) -> None:
     signal.pause()
 
 
-def test_who_has_a_segment_of_another_version_open_is_named(crew: Crew, old: Path) -> None:
+def test_users_of_a_segment_of_another_version_are_named(crew: Crew, old: Path) -> None:
     waiting, theirs = os.pipe()
     user = crew.start(hold_open, str(old), theirs)
     os.close(theirs)

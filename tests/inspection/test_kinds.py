@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def parameters() -> Iterator[SharedArrays]:
-    """Two arrays of 520 bytes in all, gone after the test."""
+    """Two arrays of 520 bytes in all, removed after the test."""
     contents = {"w": np.zeros((10, 12), np.float32), "on": np.ones(40, np.bool_)}
     with SharedArrays(contents, "p") as it:
         yield it
         it.unlink()
 
 
-def test_arrays_that_are_one_integer_are_shown_with_what_they_are() -> None:
+def test_arrays_of_one_integer_are_shown_with_their_values() -> None:
     contents: dict[str, Any] = {"many": np.int64(2**40), "less": np.int8(-3)}
     contents |= {"top": np.uint64(2**64 - 1), "real": np.float64(1.5), "row": np.arange(3)}
     contents["small"] = np.array((-1,), [("qint8", np.int8)])
@@ -61,7 +61,7 @@ def test_arrays_that_are_one_integer_are_shown_with_what_they_are() -> None:
 
 
 @pytest.mark.usefixtures("parameters")
-def test_arrays_are_shown_with_their_bytes_and_nothing_else() -> None:
+def test_larger_arrays_are_shown_with_their_sizes_only() -> None:
     [segment] = ask("list")["segments"]
     for field in ("global_step", "num_accumulated", "rows", "waiting_for"):
         assert segment[field] is None
@@ -83,15 +83,15 @@ def test_arrays_are_shown_with_their_bytes_and_nothing_else() -> None:
 
 
 @pytest.mark.usefixtures("parameters")
-def test_what_arrays_have_not_is_refused() -> None:
+def test_verbs_for_gradients_refuse_arrays() -> None:
     lines = "wait p --for step=1; wait p --for count=1; show p --rows 1; show p --values"
     for line in f"{lines}; cancel p; cancel p --yes".split("; "):
         done = run(*line.split())
         assert (done.returncode, "shared arrays" in done.stderr) == (2, True), line
 
 
-def test_parameters_are_waited_for_by_their_step() -> None:
-    """And a glob has them among the others; but they have no gradients to wait for."""
+def test_wait_waits_for_the_step_of_parameters() -> None:
+    """A glob includes them, too; but they have no gradients to wait for."""
     with (
         Parameters({"w": np.zeros(3, np.float32)}, "run.params", optimizer=optim.SGD(1)) as params,
         AccumulatorGroup(params.member_specs(), "run") as group,
@@ -109,8 +109,8 @@ def test_parameters_are_waited_for_by_their_step() -> None:
         params.unlink()
 
 
-def test_a_glob_skips_what_the_verb_is_not_for(crew: Crew) -> None:
-    """Nothing is left half done: what is named is judged before."""
+def test_a_glob_skips_segments_that_the_verb_is_not_for(crew: Crew) -> None:
+    """Names are checked before anything is done."""
     with (
         SharedArrays({"a": np.zeros(3)}, "c1") as arrays,
         ConditionalAccumulator(np.float32, [2], "c0") as first,
@@ -138,7 +138,7 @@ def test_a_glob_skips_what_the_verb_is_not_for(crew: Crew) -> None:
 
 
 @pytest.mark.usefixtures("parameters")
-def test_arrays_are_watched() -> None:
+def test_watch_shows_arrays() -> None:
     [line] = run("watch", "--count", "1", "--interval", "0.05").stdout.splitlines()
     assert line.endswith(" p state=sound")
     with Terminal("watch", "p", "--interval", "0.1") as terminal:
@@ -147,7 +147,7 @@ def test_arrays_are_watched() -> None:
             assert word not in seen
 
 
-def test_a_group_shows_what_its_members_use() -> None:
+def test_show_tells_what_each_member_of_a_group_uses() -> None:
     specs = {"a": TensorSpec([4], np.float32), "b": TensorSpec([2], "f8")}
     with AccumulatorGroup(specs, "g") as it:
         it.apply({"a": np.ones(4, np.float32)}, local_step=0)
@@ -157,7 +157,7 @@ def test_a_group_shows_what_its_members_use() -> None:
         it.unlink()
 
 
-def test_watch_shows_what_happened(crew: Crew) -> None:
+def test_watch_shows_events(crew: Crew) -> None:
     with ConditionalAccumulator(np.float32, [2], "acc") as acc:
         acc.cancel()
         with Terminal("watch", "acc", "--interval", "0.1", rows=24) as terminal:
@@ -175,7 +175,7 @@ def test_watch_shows_what_happened(crew: Crew) -> None:
         acc.unlink()
 
 
-def test_watch_in_a_pipe_tells_what_happened_meanwhile(crew: Crew) -> None:
+def test_watch_in_a_pipe_prints_events(crew: Crew) -> None:
     with SparseConditionalAccumulator(np.float32, [50_000, 16], "acc") as acc:
         acc.cancel()  # before: `show` has it
         with stopped_with_the_lock(crew, "acc"):
@@ -214,7 +214,7 @@ IDS = np.arange(40) * 2**50
 
 @pytest.fixture
 def params() -> Iterator[Parameters]:
-    """A table that had 40 rows and has 30, and an array."""
+    """An array, and a table that had 40 rows and has 30."""
     made = _make()
     with made:
         yield made
@@ -269,7 +269,7 @@ def test_parameters_without_tables_have_no_rows() -> None:
         assert 'shmacc_table_rows{name="params"' not in run("metrics").stdout
 
 
-def test_a_table_whose_rows_are_all_gone_has_none(params: Parameters) -> None:
+def test_a_table_whose_rows_were_all_removed_has_none(params: Parameters) -> None:
     with AccumulatorGroup({"user": params.member_specs()["user"]}, unlink_on_close=True) as group:
         group.advance_step(1)
         group.apply({}, 1)
@@ -287,7 +287,7 @@ def _index(file: SegmentFile) -> tuple[int, int]:
 
 
 def _lose_all(file: SegmentFile) -> None:
-    """The index leads to no row any more."""
+    """Let the index lead to no row."""
     start, buckets = _index(file)
     file.write(start, bytes(64 * buckets))
 
@@ -298,7 +298,7 @@ def _lose_some(file: SegmentFile) -> None:
 
 
 def _fill_up(file: SegmentFile) -> None:
-    """Each entry is taken, and by no row: a search would go round and round."""
+    """Fill every entry with no row: a search would go on for ever."""
     start, buckets = _index(file)
     for bucket in range(buckets):
         file.write(start + 64 * bucket, b"\xff" * 20 + struct.pack("<I", 1) + b"\xff" * 40)
@@ -308,19 +308,19 @@ def _fill_up(file: SegmentFile) -> None:
 
 
 def _repeat_an_id(file: SegmentFile) -> None:
-    """Two slots in use have the same id."""
+    """Give two places in use the same id."""
     first = file.table.region("slots")
     file.write(first + 20 * 16, file.read(first + 21 * 16, 8))
 
 
 def _bring_one_back(file: SegmentFile) -> None:
-    """A removed row's slot has the stamp of one that is in use."""
+    """Give a removed row's place the stamp of one that is in use."""
     first = file.table.region("slots")
     file.write(first + 8, struct.pack("<q", 1 << 1))
 
 
 def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
-    """What `check`, `show` and `metrics` say; and whether the remedy leaves all as it was."""
+    """What `check`, `show` and `metrics` report, and whether the remedy changes nothing."""
     with _make() as params, SegmentFile(str(inspect_tool.path_of("params"))) as file:
         before = params.snapshot()[1]["user"]
         file.look_at(0, 0)
@@ -348,10 +348,10 @@ def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
         (_bring_one_back, "it has 30 rows, but 31 of its slots are in use", False),
     ],
 )
-def test_a_damaged_table_is_known_and_its_rows_are_saved(
+def test_every_verb_reports_a_damaged_table_and_the_remedy_saves_its_rows(
     damage: Any, said: str, mended: bool
 ) -> None:
-    """By each verb. What the remedy says is done: if only the index is damaged, nothing is lost."""
+    """If only the index is damaged, nothing is lost."""
     found, shown, faults, is_mended = run_apart(_told, damage)
     assert any(said in each.problem for each in found), found
     assert said in shown
@@ -370,7 +370,7 @@ class _LeftError(Exception):
 
 
 def leave(group: AccumulatorGroup, params: Parameters | None) -> None:
-    """Leave a round by an exception, after an update of parameters if there are any."""
+    """Leave a round by an exception, after an update of parameters, if there are any."""
     with suppress(_LeftError), group.round(1) as taken:
         if params is not None:
             params.update(taken)
@@ -394,7 +394,7 @@ def end(group: AccumulatorGroup, params: Parameters) -> None:
         (False, lambda group, *_: (group.take_partial(1, seal=True), group.unseal())),
     ],
 )
-def test_sealed_is_whether_an_apply_at_the_step_is_refused(
+def test_sealed_tells_whether_applies_at_the_step_are_refused(
     refused: bool, deed: Callable[[AccumulatorGroup, Parameters, ExitStack], object]
 ) -> None:
     with (

@@ -46,7 +46,7 @@ LARGE: Final = 2**21  # numbers
 
 @pytest.fixture(autouse=True)
 def segments() -> Iterator[None]:
-    """An accumulator and its parameters, which the test itself does not have attached."""
+    """An accumulator and its parameters, not attached in the test."""
     ConditionalAccumulator(np.float32, [4], NAME).close()
     Parameters({"w": np.zeros(4, np.float32)}, PARAMS, optimizer=SGD(0.5)).close()
     yield
@@ -63,7 +63,7 @@ def fail(error: Exception) -> Callable[[Any], None]:
 
 
 def failed(crew: Crew, error: Exception, *before: Callable[[Any], Any]) -> int:
-    """Let a process fail after some deeds; the pid that it had."""
+    """Let a process fail after some actions; return its pid."""
     worker = crew.start(do, NAME, *before, fail(error))
     with pytest.raises(type(error)):
         worker.result()
@@ -78,7 +78,7 @@ def update_and_stay_in_the_block(acc: Any) -> None:
 
 
 def notes(name: str = NAME) -> dict[str, Any]:
-    """What `check` notes, by its kind; nothing is wrong."""
+    """The notes of `check`, by kind; nothing may be wrong."""
     found = ask("check", name)["findings"]
     assert {each["severity"] for each in found} <= {"note"}
     return {each["kind"]: each for each in found}
@@ -122,7 +122,7 @@ def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None
 
 @impatient
 def test_a_take_that_failed_workers_leave_waiting_names_them(crew: Crew) -> None:
-    """A parent that only keeps it open is not counted on, as after a death."""
+    """A parent that only keeps the segment open is not expected to apply."""
     begin(crew, pause)
     once(crew, apply, take(1))
     pid = failed(crew, ValueError("a bad\n\x1b[2Jbatch"), apply)
@@ -143,8 +143,8 @@ def test_a_chief_that_failed_is_named_with_its_exception(crew: Crew) -> None:
 
 
 @impatient
-def test_a_chief_that_dies_in_its_first_block_is_missed_beside_a_parent(crew: Crew) -> None:
-    """It had taken nothing yet, but it had opened a round."""
+def test_the_death_of_a_chief_in_its_first_block_is_reported(crew: Crew) -> None:
+    """It has opened a round, though it had taken none; a parent keeps the segment open."""
     begin(crew, pause)
     chief = begin(crew, apply, hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
@@ -153,7 +153,7 @@ def test_a_chief_that_dies_in_its_first_block_is_missed_beside_a_parent(crew: Cr
     named(StallKind.NOBODY_TAKES)
 
 
-def test_a_final_round_is_shown_and_noted_with_what_ends_it_once_its_chief_is_dead(
+def test_a_dead_chiefs_final_round_is_shown_with_its_remedy(
     crew: Crew,
 ) -> None:
     begin(crew, pause)
@@ -178,7 +178,7 @@ def test_a_final_round_is_shown_and_noted_with_what_ends_it_once_its_chief_is_de
     assert ask("show", NAME)["final_round"] is None
 
 
-def test_a_run_that_is_over_is_finished_and_stands_still_for_nobody(crew: Crew) -> None:
+def test_a_finished_run_is_no_standstill(crew: Crew) -> None:
     chief = begin(crew, apply, hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
     stop(chief)
@@ -204,13 +204,13 @@ def test_a_run_that_is_over_is_finished_and_stands_still_for_nobody(crew: Crew) 
         ((apply, hold_a_round), "pid {}, which has a round open"),
     ],
 )
-def test_a_chief_that_is_in_no_call_while_others_wait_is_noted(
+def test_a_chief_that_computes_while_others_wait_is_only_noted(
     crew: Crew,
     monkeypatch: pytest.MonkeyPatch,
     deeds: tuple[Callable[[Any], Any], ...],
     says: str,
 ) -> None:
-    """It lives, so it may compute: it is named, and not called wrong."""
+    """It lives, so it may compute."""
     chief = begin(crew, *deeds)
     begin(crew, wait_for_ever)
     assert inspection.describe(NAME).suspected is None, "others have not waited for long"
@@ -254,7 +254,7 @@ def update_for_ever(acc: Any) -> None:
                 arrays.update(taken)
 
 
-def test_an_update_that_runs_and_that_a_death_interrupted_are_shown(crew: Crew) -> None:
+def test_running_and_interrupted_updates_are_shown(crew: Crew) -> None:
     with (
         ConditionalAccumulator(np.float32, [LARGE], "large") as acc,
         Parameters({"w": TensorSpec((LARGE,))}, "large.params", optimizer=SGD(0.5)) as arrays,
@@ -286,7 +286,7 @@ def test_an_update_that_runs_and_that_a_death_interrupted_are_shown(crew: Crew) 
 
 
 @pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
-def test_a_load_that_a_death_interrupted_is_wrong_until_it_is_made_again(tmp_path: Path) -> None:
+def test_an_interrupted_load_is_wrong_until_it_is_repeated(tmp_path: Path) -> None:
     def attach() -> dict[str, Any]:
         return {"params": Parameters.attach(PARAMS), "acc": shmacc.attach(NAME)}
 

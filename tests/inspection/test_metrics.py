@@ -76,7 +76,7 @@ def test_metrics_are_served_to_other_machines_only_by_an_explicit_flag(
     assert (server.returncode, talk) == (128 + number, "")
 
 
-def test_a_client_that_hangs_up_is_no_news() -> None:
+def test_a_client_that_hangs_up_is_not_logged() -> None:
     command = [str(COMMAND), "metrics", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -109,7 +109,7 @@ _MISSING = "raise ModuleNotFoundError(\"No module\", name='prometheus_client')"
 def test_without_prometheus_client_metrics_says_what_to_install(
     tmp_path: Path, content: str, why: str
 ) -> None:
-    """And why its import failed, if it is there."""
+    """And why its import failed, if it is installed."""
     (tmp_path / "prometheus_client.py").write_text(content, encoding="ascii")
     done = run("metrics", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
@@ -117,7 +117,7 @@ def test_without_prometheus_client_metrics_says_what_to_install(
     assert why in done.stderr
 
 
-def test_a_textfile_is_classic_text(bias: ConditionalAccumulator, tmp_path: Path) -> None:
+def test_a_textfile_has_the_classic_format(bias: ConditionalAccumulator, tmp_path: Path) -> None:
     bias.apply_grad([1, 2, 3])
     file = tmp_path / "shmacc.prom"
     assert run("metrics", "--output", str(file)).returncode == 0
@@ -142,8 +142,8 @@ def test_a_file_is_replaced_in_one_piece_and_keeps_its_mode(tmp_path: Path) -> N
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_but_a_file_is_replaced(tmp_path: Path) -> None:
-    """A device, a pipe or a terminal is written to, and stays what it is."""
+def test_devices_and_pipes_are_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """A terminal, too."""
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -178,7 +178,7 @@ def _value(metric: str) -> float:
     return float(found[metric][0]["value"])
 
 
-def test_who_waits_for_a_take_is_counted(crew: Crew) -> None:
+def test_waiting_takes_are_counted(crew: Crew) -> None:
     with ConditionalAccumulator(np.float32, [1], "tight", capacity=1) as acc:
         for _ in range(2):
             begin(crew, wait_for_ever, name="tight")
@@ -194,7 +194,7 @@ def test_who_waits_for_a_take_is_counted(crew: Crew) -> None:
         acc.unlink()  # which ends the waits
 
 
-def test_metrics_of_some_segments_only(bias: ConditionalAccumulator) -> None:
+def test_metrics_may_be_of_some_segments_only(bias: ConditionalAccumulator) -> None:
     with ConditionalAccumulator(np.float32, [2], "other") as other:
         for names in (["bias"], ["b*"], [path_of("bias").name]):
             found = ask("metrics", *names)["metrics"]

@@ -43,7 +43,7 @@ def names_of(answer: Any) -> list[str]:
 def test_a_name_that_looks_like_another_segments_file(
     kept: list[ConditionalAccumulator], namespace: str
 ) -> None:
-    """`remove` of the name that `list` shows removes that one, not the one it looks like."""
+    """`remove` removes the segment that `list` shows by this name, not the one it resembles."""
     looks_alike = f"unit-{os.getpid()}"
     kept += [make(looks_alike, ""), make(f"shmacc.{looks_alike}", "")]
     shown = names_of(ask("list", "-A", f"*{looks_alike}"))
@@ -73,7 +73,7 @@ def test_a_name_that_looks_like_another_segments_file(
         *((name, 60) for name in (LONG_NAME, "é" * 33, "%" * 66)),
     ],
 )
-def test_every_name_that_is_shown_works(name: str, namespace_length: int) -> None:
+def test_every_name_that_is_shown_is_accepted(name: str, namespace_length: int) -> None:
     with testing.isolated_namespace():
         own = os.environ["SHMACC_NAMESPACE"] = f"{os.getpid()}-".ljust(namespace_length, "n")
         with make(name) as acc:
@@ -98,8 +98,8 @@ def test_every_name_that_is_shown_works(name: str, namespace_length: int) -> Non
             acc.unlink()
 
 
-def test_what_is_printed_of_an_odd_name_is_one_safe_word(namespace: str) -> None:
-    """For terminals, `xargs` and shells: the name as it was given, or else its file's."""
+def test_odd_names_are_printed_as_one_safe_word(namespace: str) -> None:
+    """For terminals, `xargs` and shells: the name itself, or else its file's."""
     odd = {"w:0/grad": "", "é": "", "a b": "a%20b", "$(x)": "%24%28x%29", "\x1b[31m": "%1B%5B31m"}
     with contextlib.ExitStack() as kept:
         for name in odd:
@@ -120,7 +120,7 @@ def test_what_is_printed_of_an_odd_name_is_one_safe_word(namespace: str) -> None
 
 
 def test_a_name_like_a_glob(kept: list[ConditionalAccumulator]) -> None:
-    """`w[0]` is a name if there is one; `w*` is a glob: no segment keeps the others out of it."""
+    """`w[0]` is a name if it exists; `w*` is always a glob, so no segment hides others."""
     kept += [make(name) for name in ("w0", "w[0]", "w*", "*", "job:0")]
     for given, found in {
         "w[0]": {"w[0]"},
@@ -139,7 +139,7 @@ def test_a_name_like_a_glob(kept: list[ConditionalAccumulator]) -> None:
     assert names_of(ask("list", "w[0]")) == ["w0"]
 
 
-def test_whatever_follows_two_dashes_is_a_name(kept: list[ConditionalAccumulator]) -> None:
+def test_after_two_dashes_everything_is_a_name(kept: list[ConditionalAccumulator]) -> None:
     kept += [make(name) for name in ("-rf", "--json", "a", "--yes")]
     for line, found in {
         "-- -rf": ["-rf"],
@@ -159,7 +159,7 @@ def test_whatever_follows_two_dashes_is_a_name(kept: list[ConditionalAccumulator
         assert run(*line.split()).returncode == 2, line
 
 
-def test_a_damaged_segment_with_a_long_name() -> None:
+def test_a_damaged_segment_with_a_long_name_can_be_removed() -> None:
     with testing.isolated_namespace():
         os.environ["SHMACC_NAMESPACE"] = f"{os.getpid()}-".ljust(60, "d")
         path = path_of(LONG_NAME)
@@ -225,7 +225,7 @@ def test_every_verb_takes_several_names_and_globs(kept: list[ConditionalAccumula
 
 
 @pytest.mark.parametrize("verb", ["list", "remove", "clean", "check"])
-def test_a_glob_does_not_match_what_all_whole_names_begin_with(verb: str, namespace: str) -> None:
+def test_a_glob_does_not_match_the_prefix_of_all_names(verb: str, namespace: str) -> None:
     for name in ("bias", "sums", "tower.bias"):
         make(name).close()
     for glob, found in (
@@ -240,7 +240,7 @@ def test_a_glob_does_not_match_what_all_whole_names_begin_with(verb: str, namesp
     assert run("clean", "--yes").returncode == 0
 
 
-def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_one_namespace() -> None:
+def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_a_namespace_only() -> None:
     make("sem.a").close()
     assert run("clean", "sem.a", "--yes", SHMACC_NAMESPACE="").returncode == 3
     assert path_of("sem.a").exists()
@@ -254,10 +254,10 @@ def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_one_namespace() -> N
     [["show"], ["show", "--values"], ["cancel", "--yes"]],
     ids=" ".join,
 )
-def test_what_a_glob_found_and_lost_meanwhile_is_skipped(
+def test_segments_that_disappear_after_a_glob_found_them_are_skipped(
     arguments: list[str], looked_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside jobs that end all the while; of who was named, it is told."""
+    """Jobs end all the time; but a name that was typed is reported."""
     real = getattr(inspection, looked_at)
 
     def remove_when_found(*given: object, **options: object) -> object:

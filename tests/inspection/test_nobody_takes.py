@@ -48,7 +48,7 @@ NOBODY_TAKES = StallKind.NOBODY_TAKES
 
 @pytest.fixture(autouse=True)
 def segment() -> Iterator[None]:
-    """One with room for two gradients, which the test itself does not have attached."""
+    """An accumulator with room for two gradients, not attached in the test."""
     SparseConditionalAccumulator(np.float32, [1000, 16], NAME, capacity=2).close()
     yield
     inspection.remove(NAME, force=True)
@@ -68,7 +68,7 @@ def apply_for_ever(acc: Any) -> None:
 
 
 def chief_that_has_taken(crew: Crew, beside: int = 0) -> Apart:
-    """A process that has taken once, and computes, beside some that do nothing."""
+    """A process that has taken once and computes, beside some that do nothing."""
     chief = begin(crew, take(1), pause)
     once(crew, apply)
     until(lambda: any(each.taken for each in inspection.describe(NAME).processes))
@@ -82,13 +82,13 @@ def wait_beside_it(crew: Crew, number: int = 1) -> list[Apart]:
     return workers
 
 
-def test_it_is_named_within_ten_seconds() -> None:
+def test_the_cause_is_named_within_ten_seconds() -> None:
     facts = _stall_facts
     assert max(facts.AT_THE_START, facts.AFTER_TAKES, facts.AFTER_GRADIENTS) < 10
 
 
 @impatient
-def test_workers_that_wait_for_the_step_of_a_chief_that_was_killed(crew: Crew) -> None:
+def test_workers_that_wait_for_a_killed_chiefs_step(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     wait_beside_it(crew, 3)
     assert kinds() == [], "the chief may take"
@@ -103,7 +103,7 @@ def test_workers_that_wait_for_the_step_of_a_chief_that_was_killed(crew: Crew) -
     assert finding["remedy"].startswith("start the process that takes")
 
 
-def test_the_verdict_after_a_death_is_not_final(crew: Crew) -> None:
+def test_after_a_death_show_says_to_look_again(crew: Crew) -> None:
     begin(crew, pause)
     assert "look again" not in run("show", NAME).stdout
     kill(chief_that_has_taken(crew, beside=1))
@@ -112,8 +112,8 @@ def test_the_verdict_after_a_death_is_not_final(crew: Crew) -> None:
 
 
 @impatient
-def test_the_remedy_ends_it(crew: Crew) -> None:
-    """A chief that is started in place of the dead one."""
+def test_the_remedy_ends_the_standstill(crew: Crew) -> None:
+    """A chief is started in place of the dead one."""
     kill(chief_that_has_taken(crew))
     worker = begin(crew, work)
     named(NOBODY_TAKES)
@@ -123,7 +123,7 @@ def test_the_remedy_ends_it(crew: Crew) -> None:
 
 
 @impatient
-def test_a_dead_chief_beside_a_parent_that_only_keeps_it_open(crew: Crew) -> None:
+def test_a_dead_chief_beside_a_parent_that_only_keeps_the_segment_open(crew: Crew) -> None:
     begin(crew, pause)
     chief = chief_that_has_taken(crew, beside=1)
     wait_beside_it(crew)
@@ -208,7 +208,7 @@ def test_a_stopped_chief(crew: Crew) -> None:
 
 
 @impatient
-def test_a_wait_in_pieces_is_a_wait(crew: Crew) -> None:
+def test_a_wait_of_many_short_timeouts_is_one_wait(crew: Crew) -> None:
     def wait_in_pieces(acc: Any) -> None:
         while True:
             with contextlib.suppress(errors.DeadlineExceededError):
@@ -223,7 +223,7 @@ def test_a_wait_in_pieces_is_a_wait(crew: Crew) -> None:
 
 @impatient
 def test_a_take_whose_gradients_have_no_room(crew: Crew) -> None:
-    """All who apply wait for room, which only this take would make."""
+    """All workers wait for room, which only this take would make."""
     once(crew, apply)
     begin(crew, take(2))
     begin(crew, apply_a_partial)
@@ -232,8 +232,8 @@ def test_a_take_whose_gradients_have_no_room(crew: Crew) -> None:
     assert "2 alive (waiting for this take: 1)" in problem()
 
 
-def test_what_waits_for_room_does_so_while_it_looks_for_it(crew: Crew) -> None:
-    """It looks twenty times a second, under the lock; no verdict hangs on the moment of a look."""
+def test_a_worker_that_looks_for_room_counts_as_waiting(crew: Crew) -> None:
+    """It looks twenty times a second, under the lock: the moment of a look must not matter."""
     begin(crew, apply_for_ever)
     until(lambda: doing("waits for room") == 1)
     with stopped_with_the_lock(crew, NAME, changes=False):
@@ -244,7 +244,7 @@ def test_what_waits_for_room_does_so_while_it_looks_for_it(crew: Crew) -> None:
 
 @impatient
 def test_a_take_whose_gradients_have_no_memory(crew: Crew) -> None:
-    """No capacity is in their way, and more processes would be of no use."""
+    """No capacity stops them, and more processes would not help."""
     name = f"{NAME}-unbounded"
     with SparseConditionalAccumulator(np.float32, [1000, 1024], name) as acc:
         acc.apply_grad([0], np.ones((1, 1024), np.float32))

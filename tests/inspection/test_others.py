@@ -32,7 +32,7 @@ def theirs(crew: Crew) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("asked", [(), ("the*",), ("theirs",), ("--quiet",)], ids=str)
-def test_segments_that_cannot_be_read_are_no_success(asked: tuple[str, ...]) -> None:
+def test_unreadable_segments_make_a_verb_fail(asked: tuple[str, ...]) -> None:
     done = run("check", *asked, weak=True)
     assert done.returncode == NOT_READ
     assert "0 segments checked: nothing wrong" in done.stderr
@@ -45,7 +45,7 @@ def test_segments_that_cannot_be_read_are_no_success(asked: tuple[str, ...]) -> 
     assert "could not be read" not in as_root.stderr
 
 
-def test_what_is_wrong_goes_before_what_was_not_read() -> None:
+def test_a_fault_comes_before_unreadable_segments() -> None:
     with ConditionalAccumulator("f4", [2], "own"):
         assert run("check", "own", weak=True).returncode == 0
         assert run("check", weak=True).returncode == NOT_READ
@@ -55,7 +55,7 @@ def test_what_is_wrong_goes_before_what_was_not_read() -> None:
     assert "1 could not be read: NOT checked" in done.stderr
 
 
-def test_what_cannot_be_read_is_listed_and_may_stand_still() -> None:
+def test_unreadable_segments_are_listed_with_an_unknown_state() -> None:
     said = ask("list")["segments"][0]
     assert (said["owner_uid"], said["state"]) == (NOBODY, "orphaned")
     said = ask("list", weak=True)["segments"][0]
@@ -78,15 +78,15 @@ def _update_as(uid: int) -> None:
             assert params.update(taken)
 
 
-def test_parameters_that_cannot_be_read_are_not_said_to_be_gone(crew: Crew) -> None:
-    """Their rounds can be: what mends parameters that were replaced would cost the round."""
+def test_unreadable_parameters_are_not_said_to_be_removed(crew: Crew) -> None:
+    """The remedy for removed parameters would cost the round."""
     crew.start(_update_as, NOBODY).result()
     kinds = [each["kind"] for each in ask("check", "acc", weak=True, status=1)["findings"]]
     assert "orphaned" in kinds
     assert "of_other_parameters" not in kinds
 
 
-def test_clean_leaves_what_is_not_ours_and_is_brief_about_it() -> None:
+def test_clean_leaves_other_users_segments_in_one_line() -> None:
     done = run("clean", "--yes", weak=True)
     assert (done.returncode, done.stdout) == (0, "")
     left = [line.split()[2] for line in done.stderr.splitlines() if " left " in line]
@@ -95,7 +95,7 @@ def test_clean_leaves_what_is_not_ours_and_is_brief_about_it() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_a_rehearsal_promises_nothing_that_is_refused(mode: int) -> None:
+def test_a_dry_run_promises_nothing_that_is_refused(mode: int) -> None:
     path_of("theirs").chmod(mode)
     for verb in (["remove", "theirs"], ["remove", "theirs", "--force"], ["cancel", "theirs"]):
         rehearsed, done = run(*verb, weak=True), run(*verb, "--yes", weak=True)
@@ -114,7 +114,7 @@ def test_a_rehearsal_promises_nothing_that_is_refused(mode: int) -> None:
     ]
 
 
-def test_what_only_its_owner_can_remove_is_said_to_be_so() -> None:
+def test_a_segment_that_only_its_owner_can_remove_is_reported_so() -> None:
     path = path_of("theirs")
     os.truncate(path, 100)
     path.chmod(0o644)

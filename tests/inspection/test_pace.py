@@ -37,7 +37,7 @@ def pace() -> inspection.Pace:
 
 
 def apply_when_told(contributor: int | None, *, pipe: Pipe) -> None:
-    """Apply once for each step that is heard."""
+    """Apply once for each step that the test sends."""
     acc: Any = shmacc.attach("acc")
     with acc:
         pipe.say()
@@ -47,7 +47,7 @@ def apply_when_told(contributor: int | None, *, pipe: Pipe) -> None:
 
 
 def take(count: int, how: str = "at once", *, pipe: Pipe) -> None:
-    """Take, each time after a word, and again a word later end the block."""
+    """Take when told, and end the block when told again."""
     acc: Any = shmacc.attach("acc")
     with acc:
         pipe.say()
@@ -62,7 +62,7 @@ def take(count: int, how: str = "at once", *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("how", ["in a block", "at once"])
-def test_each_second_is_in_one_phase(acc: ConditionalAccumulator, crew: Crew, how: str) -> None:
+def test_each_second_counts_in_one_phase(acc: ConditionalAccumulator, crew: Crew, how: str) -> None:
     blocks = how == "in a block"
     chief = crew.start(take, 1, how)
     chief.hear()
@@ -100,7 +100,7 @@ def test_each_second_is_in_one_phase(acc: ConditionalAccumulator, crew: Crew, ho
     assert phases == {name: getattr(spent, name) for name in ("waiting", "block", "between")}
 
 
-def test_a_block_that_was_given_up_is_between_rounds(acc: ConditionalAccumulator) -> None:
+def test_a_block_that_was_given_up_counts_as_between_rounds(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(np.ones(2, np.float32), local_step=0)
     with suppress(KeyError), acc.round(1):
         time.sleep(PAUSE)
@@ -115,7 +115,7 @@ def test_a_block_that_was_given_up_is_between_rounds(acc: ConditionalAccumulator
 def test_the_contributors_that_rounds_wait_for_are_named(
     acc: ConditionalAccumulator, crew: Crew, named: bool
 ) -> None:
-    """Of 3 workers, one is late in most rounds, another in one."""
+    """Of 3 workers, one is late in most rounds, another in one round."""
     workers = [crew.start(apply_when_told, number if named else None) for number in range(3)]
     chief = crew.start(take, 3)
     for process in (*workers, chief):
@@ -149,8 +149,10 @@ def test_the_contributors_that_rounds_wait_for_are_named(
     assert samples[0] == (label, 4.0)
 
 
-def test_only_the_latest_of_many_contributors_stay(acc: ConditionalAccumulator, crew: Crew) -> None:
-    """One that is late again and again is not lost among others that are late once."""
+def test_the_contributors_that_were_late_most_often_are_kept(
+    acc: ConditionalAccumulator, crew: Crew
+) -> None:
+    """One that is late often is not lost among others that are late once."""
     chief = crew.start(take, 2)
     chief.hear()
     process = crew.start(apply_when_told, 0)
@@ -174,8 +176,8 @@ def test_only_the_latest_of_many_contributors_stay(acc: ConditionalAccumulator, 
     assert len(samples) == 5
 
 
-def test_how_old_gradients_without_a_step_are(acc: ConditionalAccumulator) -> None:
-    """At most as many updates as there were since the process's gradient before."""
+def test_the_age_of_gradients_without_a_step(acc: ConditionalAccumulator) -> None:
+    """At most the number of updates since the process's gradient before."""
 
     def apply(local_step: int) -> None:
         acc.apply_grad(np.ones(2, np.float32), local_step=local_step)
@@ -190,7 +192,7 @@ def test_how_old_gradients_without_a_step_are(acc: ConditionalAccumulator) -> No
     assert "3 gradients with NEVER_STALE lack at most 2.0 updates" in run("show", "acc").stdout
 
 
-def test_forged_bytes_do_no_harm(acc: ConditionalAccumulator) -> None:
+def test_forged_numbers_of_pace_break_no_verb(acc: ConditionalAccumulator) -> None:
     for content in (b"\0", b"\xff", b"\x7f", b"\x80"):
         scribble(path_of("acc"), layout.PACE, content * (layout.HEADER_USED - layout.PACE))
         for _ in range(2):

@@ -27,7 +27,7 @@ ANEW: Final = "load a checkpoint into both, or begin both anew"
 
 @pytest.fixture(autouse=True)
 def job() -> Iterator[None]:
-    """A group and its parameters, after a round; all their processes are gone."""
+    """A group and its parameters after a round; all processes have ended."""
     with make(Parameters({"w": np.zeros(4, np.float32)}, PARAMS, optimizer=SGD(0.5))):
         pass
     yield
@@ -49,7 +49,7 @@ def one_round(group: Any, params: Any) -> None:
 
 
 def start_again() -> None:
-    """Be the chief of that job, which goes on with it."""
+    """Be that job's chief, and go on."""
     with Parameters.attach(PARAMS) as params, AccumulatorGroup.attach(GROUP) as group:
         one_round(group, params)
 
@@ -63,7 +63,7 @@ def remedies(name: str = GROUP) -> dict[str, str]:
     return found
 
 
-def test_a_job_that_is_sound_is_started_again() -> None:
+def test_a_sound_job_can_just_be_started_again() -> None:
     assert remedies()["orphaned"].startswith("start its job again, which goes on with it")
     assert remedies(PARAMS)["orphaned"].startswith("start its job again, which goes on with it")
     shown = run("show", GROUP).stdout
@@ -99,8 +99,8 @@ def test_a_job_whose_steps_do_not_fit_is_not_just_started_again(name: str) -> No
     assert remedies(name)["orphaned"].startswith(ANEW)
 
 
-def test_what_is_told_of_the_dead_is_the_same_plan() -> None:
-    """A chief that died in its round, beside workers that wait."""
+def test_the_plan_after_a_death_is_the_same() -> None:
+    """A chief died in its round, and workers wait."""
     with Parameters.attach(PARAMS) as params:
         params.restore({**params.state(), "step": np.array(7)})
 
@@ -126,7 +126,7 @@ def fill_a_table() -> None:
 
 
 def _fill_a_table() -> tuple[list[str], str, str]:
-    """Let a chief fail since its table cannot grow; what is said of it, and its error."""
+    """Let a chief fail because its table cannot grow; return what is reported, and its error."""
     spec = TableSpec((1024,), "float32")
     with (
         Parameters({"t": spec}, "full.params", optimizer=Adam(0.1)) as params,
@@ -149,7 +149,7 @@ def _fill_a_table() -> tuple[list[str], str, str]:
 
 
 @needs_own_shm
-def test_a_table_that_cannot_grow_says_what_to_do() -> None:
+def test_the_report_of_a_table_that_cannot_grow_says_what_to_do() -> None:
     said, failed, shown = run_apart(_fill_a_table, shm=7 * MIB)
     assert failed.endswith("`mount -o remount,size=... /dev/shm`")
     assert failed in shown
@@ -157,7 +157,7 @@ def test_a_table_that_cannot_grow_says_what_to_do() -> None:
     assert any("do: make room, as its error says; then start it again" in each for each in said)
 
 
-def test_no_remedy_is_longer_than_it_is_shown() -> None:
+def test_no_remedy_is_cut_off() -> None:
     inspection.remove(PARAMS)
     shown = run("check", GROUP, COLUMNS="40").stdout
     for each in inspection.check(GROUP):

@@ -24,7 +24,7 @@ def _file_names(namespace: str) -> tuple[str, str]:
 
 
 def _open_both(namespace: str) -> None:
-    """With posix_ipc alone, in a process that has nothing attached."""
+    """Open both with posix_ipc alone, in a process that has nothing attached."""
     segment, semaphore = _file_names(namespace)
     memory = posix_ipc.SharedMemory(f"/{segment}")
     assert os.pread(memory.fd, 6, 0) == b"shmacc"
@@ -45,7 +45,7 @@ def test_posix_ipc_alone_opens_a_segment_and_its_semaphore(namespace: str) -> No
         acc.unlink()
 
 
-def test_what_is_no_semaphore_has_no_value(namespace: str) -> None:
+def test_a_file_that_is_no_semaphore_has_no_value(namespace: str) -> None:
     with shmacc.ConditionalAccumulator("f4", (), "emb") as acc:
         path = Path("/dev/shm", f"sem.{_file_names(namespace)[1]}")  # noqa: S108
         content = path.read_bytes()
@@ -65,7 +65,7 @@ def test_what_is_no_semaphore_has_no_value(namespace: str) -> None:
 
 
 @needs_root
-def test_who_may_only_read_learns_the_rest() -> None:
+def test_a_user_who_may_only_read_learns_all_but_the_semaphore() -> None:
     with shmacc.ConditionalAccumulator("f4", (), "emb", mode=0o644) as acc:
 
         def look() -> None:
@@ -76,7 +76,7 @@ def test_who_may_only_read_learns_the_rest() -> None:
         acc.unlink()
 
 
-def test_only_these_need_posix_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_semaphores_need_posix_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "posix_ipc", None)
     with shmacc.ConditionalAccumulator("f4", (), "emb") as acc:
         assert inspection.describe("emb").lock.tokens is None

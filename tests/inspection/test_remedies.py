@@ -44,14 +44,14 @@ def make_parameters(name: str, **how: Any) -> Parameters:
 
 
 def orphans() -> None:
-    """Jobs whose processes are all dead, and will be started again."""
+    """Segments of a job whose processes are dead, and which will be started again."""
     for name in NAMES[:3]:
         ConditionalAccumulator(np.float32, [2], name).close()
     make_parameters(NAMES[3]).close()
 
 
 def damaged() -> None:
-    """Another program's file, say."""
+    """A file of another program."""
     path_of(NAMES[0]).write_bytes(b"not a segment" * 1000)
 
 
@@ -61,25 +61,25 @@ def other_version() -> None:
 
 
 def renamed() -> None:
-    """A copy that somebody keeps."""
+    """A renamed copy that a user keeps."""
     orphans()
     path_of(NAMES[0]).rename(path_of(NAMES[5]))
 
 
 def linked() -> None:
-    """Another name of a segment, which somebody made."""
+    """A link to a segment that a user made."""
     orphans()
     path_of(NAMES[5]).hardlink_to(path_of(NAMES[0]))
 
 
 def no_semaphore() -> None:
-    """Another file in the place of a semaphore."""
+    """Another file under a semaphore's name."""
     orphans()
     semaphore_of(NAMES[0]).write_bytes(b"somebody's")
 
 
 def only_a_semaphore() -> None:
-    """What `rm` has left."""
+    """A semaphore whose segment was removed by `rm`."""
     orphans()
     path_of(NAMES[0]).unlink()
 
@@ -99,7 +99,7 @@ def names_there(namespace: str) -> list[str]:
 
 
 @pytest.mark.parametrize("make", EVERYTHING)
-def test_the_commands_of_check_destroy_nothing_and_those_of_its_words_do_what_they_say(
+def test_commands_of_check_destroy_nothing_and_those_in_its_texts_work(
     make: Callable[[], None], namespace: str
 ) -> None:
     """docs/inspect-json.md: "`command` can be pasted into a shell, and destroys no data"."""
@@ -128,7 +128,7 @@ def test_the_commands_of_check_destroy_nothing_and_those_of_its_words_do_what_th
             assert not (path_of(NAMES[0]).parent / finding["subject"]).exists()
 
 
-def test_many_orphans_are_one_line() -> None:
+def test_many_orphans_are_reported_in_one_line() -> None:
     for name in NAMES:
         ConditionalAccumulator(np.float32, [2], name).close()
     said = run("check", "job*").stdout.splitlines()
@@ -139,14 +139,14 @@ def test_many_orphans_are_one_line() -> None:
     assert ask("check", "job*", status=1)["wrong"] == len(NAMES)
 
 
-def test_a_directory_is_not_to_be_removed_by_what_removes_none() -> None:
+def test_no_remedy_for_a_directory_uses_remove() -> None:
     directory()
     (finding,) = ask("check", NAMES[0], status=1)["findings"]
     assert finding["remedy"].endswith("shmacc removes no directories")
     assert run("remove", NAMES[0], "--force", "--yes").returncode == 1
 
 
-def test_what_an_error_says_removes_it_removes_it() -> None:
+def test_the_command_that_an_error_names_removes_the_segment() -> None:
     ConditionalAccumulator(np.float32, [2], ACC).close()
     with pytest.raises(errors.InvalidArgumentError) as refused:
         ConditionalAccumulator(np.float32, [3], ACC)
@@ -162,15 +162,15 @@ def use_both(accumulator: str, parameters: str) -> None:
 
 
 def noted(kind: str) -> bool:
-    """Whether `check` finds it, of one segment and of all alike."""
+    """Whether `check` reports it, of this segment and of all segments."""
     found = inspection.check(ACC), inspection.check_all()
     (said,) = {kind in [each.kind for each in findings] for findings in found}
     return said
 
 
 @pytest.mark.parametrize(("step", "far"), [(0, True), (5, True), (6, False), (7, False)])
-def test_parameters_past_the_rounds_beside_them_are_noted(crew: Crew, step: int, far: bool) -> None:
-    """Before a chief fails by it, each time that it is started. Those of others are not."""
+def test_parameters_ahead_of_their_group_are_noted(crew: Crew, step: int, far: bool) -> None:
+    """Otherwise a chief fails each time that it is started. Other jobs' are not noted."""
     with (
         ConditionalAccumulator(np.float32, [4], ACC) as acc,
         make_parameters(PARAMS) as params,
@@ -186,7 +186,7 @@ def test_parameters_past_the_rounds_beside_them_are_noted(crew: Crew, step: int,
 
 @pytest.mark.parametrize(("alive", "replaced"), [(True, True), (False, True), (True, False)])
 def test_a_group_of_replaced_parameters_is_noted(crew: Crew, alive: bool, replaced: bool) -> None:
-    """Others are refused each time that the job is started."""
+    """Other parameters are refused each time that the job is started."""
     with (
         make_parameters(PARAMS) as params,
         shmacc.AccumulatorGroup(params.member_specs(), ACC) as group,

@@ -52,7 +52,7 @@ OFTEN: Final = 0.02  # seconds
 
 @pytest.fixture(autouse=True)
 def segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two, of which one is in order, and no patience."""
+    """Two segments, one of them healthy; waits count at once."""
     patience(monkeypatch, 0.0)
     monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
     with ConditionalAccumulator(np.float32, [2], FINE) as fine:
@@ -89,13 +89,13 @@ def bystanders(crew: Crew) -> None:
 
 
 class Stage:
-    """A job in which each has come to where it stays."""
+    """A job whose processes have all reached where they stay."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
 
     def chief(self, *deeds: Callable[[Any], Any]) -> Apart:
-        """Start a process that takes once and does the deeds; return once it has taken."""
+        """Start a process that takes once, then acts; return after the take."""
         before = inspection.describe(NAME).stats.takes
         chief = begin(self.crew, take(1), *deeds)
         once(self.crew, apply)
@@ -119,7 +119,7 @@ class Stage:
         until(lambda: doing("waits for the step") == before + number)
 
     def head(self, number: int, *deeds: Callable[[Any], Any]) -> Apart:
-        """Let a chief take once, and then wait for so many gradients; it has a worker."""
+        """Let a chief take once, then wait for so many gradients; it has one worker."""
         chief = begin(self.crew, take(1), take(number))
         worker = self.crew.start(do, NAME, work, *deeds)
         until(lambda: inspection.describe(NAME).stats.takes == 1)
@@ -208,7 +208,7 @@ def first_chief_never_comes(stage: Stage) -> Played:
 
 
 def second_chief_hangs(stage: Stage) -> Played:
-    """The first one took, and was replaced."""
+    """The first chief took, and was replaced."""
     stage.hung_chief()
     return chief_hangs(stage)
 
@@ -332,7 +332,7 @@ SCENES: Final = (
         if beside != "nobody" or scene.beside or scene.later
     ],
 )
-def test_the_one_at_fault_is_named_and_nobody_else(crew: Crew, scene: Scene, beside: str) -> None:
+def test_the_process_at_fault_is_named_and_no_other(crew: Crew, scene: Scene, beside: str) -> None:
     kind, proved, named = scene.kind, scene.proved, True
     if beside == "before":
         bystanders(crew)
@@ -357,7 +357,7 @@ def accused(stall: Stall) -> set[int]:
 
 
 def becomes(name: str, kind: StallKind, *, proved: bool) -> None:
-    """Wait until this is what is said of a segment, and nothing else."""
+    """Wait until the verbs report exactly this of a segment."""
     try:
         until(lambda: stalled(name) == [(kind, proved)])
     except AssertionError:
@@ -366,7 +366,7 @@ def becomes(name: str, kind: StallKind, *, proved: bool) -> None:
 
 
 def stalled(name: str) -> list[tuple[StallKind, bool]]:
-    """Return what is said of a segment, and whether it is proved."""
+    """Return what is reported of a segment, and whether it is proved."""
     summary = inspection.describe(name).summary
     perhaps = [(summary.suspected.kind, False)] if summary.suspected else []
     return [(stall.kind, True) for stall in summary.stalls] + perhaps
@@ -381,7 +381,7 @@ def the_stall() -> Stall:
 
 
 def blame(stall: Stall) -> str:
-    """Return the problem without the beginning, which says who waits."""
+    """Return the problem without its beginning, which names who waits."""
     return re.sub(r"^pid \d+ waits|waits since \d+ s|for \d+ s", "", stall.problem)
 
 
@@ -474,8 +474,8 @@ def test_a_circle_of_three(crew: Crew) -> None:
 
 
 @pytest.mark.usefixtures("others")
-def test_who_waits_elsewhere_for_the_dead_is_named_with_the_dead(crew: Crew) -> None:
-    """The chief of one waits for the step of another, whose chief is dead."""
+def test_a_wait_for_a_chief_that_waits_for_a_dead_one_names_both(crew: Crew) -> None:
+    """The chief of one segment waits for the step of another, whose chief is dead."""
     stage = Stage(crew)
 
     def as_a_worker_elsewhere(_: Any) -> None:
@@ -498,7 +498,7 @@ def test_who_waits_elsewhere_for_the_dead_is_named_with_the_dead(crew: Crew) -> 
 
 
 @pytest.mark.usefixtures("others")
-def test_a_chief_that_waits_in_order_elsewhere_is_not_called_idle(crew: Crew) -> None:
+def test_a_chief_that_waits_for_another_segment_is_not_called_idle(crew: Crew) -> None:
     stage = Stage(crew)
 
     def take_elsewhere(_: Any) -> None:

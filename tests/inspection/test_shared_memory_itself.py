@@ -52,8 +52,8 @@ def _on_a_disk(folder: str, make: Callable[[], Any]) -> tuple[str, list[str]]:
 
 @needs_own_shm
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_disk_is_named(make: Callable[[], Any]) -> None:
-    """Kubernetes mounts such a disk for an emptyDir without `medium: Memory`."""
+def test_a_dev_shm_on_a_disk_is_reported(make: Callable[[], Any]) -> None:
+    """Kubernetes mounts a disk for an emptyDir without `medium: Memory`."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         kind = _memory._filesystem_at(folder)
         if kind in {"", "tmpfs", "ramfs"}:
@@ -66,7 +66,7 @@ def test_a_disk_is_named(make: Callable[[], Any]) -> None:
 
 
 @needs_own_shm
-def test_memory_is_no_disk() -> None:
+def test_a_dev_shm_in_memory_is_not_reported() -> None:
     assert "not_in_memory" not in run_apart(_kinds, shm=MIB)
 
 
@@ -104,7 +104,7 @@ def _without_proc(act: Callable[[], Any]) -> str:
         inspection.leftovers,
     ],
 )
-def test_a_missing_proc_is_named(act: Callable[[], Any]) -> None:
+def test_a_missing_proc_is_reported(act: Callable[[], Any]) -> None:
     assert "/proc is not mounted" in run_apart(_without_proc, act, shm=MIB)
 
 
@@ -117,7 +117,7 @@ def _full_of_others() -> tuple[str, str]:
 
 
 @needs_own_shm
-def test_foreign_files_that_fill_it_are_named() -> None:
+def test_other_programs_files_that_fill_dev_shm_are_reported() -> None:
     problem, listed = run_apart(_full_of_others, shm=8 * MIB)
     assert "; most is taken by another/programs 8.0 MiB" in problem
     assert "8.0 MiB of it by files that are not shmacc's" in listed
@@ -144,13 +144,13 @@ def _fill(*, pipe: Pipe) -> None:
 
 
 @needs_own_shm
-def test_full_shared_memory_is_told() -> None:
+def test_full_shared_memory_is_reported() -> None:
     with Apart(_fill, shm=8 * MIB) as process:
         process.hear()
         process.result()
 
 
-def test_memory_of_removed_segments_is_told() -> None:
+def test_memory_of_removed_segments_is_reported() -> None:
     with ConditionalAccumulator("f4", [MIB], "removed") as acc:
         acc.apply_grad(np.ones(MIB, "f4"))
         acc.unlink()
@@ -174,7 +174,7 @@ def _remove_in_own_shm() -> list[str]:
 
 
 @needs_own_shm
-def test_memory_of_another_containers_segments_is_not_told() -> None:
+def test_memory_of_another_containers_segments_is_not_reported() -> None:
     with ConditionalAccumulator("f4", [2], "removed-elsewhere") as acc:
         acc.unlink()
         assert path_of("removed-elsewhere").name not in run_apart(_remove_in_own_shm, shm=MIB)
@@ -196,7 +196,7 @@ def finding(status: int) -> dict[str, Any]:
 
 
 def split() -> float:
-    """The metric of this name; 0: it has none."""
+    """The metric of this name; 0 if there is none."""
     metrics = {metric["name"]: metric["samples"] for metric in ask("metrics")["metrics"]}
     of_all = metrics["shmacc_removed_under_users"]
     return sum(float(each["value"]) for each in of_all if each["labels"]["name"] == "new")
@@ -227,7 +227,7 @@ def by_command() -> None:
 
 @pytest.mark.parametrize("remove", [None, by_command])
 @pytest.mark.parametrize("make", MAKERS)
-def test_what_was_removed_on_purpose_is_a_note(
+def test_a_segment_removed_on_purpose_is_only_noted(
     make: Callable[[], Any], remove: Callable[[], None] | None
 ) -> None:
     with make() as made:

@@ -59,7 +59,7 @@ def make_group() -> shmacc.AccumulatorGroup:
 
 @pytest.fixture(autouse=True)
 def segment(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One that the test itself does not have attached, sparse by default."""
+    """A segment that is not attached in the test, sparse by default."""
     getattr(request, "param", make_sparse)().close()
     yield
     inspection.remove(NAME, force=True)
@@ -90,7 +90,7 @@ def test_a_stopped_holder_of_the_lock(crew: Crew) -> None:
 
 @pytest.mark.parametrize("segment", [make_lanes], indirect=True)
 def test_a_stopped_holder_of_a_later_lane(crew: Crew) -> None:
-    """A take holds the first lane's lock nearly all the time while it waits for that one."""
+    """A take has the first lane's lock nearly all the time while it waits for the later one."""
     once(crew, apply)
     with held(NAME, layout.lane_byte(1)) as holder:
         taker = begin(crew, take(1))
@@ -109,7 +109,7 @@ def test_a_stopped_holder_of_an_open_round(crew: Crew) -> None:
 
 
 def test_a_look_beside_a_commit_proves_nothing(crew: Crew) -> None:
-    """The processes that it has seen may not be those of the state that it has."""
+    """The processes and the state that it read may belong to two commits."""
     holder = begin(crew, apply, hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
     stop(holder)
@@ -124,7 +124,7 @@ def test_a_look_beside_a_commit_proves_nothing(crew: Crew) -> None:
         assert inspection.describe(NAME).summary.stalls != ()
 
 
-def test_a_stopped_taker_whose_number_is_reached(crew: Crew) -> None:
+def test_a_stopped_take_that_has_its_gradients(crew: Crew) -> None:
     taker = begin_to_take(crew, 2)
     pid = stop(taker)
     worker = begin(crew, apply, pause)
@@ -138,7 +138,7 @@ def test_a_stopped_taker_whose_number_is_reached(crew: Crew) -> None:
     assert kinds() == []
 
 
-def test_all_who_could_apply_are_stopped(crew: Crew) -> None:
+def test_all_workers_are_stopped(crew: Crew) -> None:
     begin_to_take(crew, 3)
     workers = [begin(crew, apply, pause) for _ in range(2)]
     until(lambda: there(2))
@@ -149,8 +149,8 @@ def test_all_who_could_apply_are_stopped(crew: Crew) -> None:
 
 
 @impatient
-def test_a_worker_that_was_stopped_before_the_step_that_it_waits_for(crew: Crew) -> None:
-    """It is what the take waits for, although it waits itself, as far as can be seen."""
+def test_a_worker_stopped_in_its_wait_for_the_step_is_the_cause(crew: Crew) -> None:
+    """The take waits for it, though it seems to wait itself."""
     worker = begin(crew, work)
     until(lambda: sleeps_in(NAME, worker.pid, "waits for the step"))
     pid = stop(worker)
@@ -163,7 +163,7 @@ def test_a_worker_that_was_stopped_before_the_step_that_it_waits_for(crew: Crew)
     worker.result()
 
 
-def test_a_quorum_that_those_who_were_killed_were_part_of(crew: Crew) -> None:
+def test_a_quorum_that_needs_killed_workers(crew: Crew) -> None:
     begin_to_take(crew, 2)
     worker = begin(crew, apply, pause)
     until(lambda: there(1))
@@ -175,7 +175,7 @@ def test_a_quorum_that_those_who_were_killed_were_part_of(crew: Crew) -> None:
 
 
 @impatient
-def test_a_worker_that_was_killed_is_the_cause(crew: Crew) -> None:
+def test_a_killed_worker_is_the_cause(crew: Crew) -> None:
     """The commonest hang: one worker of many is gone, and the others wait for the take."""
     begin_to_take(crew, 3)
     others = [begin(crew, work) for _ in range(2)]
@@ -200,8 +200,8 @@ def test_a_worker_that_was_killed_is_the_cause(crew: Crew) -> None:
 
 
 @impatient
-def test_a_quorum_beside_a_parent_that_only_keeps_it_open(crew: Crew) -> None:
-    """It was there before the worker that was killed; one that came later may be in its place."""
+def test_a_quorum_beside_a_parent_that_only_keeps_the_segment_open(crew: Crew) -> None:
+    """The parent came before the killed worker; a later process may replace the worker."""
     begin(crew, pause)
     begin(crew, take(1), take(2))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
@@ -227,7 +227,7 @@ def test_a_quorum_of_processes_that_apply_and_then_take(crew: Crew) -> None:
 
 
 def test_workers_that_come_for_one_gradient_each_are_no_standstill(crew: Crew) -> None:
-    """Between them there is nobody who could apply, for a moment."""
+    """Between two of them nobody could apply, for a moment."""
     begin_to_take(crew, 10**9)
     for _ in range(5):
         once(crew, apply)
@@ -235,7 +235,7 @@ def test_workers_that_come_for_one_gradient_each_are_no_standstill(crew: Crew) -
     assert ask("check", NAME)["wrong"] == 0
 
 
-def test_a_take_that_nobody_ever_sends_a_gradient_is_named(
+def test_a_take_to_which_nobody_has_sent_a_gradient_is_named(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_to_take(crew, 2)
@@ -247,12 +247,12 @@ def test_a_take_that_nobody_ever_sends_a_gradient_is_named(
 
 @pytest.fixture
 def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a moment were half a minute."""
+    """Treat a moment like half a minute."""
     monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
 
 
 def suspicion() -> str:
-    """Wait until something is perhaps waited for; what is said of it."""
+    """Wait for a suspicion, and return it."""
     until(lambda: inspection.describe(NAME).suspected is not None)
     stall = inspection.describe(NAME).suspected
     assert stall is not None
@@ -298,7 +298,7 @@ def test_nobody_is_suspected_before_half_a_minute(crew: Crew) -> None:
 
 
 def test_a_worker_is_idle_only_since_it_came_back_from_a_wait(crew: Crew) -> None:
-    """A chief may take long over its update: that is not its workers' time."""
+    """A chief may take long over its update, which is not its workers' time."""
     begin(crew, work, pause)
     until(lambda: inspection.describe(NAME).processes[0].activity == "waits for the step")
     (before,) = inspection.describe(NAME).processes

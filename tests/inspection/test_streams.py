@@ -84,7 +84,7 @@ def test_a_stdout_that_cannot_be_written_is_a_failure(verb: str, where: str, rea
     assert "Traceback" not in done.stderr
 
 
-def test_closed_streams_that_are_not_needed_do_no_harm() -> None:
+def test_closed_streams_that_are_not_needed_change_nothing() -> None:
     for line in ("$I check 2>&-", "$I check <&- >&- 2>&-"):
         done = shell(line)
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), line
@@ -118,10 +118,7 @@ ArgumentParser.parse_known_intermixed_args = _into_another_exception
 def test_ctrl_c_while_it_starts(
     tmp_path: Path, module: str, before: str, after: str, line: str
 ) -> None:
-    """At the moment of an import, which is most of what happens in the first 100 ms; or later.
-
-    Out of argparse, KeyboardInterrupt comes as another exception at times.
-    """
+    """At an import, where it spends most of its first 100 ms, or later."""
     real = Path(subprocess.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
     (tmp_path / f"{module}.py").write_text(before + real + after, encoding="utf-8")
     done = run(*line.split(), before=HEEDING_CTRL_C, PYTHONPATH=str(tmp_path))
@@ -138,7 +135,7 @@ def watching(*before: str, count: str = "1000000") -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_in_a_pipe() -> None:
-    """In the background of a shell without job control, it is ignored."""
+    """A shell without job control ignores it in background jobs."""
     heeding, ignoring = watching(*HEEDING_CTRL_C), watching("env", "--ignore-signal=INT", count="5")
     for process, status in ((heeding, 130), (ignoring, 0)):
         process.send_signal(signal.SIGINT)
@@ -146,7 +143,7 @@ def test_ctrl_c_in_a_pipe() -> None:
         assert (process.returncode, talk) == (status, "")
 
 
-def test_a_reader_that_goes_away() -> None:
+def test_a_reader_that_closes_its_pipe_ends_the_command_quietly() -> None:
     with watching() as process:
         process.stdout.close()  # type: ignore[union-attr]
         assert process.wait(LONG) == -signal.SIGPIPE
@@ -154,7 +151,7 @@ def test_a_reader_that_goes_away() -> None:
 
 
 def test_cancel_says_what_else_it_ends(crew: Crew) -> None:
-    """A take that waits for the lock is not in the queue yet, and is cancelled all the same."""
+    """A take that waits for the lock is not in the queue yet, and is cancelled too."""
     with stopped_with_the_lock(crew, "table"):
         taker = start(crew, wait_in_line, "table", 9)
         until(lambda: "waits-for-the-lock" in run("show", "table").stdout)

@@ -94,7 +94,7 @@ def test_a_table_fits_the_terminal() -> None:
 
 
 @pytest.mark.usefixtures("embeddings")
-def test_no_colour_and_no_terminal() -> None:
+def test_without_a_terminal_there_is_no_colour() -> None:
     with (
         Terminal("show", "embeddings", NO_COLOR="1") as plain,
         Terminal("list", TERM="dumb") as dumb,
@@ -137,7 +137,7 @@ def test_a_line_as_wide_as_the_terminal_keeps_its_last_letter() -> None:
 def test_watch_leaves_the_terminal_in_order(
     embeddings: SparseConditionalAccumulator, keys: str, status: int
 ) -> None:
-    """After Ctrl-C, after SIGTERM, and after several keys in a row; and while it is suspended."""
+    """After Ctrl-C, SIGTERM, and several keys in a row; and while it is suspended."""
     with Terminal("watch", "embeddings", *OFTEN) as terminal:
         terminal.wait_for("2 gradients; nobody waits")
         if not status:
@@ -161,8 +161,8 @@ def test_watch_leaves_the_terminal_in_order(
 
 @pytest.mark.usefixtures("bias")
 @pytest.mark.parametrize("columns", [80, 60, 40])
-def test_no_line_goes_on_in_the_next(taker: Apart, columns: int) -> None:
-    """Nobody can read a wrapped table: it leaves out columns, or shortens the widest."""
+def test_no_line_wraps(taker: Apart, columns: int) -> None:
+    """A table leaves out columns, or shortens the widest, since wrapped ones are unreadable."""
     group = AccumulatorGroup({"w": TensorSpec([3]), "emb": IndexedSlicesSpec([9, 2])}, "a-group")
     contents = {"w": np.zeros(3, np.float32), "emb": TableSpec((2,))}
     parameters = Parameters(contents, "some.params", optimizer=optim.Adam(0.1))
@@ -191,7 +191,7 @@ def test_no_line_goes_on_in_the_next(taker: Apart, columns: int) -> None:
 
 
 @pytest.mark.usefixtures("taker")
-def test_watch_in_ascii() -> None:
+def test_watch_uses_ascii_where_the_terminal_has_nothing_else() -> None:
     with (
         Terminal("watch", *OFTEN, PYTHONIOENCODING="latin-1") as watched,
         Terminal("show", "embeddings", PYTHONIOENCODING="ascii") as shown,
@@ -214,7 +214,7 @@ def many() -> Iterator[list[ConditionalAccumulator]]:
 
 
 @pytest.mark.usefixtures("many")
-def test_watch_of_many_segments(crew: Crew) -> None:
+def test_watch_shows_many_segments(crew: Crew) -> None:
     with Terminal("watch", *OFTEN, columns=100, rows=30) as terminal:
         terminal.wait_for("60 segments", "▶  seg00")
         for keys, selected in (
@@ -255,7 +255,7 @@ def test_watch_names_the_lock_of_each(crew: Crew) -> None:
 
 @pytest.mark.usefixtures("embeddings", "bias")
 def test_nothing_is_left_over_from_another_size() -> None:
-    """What is on the screen after a change of size is what would be there without one."""
+    """After a change of size, the screen shows what it would show without one."""
     with Terminal("watch", *OFTEN, columns=150, rows=40, COLUMNS="150") as terminal:
         terminal.wait_for("BYTES/S", "drops/s")
         terminal.resize(72, 14)
@@ -273,7 +273,7 @@ def test_nothing_is_left_over_from_another_size() -> None:
 
 @pytest.mark.usefixtures("embeddings")
 def test_bash_completes_names_with_a_colon(tmp_path: Path, namespace: str) -> None:
-    """In bash itself, whose readline takes a colon for the end of a word."""
+    """In bash itself, where readline ends a word at a colon."""
     script = tmp_path / "bashrc"
     script.write_text(
         f'PATH="{COMMAND.parent}:$PATH"\nPS1="> "\n'
@@ -304,7 +304,7 @@ def test_bash_completes_names_with_a_colon(tmp_path: Path, namespace: str) -> No
 @pytest.mark.usefixtures("embeddings")
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
 def test_fish_completes(namespace: str, tmp_path: Path) -> None:
-    """In fish itself. What stands after a tab is a description."""
+    """In fish itself. A description follows a tab."""
     (tmp_path / "shmacc.prom").touch()
     for line, completed in (
         ("sho", [f"show\t{VERBS['show']}"]),
@@ -331,7 +331,7 @@ def test_fish_completes(namespace: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("embeddings")
-def test_a_picture_of_a_crowd(crew: Crew) -> None:
+def test_a_crowded_screen(crew: Crew) -> None:
     for _ in range(8):
         begin(crew, pause, name="embeddings")
     with Terminal("watch", "embeddings", *OFTEN, rows=16) as terminal:
@@ -347,7 +347,7 @@ STALLED: Final = NAMES[-1]
 
 @pytest.fixture
 def stalled(crew: Crew) -> Iterator[int]:
-    """Three accumulators, of which the last one by name stands still: its chief's pid."""
+    """Three accumulators, the last of which stands still; returns its chief's pid."""
     made = [ConditionalAccumulator(np.float32, [2], name) for name in NAMES]
     chief = begin(crew, apply, hold_a_round, name=STALLED)
     until(lambda: inspection.describe(STALLED).round_holder is not None)
@@ -358,7 +358,7 @@ def stalled(crew: Crew) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("stalled")
-def test_what_stands_still_is_listed_first_and_alone() -> None:
+def test_segments_that_stand_still_are_listed_first_and_can_be_listed_alone() -> None:
     ConditionalAccumulator(np.float32, [2], "m-orphan").close()
     listed = run("list", "--sort", "state", "--quiet").stdout.split()
     assert listed == [STALLED, "m-orphan", *NAMES[:-1]]
@@ -370,8 +370,8 @@ def test_what_stands_still_is_listed_first_and_alone() -> None:
 
 
 @pytest.mark.usefixtures("stalled")
-def test_watch_shows_what_stands_still_on_top_at_80_columns_and_its_cause_at_40() -> None:
-    """And does not say "sound" of what stands still, unless it says that, too."""
+def test_watch_shows_standstills_on_top_even_at_40_columns() -> None:
+    """And calls such a segment "sound" only beside the standstill."""
     with Terminal("watch", "--interval", "0.1", columns=80, rows=24) as terminal:
         lines = terminal.wait_for("STALL", "round_holder_stopped").splitlines()
         (titles,) = [n for n, line in enumerate(lines) if "STEP" in line and "NAME" in line]

@@ -48,7 +48,7 @@ def apply(acc: Any, step: int = 0) -> None:
     assert acc.apply_grad([1], np.ones((1, 4), np.float32), local_step=step)
 
 
-def test_list_says_what_is_there(
+def test_list_shows_all_segments(
     embeddings: SparseConditionalAccumulator, bias: ConditionalAccumulator
 ) -> None:
     embeddings.apply_grad([3, 5], np.ones((2, 4), np.float32))
@@ -117,7 +117,9 @@ def test_show_of_a_dense_one_has_no_rows(bias: ConditionalAccumulator) -> None:
     assert (refused.returncode, "dense" in refused.stderr) == (2, True)
 
 
-def test_watch_in_a_pipe_is_one_line_an_interval(embeddings: SparseConditionalAccumulator) -> None:
+def test_watch_in_a_pipe_prints_one_line_each_interval(
+    embeddings: SparseConditionalAccumulator,
+) -> None:
     watched = run("watch", "embeddings", "--json", "--interval", "0.05", "--count", "3")
     assert (watched.returncode, len(watched.stdout.splitlines())) == (0, 3)
     command = [str(COMMAND), "watch", "embeddings", "--json", "--interval", "0.2"]
@@ -148,7 +150,7 @@ def test_watch_names_the_stragglers(embeddings: SparseConditionalAccumulator, cr
     assert [straggler["pid"] for straggler in said["stragglers"]] == [quick.pid]
 
 
-def test_watch_goes_on_when_the_segment_goes(bias: ConditionalAccumulator) -> None:
+def test_watch_goes_on_when_a_segment_is_removed(bias: ConditionalAccumulator) -> None:
     command = [str(COMMAND), "watch", "bias", "--interval", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         read = process.stdout.readline  # type: ignore[union-attr]
@@ -161,9 +163,7 @@ def test_watch_goes_on_when_the_segment_goes(bias: ConditionalAccumulator) -> No
         process.kill()
 
 
-def test_remove_is_a_rehearsal_until_told_otherwise(
-    bias: ConditionalAccumulator, namespace: str
-) -> None:
+def test_remove_is_a_dry_run_without_yes(bias: ConditionalAccumulator, namespace: str) -> None:
     in_use = run("remove", "bias", "--yes")
     assert (in_use.returncode, str(os.getpid()) in in_use.stderr) == (1, True)
     answer = ask("remove", "bias", "--yes", status=1)
@@ -179,7 +179,7 @@ def test_remove_is_a_rehearsal_until_told_otherwise(
     assert run("remove", "bias", "--yes").returncode == 3
 
 
-def test_remove_is_of_all_or_none(bias: ConditionalAccumulator, namespace: str) -> None:
+def test_remove_removes_all_names_or_none(bias: ConditionalAccumulator, namespace: str) -> None:
     orphan("alone")
     assert run("remove", "alone", "bias", "--yes").returncode == 1
     there = [each.shared_name for each in inspection.list_names(namespace=namespace)]
@@ -187,9 +187,7 @@ def test_remove_is_of_all_or_none(bias: ConditionalAccumulator, namespace: str) 
     assert run("remove", "alone", "bias", "--yes", "--force").returncode == 0
 
 
-def test_cancel_ends_the_takes_that_wait(
-    embeddings: SparseConditionalAccumulator, crew: Crew
-) -> None:
+def test_cancel_ends_waiting_takes(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
     waiting = [start(crew, wait_in_line, "embeddings", 9) for _ in range(2)]
     until(lambda: embeddings.stats().waiting == 2)
     rehearsal = run("cancel", "embeddings")
@@ -202,7 +200,7 @@ def test_cancel_ends_the_takes_that_wait(
     assert "no take waits" in run("cancel", "embeddings").stderr
 
 
-def test_clean_removes_what_nobody_uses_and_nothing_else(bias: ConditionalAccumulator) -> None:
+def test_clean_removes_only_unused_segments(bias: ConditionalAccumulator) -> None:
     for name in ("old", "older", "other"):
         orphan(name)
     semaphore, unfinished = semaphore_of("other"), path_of("half")
@@ -228,7 +226,7 @@ def test_clean_removes_what_nobody_uses_and_nothing_else(bias: ConditionalAccumu
     assert path_of("bias").exists()
 
 
-def test_a_worker_that_was_killed_is_a_note(
+def test_a_killed_worker_is_only_noted(
     embeddings: SparseConditionalAccumulator, crew: Crew
 ) -> None:
     worker = begin(crew, apply, pause, name="embeddings")
@@ -259,7 +257,7 @@ def clean_and_tell(said: int, mark: Mark) -> None:
 @pytest.mark.beyond_asan
 @needs_failures
 @pytest.mark.parametrize("unlinked", [1, 2])
-def test_a_cleaner_between_the_names_that_another_removes(unlinked: int, namespace: str) -> None:
+def test_two_cleaners_at_once(unlinked: int, namespace: str) -> None:
     ConditionalAccumulator("float32", [2], "left").close()
     expected = sorted(testing.leaked_names(namespace))
     reader, writer = os.pipe()
@@ -292,7 +290,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 
 def has_looked(process: subprocess.Popen[str]) -> None:
-    """Return once it sleeps until its next look."""
+    """Return when it sleeps until its next look."""
     call = Path(f"/proc/{process.pid}/syscall")
     until(lambda: call.read_text(encoding="ascii").startswith(f"{_CLOCK_NANOSLEEP} "))
 
@@ -303,7 +301,7 @@ def ended(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def test_it_waits_for_a_step(bias: ConditionalAccumulator) -> None:
+def test_wait_waits_for_a_step(bias: ConditionalAccumulator) -> None:
     process = started("bias", "--for", "step=2")
     for step in range(2):
         assert process.poll() is None
@@ -314,7 +312,7 @@ def test_it_waits_for_a_step(bias: ConditionalAccumulator) -> None:
 
 
 @pytest.mark.usefixtures("bias")
-def test_another_segment_of_the_name_is_not_the_one() -> None:
+def test_wait_is_not_content_with_a_new_segment_of_the_name() -> None:
     process = started("bias", "--for", "gone")
     has_looked(process)
     assert run("wait", "bias", "--for", "gone", "--timeout", SHORT).returncode == 124
@@ -329,7 +327,7 @@ def test_another_segment_of_the_name_is_not_the_one() -> None:
         semaphore.unlink()
 
 
-def test_it_waits_for_the_end_which_is_no_step(bias: ConditionalAccumulator) -> None:
+def test_wait_waits_for_the_end_which_is_no_step(bias: ConditionalAccumulator) -> None:
     gone, never = started("bias", "--for", "gone"), started("bias", "--for", "step=5")
     for process in (gone, never):
         has_looked(process)
@@ -337,7 +335,7 @@ def test_it_waits_for_the_end_which_is_no_step(bias: ConditionalAccumulator) -> 
     assert (ended(gone), ended(never)) == (0, 3)
 
 
-def test_it_waits_for_all_of_several(bias: ConditionalAccumulator) -> None:
+def test_wait_waits_for_all_names(bias: ConditionalAccumulator) -> None:
     with ConditionalAccumulator(np.float64, [3], "brother") as other:
         process = started("b*", "--for", "count=1")
         bias.apply_grad([1, 2, 3])
@@ -350,7 +348,7 @@ def test_it_waits_for_all_of_several(bias: ConditionalAccumulator) -> None:
         other.unlink()
 
 
-def test_its_answer_in_json(bias: ConditionalAccumulator) -> None:
+def test_wait_answers_in_json(bias: ConditionalAccumulator) -> None:
     assert ask("wait", "bias", "--for", "step=0")["reached"]
     late = run("wait", "bias", "--for", "step=1", "--timeout", SHORT, "--json")
     assert late.returncode == 124
