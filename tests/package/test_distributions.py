@@ -40,7 +40,7 @@ def _sdist() -> Path:
 
 
 def _install_and_learn(python: str, published: Path, folder: Path) -> None:
-    """Install into a new environment of this Python, and do what the tutorial says."""
+    """Install into a new environment of this Python, and follow the tutorial."""
     environment, tutorial = folder / "environment", folder / "tutorial"
     tutorial.mkdir()
     run([python, "-m", "venv", environment], folder)
@@ -60,7 +60,7 @@ def test_a_wheel_is_enough_for_the_tutorial(wheel: Path, tmp_path: Path) -> None
     _install_and_learn(interpreters.found()[_python_of(wheel)], wheel, tmp_path)
 
 
-def test_so_is_the_source_distribution(tmp_path: Path) -> None:
+def test_the_source_distribution_is_enough_for_the_tutorial(tmp_path: Path) -> None:
     _install_and_learn(sys.executable, _sdist(), tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_a_checkout_that_cannot_be_written_can_be_installed(tmp_path: Path) -> N
         process.result(1800)
 
 
-def test_the_source_distribution_has_all_that_its_tests_need(tmp_path: Path) -> None:
+def test_the_source_distribution_has_all_files_that_its_tests_read(tmp_path: Path) -> None:
     shutil.unpack_archive(_sdist(), tmp_path, filter="data")
     [unpacked] = tmp_path.iterdir()
     pytest_there: list[str | Path] = [

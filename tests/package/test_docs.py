@@ -88,11 +88,11 @@ def test_no_program_hides_from_the_tests_as_text() -> None:
 
 
 def _targets() -> set[str]:
-    """Of the Makefile, those that `make help` lists."""
+    """The targets of the Makefile that `make help` lists."""
     return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_all_that_pages_name_exists() -> None:
+def test_files_links_and_commands_of_pages_exist() -> None:
     assert list(links.dead(PAGES, ROOT)) == []
     tops = ("shmacc/", "tests/", "tools/", "docs/", "constraints/", ".ci/", ".github/")
     for page in PAGES:
@@ -115,7 +115,7 @@ def test_every_page_and_example_is_named() -> None:
     assert {"test", "lint", "reference"} <= set(table) <= _targets()
 
 
-def test_workflows_make_targets_that_exist_and_all_that_ci_makes() -> None:
+def test_workflows_make_the_targets_of_ci() -> None:
     here, on_github = (
         set(re.findall(r"(?:- run: make |part .*make | target: \[?)([a-z-]+)", text))
         for text in map(Path.read_text, (ROOT / ".ci/run", ROOT / ".github/workflows/tests.yml"))
@@ -157,9 +157,7 @@ def test_a_release_has_urls() -> None:
 
 
 @pytest.mark.parametrize("kind", ["html", "md"])
-def test_a_link_that_leads_nowhere_is_found(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_link_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (tmp_path / f"outside.{kind}").touch()

@@ -59,13 +59,13 @@ def test_only_an_orphaned_semaphore_needs_posix_ipc() -> None:
     assert (status, complaints) == (0, "")
 
 
-def test_the_ways_out_that_it_names_lead_to_the_installed_package(tmp_path: Path) -> None:
+def test_the_remedies_that_it_names_lead_to_the_installed_package(tmp_path: Path) -> None:
     for command, folder in ("-Pc", ROOT), ("-c", tmp_path):
         ran = run([sys.executable, command, _WHERE], folder)
         assert not Path(ran.stdout).is_relative_to(ROOT / "shmacc")
 
 
-def test_a_package_that_lacks_its_extension_is_not_taken_for_the_tree(tmp_path: Path) -> None:
+def test_an_installed_package_without_extension_is_not_taken_for_the_tree(tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "shmacc", tmp_path / "shmacc", ignore=shutil.ignore_patterns("native", "*.so")
     )
@@ -83,7 +83,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the commands of a new environment."""
+    """The folder of commands of a new environment."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=True)
     return folder / "bin"

@@ -49,7 +49,7 @@ def training(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _children(of: subprocess.Popen[str]) -> list[int]:
-    """Return the processes that `pkill -f multiprocessing-fork` finds among its children."""
+    """The children that `pkill -f multiprocessing-fork` would find."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -79,7 +79,7 @@ def test_the_training_goes_on_whichever_process_is_killed(
     assert testing.leaked_names(namespace) == ()
 
 
-def test_its_end_is_the_end_of_all(training: subprocess.Popen[str]) -> None:
+def test_the_end_of_the_training_ends_all_processes(training: subprocess.Popen[str]) -> None:
     until(lambda: len(_children(training)) == WORKERS + 1)
     children = _children(training)
     training.kill()

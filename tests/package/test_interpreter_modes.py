@@ -75,7 +75,7 @@ def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.Co
 
 
 @pytest.mark.parametrize("options", ["-OO", "-X dev -bb -W error"])
-def test_the_library_works_under(options: str, tmp_path: Path) -> None:
+def test_the_library_works_in_each_mode(options: str, tmp_path: Path) -> None:
     ran = _run(tmp_path, *options.split())
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.splitlines() == [
@@ -114,7 +114,7 @@ _WITHOUT_GIL: Final = """
 """
 
 
-def test_a_free_threaded_interpreter_must_have_its_gil_on(tmp_path: Path) -> None:
+def test_a_free_threaded_interpreter_needs_its_gil_on(tmp_path: Path) -> None:
     ran = _run(tmp_path, program=_WITHOUT_GIL.format(enabled=False))
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith("ImportError: shmacc needs the GIL, ")

@@ -50,8 +50,8 @@ def _bounds(requirements: list[str], python: str) -> dict[str, Version]:
 
 
 @pytest.mark.parametrize("python", _PYTHONS)
-def test_what_pins_say(python: str) -> None:
-    """The lowest version that is allowed is the one that is run; what is installed is pinned."""
+def test_pins_follow_pyproject(python: str) -> None:
+    """The lowest allowed versions are run, and what is installed is pinned."""
     for requirements, file_name in (_OWN, "lowest.txt"), (_BUILD, "lowest-build.txt"):
         bounds, pins = _bounds(requirements, python), _pins(file_name, python)
         assert bounds
@@ -66,5 +66,5 @@ def test_what_pins_say(python: str) -> None:
     assert {canonicalize_name(requirement.name) for requirement in asked} <= pins.keys()
 
 
-def test_the_oldest_supported_python_is_the_oldest_that_is_allowed() -> None:
+def test_the_oldest_listed_python_is_the_oldest_allowed() -> None:
     assert _PROJECT["requires-python"] == f">={_PYTHONS[0]}"

@@ -38,7 +38,7 @@ MEMBERS: Final = {"rows": IndexedSlicesSpec((None, 3)), "all": TensorSpec((2,))}
 
 
 def differences(value: Any, hint: Any, where: str = "") -> Iterator[str]:
-    """Yield where a value is not of a type; bool is no int, and a TypedDict has all of its keys."""
+    """Yield where a value does not fit a type; bool is no int, and a TypedDict has all its keys."""
     if isinstance(hint, types.UnionType):
         found = [list(differences(value, each, where)) for each in typing.get_args(hint)]
         yield from found[0] if all(found) else ()
@@ -64,7 +64,7 @@ def check(value: Any, hint: Any) -> None:
 
 
 def check_view(tables: int) -> dict[str, list[Any]]:
-    """Hold all reports of a view against their types; return those of which there may be none."""
+    """Check all reports of a view against their types; return the possibly empty ones."""
     with contextlib.closing(removal.view(names.segment_name(NAME))) as view:
         check(view.config(), reports.TableConfig)
         check(view.tables(), list[reports.Table])
@@ -102,7 +102,7 @@ def _apply(acc: Any, contributor: int | None = None) -> None:
 
 
 @pytest.mark.parametrize(("make", "arguments", "tables"), MAKE)
-def test_of_an_accumulator(make: Any, arguments: tuple[Any, ...], tables: int) -> None:
+def test_reports_of_an_accumulator(make: Any, arguments: tuple[Any, ...], tables: int) -> None:
     with make(*arguments, NAME, lanes=2, capacity=200, unlink_on_close=True) as acc:
         _apply(acc, contributor=7)
         check(acc._handle.config(), reports.Config)
@@ -122,7 +122,7 @@ def test_of_an_accumulator(make: Any, arguments: tuple[Any, ...], tables: int) -
 
 @contextlib.contextmanager
 def _waiting(acc: Any) -> Iterator[None]:
-    """A take in a thread that waits, until it is cancelled."""
+    """A take that waits in a thread until it is cancelled."""
 
     def take() -> None:
         with pytest.raises(errors.CancelledError):
@@ -138,7 +138,7 @@ def _waiting(acc: Any) -> Iterator[None]:
         thread.join()
 
 
-def test_of_processes_that_are_gone() -> None:
+def test_reports_of_processes_that_have_ended() -> None:
     def fail() -> None:
         with AccumulatorGroup.attach(NAME) as group, group.round(1):
             group.apply({}, 0)
@@ -165,7 +165,7 @@ def test_of_processes_that_are_gone() -> None:
             assert "ValueError: no data" in {event["reason"] for event in view.events()}
 
 
-def test_of_shared_arrays() -> None:
+def test_reports_of_shared_arrays() -> None:
     contents = {"vectors": np.ones((2, 3)), "step": np.array(4), "mask": np.zeros(3, np.bool_)}
     with SharedArrays(contents, NAME, unlink_on_close=True) as arrays:
         check(arrays._handle.config(), reports.Config)
@@ -173,7 +173,7 @@ def test_of_shared_arrays() -> None:
         assert check_view(4)["participants"]
 
 
-def test_of_parameters_and_their_final_round() -> None:
+def test_reports_of_parameters_and_their_final_round() -> None:
     contents = {"all": np.ones(2, np.float32)}
     optimizer = shmacc.optim.SGD(0.5)
     with (

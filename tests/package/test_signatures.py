@@ -143,7 +143,7 @@ def test_constructors(kind: type) -> None:
                 setattr(acc, attribute, 1)
 
 
-def test_the_base_of_both_accumulators() -> None:
+def test_both_accumulators_have_one_base() -> None:
     base = shmacc.ConditionalAccumulatorBase
     assert ConditionalAccumulator.__bases__ == SparseConditionalAccumulator.__bases__ == (base,)
     assert not issubclass(AccumulatorGroup, base)
@@ -181,7 +181,7 @@ def test_methods_of_parameters() -> None:
         assert plain(getattr(Parameters, name)) == signature, name
 
 
-def test_a_group_is_constructed_of_specs() -> None:
+def test_a_group_is_constructed_from_specs() -> None:
     keywords = CONSTRUCTOR[CONSTRUCTOR.index("*, ") :]
     assert plain(AccumulatorGroup) == (
         f"(members, shared_name=None, name=None, reduction_type='MEAN', {keywords}"
@@ -252,15 +252,15 @@ def _is_frozen(record: Any, name: str) -> None:
         setattr(record, name, 0)
 
 
-def test_classes_are_the_packages_and_pickle_as_such() -> None:
+def test_classes_pickle_by_their_public_names() -> None:
     for cls in CLASSES:
         assert cls.__module__ == "shmacc"
         assert pickle.loads(pickle.dumps(cls)) is cls
         assert b"shmacc._" not in pickle.dumps(cls)
 
 
-def test_a_class_is_known_by_its_public_name_before_anybody_asked_for_it() -> None:
-    """In a process that got an object of it by other ways."""
+def test_a_class_has_its_public_name_before_its_first_use() -> None:
+    """In a process that got an object of it in another way."""
     code = """if True:
         import pickle, sys
         with_class = pickle.loads(sys.stdin.buffer.read())

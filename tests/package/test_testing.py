@@ -28,7 +28,7 @@ def _apply() -> str:
 
 # The second test of a session meets a forkserver that the first one started.
 @pytest.mark.parametrize("crew", [*START_METHODS, "forkserver"], indirect=True)
-def test_children_are_in_the_namespace(crew: Crew, namespace: str) -> None:
+def test_children_have_the_namespace(crew: Crew, namespace: str) -> None:
     with ConditionalAccumulator("f8", (), "gradients", reduction_type="SUM") as acc:
         assert crew.start(_apply).result() == namespace
         with testing.isolated_namespace() as inner:
@@ -48,7 +48,7 @@ def _grandchild() -> str:
         return pool.submit(_apply).result(LONG)
 
 
-def test_pools_and_grandchildren(namespace: str) -> None:
+def test_pools_and_grandchildren_have_the_namespace(namespace: str) -> None:
     with ConditionalAccumulator("f8", (), "gradients") as acc:
         context = multiprocessing.get_context("forkserver")
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -56,7 +56,7 @@ def test_pools_and_grandchildren(namespace: str) -> None:
         acc.unlink()
 
 
-def test_what_is_left_is_named_and_removed() -> None:
+def test_leaked_names_are_reported_and_removed() -> None:
     with testing.isolated_namespace() as inner:
         ConditionalAccumulator("f8", (), "left").close()
         segment, semaphore = testing.leaked_names(inner)
@@ -73,7 +73,7 @@ def test_a_forked_child_that_leaves_the_block_removes_nothing() -> None:
             assert testing.leaked_names(inner) == before != ()
 
 
-def test_a_block_in_which_the_variable_is_unset_ends_all_the_same(
+def test_a_block_may_unset_the_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SHMACC_NAMESPACE")

@@ -29,7 +29,7 @@ MINUTES: Final = 300
 
 
 def _mypy(*files: Path) -> set[tuple[str, int]]:
-    """Files and lines that mypy has errors in."""
+    """Files and lines in which mypy finds errors."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file=", *files],
         capture_output=True,
@@ -44,7 +44,7 @@ def _mypy(*files: Path) -> set[tuple[str, int]]:
 
 
 def _pyright(*arguments: str | Path) -> dict[str, Any]:
-    """What it says; skips where it does not run."""
+    """The output of pyright; skips where it does not run."""
     if PYRIGHT is None:
         pytest.skip("pyright is not installed")
     done = subprocess.run(
@@ -63,7 +63,7 @@ def _pyright(*arguments: str | Path) -> dict[str, Any]:
 
 
 def _pyrights(*files: Path) -> set[tuple[str, int]]:
-    """Files and lines that pyright has errors in, or warnings."""
+    """Files and lines in which pyright finds errors or warnings."""
     return {
         (Path(entry["file"]).name, entry["range"]["start"]["line"] + 1)
         for entry in _pyright("--pythonpath", sys.executable, *files)["generalDiagnostics"]
@@ -73,8 +73,8 @@ def _pyrights(*files: Path) -> set[tuple[str, int]]:
 
 @pytest.mark.timeout(MINUTES)
 @pytest.mark.parametrize("check", [_mypy, _pyrights], ids=["mypy", "pyright"])
-def test_what_checkers_say(check: Any, tmp_path: Path) -> None:
-    """Misspelt names and wrong arguments are errors, and nothing else, also in the README."""
+def test_checkers_find_exactly_the_mistakes(check: Any, tmp_path: Path) -> None:
+    """Misspelt names and wrong arguments are errors, and nothing else, in the README, too."""
     mistakes = (TYPING / "mistakes.py").read_text(encoding="utf-8").splitlines()
     wrong = {("mistakes.py", i) for i, line in enumerate(mistakes, 1) if line.endswith("# wrong")}
     assert len(wrong) > 10
@@ -90,7 +90,7 @@ def test_what_checkers_say(check: Any, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(MINUTES)
 def test_no_public_type_is_left_to_inference() -> None:
-    """Checkers infer differently; `pyright --verifytypes` knows all that a user can get at."""
+    """Checkers infer differently; `pyright --verifytypes` knows all that users can reach."""
     said = _pyright("--verifytypes", "shmacc", "--ignoreexternal")
     symbols = said["typeCompleteness"]["symbols"]
     assert sum(symbol["isExported"] for symbol in symbols) > 200
@@ -113,8 +113,8 @@ def test_no_public_type_is_left_to_inference() -> None:
 
 
 @pytest.mark.parametrize("package", [shmacc, inspection])
-def test_one_list_of_names(package: ModuleType) -> None:
-    """The stub that checkers read has exactly what there is at run time, under the same names."""
+def test_the_stub_has_the_names_of_run_time(package: ModuleType) -> None:
+    """The stub that checkers read has exactly these names."""
     assert package.__file__ is not None
     stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     listed = next(
@@ -147,7 +147,7 @@ def _alternatives(annotation: str) -> set[str]:
 
 
 def _fits(said: str, native: str) -> bool:
-    """Whether what a stub says of a value is what nanobind says, or more."""
+    """Whether a stub's type of a value is nanobind's, or wider."""
     here, there = _alternatives(said), _alternatives(native)
     if "object" in there:  # anything, and checked by hand
         return True
@@ -158,7 +158,7 @@ def _fits(said: str, native: str) -> bool:
 
 
 def _annotations(function: ast.FunctionDef) -> dict[str, str]:
-    """Types of the parameters that have one, and of the result."""
+    """Types of the annotated parameters, and of the result."""
     named = {arg.arg: ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation}
     return {**named, "return": ast.unparse(function.returns) if function.returns else "None"}
 
@@ -171,14 +171,14 @@ def _native_signature(value: Any) -> ast.FunctionDef:
 
 
 def _is_described(name: str, value: Any) -> bool:
-    """Whether a stub says it: what is public, and the special methods of the extension's own."""
+    """Whether a stub must have it: public names, and the extension's own special methods."""
     if name.startswith("__"):
         return str(value.__doc__).startswith(f"{name}(")
     return not name.startswith("_")
 
 
-def test_the_extensions_stub() -> None:
-    """All names that there are, with the names of parameters, and the types."""
+def test_the_extensions_stub_fits_the_extension() -> None:
+    """All its names, with names of parameters, and types."""
     assert shmacc.__file__ is not None
     stub = ast.parse((Path(shmacc.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
     bodies = {"": stub.body}

@@ -21,7 +21,7 @@ Both = dict[str, Any]
 
 @pytest.fixture
 def both() -> Iterator[Both]:
-    """Parameters and a group of sums of their gradients."""
+    """Parameters, and a group of sums of their gradients."""
     with (
         Parameters({"a": np.zeros((4, 2)), "b": np.ones(3)}, optimizer=optim.Adam(0.1)) as params,
         AccumulatorGroup(params.member_specs(["a"]), reduction_type="SUM") as group,
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def apply(both: Both, seed: int = 0) -> None:
-    """Put a gradient in."""
+    """Apply a gradient."""
     rng = np.random.default_rng(seed)
     gradient = {"a": ([1, 3], rng.standard_normal((2, 2))), "b": rng.standard_normal(3)}
     assert both["grads"].apply(gradient, both["grads"].global_step, contributor=seed)
@@ -50,7 +50,7 @@ def one_round(both: Both, seed: int = 0) -> None:
 
 
 def everything(both: Both) -> dict[str, bytes]:
-    """All that is saved."""
+    """All that a save saves."""
     return {
         f"{name}.{key}": saved.tobytes()
         for name, one in both.items()
@@ -74,7 +74,7 @@ OF_2_0: Final = {
 def test_a_state_that_version_2_0_wrote_is_restored(
     optimizer: optim.Optimizer | None, written: str
 ) -> None:
-    """It had no options, as weight decay, and the text of an optimizer is in each state."""
+    """It had no options like weight decay; each state has its optimizer's text."""
     with Parameters({"a": np.ones(3)}, optimizer=optimizer) as params:
         state = params.state()
         assert state["specs"].tolist() == [f"float64 [3] {written}"]
@@ -110,7 +110,7 @@ def test_a_run_goes_on_from_where_it_was_saved(both: Both, path: Path) -> None:
 
 
 @pytest.mark.parametrize("updated", [False, True])
-def test_in_a_block_it_is_what_the_update_made_it(both: Both, path: Path, *, updated: bool) -> None:
+def test_a_save_in_a_block_has_the_update(both: Both, path: Path, *, updated: bool) -> None:
     one_round(both, 1)
     apply(both, 2)
     with both["grads"].round(1) as taken:
@@ -128,7 +128,7 @@ def test_in_a_block_it_is_what_the_update_made_it(both: Both, path: Path, *, upd
     assert everything(both) == after
 
 
-def test_nothing_is_left_of_a_save_that_fails(both: Both, path: Path) -> None:
+def test_a_failed_save_leaves_nothing(both: Both, path: Path) -> None:
     shmacc.save(path, both)
     before = path.read_bytes()
     both["params"].close()
@@ -140,7 +140,7 @@ def test_nothing_is_left_of_a_save_that_fails(both: Both, path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_what_does_not_fit_restores_nothing(both: Both, path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_restores_nothing(both: Both, path: Path) -> None:
     one_round(both, 1)
     shmacc.save(path, both)
     one_round(both, 2)
@@ -176,7 +176,7 @@ def test_other_files_are_refused(both: Both, path: Path) -> None:
             shmacc.load(file_name, both)
 
 
-def test_what_cannot_be_saved_is_refused(both: Both, path: Path) -> None:
+def test_objects_that_cannot_be_saved_are_refused(both: Both, path: Path) -> None:
     names = "a\0b", "\0", "\udc80", "a\ud800", "x" * 65001, "é" * 32501, "x" * 2**20
     not_given_back = [{name: both["params"]} for name in names]
     no_mappings: list[Any] = [None, {"a": 1}, {1: None}]
@@ -187,7 +187,7 @@ def test_what_cannot_be_saved_is_refused(both: Both, path: Path) -> None:
     assert not path.exists()
 
 
-def test_any_other_name_is_given_back(both: Both, path: Path) -> None:
+def test_any_name_comes_back_from_a_checkpoint(both: Both, path: Path) -> None:
     for name in ("a/b", "a b", "ä", "..", "/", "x" * 300, "a.npy", "file", "x" * 65000):
         what = {name: both["params"], "group": both["grads"]}
         shmacc.save(path, what)
@@ -225,7 +225,7 @@ WRONG: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
-    """Its members are strings, but f-strings show them in another way."""
+    """Its members are strings, but f-strings show them differently."""
 
     PARAMS = "params"
 
@@ -250,7 +250,7 @@ def test_a_wrong_state_is_refused_and_changes_nothing(both: Both) -> None:
 
 
 def _damaged(content: bytes) -> Iterator[bytes]:
-    """Some bytes flipped in some bits, and the file cut off at some places."""
+    """The file with some bits flipped, and cut off at some places."""
     flips = (0x01, 0x80, 0xFF)
     for number, at in enumerate(range(0, len(content), 7 if EVERY_INSTANT else 47)):
         for flip in flips if EVERY_INSTANT else flips[number % 3 :][:1]:
@@ -260,7 +260,7 @@ def _damaged(content: bytes) -> Iterator[bytes]:
 
 
 def test_a_damaged_checkpoint_is_refused_or_the_same(both: Both, path: Path) -> None:
-    """zipfile, zlib and NumPy raise a dozen classes of errors for it."""
+    """zipfile, zlib and NumPy raise a dozen classes of errors for damage."""
     apply(both, 1)
     shmacc.save(path, both)
     whole, saved = path.read_bytes(), everything(both)
@@ -285,7 +285,7 @@ def test_a_damaged_checkpoint_is_refused_or_the_same(both: Both, path: Path) -> 
 
 
 def test_a_damaged_file_of_a_state_is_refused(both: Both) -> None:
-    """``np.load`` reads an array when it is asked for."""
+    """``np.load`` reads an array only when it is asked for."""
     one_round(both)
     before = everything(both)
     for one in both.values():

@@ -24,7 +24,7 @@ MADE: Final[dict[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_a_deep_copy_is_refused_and_says_what_is_one(kind: str) -> None:
+def test_a_deep_copy_is_refused_and_names_the_ways_to_copy(kind: str) -> None:
     with MADE[kind]() as made:
         for holder in made, [made], {"model": made}:
             with pytest.raises(
@@ -35,7 +35,7 @@ def test_a_deep_copy_is_refused_and_says_what_is_one(kind: str) -> None:
             assert handle.shared_name == made.shared_name
 
 
-def test_what_the_refusal_names_are_copies() -> None:
+def test_the_ways_that_the_refusal_names_make_copies() -> None:
     with MADE["parameters"]() as params, MADE["shared arrays"]() as arrays:
         copies = {name: array.copy() for name, array in arrays.items()}
         copies["a"][:] = 5
@@ -44,7 +44,7 @@ def test_what_the_refusal_names_are_copies() -> None:
         assert arrays["a"].tolist() == params["a"].tolist() == [1, 1]
 
 
-def test_slots_have_the_shapes_that_a_state_has() -> None:
+def test_slots_have_the_shapes_of_a_saved_state() -> None:
     for shape in ((3, 1), (3, 2), (3, 0), (0, 2), (2, 3, 1), (4,), (1,), ()):
         for optimizer in shmacc.optim.Adagrad(1, rowwise=True), shmacc.optim.Adam(1):
             with shmacc.Parameters({"a": np.ones(shape)}, optimizer=optimizer) as params:

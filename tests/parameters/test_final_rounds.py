@@ -26,7 +26,7 @@ traced = pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {re
 
 @pytest.fixture(params=[1, 2], ids=["one lane", "two lanes"])
 def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
-    """Of sums of gradients of one array."""
+    """A group of sums of gradients of one array."""
     with Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1)) as params:
         with AccumulatorGroup(
             params.member_specs(), "group", reduction_type="SUM", lanes=request.param
@@ -40,7 +40,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
 
 @pytest.fixture
 def params(group: AccumulatorGroup) -> Iterator[Parameters]:
-    """The parameters that belong to it."""
+    """The parameters that belong to the group."""
     del group
     with Parameters.attach("params") as attached:
         yield attached
@@ -71,7 +71,9 @@ def test_an_exception_after_the_update_keeps_the_round(
     np.testing.assert_array_equal(params["a"], [-2] * 3)
 
 
-def test_so_does_a_death(group: AccumulatorGroup, params: Parameters) -> None:
+def test_a_death_after_the_update_keeps_the_round(
+    group: AccumulatorGroup, params: Parameters
+) -> None:
     def update_and_wait(*, pipe: Pipe) -> None:
         with (
             AccumulatorGroup.attach("group") as own,
@@ -103,7 +105,7 @@ def test_advance_step_consumes_the_round(group: AccumulatorGroup, params: Parame
     assert group.apply({"a": np.ones(3)}, 3)
 
 
-def test_what_is_refused_in_a_final_round(group: AccumulatorGroup, params: Parameters) -> None:
+def test_calls_that_a_final_round_refuses(group: AccumulatorGroup, params: Parameters) -> None:
     begin(group, params)
     for call in (
         lambda: group.set_global_step(5),
@@ -117,7 +119,7 @@ def test_what_is_refused_in_a_final_round(group: AccumulatorGroup, params: Param
 
 
 @traced
-def test_what_is_refused_until_the_update_is_in(
+def test_calls_that_are_refused_until_the_update_is_committed(
     group: AccumulatorGroup, params: Parameters
 ) -> None:
     _begun_only(group, params)
@@ -134,7 +136,7 @@ def test_what_is_refused_until_the_update_is_in(
 
 
 @traced
-def test_it_can_be_skipped(group: AccumulatorGroup, params: Parameters) -> None:
+def test_a_final_round_can_be_skipped(group: AccumulatorGroup, params: Parameters) -> None:
     _begun_only(group, params)
     with group.round(1) as taken:
         assert params.skip(taken)
@@ -152,7 +154,7 @@ def test_a_gradient_of_a_later_step_waits(group: AccumulatorGroup, params: Param
     assert group.num_accumulated() == 1
 
 
-def test_a_take_that_waits_gets_it(group: AccumulatorGroup, params: Parameters) -> None:
+def test_a_waiting_take_gets_the_final_round(group: AccumulatorGroup, params: Parameters) -> None:
     with ThreadPoolExecutor() as pool:
         with contextlib.suppress(ZeroDivisionError), group.round(1) as taken:
             waiting = pool.submit(group.take, 99, timeout=LONG)
@@ -164,7 +166,7 @@ def test_a_take_that_waits_gets_it(group: AccumulatorGroup, params: Parameters) 
 
 
 def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
-    """Leave a round whose update has begun and is not in: its process dies in between."""
+    """Leave a round whose update has begun and is not committed: its process dies in between."""
     del params
     real = _core.update
 
@@ -193,7 +195,7 @@ def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
 def test_a_save_asks_the_rounds_own_parameters(
     group: AccumulatorGroup, params: Parameters, tmp_path: Path
 ) -> None:
-    """Other parameters in the file may be a step ahead, and have had no part of this round."""
+    """Other parameters in the file may be a step ahead, and had no part in this round."""
     _begun_only(group, params)
     with (
         Parameters({"b": np.zeros(3)}, optimizer=optim.SGD(1)) as others,

@@ -80,7 +80,7 @@ def state(params: Parameters) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("case", ALIKE)
-def test_it_is_as_if_a_worker_had_applied_it(case: str, optimizer: optim.Optimizer) -> None:
+def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim.Optimizer) -> None:
     """Whether the round has the member, with other numbers and rows, or not."""
     name, given = ALIKE[case]
     if name == "number" and optimizer == OPTIMIZERS[2]:
@@ -108,7 +108,7 @@ def test_it_is_as_if_a_worker_had_applied_it(case: str, optimizer: optim.Optimiz
 
 
 def test_results_of_takes_are_gradients(both: tuple[Parameters, AccumulatorGroup]) -> None:
-    """Also of another accumulator: sums that never were this group's."""
+    """Another accumulator's, too: sums that this group never had."""
     params, group = both
     with (
         SparseConditionalAccumulator("float32", (None, 3)) as rows,
@@ -149,7 +149,7 @@ BAD: Final[list[tuple[dict[str, Any], str]]] = [
 ]
 
 
-def test_what_is_refused(both: tuple[Parameters, AccumulatorGroup]) -> None:
+def test_bad_gradients_are_refused(both: tuple[Parameters, AccumulatorGroup]) -> None:
     params, group = both
     before = state(params)
     group.apply({"loss": 1.0, "dense": DENSE}, 0)
@@ -193,7 +193,7 @@ def _die(number: float) -> None:
         raise SystemExit  # the round stays final
 
 
-def test_a_chief_that_follows_a_dead_one_gives_its_own() -> None:
+def test_a_chief_that_follows_a_dead_one_may_give_other_gradients() -> None:
     """A complete update is not made again, whatever the next chief gives."""
     with (
         Parameters({"w": np.zeros(3)}, "params", optimizer=optim.SGD(1.0)) as params,
@@ -250,7 +250,7 @@ def test_an_augmented_assignment_changes_a_result_in_place() -> None:
             delattr(taken, field)
 
 
-def test_what_is_changed_in_place_is_what_the_update_takes(
+def test_an_update_takes_results_that_were_changed_in_place(
     both: tuple[Parameters, AccumulatorGroup],
 ) -> None:
     params, group = both

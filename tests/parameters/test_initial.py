@@ -33,7 +33,9 @@ def _rows(initial: init.Initial, ids: Any, width: int, dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("initial", ALL, ids=repr)
-def test_rows_are_those_of_the_docstrings_to_the_bit(initial: init.Initial, dtype: str) -> None:
+def test_new_rows_equal_the_docstrings_formulas_to_the_bit(
+    initial: init.Initial, dtype: str
+) -> None:
     for width in (1, 3, 4, 16, 17):
         expected = numpy_initial.rows(initial, IDS, (width,), dtype)
         assert _rows(initial, IDS, width, dtype).tobytes() == expected.tobytes()
@@ -49,7 +51,7 @@ def test_philox_is_philox() -> None:
     ]
 
 
-def test_uniform_and_normal_are_distributed_so() -> None:
+def test_uniform_and_normal_have_their_distributions() -> None:
     uniform = _rows(init.Uniform(-1, 3, seed=1), IDS, 16, "float64")
     assert uniform.min() >= -1
     assert uniform.max() < 3
@@ -68,7 +70,7 @@ def test_another_seed_or_id_gives_other_numbers() -> None:
     assert len(np.unique(_rows(one, IDS, 1, "float64"))) == len(IDS)
 
 
-def test_what_is_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     bad: list[tuple[Any, str]] = [
         (lambda: init.Constant(np.inf), "Constant's value must be a finite number"),
         (lambda: init.Uniform(1, 0), "low must not be above its high"),
@@ -83,7 +85,7 @@ def test_what_is_refused() -> None:
             make()
 
 
-def test_they_are_frozen_and_compare() -> None:
+def test_initials_are_frozen_and_comparable() -> None:
     assert init.Uniform(0, 1) == init.Uniform(0.0, 1.0, seed=0)
     assert init.Uniform(0, 1) != init.Uniform(0, 1, seed=1)
     assert repr(init.Normal(0, 1)) == "Normal(mean=0.0, stddev=1.0, seed=0)"

@@ -43,7 +43,7 @@ def new_parameters(name: str = "p", **options: Any) -> Parameters:
 
 
 def train(kind: str, *, finish: bool = True) -> None:
-    """A run of ten rounds, of which the names stay."""
+    """Train for ten rounds, and keep the names."""
     with new_parameters() as params, OLD[kind]() as acc:
         for step in range(STEPS):
             if kind == "a group":
@@ -91,7 +91,7 @@ LOOPS: Final[dict[str, Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("kind", OLD)
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_finished_run_beside_new_parameters(kind: str, loop: str) -> None:
+def test_a_finished_runs_group_is_refused_with_new_parameters(kind: str, loop: str) -> None:
     run_apart(train, kind)
     with new_parameters() as params, OLD[kind]() as acc:
         assert (params.step, acc.global_step) == (0, STEPS)
@@ -104,7 +104,7 @@ def test_a_finished_run_beside_new_parameters(kind: str, loop: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["attach", "a new name", "the parameters last"])
-def test_however_they_came_together(by: str) -> None:
+def test_they_are_refused_however_they_were_opened(by: str) -> None:
     run_apart(train, "a group")
     with ExitStack() as stack:
         if by == "the parameters last":
@@ -124,7 +124,7 @@ def test_however_they_came_together(by: str) -> None:
             shmacc.inspection.remove("p")
 
 
-def test_what_is_no_mistake(tmp_path: Path) -> None:
+def test_correct_uses_are_not_refused(tmp_path: Path) -> None:
     run_apart(train, "a group")
     with closing(Parameters.attach("p")) as params, AccumulatorGroup(MEMBERS, "g") as group:
         assert not group.running  # these are the ones it has trained
@@ -142,7 +142,7 @@ def test_what_is_no_mistake(tmp_path: Path) -> None:
         params.unlink()
 
 
-def test_training_on_from_a_finished_run() -> None:
+def test_a_finished_run_can_be_trained_on() -> None:
     run_apart(train, "a group")
     with closing(Parameters.attach("p")) as params, AccumulatorGroup(MEMBERS, "g") as group:
         group.restore(group.state())
@@ -159,7 +159,7 @@ def test_training_on_from_a_finished_run() -> None:
         params.unlink()
 
 
-def test_another_model_in_the_same_process() -> None:
+def test_another_model_may_be_trained_in_the_same_process() -> None:
     run_apart(train, "a group")
     with Parameters({"other": np.zeros(3)}) as others, AccumulatorGroup.attach("g") as group:
         assert others.step == 0
@@ -168,8 +168,8 @@ def test_another_model_in_the_same_process() -> None:
     shmacc.inspection.remove("p")
 
 
-def test_an_unfinished_run_beside_new_parameters() -> None:
-    """Its gradients are of others: the first update says so."""
+def test_an_unfinished_runs_group_is_refused_with_new_parameters() -> None:
+    """Its gradients are other parameters': the first update says so."""
     run_apart(lambda: train("a group", finish=False))
     with new_parameters() as params, AccumulatorGroup(MEMBERS, "g") as group:
         assert group.running
@@ -183,7 +183,7 @@ def test_an_unfinished_run_beside_new_parameters() -> None:
         params.unlink()
 
 
-def test_old_parameters_beside_a_new_group() -> None:
+def test_old_parameters_are_refused_with_a_new_group() -> None:
     run_apart(train, "a group")
     with closing(Parameters.attach("p")) as params:
         with AccumulatorGroup(MEMBERS, "g", if_exists="replace") as group:

@@ -50,7 +50,7 @@ CONTENTS: Final = {**OF_TWO, "bool": np.zeros(2, bool), "w": np.zeros(1)}
 
 @pytest.mark.parametrize("told", ["warn", "raise"])
 @pytest.mark.parametrize("by_rows", [False, True])
-def test_by_an_update(by_rows: bool, told: Any) -> None:
+def test_an_update_refuses_numbers_that_do_not_fit(by_rows: bool, told: Any) -> None:
     with (
         warnings.catch_warnings(action="error"),
         np.errstate(all=told),
@@ -72,7 +72,7 @@ def test_by_an_update(by_rows: bool, told: Any) -> None:
 
 
 @pytest.mark.parametrize("told", ["warn", "raise"])
-def test_by_an_assignment_to_shared_arrays(told: Any) -> None:
+def test_an_assignment_to_shared_arrays_refuses_numbers_that_do_not_fit(told: Any) -> None:
     with (
         warnings.catch_warnings(action="error"),
         np.errstate(all=told),
@@ -86,7 +86,7 @@ def test_by_an_assignment_to_shared_arrays(told: Any) -> None:
             assert shared[dtype].tolist() == expected
 
 
-def test_row_numbers_that_do_not_fit() -> None:
+def test_row_numbers_that_do_not_fit_are_refused() -> None:
     with (
         Parameters({"a": np.zeros((2, 1))}, optimizer=optim.SGD(1)) as params,
         AccumulatorGroup(params.member_specs()) as group,
@@ -99,8 +99,8 @@ def test_row_numbers_that_do_not_fit() -> None:
             params.skip(taken)
 
 
-def test_a_learning_rate_that_does_not_fit() -> None:
-    """It would be infinite, and 0 times infinity is no number: of a zero gradient, too."""
+def test_a_learning_rate_that_does_not_fit_is_refused() -> None:
+    """It would be infinite, and infinity times a zero gradient is no number."""
     one = np.ones((1, 1), np.float32)
     for optimizer in (
         optim.SGD(0.1, 0.9, nesterov=True),
@@ -123,7 +123,7 @@ def test_a_learning_rate_that_does_not_fit() -> None:
             assert np.isfinite(params["a"]).all()
 
 
-def test_an_optimizer_whose_numbers_do_not_fit() -> None:
+def test_an_optimizer_whose_numbers_do_not_fit_is_refused() -> None:
     for optimizer in (
         optim.SGD(1e39),
         optim.Adagrad(0.1, initial_accumulator_value=1e39),
@@ -148,8 +148,8 @@ def test_an_optimizer_whose_numbers_do_not_fit() -> None:
     [kind for kind in optim.KINDS if hasattr(kind, "weight_decay")],
     ids=lambda k: k.__name__,
 )
-def test_a_decay_that_is_decoupled_must_fit_times_the_rate(kind: Any) -> None:
-    """Each such optimizer, also one that is added one day; an l2 penalty has no such product."""
+def test_a_decoupled_decay_times_the_rate_must_fit(kind: Any) -> None:
+    """For every such optimizer, also future ones; an l2 penalty has no such product."""
     array, given = {"a": np.ones(1, np.float32)}, kind(1e37, weight_decay=1e38)
     if not given.decoupled:
         Parameters(array, optimizer=given).close()
@@ -168,7 +168,7 @@ def test_a_decay_that_is_decoupled_must_fit_times_the_rate(kind: Any) -> None:
             params.skip(taken)
 
 
-def test_an_initial_value_that_is_tiny() -> None:
+def test_an_initial_value_too_small_for_the_dtype_becomes_0() -> None:
     tiny = optim.Adagrad(0.1, initial_accumulator_value=1e-46)
     with (
         np.errstate(all="raise"),
@@ -178,8 +178,8 @@ def test_an_initial_value_that_is_tiny() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float32", "bfloat16"])
-def test_nothing_fits_every_dtype(dtype: str) -> None:
-    """`np.array([])` is of float64, as an empty batch is in a loop that makes no difference."""
+def test_an_empty_array_fits_every_dtype(dtype: str) -> None:
+    """`np.array([])` is of float64, as an empty batch often is."""
     nothing, table = np.array([]), np.zeros((2, 3), bool)
     w: Any = table if dtype == "bool" else TensorSpec((2, 3), dtype)
     empty: list[Any] = [([], []), (nothing, nothing), ((), nothing), (np.zeros(0, int), [])]

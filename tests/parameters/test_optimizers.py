@@ -19,8 +19,8 @@ DTYPES, ROWS = ("float32", "float64"), 60
 
 
 @named
-def test_they_compute_as_numpy_does(optimizer: optim.Optimizer) -> None:
-    """Of rows of several widths, and of all of arrays of several shapes."""
+def test_optimizers_equal_numpy(optimizer: optim.Optimizer) -> None:
+    """With rows of several widths, and whole arrays of several shapes."""
     rng = np.random.default_rng(3)
     shapes: dict[str, tuple[int, ...]] = {
         f"rows {width}": (ROWS, width) for width in (1, 3, 16, 100)
@@ -66,8 +66,8 @@ def _same(params: Parameters, name: str, reference: Reference) -> None:
         assert params.slots[name][slot].tobytes() == expected.tobytes(), (name, slot)
 
 
-def test_many_rows_are_the_same() -> None:
-    """Enough for their old values to be streamed past the caches."""
+def test_many_rows_equal_numpy() -> None:
+    """So many that their old values are streamed past the caches."""
     optimizer, rng = optim.Adam(0.1), np.random.default_rng(1)
     table = rng.standard_normal((9000, 64)).astype(np.float32)
     reference = Reference(optimizer, table)
@@ -83,8 +83,8 @@ def test_many_rows_are_the_same() -> None:
         _same(params, "table", reference)
 
 
-def test_slots() -> None:
-    """Their names are TensorFlow's; a rowwise accumulator is one number a row."""
+def test_names_and_shapes_of_slots() -> None:
+    """Names are TensorFlow's; a rowwise accumulator has one number a row."""
     for optimizer, names in (
         (optim.SGD(0.1), []),
         (optim.SGD(0.1, 0.9), ["momentum"]),
@@ -102,19 +102,19 @@ def test_slots() -> None:
 
 
 @named
-def test_slots_of_a_tables_rows_begin_as_those_of_arrays(optimizer: optim.Optimizer) -> None:
+def test_slots_of_new_rows_start_as_those_of_arrays(optimizer: optim.Optimizer) -> None:
     contents = {"array": np.zeros((1, 4), np.float32), "table": TableSpec((4,))}
     with Parameters(contents, optimizer=optimizer) as params:
         for slot, array in params.slots["array"].items():
             np.testing.assert_array_equal(params.slots["table"][slot][[7]], array)
 
 
-def test_all_of_them_are_tested() -> None:
+def test_every_optimizer_is_tested() -> None:
     names = {type(optimizer).__name__ for optimizer in ALL}
     assert names == set(layout.OPTIMIZERS) == set(optim.__all__) - {"Optimizer"}
 
 
-def test_they_are_values() -> None:
+def test_optimizers_are_values() -> None:
     for optimizer in ALL:
         assert eval(repr(optimizer), vars(optim)) == optimizer  # noqa: S307  its own repr
         assert pickle.loads(pickle.dumps(optimizer)) == optimizer
@@ -150,7 +150,7 @@ def test_bad_numbers_are_refused() -> None:
 
 @pytest.mark.parametrize(("dtype", "rate"), [("float32", 1e-39), ("float64", 1e-310)])
 def test_ftrl_refuses_a_rate_by_which_it_cannot_divide(dtype: str, rate: float) -> None:
-    """In the array's dtype; and of the arrays that are updated, no others."""
+    """In the dtype of the arrays that are updated."""
     contents = {"a": np.ones(2, dtype), "b": np.ones(2, dtype)}
     with pytest.raises(errors.InvalidArgumentError, match=r"learning_rate .* Ftrl, and at least"):
         Parameters(contents, optimizer=optim.Ftrl(rate))

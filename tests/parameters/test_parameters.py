@@ -41,7 +41,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture
 def group(params: Parameters) -> Iterator[AccumulatorGroup]:
-    """Of the gradients of both."""
+    """A group of the gradients of both."""
     specs = params.member_specs(sparse=["table"])
     del specs["words"]
     with AccumulatorGroup(specs, "group", reduction_type="SUM") as made:
@@ -50,7 +50,7 @@ def group(params: Parameters) -> Iterator[AccumulatorGroup]:
 
 
 def full(number: float) -> dict[str, Any]:
-    """A gradient of two rows, and of all of the vector."""
+    """A gradient of two rows, and of the whole vector."""
     return {"table": ([1, 5], np.full((2, 3), number, np.float32)), "vector": np.full(4, number)}
 
 
@@ -73,7 +73,7 @@ def test_an_update_changes_rows_in_place(params: Parameters, group: AccumulatorG
 
 
 def test_learning_rates_by_pattern(params: Parameters, group: AccumulatorGroup) -> None:
-    """Arrays that no pattern is for keep their optimizer's own; a rate is that of one update."""
+    """Arrays without a pattern keep their optimizer's rate; a rate is for one update."""
     one_round(params, group, 1, learning_rate={"ta*": 10})
     np.testing.assert_array_equal(params["table"][1], TABLE[1] - 10)
     vector = params["vector"].copy()
@@ -87,7 +87,7 @@ def test_learning_rates_by_pattern(params: Parameters, group: AccumulatorGroup) 
 
 
 def test_optimizers_by_pattern() -> None:
-    """The first one that matches; a bracket, as in JAX's names, is no part of a pattern."""
+    """The first that matches; a bracket, as in JAX's names, is an ordinary character."""
     arrays = dict.fromkeys(["['a']['w']", "['b']['w']", "a", "c.w"], np.ones(2))
     by = {"['b']*": optim.SGD(1), "[*": optim.SGD(2), "a": optim.SGD(3), "*": optim.SGD(4)}
     with Parameters(arrays, optimizer=by) as params:
@@ -114,7 +114,9 @@ def test_a_bad_learning_rate_is_refused(params: Parameters, group: AccumulatorGr
         params.update(taken)
 
 
-def test_new_contents_in_place_of_an_optimizer(params: Parameters, group: AccumulatorGroup) -> None:
+def test_an_update_may_give_new_contents_instead_of_using_an_optimizer(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
     new = np.arange(4.0)
     rows = ([6, 0], np.full((2, 3), 7.0))
     one_round(params, group, 1, values={"vector": new, "table": rows, "words": [4, 5, 6]})
@@ -136,7 +138,7 @@ def test_new_contents_in_place_of_an_optimizer(params: Parameters, group: Accumu
     np.testing.assert_array_equal(params["table"], expected)
 
 
-def test_a_round_of_a_single_accumulator() -> None:
+def test_a_single_accumulators_round_updates_one_array() -> None:
     with Parameters({"w": np.zeros(2)}, optimizer=optim.SGD(1)) as params:
         with ConditionalAccumulator("float64", (2,)) as acc:
             acc.apply_grad([1, 2])
@@ -151,7 +153,7 @@ def test_a_round_of_a_single_accumulator() -> None:
         np.testing.assert_array_equal(params["w"], [-1, -7])
 
 
-def test_which_array_a_single_accumulator_is_of_must_be_said(params: Parameters) -> None:
+def test_a_single_accumulators_update_must_name_its_array(params: Parameters) -> None:
     with ConditionalAccumulator("float64", (4,)) as acc:
         acc.apply_grad(np.ones(4))
         with acc.round(1) as taken:
@@ -196,7 +198,9 @@ def test_a_bad_update_changes_nothing_and_makes_nothing_final(
     assert params.step == 0
 
 
-def test_what_is_no_open_round_is_refused(params: Parameters, group: AccumulatorGroup) -> None:
+def test_an_update_from_anything_but_an_open_round_is_refused(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
     group.apply(full(1), 0)
     with group.round(1) as taken:
         pass
@@ -206,7 +210,7 @@ def test_what_is_no_open_round_is_refused(params: Parameters, group: Accumulator
 
 
 def test_a_round_that_touched_no_array(params: Parameters) -> None:
-    """The mapping that a chief makes of the touched arrays is then empty."""
+    """A chief's mapping of the touched arrays is then empty."""
     with (
         AccumulatorGroup({"loss": TensorSpec(())}) as group,
         AccumulatorGroup({"loss": TensorSpec(())}) as other,
@@ -224,7 +228,9 @@ def test_a_round_that_touched_no_array(params: Parameters) -> None:
     np.testing.assert_array_equal(params["table"], TABLE)
 
 
-def test_parameters_that_are_past_the_round(params: Parameters, group: AccumulatorGroup) -> None:
+def test_parameters_ahead_of_the_round_are_not_updated(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
     group.set_global_step(7)
     one_round(params, group, 1)
     assert params.step == 8
@@ -272,7 +278,7 @@ def test_attaching_needs_no_optimizer() -> None:
         assert again.optimizers == own
 
 
-def test_constructors_that_disagree_say_so() -> None:
+def test_constructors_name_differences() -> None:
     with Parameters({"a": [1.0]}, "same", optimizer=optim.SGD(1)) as params:
         for optimizer in (optim.SGD(2), None):
             what = "optimizer of array 'a' SGD.*1.0.*but " + ("SGD.*2.0" if optimizer else "")
@@ -295,7 +301,7 @@ def test_bad_optimizers_are_refused() -> None:
             Parameters({"n": [1]}, optimizer=optimizer)  # type: ignore[arg-type]
 
 
-def test_they_pickle(params: Parameters, group: AccumulatorGroup) -> None:
+def test_parameters_pickle(params: Parameters, group: AccumulatorGroup) -> None:
     again = pickle.loads(pickle.dumps(params))
     with again:
         one_round(again, group, 1)
@@ -352,7 +358,7 @@ def test_specs_of_members() -> None:
                 params.member_specs(sparse)
 
 
-def test_a_closed_one_says_so(group: AccumulatorGroup) -> None:
+def test_closed_parameters_raise(group: AccumulatorGroup) -> None:
     again = Parameters.attach("params")
     again.close()
     group.apply(full(1), 0)
@@ -363,7 +369,7 @@ def test_a_closed_one_says_so(group: AccumulatorGroup) -> None:
                 call()
 
 
-def test_what_is_seen_of_them_from_outside(
+def test_inspection_shows_parameters(
     params: Parameters, group: AccumulatorGroup, namespace: str
 ) -> None:
     one_round(params, group, 1)

@@ -40,7 +40,7 @@ def _unlinked() -> Iterator[None]:
 
 
 def made(rows: int = 3, **how: Any) -> Parameters:
-    """Parameters of so many rows."""
+    """Make parameters of so many rows."""
     return Parameters({"w": np.zeros(rows)}, PARAMS, optimizer=optim.SGD(1.0), **how)
 
 
@@ -54,7 +54,7 @@ def run(params: Parameters, group: AccumulatorGroup, rounds: int) -> None:
 
 
 def both_named() -> Any:
-    """The error that names both."""
+    """Expect an error that names both."""
     return pytest.raises(errors.FailedPreconditionError, match=rf"{GROUP}'.*than '{PARAMS}'")
 
 
@@ -75,7 +75,7 @@ def test_a_group_of_replaced_parameters_is_refused_by_its_constructor(
                 assert params.update(taken)
 
 
-def test_of_a_finished_run_too() -> None:
+def test_a_group_of_a_finished_run_is_refused_too() -> None:
     """Its loop would end at once, and train nothing."""
     with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
         run(params, group, 2)
@@ -85,7 +85,7 @@ def test_of_a_finished_run_too() -> None:
 
 
 @pytest.mark.parametrize("specs", ["member_specs", "specs of its own"])
-def test_an_update_refuses_a_group_of_others(specs: str) -> None:
+def test_an_update_refuses_another_parameters_group(specs: str) -> None:
     """However the group was opened."""
     with made() as params:
         own = params.member_specs() if specs == "member_specs" else {"w": TensorSpec((3,), "f8")}
@@ -102,8 +102,8 @@ def test_an_update_refuses_a_group_of_others(specs: str) -> None:
         assert (params.step, params["w"].tolist()) == (0, [0.0] * 3)
 
 
-def test_a_group_that_nothing_was_put_into_belongs_to_whoever_comes() -> None:
-    """A program that was started in vain and is started again."""
+def test_an_unused_group_belongs_to_the_first_parameters() -> None:
+    """Of a program that was started in vain, and again."""
     for _ in range(2):
         with made(if_exists="replace") as params:
             AccumulatorGroup(params.member_specs(), GROUP).close()
@@ -118,7 +118,7 @@ def test_a_group_that_nothing_was_put_into_belongs_to_whoever_comes() -> None:
 
 
 def test_a_group_of_two_parameters_is_refused_and_not_made() -> None:
-    """It would belong to one of them, and updates of the other one be refused."""
+    """It would belong to one of them, and refuse the other's updates."""
     with made() as params, Parameters({"v": np.zeros(3)}, optimizer=optim.SGD(1)) as others:
         with pytest.raises(errors.InvalidArgumentError, match=rf"'{PARAMS}'.*make a group of each"):
             AccumulatorGroup(params.member_specs() | others.member_specs(), GROUP)
@@ -129,7 +129,7 @@ def test_a_group_of_two_parameters_is_refused_and_not_made() -> None:
         again.close()
 
 
-def test_a_checkpoint_of_both_brings_others_together(tmp_path: Path) -> None:
+def test_a_checkpoint_of_both_makes_others_belong_together(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
         run(params, group, 2)
@@ -150,7 +150,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture
 def group(params: Parameters) -> Iterator[AccumulatorGroup]:
-    """Of both, and of the loss."""
+    """A group of the gradients of both, and of the loss."""
     specs = params.member_specs(["t"]) | {"loss": TensorSpec((), "f8"), "more": TensorSpec((3,))}
     with AccumulatorGroup(specs) as made:
         full = {"t": ([1], np.ones((1, 2))), "v": np.ones(3), "loss": 0.5, "more": np.ones(3)}
@@ -158,7 +158,7 @@ def group(params: Parameters) -> Iterator[AccumulatorGroup]:
         yield made
 
 
-def test_an_update_names_the_member_and_the_way_out(
+def test_the_error_of_an_update_names_the_member_and_the_remedy(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
     with group.round(1) as taken:
@@ -174,7 +174,9 @@ def test_an_update_names_the_member_and_the_way_out(
 
 
 @pytest.mark.parametrize("call", ["update", "skip"])
-def test_a_mapping_of_some_members(params: Parameters, group: AccumulatorGroup, call: str) -> None:
+def test_an_update_may_map_some_members(
+    params: Parameters, group: AccumulatorGroup, call: str
+) -> None:
     with group.round(1) as taken:
         assert getattr(params, call)({"v": taken["v"]})
         with pytest.raises(errors.FailedPreconditionError, match="has made its update"):
@@ -183,7 +185,7 @@ def test_a_mapping_of_some_members(params: Parameters, group: AccumulatorGroup, 
     assert bool(params["v"].any()) == (call == "update")
 
 
-def test_a_member_may_be_another_arrays_gradient() -> None:
+def test_a_member_may_have_another_arrays_gradient() -> None:
     with (
         Parameters({"v": np.zeros(3, np.float32)}, optimizer=optim.SGD(2)) as others,
         AccumulatorGroup({"more": TensorSpec((3,))}) as group,
@@ -195,7 +197,7 @@ def test_a_member_may_be_another_arrays_gradient() -> None:
 
 
 class Ending:
-    """A round of another thread, which ends once an update has looked at it so many times."""
+    """Another thread's round, which ends once an update has looked at it so many times."""
 
     def __init__(self, given: object, looks: int) -> None:
         self._given = [given] * looks
@@ -206,7 +208,7 @@ class Ending:
 
 
 @pytest.mark.parametrize("looks", range(4))
-def test_a_round_of_another_thread_may_end_while_an_update_looks_for_its_own(
+def test_another_threads_round_may_end_while_an_update_looks_for_its_own(
     params: Parameters, group: AccumulatorGroup, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ConditionalAccumulator("f8", (3,)) as other:
@@ -226,7 +228,7 @@ def test_a_round_of_another_thread_may_end_while_an_update_looks_for_its_own(
         assert params.update({"v": taken["v"]})
 
 
-def test_only_what_one_open_round_has_is_updated_from(
+def test_an_update_takes_the_gradients_of_one_open_round_only(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
     def refused(taken: Mapping[str, Any]) -> None:

@@ -38,11 +38,11 @@ ages = st.sampled_from([None, 0, 2])  # after how many steps a row is forgotten
 
 
 class _Left(Exception):  # noqa: N818  it is no error
-    """Leaves a block."""
+    """Raised to leave a block."""
 
 
 class Rows:
-    """A table as a dict from id to row, each with what the optimizer keeps, and its last step."""
+    """A table as a dict from id to row, with the optimizer's numbers and the last step."""
 
     def __init__(self, optimizer: optim.Optimizer, spec: TableSpec) -> None:
         """Begin with no rows."""
@@ -52,7 +52,7 @@ class Rows:
         self.rows: dict[int, tuple[Reference, int]] = {}
 
     def row(self, number: int) -> Reference:
-        """Return the row of an id, or what it has at first."""
+        """Return the row of an id, or its initial row."""
         if number in self.rows:
             return self.rows[number][0]
         first = numpy_initial.rows(
@@ -201,7 +201,7 @@ class Programs(RuleBasedStateMachine):
     def given_gradients(
         self, given: list[int], indices: list[int], number: int, has: set[str], age: int | None
     ) -> None:
-        """They take the place of the members' sums; their repeated rows are added up."""
+        """Replace the members' sums; repeated rows are added up."""
         gradient = self._gradient(given, indices, number, has)
         in_round, kept = self._sums("table"), self.pending
         others = [{n: v for n, v in each.items() if n not in gradient} for each in kept]
@@ -222,7 +222,7 @@ class Programs(RuleBasedStateMachine):
     @rule(number=numbers, given=ids, removed=ids)
     @precondition(lambda self: self.pending and not self.is_in)
     def new_contents(self, number: int, given: list[int], removed: list[int]) -> None:
-        """An optimizer of one's own gives rows, and the slots stay."""
+        """Compute rows without the optimizer; slots stay."""
         given = list(dict.fromkeys(given))
         if self.spec.max_rows and len({*self.table.rows, *given} - {*removed}) > MOST:
             return
@@ -252,7 +252,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule()
     def advance(self) -> None:
-        """Drop what is pending; a final round that is in ends with that."""
+        """Drop what is pending; this ends a final round whose update is committed."""
         self.group.advance_step(self.step + 1)
         self._next()
         self._check()
@@ -260,7 +260,7 @@ class Programs(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.pending and not self.is_in)
     def bad_updates(self) -> None:
-        """They change nothing, and make nothing final."""
+        """Try bad updates: they change nothing, and make nothing final."""
         wrong: tuple[Any, ...] = ({"rows": ([ROWS], np.zeros((1, 3)))}, {"none": 1.0})
         with contextlib.suppress(_Left), self.group.round(1) as taken:
             for values in wrong:

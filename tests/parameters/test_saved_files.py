@@ -38,7 +38,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture(params=["without a name", "beside it"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where to save; by a new file without a name, or, as on NFS, with one."""
+    """A path, saved to by a new file without a name, or, as on NFS, with one."""
     if request.param == "beside it":
         _no_nameless_files(monkeypatch)
     return tmp_path / "checkpoint.npz"
@@ -68,7 +68,7 @@ def test_a_name_may_be_as_long_as_the_system_allows(params: Parameters, path: Pa
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o664, 0o400, 0o4755])
-def test_a_files_mode_stays(params: Parameters, path: Path, mode: int) -> None:
+def test_a_replaced_files_mode_stays(params: Parameters, path: Path, mode: int) -> None:
     path.touch()
     path.chmod(mode)
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_files_mode_stays(params: Parameters, path: Path, mode: int) -> None:
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0, 0o666)])
-def test_a_new_files_mode_is_that_of_any_new_file(
+def test_a_new_file_has_the_umasks_mode(
     params: Parameters, path: Path, mask: int, mode: int
 ) -> None:
     before = os.umask(mask)
@@ -89,7 +89,7 @@ def test_a_new_files_mode_is_that_of_any_new_file(
 
 
 @needs_root
-def test_a_files_owner_stays(params: Parameters, path: Path) -> None:
+def test_a_replaced_files_owner_stays(params: Parameters, path: Path) -> None:
     path.touch()
     os.chown(path, 1234, 2345)
     path.chmod(0o640)
@@ -99,7 +99,7 @@ def test_a_files_owner_stays(params: Parameters, path: Path) -> None:
 
 
 @needs_root
-def test_rights_of_a_group_are_not_given_to_another_one() -> None:
+def test_permissions_of_a_group_are_not_given_to_another_group() -> None:
     def save_as_another(path: Path) -> tuple[int, int]:
         with Parameters({"a": np.ones(2)}, optimizer=optim.SGD(1)) as own:
             shmacc.save(path, {"params": own})
@@ -118,7 +118,7 @@ def test_rights_of_a_group_are_not_given_to_another_one() -> None:
 def test_a_file_is_flushed_when_it_has_a_name(
     params: Parameters, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file without one btrfs flushes nothing; and it must not replace another one before."""
+    """On btrfs nothing flushes a file without a name; it must be flushed before it replaces one."""
     flushed: list[int] = []
     system = os.fsync
 
@@ -156,7 +156,7 @@ def test_a_symbolic_link_stays_and_is_followed(
 
 # Not a device of the system's: a save that replaced it would break the machine.
 def no_files(directory: Path) -> Iterator[tuple[Path, int]]:
-    """What is no file, and its kind."""
+    """Paths that are no files, and their kinds."""
     pipe, link = directory / "pipe", directory / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
@@ -169,7 +169,7 @@ def no_files(directory: Path) -> Iterator[tuple[Path, int]]:
         yield device, stat.S_IFCHR
 
 
-def test_what_is_no_file_is_never_replaced(params: Parameters, path: Path) -> None:
+def test_a_path_that_is_no_file_is_never_replaced(params: Parameters, path: Path) -> None:
     for wrong, kind in no_files(path.parent):
         names = sorted(path.parent.iterdir())
         with pytest.raises(errors.InvalidArgumentError, match="must be a file"):
@@ -183,7 +183,7 @@ def _descriptors() -> list[str]:
 
 
 def test_an_interruption_anywhere_leaves_nothing(params: Parameters, path: Path) -> None:
-    """No other file, and no descriptor; "all of it or nothing", whatever is raised wherever."""
+    """No other file, no descriptor; "all of it or nothing", wherever it is interrupted."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -206,7 +206,7 @@ def test_an_interruption_anywhere_leaves_nothing(params: Parameters, path: Path)
 def test_another_programs_lock_of_the_directory_stops_no_save(
     params: Parameters, path: Path
 ) -> None:
-    """Who keeps systemd-tmpfiles from cleaning up has it for ever."""
+    """Programs lock it to keep systemd-tmpfiles from cleaning up."""
     lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_SH)
     for _ in range(2):
@@ -217,7 +217,7 @@ def test_another_programs_lock_of_the_directory_stops_no_save(
 
 
 def _stop_at(step: str, path: Path, name: str, *, pipe: Pipe) -> None:
-    """Save, and wait to be killed before or, of writing, after a step."""
+    """Save, and wait to be killed before a step, or after a step that writes."""
 
     def stopping(call: Any, *, after: bool) -> Any:
         def stopped(*args: Any, **how: Any) -> Any:
@@ -260,7 +260,7 @@ def test_a_killed_save_leaves_no_other_file(
     shmacc.load(path, {"params": params})
 
 
-def test_those_that_save_at_once_all_succeed(params: Parameters, tmp_path: Path) -> None:
+def test_processes_that_save_at_once_all_succeed(params: Parameters, tmp_path: Path) -> None:
     def save_often(path: Path) -> None:
         with Parameters.attach("params") as own:
             for _ in range(20):
@@ -279,7 +279,7 @@ def test_those_that_save_at_once_all_succeed(params: Parameters, tmp_path: Path)
 def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
     params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """As one that is mounted by itself in a container."""
+    """Such as one that is mounted by itself in a container."""
     path = tmp_path / "checkpoint.npz"
     shmacc.save(path, {"params": params})
 

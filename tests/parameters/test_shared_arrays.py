@@ -38,19 +38,19 @@ DTYPES: Final = [*PLAIN, ml_dtypes.bfloat16, *([field] for field in QUANTISED)]
 
 
 def make(**keywords: Any) -> SharedArrays:
-    """One table and one bias, under the name of these tests, which goes with it."""
+    """One table and one bias, under these tests' name, removed at the end."""
     contents = {"emb": TABLE, "bias": TensorSpec((3,), "float64")}
     return SharedArrays(contents, NAME, unlink_on_close=True, **keywords)
 
 
 def some(dtype: np.dtype[Any]) -> Array:
-    """Values of that dtype, no two of the same bytes where it has so many."""
+    """Values of that dtype, as different as it allows."""
     plain = np.dtype(dtype[0]) if dtype.names else dtype
     values = np.arange(6).reshape(2, 3).astype(plain)
     return values.view(dtype)
 
 
-def test_every_dtype_is_the_same_elsewhere() -> None:
+def test_every_dtype_is_the_same_in_another_process() -> None:
     given = {str(dtype): some(np.dtype(dtype)) for dtype in DTYPES}
     with SharedArrays(given, NAME) as params:
         found = run_apart(lambda: {k: np.array(v) for k, v in SharedArrays.attach(NAME).items()})
@@ -67,7 +67,7 @@ def test_every_dtype_is_the_same_elsewhere() -> None:
             assert params["a"].tobytes() == bytes(2 * spec.dtype.itemsize)
 
 
-def test_contents_of_another_byte_order_or_layout_are_the_same_numbers() -> None:
+def test_contents_may_have_another_byte_order_or_layout() -> None:
     given = {
         "swapped": TABLE.astype(">f4"),
         "fortran": np.asfortranarray(TABLE),
@@ -83,7 +83,7 @@ def test_contents_of_another_byte_order_or_layout_are_the_same_numbers() -> None
             assert params[name].flags.aligned
 
 
-def test_shapes() -> None:
+def test_which_shapes_are_accepted() -> None:
     for shape in (), (0,), (3, 0, 2), (1,) * 20, (5,):
         with SharedArrays({"zeros": TensorSpec(shape), "given": np.ones(shape)}) as params:
             same_bits(params["zeros"], np.zeros(shape, np.float32))
@@ -92,7 +92,7 @@ def test_shapes() -> None:
         assert params["emb"].shape == (4, 3)  # the whole table
 
 
-def test_as_many_as_there_may_be() -> None:
+def test_the_largest_number_of_arrays() -> None:
     names = [f"layer.{i} ☃" for i in range(4096)]
     with SharedArrays({name: np.full(2, i) for i, name in enumerate(names)}, NAME) as params:
         assert list(params) == names
@@ -101,15 +101,15 @@ def test_as_many_as_there_may_be() -> None:
         params.unlink()
 
 
-def test_larger_than_what_is_written_at_once() -> None:
-    """Its pieces are in their places."""
+def test_contents_that_are_written_in_pieces() -> None:
+    """Each piece is in its place."""
     given = np.arange(9 << 20, dtype=np.uint64)  # 72 MiB
     with SharedArrays({"small": TABLE, "large": given, "last": TABLE}) as params:
         assert np.array_equal(params["large"], given)
         same_bits(params["last"], TABLE)
 
 
-def test_it_is_a_mapping() -> None:
+def test_shared_arrays_are_a_mapping() -> None:
     with make() as params:
         assert isinstance(params, Mapping)
         assert list(params) == list(params.keys()) == ["emb", "bias"]
@@ -145,7 +145,7 @@ def test_assigning_writes_into_the_array() -> None:
         assert bias.tolist() == [1, 2, 3]
 
 
-def test_what_it_refuses(namespace: str) -> None:
+def test_bad_arguments_are_refused(namespace: str) -> None:
     unknown = TensorSpec((None, 3))
     too_large = np.broadcast_to(np.zeros(1, np.float64), (1 << 20, 1 << 20))
     wrong: dict[str, Any] = {
@@ -203,7 +203,7 @@ def test_a_second_constructor_attaches_and_leaves_the_contents() -> None:
         assert params["bias"][0] == 8
 
 
-def test_disagreement_names_the_first_array_that_differs() -> None:
+def test_a_difference_names_the_first_array_that_differs() -> None:
     bias = TensorSpec((3,), "float64")
     cases: dict[tuple[str, str, str], Any] = {
         ("dtype of array 'emb'", "float32", "int32"): {"bias": bias, "emb": TABLE.astype("i4")},
@@ -224,7 +224,7 @@ def test_disagreement_names_the_first_array_that_differs() -> None:
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_pickles_with_the_right_to_write(*, writable: bool) -> None:
+def test_a_pickle_keeps_the_permission_to_write(*, writable: bool) -> None:
     with make() as params, SharedArrays.attach(NAME, writable=writable) as sent:
         with pickle.loads(pickle.dumps(sent)) as got:
             assert got.writable == got["bias"].flags.writeable == writable
@@ -235,7 +235,7 @@ def test_pickles_with_the_right_to_write(*, writable: bool) -> None:
         pickle.dumps(sent)
 
 
-def test_closed_is_closed() -> None:
+def test_closed_arrays_raise() -> None:
     with make() as params:
         for _ in range(2):
             params.unlink()

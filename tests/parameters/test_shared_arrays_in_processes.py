@@ -26,11 +26,11 @@ TABLE: Final = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def make() -> SharedArrays:
-    """One table and one bias, under the name of these tests."""
+    """One table and one bias, under these tests' name."""
     return SharedArrays({"emb": TABLE, "bias": TensorSpec((3,), "float64")}, NAME)
 
 
-def test_processes_of_no_relation(namespace: str) -> None:
+def test_unrelated_processes_share_arrays(namespace: str) -> None:
     with make() as params:
         script = """
             params = shmacc.SharedArrays.attach("params", writable=True)
@@ -61,7 +61,7 @@ def test_a_forked_child_shares_the_arrays_and_counts_as_a_process() -> None:
 
 
 def hold_an_array(*, pipe: Pipe) -> None:
-    """Keep nothing but one array, then nothing."""
+    """Keep one array only, then nothing."""
     array = SharedArrays.attach(NAME)["emb"]
     pipe.say()
     pipe.hear()
@@ -101,7 +101,7 @@ def mapped_kib() -> int:
     return kib
 
 
-def test_the_memory_goes_with_the_last_array() -> None:
+def test_the_memory_is_freed_with_the_last_array() -> None:
     before = mapped_kib()
     with SharedArrays({"large": TensorSpec((1 << 20,)), "small": TensorSpec((1,))}) as params:
         large, small = params["large"], params["small"]
@@ -117,8 +117,8 @@ def test_the_memory_goes_with_the_last_array() -> None:
     assert mapped_kib() == before
 
 
-def test_closed_while_other_threads_get_arrays() -> None:
-    """They get the array, which is whole for as long as they have it, or the error."""
+def test_a_close_while_other_threads_get_arrays() -> None:
+    """They get a whole array, which stays valid, or the error."""
 
     def get(params: SharedArrays) -> None:
         while int(params["a"].sum()) == 1 << 16:
@@ -136,7 +136,7 @@ def test_closed_while_other_threads_get_arrays() -> None:
 
 
 def test_arrays_outlive_the_descriptor() -> None:
-    """A daemon closes all it finds."""
+    """A daemon closes all descriptors that it finds."""
     script = """
         params = shmacc.SharedArrays({"a": np.ones(3)})
         same = shmacc.attach(params.shared_name)
@@ -154,7 +154,7 @@ def test_arrays_outlive_the_descriptor() -> None:
     assert interpreter.run(script) == (0, "6.0", "")
 
 
-def test_inspection_sees_them(namespace: str) -> None:
+def test_inspection_shows_shared_arrays(namespace: str) -> None:
     with make(), SharedArrays({"flags": np.ones(3, bool)}, "flags", unlink_on_close=True):
         of_flags, found = inspection.list_segments(namespace=namespace)
         assert (found.name.shared_name, found.kind, found.attached_alive) == (NAME, "arrays", 1)
@@ -175,7 +175,7 @@ def test_inspection_sees_them(namespace: str) -> None:
 
 
 def work(steps: int) -> list[float]:
-    """Send the parameters that were read, as gradients."""
+    """Apply the parameters that were read, as gradients."""
     read = []
     with SharedArrays.attach(NAME) as params, ConditionalAccumulator.attach("gradients") as acc:
         for step in range(steps):
@@ -186,7 +186,7 @@ def work(steps: int) -> list[float]:
     return read
 
 
-def test_a_round_needs_no_lock() -> None:
+def test_parameters_are_read_and_written_in_rounds_without_a_lock() -> None:
     steps = 20
     with (
         SharedArrays({"w": np.ones(1000)}, NAME, unlink_on_close=True) as params,

@@ -46,14 +46,14 @@ def _group(params: Parameters) -> Iterator[AccumulatorGroup]:
 
 
 def train(params: Parameters, group: AccumulatorGroup, ids: Any = IDS, **update: Any) -> None:
-    """Make an update by one gradient."""
+    """Make an update from one gradient."""
     given = {"user": (ids, np.ones((len(ids), 3), np.float32))}
     assert group.apply(given, group.global_step)
     with group.round(1) as taken:
         assert params.update(taken, **update)
 
 
-def test_ids_that_are_not_there_have_their_initial_rows(params: Parameters) -> None:
+def test_missing_ids_have_their_initial_rows(params: Parameters) -> None:
     table = params["user"]
     asked = np.array([[7, 2**62], [7, 7]])
     expected = numpy_initial.rows(SPEC.initial, asked, (3,))
@@ -84,7 +84,9 @@ def test_rows_are_made_by_the_update(params: Parameters, group: AccumulatorGroup
     assert "user" in repr(table)
 
 
-def test_the_step_that_rows_were_last_of(params: Parameters, group: AccumulatorGroup) -> None:
+def test_each_row_has_the_step_of_its_last_update(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
     train(params, group)
     train(params, group, np.array([5, 6]))
     table = params["user"]
@@ -97,7 +99,7 @@ def test_the_step_that_rows_were_last_of(params: Parameters, group: AccumulatorG
         table.ids(updated_before=1.5)
 
 
-def test_a_removed_id_begins_anew(params: Parameters, group: AccumulatorGroup) -> None:
+def test_a_removed_id_starts_again(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group)
     after_one = params["user"][IDS].tobytes()
     # Removed by the update that changes it, with ids that are not there, or repeated.
@@ -110,7 +112,7 @@ def test_a_removed_id_begins_anew(params: Parameters, group: AccumulatorGroup) -
 
 
 def _there_after(**update: Any) -> list[int]:
-    """Return the ids after an update by a gradient of 1 and 100; id n had its last at step n."""
+    """The ids after an update by a gradient of 1 and 100; id n was last updated at step n."""
     with (
         Parameters({"user": SPEC}, optimizer=optim.SGD(1.0)) as params,
         AccumulatorGroup(params.member_specs()) as group,
@@ -126,7 +128,7 @@ def _there_after(**update: Any) -> list[int]:
     ("age", "left"), [(0, []), (1, [5]), (2, [4, 5]), (5, [2, 4, 5]), (6, [0, 2, 4, 5])]
 )
 def test_old_rows_are_forgotten(age: int, left: list[int]) -> None:
-    """Those of the round stay, and of the call; also of a round whose gradient is replaced."""
+    """But not those of the round or the call, even if their gradient is replaced."""
     forget = {"user": np.int64(age)}
     assert _there_after(forget=forget) == sorted([1, *left, 100])
     given = {"user": ([0, 1], np.ones((2, 3), np.float32))}
@@ -136,7 +138,7 @@ def test_old_rows_are_forgotten(age: int, left: list[int]) -> None:
     assert _there_after(forget=forget, gradients=old) == sorted({1, *left, 100})
 
 
-def test_forgetting_and_removing() -> None:
+def test_an_update_may_forget_and_remove() -> None:
     assert _there_after(forget={"user": 2**63 - 1}) == [0, 1, 2, 4, 5, 100]
     assert _there_after(forget={"user": 1}, remove={"user": [5, 100, 0, 9]}) == [1]
     assert _there_after(forget={}, remove=None) == [0, 1, 2, 4, 5, 100]
@@ -176,7 +178,7 @@ def test_memory_of_removed_rows_is_used_again(params: Parameters, group: Accumul
     assert params["user"].nbytes < 2 * before
 
 
-def test_ids_that_are_none(params: Parameters, group: AccumulatorGroup) -> None:
+def test_bad_ids_are_refused(params: Parameters, group: AccumulatorGroup) -> None:
     table = params["user"]
     slot = params.slots["user"]["accumulator"]
     bad: list[tuple[Any, str]] = [
@@ -196,7 +198,7 @@ def test_ids_that_are_none(params: Parameters, group: AccumulatorGroup) -> None:
         assert table.contains(np.array([5, 4], dtype)).tolist() == [True, False]
 
 
-def test_what_a_table_is_not(params: Parameters) -> None:
+def test_arrays_and_tables_refuse_each_others_calls(params: Parameters) -> None:
     assert repr(params.member_specs()["user"]) == "IndexedSlicesSpec((None, 3), 'float32')"
     assert ": user: table of float32 (3,), fc: float32 (3, 2)>" in repr(params)
     table: Any = params["user"]
@@ -218,7 +220,7 @@ def test_what_a_table_is_not(params: Parameters) -> None:
             copied(table)
 
 
-def test_values_set_rows_and_make_them(params: Parameters, group: AccumulatorGroup) -> None:
+def test_values_set_old_and_new_rows(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group, np.array([5]))
     slots = params.slots["user"]["accumulator"]
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -232,7 +234,7 @@ def test_values_set_rows_and_make_them(params: Parameters, group: AccumulatorGro
     assert table.ids().tolist() == [5, 9]
 
 
-def test_what_an_update_refuses(params: Parameters, group: AccumulatorGroup) -> None:
+def test_bad_updates_are_refused(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group)
     before = _state(params)
     group.apply({"user": (IDS, np.ones((4, 3), np.float32))}, 1)
@@ -279,7 +281,7 @@ def test_a_table_without_an_optimizer_is_changed_by_values_only() -> None:
         assert params.slots["user"] == {}
 
 
-def test_a_table_that_is_full() -> None:
+def test_a_full_table_refuses_new_rows() -> None:
     with (
         Parameters({"user": TableSpec((3,), max_rows=2)}, optimizer=optim.SGD(1)) as params,
         AccumulatorGroup(params.member_specs()) as group,
@@ -306,7 +308,7 @@ def _state(params: Parameters) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in params.state().items()}
 
 
-def test_a_state_is_the_same_whoever_came_first(
+def test_a_state_does_not_depend_on_the_order_of_rows(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
     train(params, group, np.array([1, 2]))
@@ -323,7 +325,7 @@ def test_a_state_is_the_same_whoever_came_first(
         assert other["user"].last_updated([2, 3, 70]).tolist() == [1, 2, -1]
 
 
-def test_states_that_do_not_fit(params: Parameters, group: AccumulatorGroup) -> None:
+def test_states_that_do_not_fit_are_refused(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group)
     state = params.state()
     with Parameters({"user": np.zeros((4, 3), np.float32)}, "arrays", unlink_on_close=True) as own:
@@ -345,7 +347,7 @@ def test_states_that_do_not_fit(params: Parameters, group: AccumulatorGroup) -> 
     assert _state(params) == {name: array.tobytes() for name, array in state.items()}
 
 
-def test_what_disagrees_with_existing_parameters(params: Parameters) -> None:
+def test_differences_from_existing_parameters_are_named(params: Parameters) -> None:
     fc = np.zeros((3, 2), np.float32)
     for spec, what in {
         TableSpec((4,), initial=SPEC.initial): r"row_shape of table 'user' \(3,\), but \(4,\)",
@@ -363,7 +365,7 @@ def test_what_disagrees_with_existing_parameters(params: Parameters) -> None:
     assert "user" in params
 
 
-def test_other_processes_read_the_same(params: Parameters, group: AccumulatorGroup) -> None:
+def test_other_processes_read_the_same_rows(params: Parameters, group: AccumulatorGroup) -> None:
     def read(pickled: bytes) -> list[Any]:
         with Parameters.attach("params") as attached:
             by_name = [attached["user"].ids().tolist(), attached["user"][IDS].tobytes()]
@@ -402,7 +404,7 @@ def test_a_single_accumulator_may_have_the_gradient() -> None:
         acc.unlink()
 
 
-def test_closed_parameters() -> None:
+def test_tables_of_closed_parameters_raise() -> None:
     params = Parameters({"t": SPEC}, "params", unlink_on_close=True)
     table = params["t"]
     params.close()
@@ -411,7 +413,7 @@ def test_closed_parameters() -> None:
             use()
 
 
-def test_specs_that_are_refused() -> None:
+def test_bad_specs_are_refused() -> None:
     bad: list[tuple[Any, dict[str, Any], str]] = [
         ((None,), {}, "must be known"),
         ((-1,), {}, "must be >= 0"),
@@ -426,7 +428,7 @@ def test_specs_that_are_refused() -> None:
             TableSpec(shape, **more)
 
 
-def test_specs_are_frozen_and_compare() -> None:
+def test_specs_are_frozen_and_comparable() -> None:
     one = TableSpec(3, np.float32, initial=init.Constant(), max_rows=None)  # type: ignore[arg-type]
     assert one == TableSpec((3,)) != TableSpec((3,), "float64")
     assert hash(one) == hash(TableSpec((3,)))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def params() -> Iterator[Parameters]:
-    """One array."""
+    """Parameters of one array."""
     with Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1, 0.5)) as made:
         yield made
         made.unlink()
@@ -33,7 +33,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture
 def group(params: Parameters) -> Iterator[AccumulatorGroup]:
-    """With a gradient for it."""
+    """A group with a gradient for it."""
     with AccumulatorGroup(params.member_specs(), "group") as made:
         made.apply({"a": np.ones(3)}, 0)
         yield made
@@ -55,16 +55,16 @@ def test_an_update_waits_for_a_stopped_process_until_its_timeout(
     assert (params.step, params["a"].tolist()) == (1, [-1] * 3)
 
 
-def test_so_does_a_snapshot(params: Parameters) -> None:
+def test_a_snapshot_waits_for_a_stopped_process_until_its_timeout(params: Parameters) -> None:
     with held("params"), pytest.raises(errors.DeadlineExceededError):
         params.snapshot(timeout=0.05)
     assert params.snapshot(timeout=LONG)[0] == 0
 
 
-def test_a_save_gives_up_if_rounds_end_all_the_while(
+def test_a_save_gives_up_if_rounds_keep_ending(
     params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look at all that is saved may take long."""
+    """Each reading of all parts may take long."""
     looks = itertools.count()
     monkeypatch.setattr(checkpoints, "_generation", lambda _: next(looks))
     with pytest.raises(errors.DeadlineExceededError, match="Rounds ended"):
@@ -75,7 +75,7 @@ def test_a_save_gives_up_if_rounds_end_all_the_while(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_update_gives_up_at_an_operation_on_the_accumulator_that_is_stopped(
+def test_an_update_gives_up_if_an_operation_on_the_accumulator_is_stopped(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
     with group.round(1) as taken:
@@ -98,7 +98,9 @@ def test_bad_timeouts_are_refused(params: Parameters, group: AccumulatorGroup) -
         params.update(taken)
 
 
-def test_a_childs_round_is_its_parents(params: Parameters, group: AccumulatorGroup) -> None:
+def test_a_forked_child_cannot_update_from_its_parents_round(
+    params: Parameters, group: AccumulatorGroup
+) -> None:
     def update_the_parents(params: Parameters, taken: GroupTaken) -> None:
         with pytest.raises(errors.FailedPreconditionError, match="another process's"):
             params.update(taken)
@@ -109,7 +111,7 @@ def test_a_childs_round_is_its_parents(params: Parameters, group: AccumulatorGro
         assert params.update(taken)
 
 
-def test_in_a_coroutines_block(params: Parameters, group: AccumulatorGroup) -> None:
+def test_a_coroutines_block_has_one_update(params: Parameters, group: AccumulatorGroup) -> None:
     async def lead() -> None:
         async with group.round_async(1) as taken:
             assert params.update(taken)
@@ -131,7 +133,7 @@ def test_a_round_that_advance_step_ended_has_no_update(
     assert (params.step, params["a"].tolist()) == (0, [0] * 3)
 
 
-def test_another_parameters_update_in_the_same_block_is_a_second_one(
+def test_other_parameters_cannot_make_a_second_update_in_a_block(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
     with Parameters({"a": np.zeros(3)}, optimizer=optim.SGD(1)) as others:

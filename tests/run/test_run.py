@@ -22,7 +22,7 @@ fast: Final = pytest.mark.parametrize("context", ["fork", "spawn"])
 
 
 @pytest.mark.parametrize("context", START_METHODS)
-def test_it_returns_what_the_chief_returns(context: Any, tmp_path: Path) -> None:
+def test_run_returns_the_chiefs_result(context: Any, tmp_path: Path) -> None:
     found = shmacc.run(
         run_roles.collected,
         run_roles.note_surroundings,
@@ -167,7 +167,7 @@ def _program(text: str, folder: Path, *, by_file: bool = True) -> tuple[int, str
     return ran.returncode, ran.stderr
 
 
-def test_a_program_without_main_guard_hears_of_it(tmp_path: Path) -> None:
+def test_a_program_without_main_guard_gets_an_error_that_says_so(tmp_path: Path) -> None:
     status, told = _program(
         """
         import shmacc
@@ -272,7 +272,7 @@ def _read() -> Any:
         return float(acc.num_accumulated())
 
 
-def test_a_run_is_under_way_once() -> None:
+def test_a_named_run_cannot_be_started_twice_at_once() -> None:
     with pytest.raises(errors.FailedPreconditionError, match="'digits' is under way") as refused:
         shmacc.run(_run_same, context="fork", name="digits", args=(os.environ["SHMACC_NAMESPACE"],))
     assert refused.value.pids == (os.getpid(),)

@@ -32,7 +32,7 @@ def _restarts(caplog: pytest.LogCaptureFixture, role: str) -> int:
 
 
 @pytest.mark.parametrize(("context", "kills"), KILLS.items())
-def test_whichever_is_killed_each_gradient_counts_once(
+def test_each_gradient_counts_once_whichever_process_is_killed(
     context: Any,
     kills: int,
     tmp_path: Path,
@@ -152,7 +152,7 @@ ROLES: Final = ("chief", "worker0", "worker1")
 
 
 class _Started:
-    """The program, and the pids that its children noted."""
+    """The program, and the pids that its children wrote down."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
@@ -176,7 +176,7 @@ class _Started:
 
 @pytest.fixture
 def folder(tmp_path: Path, namespace: str) -> Iterator[Path]:
-    """A folder for the program, which then is run a second time, and goes on and ends."""
+    """A folder for the program, which at the end is run again, and must go on and end."""
     yield tmp_path
     left = testing.leaked_names(namespace + ".named")
     assert {name.rsplit(":", 1)[1] for name in left if name.startswith("shmacc")} == set(ROLES)
@@ -204,7 +204,7 @@ def test_names_of_an_unnamed_run_go_with_its_parent(
 
 
 @pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
-def test_ctrl_c_reaches_each_once(to_all: bool, folder: Path) -> None:
+def test_ctrl_c_reaches_each_process_once(to_all: bool, folder: Path) -> None:
     started = _Started(folder, "spawn")
     (os.killpg if to_all else os.kill)(started.process.pid, signal.SIGINT)
     started.has_ended(130)
@@ -213,7 +213,9 @@ def test_ctrl_c_reaches_each_once(to_all: bool, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_and_then_the_parent(number: signal.Signals, folder: Path) -> None:
+def test_a_signal_ends_all_children_and_then_the_parent(
+    number: signal.Signals, folder: Path
+) -> None:
     started = _Started(folder, "spawn")
     started.process.send_signal(number)
     started.has_ended(-number)

@@ -23,7 +23,7 @@ from shmacc._base import names
 NAMESPACE: Final = "SHMACC_NAMESPACE"
 
 
-def test_names_refused(namespace: str) -> None:
+def test_bad_names_are_refused(namespace: str) -> None:
     name: Any
     too_long = ("x" * 201, "x" * 199 + ":", "ï" * 34, "%" * 67)  # as they are written
     for name in (*too_long, "a\0b", "\0", "\ud800", "a\udcffb", 5, b"a", 0, False, []):
@@ -36,7 +36,7 @@ def test_names_refused(namespace: str) -> None:
         assert in_shared_memory(namespace) == []
 
 
-def test_names_accepted(namespace: str) -> None:
+def test_good_names_are_accepted(namespace: str) -> None:
     for name in ("a", "A.b_c-9", ".", "..", "-", "x" * 200):
         with ConditionalAccumulator(np.float32, shared_name=name) as acc:
             assert acc.shared_name == name
@@ -71,7 +71,7 @@ ODD: Final = {
 
 @pytest.mark.parametrize("prefix", ["", "n" * 60])
 def test_other_characters_are_escaped(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All at once: no two are one, whatever is cut, and each is shown as it was given."""
+    """No two names become one file, however long, and each is shown as it was given."""
     namespace = f"{prefix or 'odd'}{os.getpid()}"[-60:]
     monkeypatch.setenv(NAMESPACE, namespace)
     with contextlib.ExitStack() as all_of_them:
@@ -109,7 +109,7 @@ NO_NAMES: Final = (
 
 
 @pytest.mark.parametrize("written", [*NO_NAMES.split(), "a b"])
-def test_a_file_that_no_name_is_written_as_is_none_of_ours(written: str, namespace: str) -> None:
+def test_a_file_whose_name_no_segment_has_is_ignored(written: str, namespace: str) -> None:
     for file_name in (
         f"shmacc.{namespace}:{written}",
         f"sem.shmacc.{namespace}:{written}.{'0' * 16}",
@@ -127,7 +127,7 @@ def test_a_file_that_no_name_is_written_as_is_none_of_ours(written: str, namespa
             path.unlink()
 
 
-def test_each_name_has_a_written_form_of_its_own() -> None:
+def test_each_name_has_its_own_file() -> None:
     alphabet = [
         "a",
         "A",
@@ -160,7 +160,7 @@ def test_each_name_has_a_written_form_of_its_own() -> None:
 
 
 class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
-    """Its members are strings, but f-strings show them in another way."""
+    """Its members are strings, but f-strings show them differently."""
 
     MODEL = "model"
 
@@ -174,8 +174,8 @@ def test_the_name_of_an_enum_is_its_string(namespace: str) -> None:
         acc.unlink()
 
 
-def test_long_names_that_differ_at_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together with a long namespace they do not fit a file's name, and are cut."""
+def test_long_names_that_differ_at_their_end_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a long namespace they do not fit a file's name, and are cut."""
     monkeypatch.setenv(NAMESPACE, "n" * 60)
     one, other = (
         ConditionalAccumulator("f4", (), "x" * 199 + last, unlink_on_close=True) for last in "ab"
@@ -188,7 +188,7 @@ def test_long_names_that_differ_at_their_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("attach", [shmacc.attach, shmacc.SharedArrays.attach])
-def test_attach_of_nothing_names_the_namespace(attach: Any, namespace: str) -> None:
+def test_the_error_for_a_missing_name_names_the_namespace(attach: Any, namespace: str) -> None:
     with pytest.raises(FileNotFoundError, match=f"in the namespace '{namespace}'") as caught:
         attach("nobody")
     error = pickle.loads(pickle.dumps(caught.value))
@@ -198,7 +198,7 @@ def test_attach_of_nothing_names_the_namespace(attach: Any, namespace: str) -> N
     assert in_shared_memory(namespace) == []
 
 
-def test_bad_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_namespaces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("a/b", "x" * 61, "a b", "ä"):
         monkeypatch.setenv(NAMESPACE, bad)
         with refused():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_mode_refused(namespace: str) -> None:
+def test_bad_modes_are_refused(namespace: str) -> None:
     for bad in (-1, 0o10000, 6.0, "600", 0o400):
         mode: Any = bad
         with refused():
@@ -47,7 +47,7 @@ def test_mode_refused(namespace: str) -> None:
         ({"mode": 0o666}, "mode", "0600", "0666"),
     ],
 )
-def test_a_disagreement_names_both_values_and_how_to_get_rid_of_the_old_one(
+def test_a_difference_names_both_values_and_how_to_remove_the_old_segment(
     kind: Any, other: dict[str, Any], what: str, existing: str, asked: str
 ) -> None:
     first = {"dtype": "f4", "shape": (3, 2), "shared_name": NAME}
@@ -100,7 +100,7 @@ def test_another_kind_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_shape_agrees_with_any_shape(kind: Any) -> None:
+def test_an_undeclared_shape_agrees_with_any_shape(kind: Any) -> None:
     with kind(np.float32, (3, 2), "one") as acc:
         with kind(np.float32, None, "one") as taken_over, kind.attach("one") as attached:
             assert acc.shape == taken_over.shape == attached.shape == (3, 2)

@@ -32,7 +32,7 @@ def make() -> ConditionalAccumulator:
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released with every look for the name that found nothing."""
+    """Released at every look for the name that finds nothing."""
     looks = threading.Semaphore(0)
     look = _core.open
 
@@ -47,7 +47,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 
 
 @every_attach
-def test_how_long_it_waits(attach: Callable[..., Any], namespace: str) -> None:
+def test_attach_waits_for_its_timeout(attach: Callable[..., Any], namespace: str) -> None:
     for how in ({}, {"timeout": None}):
         with pytest.raises(errors.NotFoundError):
             attach(NAME, **how)
@@ -76,7 +76,7 @@ def test_how_long_it_waits(attach: Callable[..., Any], namespace: str) -> None:
         pickle.loads(pickled)
 
 
-def test_it_waits_for_another_process_to_make_it() -> None:
+def test_attach_waits_for_another_process_to_make_the_segment() -> None:
     def count_attached(*, pipe: Pipe) -> int:
         pipe.say()
         with ConditionalAccumulator.attach(NAME, timeout=LONG) as acc:
@@ -89,10 +89,10 @@ def test_it_waits_for_another_process_to_make_it() -> None:
             acc.unlink()
 
 
-def test_it_waits_through_one_that_goes_while_it_attaches(
+def test_attach_waits_on_if_the_name_is_removed_while_it_attaches(
     monkeypatch: pytest.MonkeyPatch, looked: threading.Semaphore
 ) -> None:
-    """The waiter opens the file; before its second look at the name, the name is removed."""
+    """It opens the file; before its second look at the name, the name is removed."""
     with make() as old:
         assert looked.acquire(timeout=0)  # its own, before it was made
         look = _core.open

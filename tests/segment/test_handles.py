@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_private_ones(kind: Any, namespace: str) -> None:
+def test_private_segments_have_no_name(kind: Any, namespace: str) -> None:
     with kind(np.float32) as one, kind(np.float32, None, "") as two:
         assert one.shared_name
         assert one.shared_name != two.shared_name
@@ -37,7 +37,7 @@ def test_private_ones(kind: Any, namespace: str) -> None:
 def test_a_name_without_a_shared_name_warns_that_it_is_private(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """TensorFlow's users expect other processes to find it by its name."""
+    """Users of TensorFlow expect other processes to find it by its name."""
     with (
         kind(np.float32, name="grads") as private,
         kind(np.float32),
@@ -53,10 +53,10 @@ def test_a_name_without_a_shared_name_warns_that_it_is_private(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_an_earlier_run_left_is_one_line_in_the_log(
+def test_a_segment_that_an_earlier_run_left_is_one_line_in_the_log(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whose it is, since when, at which step."""
+    """Whose it is, since when, and its step."""
     caplog.set_level("INFO", "shmacc")
     kind(np.float32, shared_name="one").close()
     kind(np.float32, shared_name="one").close()
@@ -97,7 +97,7 @@ CLOSED: Final[list[Callable[[Any], Any]]] = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_closed_handle(kind: Any) -> None:
+def test_a_closed_handle_raises(kind: Any) -> None:
     acc = kind(np.float32, (3, 2), "one")
     with acc:
         state = acc.state()

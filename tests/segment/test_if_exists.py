@@ -29,7 +29,7 @@ def race(if_exists: str, *, pipe: Pipe) -> None:
 
 
 def outcomes_of_two(if_exists: str) -> list[str]:
-    """Let two processes construct at once, and say what each met."""
+    """Let two processes construct at once; return what each got."""
     with Apart(race, if_exists) as one, Apart(race, if_exists) as other:
         for racer in (one, other):
             racer.hear()
@@ -43,7 +43,7 @@ def outcomes_of_two(if_exists: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_word_is_refused(kind: Any) -> None:
+def test_other_values_are_refused(kind: Any) -> None:
     for wrong in ("ATTACH", "", None, 1, b"error", True):
         for name in (NAME, None):
             with refused(f'if_exists must be "attach", "error" or "replace", but was {wrong!r}'):
@@ -51,7 +51,7 @@ def test_another_word_is_refused(kind: Any) -> None:
     assert not exists()
 
 
-def test_error_names_what_is_there(namespace: str) -> None:
+def test_error_names_the_existing_segment(namespace: str) -> None:
     with make(if_exists="error") as acc:
         acc.apply_grad(1.0)
         with pytest.raises(FileExistsError, match=f"in the namespace '{namespace}'") as caught:
@@ -68,7 +68,7 @@ def test_error_names_what_is_there(namespace: str) -> None:
         acc.unlink()
 
 
-def test_error_is_also_for_what_is_no_segment() -> None:
+def test_error_is_also_raised_for_a_file_that_is_no_segment() -> None:
     with make():
         at = path()
         inspection.remove(NAME, force=True)
@@ -84,7 +84,7 @@ def test_error_is_also_for_what_is_no_segment() -> None:
 
 
 @pytest.mark.parametrize("word", ["error", "replace"])
-def test_an_empty_file_of_another_program_is_nothing(word: Any) -> None:
+def test_another_programs_empty_file_counts_as_no_segment(word: Any) -> None:
     path().touch()
     with make(if_exists=word) as acc:
         assert acc.apply_grad(1.0)
@@ -92,8 +92,8 @@ def test_an_empty_file_of_another_program_is_nothing(word: Any) -> None:
 
 
 @pytest.mark.parametrize("word", ["error", "replace"])
-def test_a_removal_that_died_on_the_way_is_finished(word: Any) -> None:
-    """A remover was killed between the mark and the name: nothing exists but a name."""
+def test_an_interrupted_removal_is_finished(word: Any) -> None:
+    """A remover was killed after its mark: only the name is left."""
     with make():
         at = path()
         spare = at.with_name(at.name + "x")
@@ -137,7 +137,7 @@ def test_replace_is_refused_while_a_process_uses_it() -> None:
 
 
 @needs_root
-def test_replace_leaves_what_is_another_users() -> None:
+def test_replace_leaves_another_users_segment() -> None:
     def replace() -> str:
         with pytest.raises(errors.PermissionDeniedError):
             make(if_exists="replace")

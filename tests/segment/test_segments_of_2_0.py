@@ -36,7 +36,7 @@ def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
 
 
 @pytest.mark.skipif(layout.LAYOUT_VERSION != 2, reason="of layout version 2")
-def test_a_training_of_2_0_goes_on(namespace: str) -> None:
+def test_a_training_of_version_2_0_goes_on(namespace: str) -> None:
     for file_name, file in FILES.items():
         put_back(file_name, file, namespace)
     for name in ("params", "group"):  # it kept the wall clock's times

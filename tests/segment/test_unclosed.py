@@ -70,7 +70,7 @@ def test_a_handle_that_is_collected_unclosed_is_a_warning(make: Callable[[], Any
     assert not _warnings_of(close)
 
 
-def test_attached_ones_are_and_the_name_is_said() -> None:
+def test_an_attached_handle_is_a_warning_with_its_name() -> None:
     with ConditionalAccumulator("f4", (), "gradients") as acc:
         for attach in (shmacc.attach, ConditionalAccumulator.attach):
             (caught,) = _warnings_of(partial(attach, "gradients"))
@@ -94,7 +94,7 @@ def test_arrays_are_collected_with_their_last_view() -> None:
     assert len(caught) == 1
 
 
-def test_tracemalloc_says_where_it_was_made() -> None:
+def test_tracemalloc_shows_where_the_handle_was_made() -> None:
     tracing = tracemalloc.is_tracing()
     if not tracing:
         tracemalloc.start()
@@ -109,7 +109,7 @@ def test_tracemalloc_says_where_it_was_made() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_it_is_closed_also_where_the_warning_is_an_error(namespace: str) -> None:
+def test_a_collected_handle_is_closed_though_the_warning_is_an_error(namespace: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ConditionalAccumulator("f4", (2,))
@@ -117,7 +117,7 @@ def test_it_is_closed_also_where_the_warning_is_an_error(namespace: str) -> None
     assert testing.leaked_names(namespace) == ()
 
 
-def test_constructors_that_fail_leave_nothing_to_close() -> None:
+def test_a_failed_constructor_gives_no_warning() -> None:
     def fail() -> None:
         with pytest.raises(errors.InvalidArgumentError, match="dtype"):
             ConditionalAccumulator("f8", (), "gradients")
@@ -131,7 +131,7 @@ def test_constructors_that_fail_leave_nothing_to_close() -> None:
         acc.unlink()
 
 
-def test_unpickled_ones_need_not_be_closed() -> None:
+def test_unpickled_handles_need_not_be_closed() -> None:
     with (
         ConditionalAccumulator("f4", (), "gradients") as acc,
         shmacc.SharedArrays({"w": [1.0]}) as params,
@@ -142,7 +142,7 @@ def test_unpickled_ones_need_not_be_closed() -> None:
         acc.unlink()
 
 
-def test_a_forked_child_answers_for_its_own_only() -> None:
+def test_a_forked_child_is_warned_of_its_own_handles_only() -> None:
     def drop_the_parents() -> list[str]:
         parents.clear()
         dropped = _warnings_of(lambda: ConditionalAccumulator("f4", (2,)))
@@ -171,7 +171,7 @@ child.join()
 """
 
 
-def test_at_the_end_of_a_process_all_are_closed_in_order(namespace: str) -> None:
+def test_the_end_of_a_process_closes_all_handles(namespace: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-P", "-X", "dev", "-c", _PROGRAM],
         capture_output=True,

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unlink_is_as_with_files(kind: Any, namespace: str) -> None:
+def test_an_unlinked_segment_lives_until_its_last_handle_is_closed(
+    kind: Any, namespace: str
+) -> None:
     old = kind(np.float32, shared_name="one")
     frozen = pickle.dumps(old)
     old.unlink()
@@ -50,7 +52,7 @@ def test_unlink_is_as_with_files(kind: Any, namespace: str) -> None:
 def test_unlink_while_another_thread_closes(
     namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The close comes after unlink has seen that it is open."""
+    """The close comes after unlink has checked that it is open."""
     acc, may_remove = make(), removal.may_remove
 
     def close_first(name: SegmentName) -> None:
@@ -73,7 +75,7 @@ def test_the_creators_close_removes_the_name(namespace: str) -> None:
     acc.close()
 
 
-def test_it_leaves_what_took_the_name_since() -> None:
+def test_the_creators_close_leaves_a_new_segment_of_the_name() -> None:
     with make(unlink_on_close=True) as old:
         old.unlink()
         make().close()
@@ -88,7 +90,7 @@ def test_it_leaves_what_took_the_name_since() -> None:
     inspection.remove(NAME)
 
 
-def test_only_the_creators_close_does() -> None:
+def test_only_the_creators_close_removes_the_name() -> None:
     with make(unlink_on_close=True) as acc:
         with make(unlink_on_close=True), shmacc.attach(NAME):
             pass
@@ -123,8 +125,8 @@ def _make_and_die(*, kept: bool = True) -> None:
         assert maker.hear() == "made"
 
 
-def test_who_goes_on_with_a_dead_makers_run_removes_the_name() -> None:
-    """A chief that was killed and started again, and again, leaves nothing at a good end."""
+def test_the_process_that_goes_on_for_a_dead_creator_removes_the_name() -> None:
+    """Even if chiefs are killed again and again, a good end leaves nothing."""
     for _ in range(3):
         _make_and_die()
         assert exists()
@@ -139,7 +141,7 @@ def test_who_goes_on_with_a_dead_makers_run_removes_the_name() -> None:
         assert not worker.running  # as after its maker's close
 
 
-def test_who_does_not_take_the_duty_over() -> None:
+def test_other_processes_do_not_take_the_duty_over() -> None:
     _make_and_die()
     shmacc.attach(NAME).close()
     make().close()
@@ -157,7 +159,7 @@ def test_who_does_not_take_the_duty_over() -> None:
     assert not exists()
 
 
-def test_a_name_that_was_made_to_stay_stays() -> None:
+def test_a_name_without_unlink_on_close_stays() -> None:
     _make_and_die(kept=False)
     make(unlink_on_close=True).close()
     assert exists()
@@ -185,7 +187,7 @@ def _hold(constructor: Callable[[], Any], pipe: Pipe) -> None:
 @pytest.mark.parametrize("dies", ["before", "meanwhile"])
 @pytest.mark.parametrize("kind", _OF_EACH_KIND)
 def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
-    """Also to a standby that was there before the process with the duty was killed."""
+    """Also to a standby that was attached before the process with the duty was killed."""
     constructor = _OF_EACH_KIND[kind]
     with contextlib.ExitStack() as last:
         with Apart(partial(_hold, constructor)) as maker:
@@ -207,7 +209,7 @@ def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
 
 
 def test_the_duty_goes_through_many_standbys(namespace: str) -> None:
-    """Each is killed before the next; the last one's end in order removes the name."""
+    """Each is killed before the next; the last one's close removes the name."""
     constructor = _OF_EACH_KIND["group"]
     with contextlib.ExitStack() as living:
         line = [living.enter_context(Apart(partial(_hold, constructor))) for _ in range(4)]

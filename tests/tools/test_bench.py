@@ -28,14 +28,14 @@ def test_figures_have_three_digits() -> None:
     assert spread([5.0, 1.0, 2.0, 3.0, 100.0]) == "3 [1.4-62]"
 
 
-def test_a_goal_that_is_missed_is_told() -> None:
+def test_a_missed_goal_is_reported() -> None:
     table = Table("apply", ("", "ratio"))
     table.rows = [("a", table.judged("a", 0.5, 1.0)), ("b", table.judged("b", 2.0, 1.0))]
     assert str(table).splitlines()[-2:] == ["| a | 0.5 (goal 1) |", "| b | 2 (goal 1) |"]
     assert table.missed == ["apply: b: 2 > 1"]
 
 
-def test_gradients_are_what_their_workload_says() -> None:
+def test_gradients_are_as_their_workload_says() -> None:
     plain = make_gradient(TINY)
     assert np.all(np.diff(plain.indices) > 0)
     assert np.array_equal(plain.values, make_gradient(TINY).values)
@@ -53,7 +53,7 @@ def test_gradients_are_what_their_workload_says() -> None:
     [TINY, Workload("dense", 50), Workload("sparse", 50, 2, table_rows=40, order="zipf")],
     ids=lambda of: of.label,
 )
-def test_a_peer_gives_the_right_answer_and_is_timed(peer: str, workload: Workload) -> None:
+def test_each_peers_answer_is_checked_and_timed(peer: str, workload: Workload) -> None:
     timed = timing.Timed(peer)
     try:
         assert timed.open(workload) == ""
@@ -91,7 +91,7 @@ def test_a_peer_that_cannot_run_is_left_out(
     assert "no-such is left out: KeyError" in capsys.readouterr().err
 
 
-def test_an_object_apart_tells_of_failures_and_of_its_end() -> None:
+def test_an_object_in_another_process_reports_failures_and_its_end() -> None:
     apart = Apart(timing.Timed, "numpy")
     with pytest.raises(FailedError, match="AttributeError"):
         apart.ask("no_such")

@@ -53,7 +53,7 @@ def number_of(what: str, output: str) -> int:
     return int(output.partition(f" {what}")[0].split()[-1].replace(",", ""))
 
 
-def test_it_is_short() -> None:
+def test_the_demo_is_short() -> None:
     modules = [TOOLS / "demo.py", *(TOOLS / "shmacc_demo").glob("*.py")]
     assert len(modules) <= 5
     assert sum(len(module.read_text().splitlines()) for module in modules) <= 400
@@ -95,7 +95,7 @@ def test_the_gradient_is_the_slope_of_the_loss(text: Arrays, table: str) -> None
     assert slope == pytest.approx(float(np.vdot(direction, slopes)), rel=0.02)
 
 
-def test_processes_come_to_the_parameters_of_one_process_though_workers_die() -> None:
+def test_killed_workers_change_no_parameter() -> None:
     output = run("--workers", "2", "--steps", "12", "--check", "--kill", "--word", "class")
     assert "the same vectors, to the bit" in output
     assert number_of("taken", output) == 24
@@ -112,7 +112,7 @@ def test_killed_chiefs_change_nothing() -> None:
 
 
 def test_backups_let_the_chief_go_on_without_stragglers(tmp_path: Path) -> None:
-    """On a text of one's own."""
+    """With a text that the test gives."""
     file = tmp_path / "text"
     file.write_text(
         "one sheep two sheep three sheep and more sheep than one could count all day long " * 40
@@ -131,7 +131,7 @@ def test_a_worker_that_fails_ends_the_run(text: Arrays) -> None:
 
 @contextmanager
 def long_demo() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Start one in a process group of its own; yield it, and who is attached after some steps."""
+    """Start one in its own process group; yield it, and who is attached after some steps."""
     with subprocess.Popen(
         [sys.executable, str(TOOLS / "demo.py"), "--steps", "1000000", "--workers", "2"],
         stdout=subprocess.PIPE,
@@ -169,7 +169,7 @@ def test_an_interrupted_demo_leaves_nothing(namespace: str, number: signal.Signa
     assert testing.leaked_names(namespace) == ()
 
 
-def test_processes_whose_parent_is_killed_tidy_up_and_go(namespace: str) -> None:
+def test_processes_whose_parent_is_killed_clean_up_and_end(namespace: str) -> None:
     with long_demo() as (process, others):
         process.kill()
         process.communicate(timeout=LONG)
@@ -177,7 +177,7 @@ def test_processes_whose_parent_is_killed_tidy_up_and_go(namespace: str) -> None
     assert testing.leaked_names(namespace) == ()
 
 
-def test_it_learns_which_words_keep_company() -> None:
+def test_the_demo_learns_which_words_occur_together() -> None:
     output = run("--workers", "1", "--steps", "150", "--word", "except")
     (near,) = re.findall(r"except: (.*)", output)
     assert {"clause", "try", "exceptiongroup"} & set(near.split(", "))
@@ -194,7 +194,7 @@ def test_it_learns_which_words_keep_company() -> None:
         (["--corpus", os.devnull], "0 words"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(
+def test_bad_arguments_are_refused_at_once(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -29,7 +29,7 @@ def _results(text: str) -> list[list[str]]:
 
 
 def _expected() -> list[list[str]]:
-    """What the files say that herd7 is to find."""
+    """What herd7 must find, as the files say."""
     rows = []
     for test in _TESTS:
         models = ("streaming",) if test.streams else _MODELS[:3]
@@ -41,12 +41,12 @@ def _expected() -> list[list[str]]:
     return rows
 
 
-def test_the_results_are_of_these_files_and_as_expected() -> None:
+def test_the_results_are_up_to_date_and_as_expected() -> None:
     assert _results((_LITMUS / "results.md").read_text()) == _expected()
 
 
 @pytest.mark.skipif(shutil.which("herd7") is None, reason="herd7 is not installed")
-def test_herd_finds_what_the_results_say(tmp_path: Path) -> None:
+def test_herd_finds_the_stored_results(tmp_path: Path) -> None:
     results = tmp_path / "results.md"
     ran = subprocess.run(
         [sys.executable, str(_LITMUS / "check.py"), "--results", str(results)],
@@ -59,7 +59,7 @@ def test_herd_finds_what_the_results_say(tmp_path: Path) -> None:
     assert _results(results.read_text()) == _expected()
 
 
-def test_every_way_of_being_broken_is_described_and_changes_something() -> None:
+def test_every_broken_variant_is_described_and_changes_something() -> None:
     for test in _TESTS:
         described = [variant.name for variant in test.variants if variant.name]
         assert len(described) == len(set(described)) > 0

@@ -39,7 +39,7 @@ def _steps(source: str) -> set[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("spin") is None, reason="spin is not installed")
 @pytest.mark.skipif(shutil.which(_COMPILER) is None, reason=f"{_COMPILER} is not installed")
-def test_the_quick_slice_is_as_expected() -> None:
+def test_the_quick_searches_find_what_is_expected() -> None:
     ran = subprocess.run(
         [sys.executable, str(_MODEL / "check.py"), "--quick"],
         capture_output=True,
@@ -54,14 +54,14 @@ def test_the_quick_slice_is_as_expected() -> None:
     assert searched == _MODELS - {"line"}
 
 
-def test_every_case_has_a_name_of_its_own_and_a_model() -> None:
+def test_every_case_has_its_own_name_and_a_model() -> None:
     names = [(case.model, case.name) for case in _CASES]
     assert len(names) == len(set(names))
     assert {case.model for case in _CASES} == _MODELS
     assert {case.model for case in _CASES if case.quick} == _MODELS
 
 
-def test_every_broken_variant_is_in_its_model_and_is_searched() -> None:
+def test_every_broken_variant_exists_and_is_searched() -> None:
     wanted = {(case.model, case.name) for case in _CASES if case.broken}
     assert all(case.name in case.flags.split() for case in _CASES if case.broken)
     there = {
@@ -70,7 +70,7 @@ def test_every_broken_variant_is_in_its_model_and_is_searched() -> None:
     assert there == wanted
 
 
-def test_every_flag_of_a_case_means_something_to_its_model() -> None:
+def test_every_flag_of_a_case_is_used_by_its_model() -> None:
     shared = _SOURCES["processes"] + _SOURCES["fate"]
     for case in _CASES:
         for flag in case.flags.split():
@@ -78,7 +78,7 @@ def test_every_flag_of_a_case_means_something_to_its_model() -> None:
             assert re.search(rf"\b{name}\b", _SOURCES[case.model] + shared), (case, name)
 
 
-def test_the_results_are_of_these_models_and_as_expected() -> None:
+def test_the_results_are_up_to_date_and_as_expected() -> None:
     for case in _CASES:
         file, *_, verdict = case.found
         name = f"{case.model}/{case.name}"
@@ -86,7 +86,7 @@ def test_the_results_are_of_these_models_and_as_expected() -> None:
         assert re.fullmatch("found: .+" if case.broken else "holds", verdict), name
 
 
-def test_the_table_is_written_as_it_was_read(
+def test_reading_and_writing_the_table_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = (_MODEL / "searches.md").read_text()
@@ -97,7 +97,7 @@ def test_the_table_is_written_as_it_was_read(
     assert written.read_text() == there
 
 
-def test_every_step_of_a_model_is_a_function_or_said_to_be_none() -> None:
+def test_every_step_of_a_model_names_a_function_or_is_listed_without() -> None:
     own = set(_words(_README.partition("Only the models have")[2].partition("\n\n")[0]))
     for model, source in _SOURCES.items():
         mapped = {

@@ -30,7 +30,7 @@ def ones(*shape: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dtypes(kind: Any) -> None:
+def test_accepted_dtypes(kind: Any) -> None:
     given: dict[Any, Any] = {"<f4": np.float32, ">f8": np.float64}
     for name, element in ELEMENTS.items():
         given |= {name: element.dtype, element.dtype: element.dtype}
@@ -49,13 +49,13 @@ def test_dtypes(kind: Any) -> None:
      [("x", np.int8)], [("qint8", np.int16)], ml_dtypes.float8_e5m2, 3.5, []],
     ids=repr,
 )  # fmt: skip
-def test_dtypes_refused(bad: Any) -> None:
+def test_bad_dtypes_are_refused(bad: Any) -> None:
     for kind in KINDS:
         with refused():
             kind(bad)
 
 
-def test_a_dtype_is_looked_up_while_another_thread_looks_up_a_new_one(
+def test_two_threads_may_look_up_dtypes_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def test_a_dtype_is_looked_up_while_another_thread_looks_up_a_new_one(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shapes(kind: Any) -> None:
+def test_accepted_shapes(kind: Any) -> None:
     for given, normal in (
         (None, None),
         ((), ()),
@@ -98,21 +98,21 @@ def test_shapes(kind: Any) -> None:
     ],
     ids=lambda bad: f"{type(bad).__name__} {bad!r:.20}",
 )
-def test_shapes_refused(bad: Any) -> None:
+def test_bad_shapes_are_refused(bad: Any) -> None:
     for kind in KINDS:
         with refused():
             kind(np.float32, bad)
 
 
 @pytest.mark.parametrize("rows", [2**31, 2**40, 2**63 - 1])
-def test_as_many_rows_as_there_are_numbers(rows: int) -> None:
+def test_the_largest_row_number(rows: int) -> None:
     with SparseConditionalAccumulator("f4", (rows, 2)) as acc:
         acc.apply_grad([rows - 1], [[1.0, 2.0]])
         assert acc.take_grad(1).shape.tolist() == [rows, 2]
         assert acc.take_partial(0).shape.tolist() == [rows, 2]
 
 
-def test_reductions() -> None:
+def test_accepted_reductions() -> None:
     for kind in KINDS:
         for word in ("MEAN", "SUM", "CMEAN", b"SUM", None):
             given: Any = word
@@ -189,7 +189,7 @@ NEW: Final[list[tuple[Any, ...]]] = [
 @pytest.mark.parametrize(
     ("declared", "indices", "values", "given", "message"), CALLERS + IN_ORDER + NEW
 )
-def test_sparse_what_the_caller_decides(
+def test_bad_sparse_gradients_are_refused(
     declared: Any, indices: Any, values: Any, given: Any, message: str | None
 ) -> None:
     with SparseConditionalAccumulator(np.float32, declared) as acc:
@@ -222,8 +222,8 @@ ROUNDS: Final[list[tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-def test_sparse_tensorflows_checks_come_before_the_new_ones() -> None:
-    """TensorFlow knows nothing of what is wrong with these, but of the values' width."""
+def test_tensorflows_checks_come_before_new_ones() -> None:
+    """TensorFlow checks none of these faults but the values' width."""
     with SparseConditionalAccumulator(np.float32, [2, None, 2]) as acc:
         for row, given in (-1, None), (0, [2, 2, 2]), (1, [-1, 2, 2]):
             with refused("Shape mismatch: expected values dim 2 to be 2, got 3"):
@@ -231,7 +231,7 @@ def test_sparse_tensorflows_checks_come_before_the_new_ones() -> None:
 
 
 @pytest.mark.parametrize(("declared", "first", "values", "message"), ROUNDS)
-def test_sparse_what_the_round_decides(
+def test_sparse_gradients_unlike_the_rounds_first_are_refused(
     declared: Any, first: Any, values: Any, message: str
 ) -> None:
     with SparseConditionalAccumulator(np.float32, declared) as acc:
@@ -264,7 +264,9 @@ def test_sparse_what_the_round_decides(
         *(([5, 3], [], ones(0, 3), None), (None, [0, 3], ones(2, 0), None)),
     ],
 )
-def test_sparse_accepted(declared: Any, indices: Any, values: Any, given: Any) -> None:
+def test_good_sparse_gradients_are_accepted(
+    declared: Any, indices: Any, values: Any, given: Any
+) -> None:
     with SparseConditionalAccumulator(np.float32, declared) as acc:
         assert acc.apply_grad(indices, values, given) is True
         taken = acc.take_grad(1)
@@ -286,7 +288,9 @@ def test_sparse_accepted(declared: Any, indices: Any, values: Any, given: Any) -
         ((None, None), (3,), "Shape mismatch: expected [?,?], got [3]"),
     ],
 )
-def test_dense_declared_shape(declared: Any, shape: tuple[int, ...], message: str) -> None:
+def test_dense_gradients_must_have_the_declared_shape(
+    declared: Any, shape: tuple[int, ...], message: str
+) -> None:
     with ConditionalAccumulator(np.float32, declared) as acc:
         for step in (0, 1):  # fresh, then stale
             acc.set_global_step(step)
@@ -294,7 +298,7 @@ def test_dense_declared_shape(declared: Any, shape: tuple[int, ...], message: st
                 acc.apply_grad(ones(*shape))
 
 
-def test_dense_shape_of_the_round() -> None:
+def test_dense_gradients_must_have_the_rounds_shape() -> None:
     with ConditionalAccumulator(np.float32, [None, 2]) as acc:
         acc.apply_grad(ones(4, 2))
         with nothing_changes(acc), refused("Shape mismatch: expected [4,2], got [5,2]"):
@@ -316,7 +320,7 @@ def test_dense_shape_of_the_round() -> None:
 
 
 @pytest.mark.parametrize("method", ["take", "take_grad", "take_indexed_slices_grad"])
-def test_num_required(method: str) -> None:
+def test_bad_numbers_of_required_gradients_are_refused(method: str) -> None:
     with SparseConditionalAccumulator(np.float32) as acc:
         acc.apply_grad([0], ones(1))
         take = getattr(acc, method)
@@ -333,7 +337,7 @@ def test_num_required(method: str) -> None:
 
 
 def test_messages_show_values_in_pythons_words() -> None:
-    """Not as `np.float64(1.5)` or `<U1`, whichever argument of whichever call."""
+    """Not as `np.float64(1.5)` or `<U1`, for any argument of any call."""
     number: Any = np.float64(1.5)
     whole: Any = np.int64(-1)
     text: Any = np.str_("x y")

@@ -32,7 +32,7 @@ TABLE: Final = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 class OnlyArray:
-    """An object that says what it holds by ``__array__`` alone."""
+    """An object that NumPy can read by ``__array__`` alone."""
 
     def __init__(self, array: Any) -> None:
         self.array = np.asarray(array)
@@ -42,7 +42,7 @@ class OnlyArray:
 
 
 class OnlyDLPack:
-    """An object that says what it holds by ``__dlpack__`` alone, as other libraries' tensors do."""
+    """An object that NumPy can read by ``__dlpack__`` alone, as other libraries' tensors."""
 
     def __init__(self, array: Any) -> None:
         self.array = np.asarray(array)
@@ -81,7 +81,7 @@ FORMS: Final[dict[str, Callable[[Any], Any]]] = {
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # np.matrix
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(form: str) -> None:
+def test_every_form_of_an_array_is_accepted(form: str) -> None:
     make = FORMS[form]
     indices = np.array([5, 0, 2], np.int32)
     with ConditionalAccumulator(np.float32) as acc, SparseConditionalAccumulator("f4") as rows:
@@ -133,7 +133,7 @@ CONVERTED: Final = [
 
 
 @pytest.mark.parametrize(("dtype", "given", "expected"), CONVERTED)
-def test_converted(dtype: str, given: Any, expected: list[Any]) -> None:
+def test_other_dtypes_are_converted(dtype: str, given: Any, expected: list[Any]) -> None:
     with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
         assert acc.apply_grad(given)
         got = acc.take_grad(1)
@@ -170,7 +170,7 @@ REFUSED: Final = [
 
 
 @pytest.mark.parametrize(("dtype", "given"), REFUSED, ids=repr)
-def test_refused(dtype: str, given: Any) -> None:
+def test_values_that_are_no_numbers_are_refused(dtype: str, given: Any) -> None:
     with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
         with refused():
             acc.apply_grad(given)
@@ -191,7 +191,7 @@ NO_INDICES: Final = [
 
 
 @pytest.mark.parametrize("indices", NO_INDICES, ids=repr)
-def test_indices_refused(indices: Any) -> None:
+def test_bad_indices_are_refused(indices: Any) -> None:
     with SparseConditionalAccumulator(np.float32) as acc:
         for stale in (0, 1):
             acc.set_global_step(stale)
@@ -200,14 +200,14 @@ def test_indices_refused(indices: Any) -> None:
         assert acc.stats().dropped == 0
 
 
-def test_given_shapes_refused() -> None:
+def test_bad_given_shapes_are_refused() -> None:
     with SparseConditionalAccumulator(np.float32) as acc:
         for given in [1.0], [True, 2], np.array([3.0, 1.0]), ["3"], [2**63, 1], [None, 1]:
             with refused():
                 acc.apply_grad([0], [[1.0]], given)
 
 
-def test_indices_of_any_integer_type() -> None:
+def test_indices_may_be_of_any_integer_type() -> None:
     with SparseConditionalAccumulator(np.float32) as acc:
         for dtype in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i4", ">u8"):
             acc.apply_grad(np.array([7, 3, 7], dtype), [1.0, 2.0, 4.0], local_step=NEVER_STALE)
@@ -237,7 +237,7 @@ def test_half_accumulates_in_single_and_rounds_once(dtype: str) -> None:
         same_bits(acc.take_grad(2), expected)
 
 
-def test_arrays_in_are_read_at_once_and_left_alone() -> None:
+def test_arguments_are_read_during_the_call_and_not_changed() -> None:
     indices, values = np.array([4, 2, 4]), np.ones((3, 2), np.float32)
     with ConditionalAccumulator("f4") as acc, SparseConditionalAccumulator("f4") as rows:
         acc.apply_grad(values)
@@ -252,7 +252,7 @@ def test_arrays_in_are_read_at_once_and_left_alone() -> None:
         assert acc.take(1).value.tolist() == [[1, 1]] * 3
 
 
-def test_arrays_out_are_the_callers_own() -> None:
+def test_results_belong_to_the_caller() -> None:
     with SparseConditionalAccumulator(np.float32) as acc, ConditionalAccumulator("f4") as dense:
         outs: list[tuple[Any, ...]] = []
         for step in range(2):
@@ -274,11 +274,11 @@ VAST: Final = 2**53
 
 
 def vast(dtype: str, *shape: int) -> np.ndarray[Any, Any]:
-    """An array that takes no memory as long as it is not copied."""
+    """An array that takes no memory until it is copied."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def test_what_does_not_fit_in_memory_is_refused_at_once() -> None:
+def test_arrays_larger_than_memory_are_refused_at_once() -> None:
     one = np.ones(1, np.int64)
     with ConditionalAccumulator("f8") as acc, SparseConditionalAccumulator("f8") as rows:
         calls: list[Callable[[], Any]] = [
@@ -300,7 +300,7 @@ def test_what_does_not_fit_in_memory_is_refused_at_once() -> None:
         assert acc.num_accumulated() == rows.num_accumulated() == 0
 
 
-def test_as_many_dimensions_as_numpy_has() -> None:
+def test_gradients_may_have_as_many_dimensions_as_numpy_allows() -> None:
     """A round must not be taken and then be lost for want of a dimension."""
     shape = (1,) * (64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32)
     for dtype in ("float32", "complex64"):
@@ -316,7 +316,7 @@ def test_as_many_dimensions_as_numpy_has() -> None:
 GROUP = {"w": TensorSpec((3,)), "rows": IndexedSlicesSpec((5, 2))}
 
 
-def test_of_a_group_it_is_the_members() -> None:
+def test_a_groups_members_convert_to_arrays_and_the_group_does_not() -> None:
     with AccumulatorGroup(GROUP) as acc:
         acc.apply({"w": [1, 2, 3]}, 0)
         taken = acc.take(1)
@@ -328,7 +328,7 @@ def test_of_a_group_it_is_the_members() -> None:
             np.asarray(taken["w"], np.float64, copy=False)
 
 
-def test_of_a_sparse_one_it_says_what_to_use() -> None:
+def test_a_sparse_results_error_says_what_to_use() -> None:
     with SparseConditionalAccumulator("f4", (5, 2)) as acc:
         acc.apply_grad([3], [[1, 2]])
         taken = acc.take_partial(1), acc.snapshot()
@@ -338,8 +338,8 @@ def test_of_a_sparse_one_it_says_what_to_use() -> None:
                 convert(rows)
 
 
-def test_a_take_is_a_gradient_and_a_partial_is_none() -> None:
-    """As a gradient it would count once, whatever it is of."""
+def test_a_takes_result_is_a_gradient_and_a_partial_is_none() -> None:
+    """As a gradient, a partial would count once, whatever it contains."""
     with ConditionalAccumulator("f4", (3,)) as near, ConditionalAccumulator("f4", (3,)) as far:
         near.apply_grad([1, 2, 3])
         near.apply_grad([3, 2, 1])

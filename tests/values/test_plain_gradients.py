@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Other(np.ndarray[Any, Any]):
-    """An array that is not NumPy's own, so it goes the long way."""
+    """An array that is not NumPy's own, so it takes the slow path."""
 
 
 DECLARED: Final[tuple[Any, ...]] = (
@@ -64,7 +64,7 @@ def outcome(acc: Any, apply: Callable[[], bool]) -> Any:
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=str)
-def test_rows_are_as_in_any_other_form(declared: Any) -> None:
+def test_sparse_gradients_equal_the_slow_path(declared: Any) -> None:
     with (
         SparseConditionalAccumulator("float32", declared) as acc,
         AccumulatorGroup({"rows": IndexedSlicesSpec(declared, "float32")}) as group,
@@ -83,7 +83,7 @@ def test_rows_are_as_in_any_other_form(declared: Any) -> None:
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=str)
-def test_arrays_are_as_in_any_other_form(declared: Any) -> None:
+def test_dense_gradients_equal_the_slow_path(declared: Any) -> None:
     with (
         ConditionalAccumulator("float32", declared) as acc,
         AccumulatorGroup({"array": TensorSpec(declared, "float32")}) as group,
@@ -95,7 +95,7 @@ def test_arrays_are_as_in_any_other_form(declared: Any) -> None:
 
 
 def layouts(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Return the array in C order, and as it is when it needs a copy to be."""
+    """Return the array in C order, and in a layout that needs a copy."""
     unaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
     unaligned[...] = array
     swapped = array.astype(array.dtype.newbyteorder())
@@ -103,7 +103,7 @@ def layouts(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "qint8"])
-def test_types_and_layouts_are_as_in_any_other_form(dtype: str) -> None:
+def test_types_and_layouts_equal_the_slow_path(dtype: str) -> None:
     def apply_rows(indices: Any, values: Any) -> bool:
         return sparse.apply_grad(indices, values, None, NEVER_STALE)
 
@@ -141,7 +141,7 @@ LISTS: Final[tuple[list[Any], ...]] = (
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16", "int32"])
-def test_lists_are_as_in_any_other_form(dtype: str) -> None:
+def test_lists_equal_the_slow_path(dtype: str) -> None:
     with (
         ConditionalAccumulator(dtype) as dense,
         SparseConditionalAccumulator(dtype) as sparse,
@@ -159,7 +159,7 @@ def test_lists_are_as_in_any_other_form(dtype: str) -> None:
                 same(acc, apply, given, form=LongWay)
 
 
-def test_lists_of_numbers_are_taken_at_once() -> None:
+def test_lists_of_numbers_take_the_fast_path() -> None:
     rows = _core.plain_array([[0.1, 0.2], (0.3, 0.4)], FLOAT32)
     assert rows is not None
     assert rows.dtype == np.float32
@@ -173,7 +173,7 @@ def test_lists_of_numbers_are_taken_at_once() -> None:
 
 
 class Tensor:
-    """As torch's, for whoever knows it by its module."""
+    """A class that passes for torch's by its module's name."""
 
     __module__ = "other"  # not for whoever knows it by its class's
 
@@ -188,7 +188,7 @@ class Tensor:
         return self._array
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Give the array to whoever goes the long way."""
+        """Return the array to the slow path."""
         return self._array
 
 
@@ -197,7 +197,7 @@ TORCH: Final = {name: object() for name in ("float32", "float64", "int32", "int6
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module of that name, which has this class and its dtypes."""
+    """A module of torch's name, with this class and its dtypes."""
     module = types.ModuleType("torch")
     vars(module).update(TORCH, Tensor=Tensor)
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -206,7 +206,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 @contextlib.contextmanager
 def applies() -> Iterator[tuple[list[Any], list[Callable[[Any], bool]]]]:
-    """The accumulators, and the applies to them, which all take the same two rows of two."""
+    """The accumulators, and applies of the same two rows of two."""
     specs = {"a": TensorSpec(None, "float32"), "b": IndexedSlicesSpec(None, "float32")}
     with (
         ConditionalAccumulator("float32") as dense,
@@ -223,7 +223,7 @@ def applies() -> Iterator[tuple[list[Any], list[Callable[[Any], bool]]]]:
 
 
 @pytest.mark.usefixtures("torch")
-def test_a_tensor_is_read_where_it_is_and_let_go() -> None:
+def test_a_tensor_is_read_in_place_and_released() -> None:
     array = np.ones((2, 2), np.float32)
     tensor = Tensor(array)
     with applies() as (_, calls):
@@ -236,7 +236,7 @@ def test_a_tensor_is_read_where_it_is_and_let_go() -> None:
 
 
 @pytest.mark.usefixtures("torch")
-def test_only_tensors_that_are_plain_are_asked_for_their_array() -> None:
+def test_only_plain_tensors_take_the_fast_path() -> None:
     ones = np.ones((2, 2), np.float32)
     tensors = [
         Tensor(ones, requires_grad=True),  # torch gives its array where it records no gradient
@@ -254,7 +254,7 @@ def test_only_tensors_that_are_plain_are_asked_for_their_array() -> None:
         assert _core.plain_array(Tensor(array), FLOAT32) is None
 
 
-def test_a_torch_that_is_loaded_when_asked_is_not_asked_for_what_is_no_tensor(
+def test_a_lazily_loaded_torch_is_not_loaded_for_other_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Lazy(types.ModuleType):
@@ -270,7 +270,7 @@ def test_a_torch_that_is_loaded_when_asked_is_not_asked_for_what_is_no_tensor(
 
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize("raised", [ValueError(), KeyboardInterrupt()], ids=repr)
-def test_what_a_handler_raises_while_a_tensor_is_read_passes_through(raised: BaseException) -> None:
+def test_a_handlers_exception_while_a_tensor_is_read_passes_through(raised: BaseException) -> None:
     def handle(*_: object) -> None:
         raise raised
 
@@ -295,7 +295,7 @@ def test_what_a_handler_raises_while_a_tensor_is_read_passes_through(raised: Bas
 
 
 @pytest.mark.usefixtures("torch")
-def test_a_tensor_whose_array_is_an_error_goes_the_long_way() -> None:
+def test_a_tensor_whose_array_raises_takes_the_slow_path() -> None:
     def numpy() -> Any:
         raise RuntimeError("none here")
 
@@ -308,13 +308,13 @@ def test_a_tensor_whose_array_is_an_error_goes_the_long_way() -> None:
 # Buffers
 
 
-def test_a_scalar_is_as_in_any_other_form() -> None:
+def test_a_scalar_equals_the_slow_path() -> None:
     with ConditionalAccumulator("float64") as acc:
         for scalar in np.float64(1.5), np.float32(1.5), np.int64(3), np.complex128(1j), np.str_(1):
             same(acc, lambda value: acc.apply_grad(value, NEVER_STALE), scalar)
 
 
-def test_int32_rows_are_as_int64() -> None:
+def test_int32_rows_equal_int64_rows() -> None:
     values = np.ones((3, 2), np.float32)
     rows = np.array([4, 0, 4], np.int32)
     plain = _core.plain_rows(rows, values, FLOAT32, (5, 2))
