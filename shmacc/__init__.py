@@ -14,11 +14,9 @@ Modules: `errors`; `optim`, the optimizers of parameters; `init`, the initial ro
 # `_segment`, how a process opens a segment and leaves it; `_accumulators` and `_parameters`, the
 # objects that users hold. docs/architecture.md has the order of all folders and modules.
 
-from shmacc import (  # noqa: F401  an import of the bare tree ends here
-    _child_errors,
-    _lazy,
-    _tree,
-)
+from shmacc import _child_errors, _lazy, _tree
+
+_child_errors.watch(_tree.extension().note_parents_exception)
 
 __getattr__, __dir__, __all__ = _lazy.attach(
     __name__,
@@ -30,16 +28,16 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._accumulators.dense": ("ConditionalAccumulator",),
         "shmacc._accumulators.group": ("AccumulatorGroup",),
         "shmacc._attach": ("attach",),
-        "shmacc._values.taken": (
+        "shmacc._accumulators.taken": (
             "DensePartial",
             "DenseTaken",
             "GroupPartial",
             "GroupTaken",
-            "IndexedSlices",
             "SparseGradient",
             "SparsePartial",
             "SparseTaken",
         ),
+        "shmacc._values.slices": ("IndexedSlices",),
         "shmacc._parameters.parameters": ("Parameters",),
         "shmacc._parameters.shared_arrays": ("SharedArrays",),
         "shmacc._accumulators.sparse": ("SparseConditionalAccumulator",),

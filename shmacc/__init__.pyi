@@ -7,6 +7,15 @@ from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
 from shmacc._accumulators.steps import Steps
+from shmacc._accumulators.taken import (
+    DensePartial,
+    DenseTaken,
+    GroupPartial,
+    GroupTaken,
+    SparseGradient,
+    SparsePartial,
+    SparseTaken,
+)
 from shmacc._attach import attach
 from shmacc._parameters.checkpoints import load, save
 from shmacc._parameters.parameters import Parameters
@@ -15,17 +24,8 @@ from shmacc._parameters.table_spec import TableSpec
 from shmacc._parameters.tables import Table
 from shmacc._run import run
 from shmacc._segment.stats import Stats
+from shmacc._values.slices import IndexedSlices
 from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
-from shmacc._values.taken import (
-    DensePartial,
-    DenseTaken,
-    GroupPartial,
-    GroupTaken,
-    IndexedSlices,
-    SparseGradient,
-    SparsePartial,
-    SparseTaken,
-)
 
 __all__ = [
     "NEVER_STALE",

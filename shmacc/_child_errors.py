@@ -17,8 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shmacc import _core
-
 _PACKAGES = ("multiprocessing", "multiprocess", "billiard")
 
 _kept: BaseException | None = None
@@ -130,15 +128,22 @@ def _watch_the_forking_thread() -> None:
     threading.excepthook = keep
 
 
-def _note_what_the_parent_handles() -> None:
-    global _parents  # noqa: PLW0603  a process is forked once
-    error = sys.exc_info()[1]
-    _parents = id(error)
-    _core.note_parents_exception(error)
+def watch(note_parents_exception: Callable[[BaseException | None], object]) -> None:
+    """Begin to look for these exceptions; called once, when shmacc is imported.
 
+    Args:
+        note_parents_exception: Called in each forked child with the exception that its parent
+            handled at the fork.
+    """
 
-os.register_at_fork(after_in_child=_note_what_the_parent_handles)
-os.register_at_fork(after_in_child=_watch_the_forking_thread)
-if sys.version_info >= (3, 13):
-    os.register_at_fork(after_in_child=_wrap_when_it_begins)
-    _wrap_what_is_unpickled()
+    def note() -> None:
+        global _parents  # noqa: PLW0603  a process is forked once
+        error = sys.exc_info()[1]
+        _parents = id(error)
+        note_parents_exception(error)
+
+    os.register_at_fork(after_in_child=note)
+    os.register_at_fork(after_in_child=_watch_the_forking_thread)
+    if sys.version_info >= (3, 13):
+        os.register_at_fork(after_in_child=_wrap_when_it_begins)
+        _wrap_what_is_unpickled()

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._base.array_types import IndexArray
+from shmacc._base.array_types import IndexArray, Shape
 from shmacc._base.reports import (
     Compared,
     Config,
@@ -20,9 +20,9 @@ from shmacc._base.reports import (
     Table,
     TableConfig,
     TableState,
+    Terms,
     Waiter,
 )
-from shmacc._values.arguments import Shape, Terms
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 

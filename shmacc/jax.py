@@ -16,12 +16,12 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from shmacc._accumulators.taken import GroupTaken, SparseTaken
 from shmacc._base.signals import pass_on
 from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._values import arguments, dtypes
 from shmacc._values.arrays import as_array, converted
 from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
-from shmacc._values.taken import GroupTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 __all__ = ["TreeSpec"]

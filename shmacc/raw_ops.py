@@ -20,10 +20,10 @@ from typing import Any
 from shmacc import _attach, sparse
 from shmacc._accumulators import dense
 from shmacc._accumulators.accumulator import Accumulator, AccumulatorRef
+from shmacc._accumulators.taken import SparseGradient
 from shmacc._base.array_types import ValueArray
 from shmacc._base.shown import shown
 from shmacc._values import dtypes
-from shmacc._values.taken import SparseGradient
 from shmacc.errors import InvalidArgumentError
 
 __all__ = [

@@ -2,8 +2,8 @@
 
 Accumulators behave as TensorFlow's ``SparseConditionalAccumulator`` and ``ConditionalAccumulator``
 (ops ``SparseAccumulatorApplyGradient`` and so on); docstrings name each difference. Data flows one
-way: gradients.py converts and checks arguments, the extension does the work under the lock, and
-results.py makes NumPy arrays of its results.
+way: gradient_checks.py converts and checks arguments, the extension does the work under the lock,
+and results.py makes NumPy arrays of its results.
 """
 
 import contextlib
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from shmacc import _core
 from shmacc._accumulators import rounds, saved_state
 from shmacc._accumulators.rounds import Round
-from shmacc._accumulators.steps import Steps
+from shmacc._accumulators.steps import Stepped
 from shmacc._base import layout
 from shmacc._base.array_types import IndexArray, ValueArray
-from shmacc._base.reports import Config
+from shmacc._base.reports import Config, Terms
 from shmacc._core import TakenRound
 from shmacc._segment import opening
-from shmacc._segment.opened import Opened
 from shmacc._segment.options import Owners
 from shmacc._segment.stats import Stats, stats_of
 from shmacc._values import arguments
@@ -30,7 +29,7 @@ from shmacc._values.spec import Spec
 from shmacc.errors import DataLossError, ShmaccError
 
 if TYPE_CHECKING:
-    from shmacc._accumulators.coroutines import AsyncRound, AsyncSteps
+    from shmacc._accumulators.coroutines import AsyncRound
 
 _Taken_co = TypeVar("_Taken_co", covariant=True)
 _Partial_co = TypeVar("_Partial_co", covariant=True)
@@ -79,7 +78,7 @@ class AccumulatorRef:
         return f"AccumulatorRef({self.accumulator!r})"
 
 
-class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
+class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     """The common base of single accumulators and groups; subclasses make the results of takes.
 
     Use as a context manager to close at the end of the block; an accumulator that is collected
@@ -113,7 +112,7 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
     def _own(self) -> str:
         return self._label
 
-    def _terms(self, contributor: object, weight: object, timeout: object) -> arguments.Terms:
+    def _terms(self, contributor: object, weight: object, timeout: object) -> Terms:
         """Return the terms of a single gradient.
 
         From now on this process's death or failure is news, also by what is wrong here.
@@ -209,11 +208,6 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
         """The handle that raw ops take."""
         return AccumulatorRef(self)
 
-    @property
-    def global_step(self) -> int:
-        """The accumulator's step; gradients of older steps are dropped. Takes no lock."""
-        return self._handle.read_step()
-
     def num_accumulated(self, name: str | None = None) -> int:  # noqa: ARG002  TensorFlow's signature
         """Return how many gradients are pending. Takes no lock (TF: AccumulatorNumAccumulated).
 
@@ -221,149 +215,6 @@ class Accumulator(Opened, Generic[_Taken_co, _Partial_co]):
             name: Ignored.
         """
         return self._handle.count
-
-    def set_global_step(
-        self,
-        new_global_step: int,
-        name: str | None = None,  # noqa: ARG002
-        *,
-        timeout: float | None = None,
-    ) -> None:
-        """Set the step. Accumulated gradients stay (TF: AccumulatorSetGlobalStep).
-
-        A step lower than the current one is set, too, with a warning to logger "shmacc".
-
-        Args:
-            new_global_step: The step; from now on gradients of earlier steps are dropped.
-            name: Ignored.
-            timeout: Seconds to wait for the lock, which a stopped process may hold; None: for ever.
-
-        Raises:
-            InvalidArgumentError: The step is no integer of 64 bits.
-            DeadlineExceededError: The timeout passed. Nothing was changed.
-            FailedPreconditionError: An update by the round has begun.
-        """
-        new = arguments.int64(new_global_step, "new_global_step")
-        old = self._handle.set_step(new, arguments.timeout(timeout))
-        if new < old:
-            _logger.warning(
-                "Attempt to set current_global_step_ to smaller value: "
-                "current_global_step_ = %d >= %d = new_global_step.",
-                old,
-                new,
-            )
-
-    def advance_step(self, step: int, *, timeout: float | None = None) -> int:
-        """Move the step forward: drop the gradients of older steps, and unseal.
-
-        A step that is not past the current one changes nothing, so repeated and late announcements
-        of a step are harmless.
-
-        Args:
-            step: The new step.
-            timeout: As for `set_global_step`.
-
-        Returns:
-            How many accumulated gradients were dropped.
-
-        Raises:
-            As for `set_global_step`.
-        """
-        number = arguments.int64(step, "step")
-        return self._handle.advance_step(number, arguments.timeout(timeout))
-
-    def finish(self) -> None:
-        """End the run for all processes; any of them may call this. Idempotent; waits for nobody.
-
-        From now on `running` is False and applies return False. Takes, rounds and waits for a step
-        raise FinishedError, even if they are waiting already. An open block of a round goes on to
-        its end. Pending gradients can still be read: by `snapshot`, `state` and `take_partial`.
-        `restore` starts the run again.
-        """
-        self._handle.finish()
-
-    @property
-    def running(self) -> bool:
-        """Whether the run goes on: False from `finish` until a `restore`. Takes no lock.
-
-        Raises:
-            FailedPreconditionError: It does not, but this process has new parameters beside the
-                accumulator of a finished run, which they were not trained by.
-        """
-        return self._handle.running
-
-    def steps(self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait") -> Steps:
-        """Follow the run: yield the current step at once, then the newest whenever it has changed.
-
-        For the loop of a worker, which ends when the accumulator is finished::
-
-            for step in group.steps(timeout=60):
-                group.apply(gradient(params), step, contributor=rank)
-
-        A slow worker skips steps. A step that is set back, or restored, is yielded again.
-
-        Args:
-            timeout: Seconds to wait, each time; None: for ever.
-            on_death: As for `wait_step`.
-
-        Returns:
-            An iterator of steps; its ``__next__`` documents the errors.
-
-        Raises:
-            InvalidArgumentError: A bad argument.
-        """
-        return Steps(self._handle, arguments.timeout(timeout), arguments.on_death(on_death))
-
-    def steps_async(
-        self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
-    ) -> "AsyncSteps":
-        """Follow the run as `steps` does, for ``async for``, without blocking the event loop."""
-        from shmacc._accumulators.coroutines import AsyncSteps  # it imports asyncio
-
-        return AsyncSteps(self._handle, timeout, on_death)
-
-    def wait_step(
-        self, after: int, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
-    ) -> int:
-        """Wait until the global step is past `after`, and return it. See `steps`.
-
-        A step past `after` is returned even if the accumulator is finished.
-
-        Args:
-            after: The last step that the caller knows.
-            timeout: Seconds to wait; None: for ever.
-            on_death: "raise": end the wait if no process is left that moves the step.
-
-        Returns:
-            The global step.
-
-        Raises:
-            FinishedError: The accumulator is finished.
-            ChiefDiedError: ``on_death`` is "raise", and all processes that have ever taken are dead
-                or have failed (those that have left in order do not count), and no living process
-                has taken or waits to take.
-            DeadlineExceededError: The timeout passed.
-            CancelledError: The handle was closed.
-            InvalidArgumentError: A bad argument.
-        """
-        past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        return self._handle.wait_step(past, seconds, arguments.on_death(on_death), None)[0]
-
-    async def wait_step_async(
-        self, after: int, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
-    ) -> int:
-        """Wait as `wait_step` does, without blocking the event loop of asyncio.
-
-        Raises:
-            asyncio.CancelledError: The task was cancelled.
-            ShmaccError: As for `wait_step`; ResourceExhaustedError: no thread could be started for
-                the wait.
-        """
-        from shmacc._accumulators import coroutines  # it imports asyncio
-
-        past, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        raises = arguments.on_death(on_death)
-        return await coroutines.wait_step(self._handle, past, seconds, raises=raises)
 
     def take(
         self,

@@ -4,11 +4,11 @@ from typing import Any
 
 from shmacc._accumulators import gradient_checks, results, rounds
 from shmacc._accumulators.single import ConditionalAccumulatorBase
+from shmacc._accumulators.taken import DensePartial, DenseTaken
 from shmacc._base.array_types import ValueArray
 from shmacc._core import TakenRound
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
-from shmacc._values.taken import DensePartial, DenseTaken
 
 __all__ = ["ConditionalAccumulator"]
 

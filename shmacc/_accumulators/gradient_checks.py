@@ -11,12 +11,12 @@ from typing import Any, Self
 import numpy as np
 
 from shmacc import _core
-from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._accumulators.taken import DenseTaken, SparseTaken
+from shmacc._base.array_types import IndexArray, Shape, ValueArray
 from shmacc._values import arguments
-from shmacc._values.arguments import INT64_MAX, Shape, describe_shape
+from shmacc._values.arguments import INT64_MAX, describe_shape
 from shmacc._values.arrays import index_array, row_numbers, sums_array
 from shmacc._values.dtypes import DType
-from shmacc._values.taken import DenseTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from shmacc._accumulators import gradient_checks, results
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.member_gradient import Member, MemberGradient
+from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import layout
 from shmacc._base.reports import Config
 from shmacc._base.signals import pass_on
@@ -13,7 +14,6 @@ from shmacc._core import Answer, TakenRound
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
 from shmacc._values.spec import MemberSpec, Spec, TensorSpec
-from shmacc._values.taken import GroupPartial, GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 
 

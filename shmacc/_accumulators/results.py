@@ -6,13 +6,7 @@ out in one.
 
 import numpy as np
 
-from shmacc._base.array_types import ValueArray
-from shmacc._base.signals import pass_on
-from shmacc._core import TakenRound
-from shmacc._values import arrays
-from shmacc._values.dtypes import DType
-from shmacc._values.spec import MemberSpec
-from shmacc._values.taken import (
+from shmacc._accumulators.taken import (
     DensePartial,
     DenseTaken,
     GroupPartial,
@@ -20,6 +14,12 @@ from shmacc._values.taken import (
     SparsePartial,
     SparseTaken,
 )
+from shmacc._base.array_types import ValueArray
+from shmacc._base.signals import pass_on
+from shmacc._core import TakenRound
+from shmacc._values import arrays
+from shmacc._values.dtypes import DType
+from shmacc._values.spec import MemberSpec
 from shmacc.errors import ResourceExhaustedError
 
 

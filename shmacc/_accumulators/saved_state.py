@@ -16,13 +16,14 @@ import numpy as np
 
 from shmacc._accumulators import gradient_checks
 from shmacc._accumulators.member_gradient import Member, MemberGradient
+from shmacc._accumulators.taken import DensePartial, SparsePartial
 from shmacc._base.array_types import ValueArray
+from shmacc._base.reports import Terms
 from shmacc._base.signals import pass_on
 from shmacc._core import TakenRound
 from shmacc._values import arguments, arrays
 from shmacc._values.arguments import describe_shape
 from shmacc._values.spec import MemberSpec
-from shmacc._values.taken import DensePartial, SparsePartial
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -63,7 +64,7 @@ def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]
 
 def from_arrays(
     state: Any, specs: tuple[MemberSpec, ...]
-) -> tuple[list[MemberGradient], int, arguments.Terms]:
+) -> tuple[list[MemberGradient], int, Terms]:
     """Return a state's members, step and terms, as the extension restores them.
 
     Raises:

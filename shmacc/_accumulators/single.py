@@ -6,6 +6,7 @@ import numpy as np
 
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.member_gradient import Member
+from shmacc._base.array_types import Shape
 from shmacc._base.reports import Config
 from shmacc._segment.options import Options
 from shmacc._values import arguments, dtypes
@@ -88,6 +89,6 @@ class ConditionalAccumulatorBase(Accumulator[_Taken_co, _Partial_co]):
         return self._dtype.numpy
 
     @property
-    def shape(self) -> arguments.Shape:
+    def shape(self) -> Shape:
         """The declared shape; None: unknown rank; None as a dimension: unknown dimension."""
         return self._shape

@@ -1,4 +1,4 @@
-"""The types of arrays that the public API hands out."""
+"""The types of arrays that the public API hands out, and of their shapes."""
 
 from typing import Any
 
@@ -7,3 +7,6 @@ import numpy.typing as npt
 
 IndexArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
+
+Shape = tuple[int | None, ...] | None
+"""A declared shape: None for an unknown rank, None as a dimension for an unknown dimension."""

@@ -1,4 +1,4 @@
-"""The dicts by which the extension reports on a segment: their keys and types (description.hpp).
+"""What passes to and from the extension: the keys and types of its dicts (description.hpp).
 
 A handle belongs to a process that has the segment attached; a view looks at a segment from outside.
 A table is a lane's part of a member; the contributors count as one more member, after the others.
@@ -6,7 +6,14 @@ Times are nanoseconds since the epoch. Kinds, dtypes, reductions, activities and
 given as numbers.
 """
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:  # inspection needs no NumPy
+    from shmacc._base.array_types import IndexArray
+
+Terms = tuple[int, int, "int | IndexArray | None", float | None]
+"""What every apply passes to the extension: count, weight, contributors (a number, a partial's
+array, or None), timeout in seconds."""
 
 
 class MemberConfig(TypedDict):

@@ -9,9 +9,9 @@ import numpy as np
 from shmacc import _core
 from shmacc._accumulators import results, rounds
 from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.taken import DenseTaken, GroupPartial, GroupTaken, SparseTaken
 from shmacc._multihost.columns import Columns, Format, Piece, join
 from shmacc._multihost.messages import Share
-from shmacc._values.taken import DenseTaken, GroupPartial, GroupTaken, SparseTaken
 
 
 class HostGroup(AccumulatorGroup):

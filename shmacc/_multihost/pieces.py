@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shmacc import _core
+from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc._multihost.columns import Bytes, Format, Rows, aligned
 from shmacc._multihost.messages import Opened
 from shmacc._values.arguments import describe_shape
 from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
-from shmacc._values.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

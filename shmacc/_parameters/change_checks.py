@@ -9,6 +9,7 @@ import numpy as np
 from shmacc import _core, optim
 from shmacc._accumulators import saved_state
 from shmacc._accumulators.member_gradient import Member
+from shmacc._accumulators.taken import DenseTaken, SparseTaken
 from shmacc._base import layout
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._base.signals import pass_on
@@ -16,7 +17,6 @@ from shmacc._values import arrays, foreign
 from shmacc._values.arguments import describe_shape
 from shmacc._values.dtypes import DType
 from shmacc._values.spec import MemberSpec
-from shmacc._values.taken import DenseTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError, ShmaccError
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from shmacc._accumulators import saved_state
+from shmacc._accumulators.taken import DenseTaken, SparseTaken
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._parameters import change_checks as checks
 from shmacc._parameters import table_changes
@@ -14,7 +15,6 @@ from shmacc._parameters.change_checks import Asked, Change, Named
 from shmacc._parameters.tables import Known
 from shmacc._values import arguments, arrays
 from shmacc._values.arguments import describe_shape
-from shmacc._values.taken import DenseTaken, SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 

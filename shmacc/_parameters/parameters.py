@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from shmacc import _core, optim
+from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._base.signals import pass_on
 from shmacc._parameters import changes, patterns, table_changes, table_spec
@@ -17,8 +18,8 @@ from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._parameters.tables import Known, Table, TableRows
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments, arrays
+from shmacc._values.slices import IndexedSlices
 from shmacc._values.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
-from shmacc._values.taken import DenseTaken, GroupTaken, IndexedSlices, SparseTaken
 from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 
 Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None

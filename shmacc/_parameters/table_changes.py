@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from shmacc._accumulators import saved_state
+from shmacc._accumulators.taken import SparseTaken
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._parameters import change_checks as checks
 from shmacc._parameters.change_checks import Asked, Change
 from shmacc._parameters.tables import Known, checked_ids
 from shmacc._values import arguments, arrays, dtypes
-from shmacc._values.taken import SparseTaken
 from shmacc.errors import InvalidArgumentError
 
 

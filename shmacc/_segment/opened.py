@@ -14,9 +14,10 @@ from shmacc import _core
 from shmacc._base import names
 from shmacc._base.names import SegmentName, semaphore_path
 from shmacc._base.reports import Config
-from shmacc._segment import exits, opening, removal
+from shmacc._segment import exit_hooks, opening, removal
 from shmacc._segment.opening import Contents
 from shmacc._segment.options import Options, Owners, checked_owners
+from shmacc._segment.owner import Owner
 from shmacc._values import arguments
 from shmacc._values.spec import MemberSpec, Spec
 from shmacc.errors import InvalidArgumentError
@@ -25,7 +26,7 @@ _logger = logging.getLogger("shmacc")
 _Opened = TypeVar("_Opened", bound="Opened")
 
 
-class Opened(exits.Owner):
+class Opened(Owner):
     """The common base of accumulators and shared arrays."""
 
     __slots__ = (
@@ -93,7 +94,7 @@ class Opened(exits.Owner):
         self._handle = handle
         self._segment_name = segment_name
         self._owners = owners
-        self._finalizer = exits.close_with(self, handle)
+        self._finalizer = exit_hooks.close_with(self, handle)
         try:
             config = handle.config()
             self._shared_name = names.name_made_as(config["name"])

@@ -6,22 +6,15 @@ import operator
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from shmacc._base import layout
+from shmacc._base.array_types import Shape
 from shmacc._base.shown import shown
 from shmacc._base.signals import pass_on
 from shmacc.errors import InvalidArgumentError
 
-Terms = tuple[int, int, int | npt.NDArray[np.int64] | None, float | None]
-"""What every apply passes to the extension: count, weight, contributors (a number, a partial's
-array, or None), timeout in seconds."""
-
 OnDeath = Literal["wait", "raise"]
 """Whether a wait goes on or raises an error when a process that it depends on dies."""
-
-Shape = tuple[int | None, ...] | None
-"""A declared shape: None for an unknown rank, None as a dimension for an unknown dimension."""
 
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)

@@ -18,7 +18,7 @@ from shmacc._base.signals import pass_on
 from shmacc._values import foreign
 from shmacc._values.arguments import INT64_MAX, describe_shape
 from shmacc._values.dtypes import DType, kind_of, largest
-from shmacc._values.taken import DensePartial
+from shmacc._values.slices import Undivided
 from shmacc.errors import InvalidArgumentError, OutOfRangeError, ResourceExhaustedError
 
 _INT64 = np.dtype(np.int64).num
@@ -232,7 +232,7 @@ def _view(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[An
             f"{what} must not be a masked array, whose mask would be ignored: "
             f"{foreign.instead(numbers, to_fill=to_fill)}"
         )
-    if isinstance(value, DensePartial):
+    if isinstance(value, Undivided):
         raise is_partial(what)
     array, by_value = _array_of(value, what, to_fill=to_fill)
     if array.dtype == np.object_:

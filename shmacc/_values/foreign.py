@@ -12,7 +12,7 @@ import numpy as np
 
 from shmacc._base.array_types import ValueArray
 from shmacc._base.signals import pass_on
-from shmacc._values.taken import IndexedSlices
+from shmacc._values.slices import IndexedSlices
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 LEAVE_OUT = "leave these out, and what belongs to them"

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from shmacc._base import layout
+from shmacc._base.array_types import Shape
 from shmacc._base.reports import Config, MemberConfig
 from shmacc._values import arguments, dtypes
-from shmacc._values.arguments import Shape, describe_shape
+from shmacc._values.arguments import describe_shape
 from shmacc.errors import DataLossError
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 
+from shmacc._accumulators.taken import GroupPartial
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.columns import Piece
 from shmacc._multihost.forwarder import ForwarderCore
@@ -23,7 +24,6 @@ from shmacc._multihost.messages import BatchKey, Fence, Order
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import Content, LocalSegment
 from shmacc._parameters.shared_arrays import SharedArrays
-from shmacc._values.taken import GroupPartial
 from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._parts import DIED, LOST, Config, find
 from shmacc.ray._shipping import Shipping

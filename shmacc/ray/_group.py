@@ -5,13 +5,13 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
+from shmacc._accumulators.taken import GroupTaken
 from shmacc._base.array_types import IndexArray
 from shmacc._multihost.messages import Timing
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._segment.stats import Stats
 from shmacc._values import arguments
 from shmacc._values.spec import TensorSpec
-from shmacc._values.taken import GroupTaken
 from shmacc.errors import FinishedError
 from shmacc.ray._finding import warn_of_left
 from shmacc.ray._hosts import contributors_of_hosts, snapshot_of_hosts, stats_of_hosts

@@ -6,10 +6,10 @@ import numpy as np
 import ray
 
 from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
+from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base.array_types import IndexArray
 from shmacc._multihost.messages import Fence
 from shmacc._segment.stats import Stats
-from shmacc._values.taken import GroupPartial, GroupTaken
 from shmacc.errors import DeadlineExceededError
 from shmacc.ray._link import Link, not_ready
 from shmacc.ray._parts import LOST

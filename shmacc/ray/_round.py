@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import ray
 
 from shmacc import _core
+from shmacc._accumulators.taken import GroupTaken
 from shmacc._multihost.messages import (
     Conflict,
     Died,
@@ -23,7 +24,6 @@ from shmacc._multihost.messages import (
 )
 from shmacc._multihost.pieces import Joining
 from shmacc._values import arguments
-from shmacc._values.taken import GroupTaken
 from shmacc.errors import (
     AlreadyExistsError,
     CancelledError,

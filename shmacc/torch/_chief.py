@@ -8,25 +8,24 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn, Self
 
 import numpy as np
-import torch
 from torch import nn
 
 from shmacc import _core
-from shmacc._accumulators import saved_state
 from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.taken import GroupTaken
 from shmacc._base import names
 from shmacc._parameters.patterns import LearningRate
 from shmacc._segment.options import BY_MAKER, IfExists, Owners
 from shmacc._values import arguments
 from shmacc._values.arguments import OnDeath
 from shmacc._values.spec import TensorSpec
-from shmacc._values.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
+from shmacc.torch._chief_state import ModelInMemory
 from shmacc.torch._memory import check_attributes
 from shmacc.torch._optimizers import OfModel
 from shmacc.torch._other_chiefs import OtherChiefs
@@ -37,10 +36,8 @@ from shmacc.torch._updates import Update
 Schedule = Callable[[int], LearningRate]
 
 
-class Chief:
+class Chief(ModelInMemory):
     """The common base of synchronous and asynchronous training."""
-
-    _asynchronous: bool
 
     def __init__(
         self,
@@ -171,11 +168,6 @@ class Chief:
     def shared_name(self) -> str:
         """The name that replicas attach to."""
         return self._group.shared_name
-
-    @property
-    def global_step(self) -> int:
-        """How many updates the parameters have had; skipped ones count."""
-        return int(self._run[run.STEP])
 
     @property
     def active(self) -> int:
@@ -332,18 +324,6 @@ class Chief:
             block.rate = self._scheduled(update.step)
         self._end(taken, block)
 
-    def _give_up(self) -> None:
-        """Give up a round that `active` has entered."""
-        self._turn.give_up()
-
-    def _check_model(self) -> None:
-        self._shared._handle.check_writes()  # noqa: SLF001
-        self._check_shared()
-
-    def _check_shared(self) -> None:
-        on_model.check_in_place(self._own, self._places)
-        on_model.check_same(self._model, self._trained, with_grad=False)
-
     def _required(self) -> int:
         raise NotImplementedError
 
@@ -361,11 +341,6 @@ class Chief:
         ids = {name: taken[name].indices for name in self._tables if name in taken}
         block = updates.Block(self._tables, ids)
         return Update(self.global_step, tuple(sorted(ranks)), weight, taken.step, block)
-
-    @property
-    def _trained(self) -> dict[str, Any]:
-        """What has a ``.grad`` in a block: parameters, and embeddings with tables."""
-        return {**self._parameters, **self._tables}
 
     def _scheduled(self, step: int) -> LearningRate:
         assert self._schedule is not None  # noqa: S101
@@ -397,68 +372,6 @@ class Chief:
             self._updates.end(taken, self._trained, buffers | values, block)
         for trained in self._trained.values():
             trained.grad = None
-
-    def _follow(self) -> None:
-        """Copy the shared buffers into the model's, where these are this process's own."""
-        for name, buffer in self._buffers.items():
-            if name not in self._places:
-                buffer.copy_(on_model.in_memory(self._shared[name]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the model's state, the step and who has left.
-
-        It includes the state of optimizers of `shmacc.optim`, but not of torch's.
-
-        Like a module's `state_dict`, it does not copy parameters: save it before the next round.
-        It has no timeout either: while another process is stopped in an update, it waits.
-
-        Raises:
-            FailedPreconditionError: The model is not in shared memory any more.
-        """
-        self._check_model()
-        self._follow()  # an exception may have ended the last round before it did so
-        return {
-            "step": self.global_step,
-            "left": torch.from_numpy(self._left.copy()),
-            "model": on_model.state_of(self._model),
-            **self._updates.saved(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of `state_dict`; load that of an optimizer of torch yourself.
-
-        Pending gradients are dropped. Running replicas go on with these parameters and this step,
-        without a restart. As `state_dict`, it has no timeout.
-
-        Raises:
-            RuntimeError: The state is of another model; torch's message.
-            InvalidArgumentError: The state is of another number of replicas, lacks the state of
-                these optimizers of `shmacc.optim`, or is a model's own.
-            FailedPreconditionError: The model is not in shared memory any more.
-        """
-        if not {"step", "left", "model"} <= state.keys():
-            raise InvalidArgumentError(
-                "This is no state_dict() of replicas. A model's own is what a new training starts "
-                "from: SyncReplicas(model, ..., initial=state)"
-            )
-        if len(state["left"]) != self._total:
-            raise InvalidArgumentError(
-                f"The state is of {len(state['left'])} replicas, but there are {self._total}"
-            )
-        self._check_shared()  # else others would not see what is loaded
-        self._give_up()
-        self._others.forget()
-        # Gradients that replicas compute from a mixture of old and new parameters carry the group's
-        # present step. `advance_step`, below, drops those that have come; later ones are stale.
-        # Those of asynchronous replicas are never stale: a restore drops them, whenever they come.
-        numbers = self._run.copy()
-        numbers[run.STEP] = state["step"]
-        values = {run.RUN: numbers, run.LEFT: np.asarray(state["left"])}
-        self._updates.load(self._group, self._model, state, values)
-        if self._asynchronous and self._group.running:
-            self._group.restore(saved_state.emptied(self._group.state(), self._updates.done))
-        self._group.advance_step(self._updates.done)
-        self._follow()
 
     def close(self) -> None:
         """End the training: replicas that wait return, and the names are removed. Idempotent.

@@ -12,7 +12,7 @@ from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._parameters.table_spec import TableSpec
 from shmacc._parameters.tables import Table
 from shmacc._values import arrays
-from shmacc._values.taken import IndexedSlices
+from shmacc._values.slices import IndexedSlices
 from shmacc.errors import FailedPreconditionError
 
 Pending = list[tuple[IndexArray, torch.Tensor]]

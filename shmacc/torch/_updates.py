@@ -11,6 +11,7 @@ from torch import nn
 
 from shmacc import optim
 from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.taken import GroupTaken
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._parameters import patterns
 from shmacc._parameters.parameters import Parameters
@@ -22,7 +23,6 @@ from shmacc._segment.options import BY_MAKER
 from shmacc._values import arrays as as_arrays
 from shmacc._values.conversions.torch import tensor
 from shmacc._values.spec import TensorSpec
-from shmacc._values.taken import GroupTaken
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

@@ -21,7 +21,7 @@ from shmacc import (
     errors,
     raw_ops,
 )
-from shmacc._values.taken import GroupPartial, SparsePartial
+from shmacc._accumulators.taken import GroupPartial, SparsePartial
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from helpers.support import nothing_changes, refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
-from shmacc._values.taken import DensePartial, SparsePartial
+from shmacc._accumulators.taken import DensePartial, SparsePartial
 
 pytestmark = pytest.mark.threads
 

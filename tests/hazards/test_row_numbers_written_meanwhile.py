@@ -25,7 +25,7 @@ from shmacc import (
     SparseConditionalAccumulator,
     optim,
 )
-from shmacc._values.taken import GroupPartial, SparsePartial
+from shmacc._accumulators.taken import GroupPartial, SparsePartial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

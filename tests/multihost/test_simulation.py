@@ -27,7 +27,7 @@ def test_the_library_decides() -> None:
     job.run()
     assert type(job.owner.core) is OwnerCore
     assert {type(host.core) for host in job.hosts} == {ForwarderCore}
-    shards = [shard for host in job.hosts for shard in host.shards.values()]
+    shards = [shard for of_host in job.world.shards.values() for shard in of_host.values()]
     assert {type(shard.core) for shard in shards} == {ShardCore}
     assert job.owner.core.counters.gradients == sum(entry.count for entry in job.chief.rounds)
 

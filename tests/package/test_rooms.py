@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -24,7 +26,7 @@ _LISTS: Final = runpy.run_path(str(TOOL))
 ORDER: Final = (
     *("_base", "_values", "optim", "init", "_segment", "testing", "inspection"),
     *("_accumulators", "_parameters", "_attach", "sparse", "raw_ops", "jax", "torch"),
-    *("_run_child", "_run_file", "_run", "_multihost", "ray"),
+    *("_run_child", "_run", "_run_file", "_multihost", "ray"),
 )
 NATIVE_FOLDERS: Final[tuple[str, ...]] = _LISTS["NATIVE_FOLDERS"]
 
@@ -32,14 +34,19 @@ NATIVE_FOLDERS: Final[tuple[str, ...]] = _LISTS["NATIVE_FOLDERS"]
 GROUND: Final = {"_core", "_lazy", "_tree", "_version", "_child_errors", "errors"}
 
 
-def imported(path: Path) -> Iterator[str]:
-    """What a module imports of this library, anywhere in it, by dotted names."""
+def imports(path: Path) -> Iterator[str]:
+    """What a module imports, anywhere in it, by dotted names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        yield from (name for name in names if name.startswith("shmacc."))
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """What a module imports of this library."""
+    return (name for name in imports(path) if name.startswith("shmacc."))
 
 
 def test_every_folder_has_its_place_in_the_order() -> None:
@@ -61,6 +68,28 @@ def test_imports_are_only_from_what_is_below() -> None:
         allowed = GROUND.union(ORDER[:number])
         for path in [*(LIBRARY / name).rglob("*.py"), *LIBRARY.glob(f"{name}.py")]:
             assert {each.split(".")[1] for each in imported(path)} <= allowed, path
+
+
+def test_what_the_package_needs_imports_nothing_of_it() -> None:
+    for name in GROUND - {"_core"}:
+        assert not list(imported(LIBRARY / f"{name}.py")), name
+
+
+@pytest.mark.parametrize("top", [LIBRARY, *sorted((ROOT / "tools").glob("*/shmacc_*"))])
+def test_no_files_import_each_other_in_a_circle(top: Path) -> None:
+    """Not even for the sake of annotations. What imports nothing is taken away, again and again."""
+    files = {
+        ".".join(path.relative_to(top.parent).with_suffix("").parts): path
+        for path in top.rglob("*.py")
+        if path.stem != "__init__"
+    }
+    needs = {}
+    for module, path in files.items():
+        names = set(imports(path))
+        needs[module] = names.union(name.rpartition(".")[0] for name in names) & files.keys()
+    while free := {module for module, needed in needs.items() if not needed}:
+        needs = {module: needed - free for module, needed in needs.items() if module not in free}
+    assert not needs
 
 
 def test_a_folder_includes_only_from_those_below_it() -> None:

@@ -103,7 +103,7 @@ def test_no_public_type_is_left_to_inference() -> None:
     # Those of torch and SciPy, which need not be installed here.
     unknown = {name for name, message in causes if message.endswith(" is unknown")}
     assert {name.rpartition(".")[0] for name in unknown} <= {
-        "shmacc._values.taken.SparseTaken",
+        "shmacc._accumulators.taken.SparseTaken",
         "shmacc.torch._chief.Chief",
         "shmacc.torch._replica.Replica",
         "shmacc.torch._replicas.AsyncReplicas",

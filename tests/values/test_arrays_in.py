@@ -22,7 +22,7 @@ from shmacc import (
     TensorSpec,
     errors,
 )
-from shmacc._values.taken import DensePartial, SparsePartial
+from shmacc._accumulators.taken import DensePartial, SparsePartial
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -170,7 +170,7 @@ class Handle {
         // In a forked child: note this handle, since at its end the child must leave each one that it has used. This
         // comes first: it runs Python, which may raise, or close the handle.
         if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
-            method(nb::module_::import_("shmacc._segment.exits"), "used_in_child")(nb::find(this));
+            method(nb::module_::import_("shmacc._segment.exit_hooks"), "used_in_child")(nb::find(this));
             segment().check_file();
         }
         segment_->adopt();

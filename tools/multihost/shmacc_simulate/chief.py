@@ -11,7 +11,7 @@ from shmacc_simulate.world import Processor
 
 if TYPE_CHECKING:
     from shmacc._multihost.messages import Answer
-    from shmacc_simulate.center import Owner
+    from shmacc_simulate.owner import Owner
     from shmacc_simulate.world import Steps, World
 
 _AT = 0  # the chief's host is the first one

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import BatchKey, Order
-from shmacc_simulate.center import Shard
 from shmacc_simulate.ledger import Gradient, Segment
 from shmacc_simulate.scenario import SMALL_BYTES
 from shmacc_simulate.world import Processor
 
 if TYPE_CHECKING:
     from shmacc._multihost.messages import Fence
-    from shmacc_simulate.center import Owner
+    from shmacc_simulate.owner import Owner
     from shmacc_simulate.world import Steps, World
 
 
@@ -43,7 +42,6 @@ class Host:
         self.name = f"host {number:04}"
         self.alive = False
         self.core: ForwarderCore | None = None
-        self.shards: dict[int, Shard] = {}
         self._wake_at = 0.0
         self._life = 0
 
@@ -51,6 +49,7 @@ class Host:
         """Boot: a new segment, a forwarder, workers."""
         world = self._world
         self.alive = True
+        world.shards[self.number] = {}
         self._life += 1
         self._processor = Processor(world.clock)
         self.segment = Segment()
@@ -70,17 +69,10 @@ class Host:
     def die(self) -> None:
         """End everything on the host."""
         self.alive = False
-        for shard in self.shards.values():
+        for shard in self._world.shards.pop(self.number).values():
             shard.alive = False
-        self.shards.clear()
         self.core = self._shipping = None
         self._life += 1
-
-    def shard(self, number: int) -> Shard | None:
-        """Return a shard of the host; None: the host is dead."""
-        if self.alive and number not in self.shards:
-            self.shards[number] = Shard(self._world, self.number)
-        return self.shards.get(number)
 
     # Workers
 
@@ -122,7 +114,7 @@ class Host:
             core.receive(order)
             self._serial = order.serial
             if order.ready:
-                for shard in self.shards.values():
+                for shard in self._world.shards[self.number].values():
                     shard.core.forget(order.fence)
             self._drive()
 
@@ -147,7 +139,7 @@ class Host:
         report, serial = core.report(self._world.clock.now), self._serial
         who = len(report.batch.contributors) if report.batch is not None else 0
         yield self._world.network.small(self.number, self._owner.at, SMALL_BYTES + 8 * who)
-        yield from self._owner.report(self, report, serial)
+        yield from self._owner.report(report, serial, self.number, self.receive)
 
     def _wake(self) -> None:
         if self.core is not None and self._world.clock.now >= self._wake_at:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from shmacc_simulate.center import Owner
 from shmacc_simulate.chief import Chief
 from shmacc_simulate.hosts import Host
+from shmacc_simulate.owner import Owner
 from shmacc_simulate.scenario import Result, Scenario
 from shmacc_simulate.world import World
 
@@ -20,8 +20,7 @@ class Job:
         self.world = world = World(scenario)
         self.died = 0
         self.owner = Owner(world)
-        self.hosts = world.hosts
-        self.hosts += [Host(world, number, self.owner) for number in range(scenario.hosts)]
+        self.hosts = [Host(world, number, self.owner) for number in range(scenario.hosts)]
         self.chief = Chief(world, self.owner)
 
     def run(self) -> Result:

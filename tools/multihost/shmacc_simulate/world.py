@@ -1,4 +1,4 @@
-"""What all parts of a job share: the time, the network, the ledger and random numbers."""
+"""What all parts of a job share: the time, the network, the shards, the ledger, random numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, TypeVar
 
+from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.ledger import Ledger
 
 if TYPE_CHECKING:
-    from shmacc_simulate.center import Shard
-    from shmacc_simulate.hosts import Host
+    from shmacc._multihost.messages import BatchKey, Fence, Opened
     from shmacc_simulate.scenario import Scenario
 
 _T = TypeVar("_T")
@@ -115,7 +115,7 @@ class World:
         self.ledger = Ledger(scenario.required)
         self.random = random.Random(scenario.seed)
         self.numbers = itertools.count(1)
-        self.hosts: list[Host] = []
+        self.shards: dict[int, dict[int, Shard]] = {}  # of each living host, by number
 
     def compute_time(self) -> float:
         """Return how long a gradient takes."""
@@ -123,4 +123,34 @@ class World:
 
     def shard(self, place: str, number: int) -> Shard | None:
         """Return a shard at a host of that name; None: the host is dead."""
-        return self.hosts[int(place.rpartition(" ")[2])].shard(number)
+        at = int(place.rpartition(" ")[2])
+        if at not in self.shards:
+            return None
+        return self.shards[at].setdefault(number, Shard(self, at))
+
+
+class Shard:
+    """A shard at one host: the driver of the library's ShardCore.
+
+    It handles one call at a time; a piece is its size in bytes.
+    """
+
+    def __init__(self, world: World, at: int) -> None:
+        self._world = world
+        self.at = at
+        self.alive = True
+        self.core: ShardCore[float] = ShardCore()
+        self._processor = Processor(world.clock)
+
+    def stage(self, fence: Fence, key: BatchKey, size: float) -> Steps[bool]:
+        """See `ShardCore.stage`; return whether the shard is still alive."""
+        yield self._processor.done(self._world.scenario.machine.call)
+        self.core.stage(fence, key, size)
+        return self.alive
+
+    def reduced(self, opened: Opened, number: int) -> Steps[bool]:
+        """Add up the pieces of a round; return whether all are here."""
+        pieces = self.core.pieces(opened.fence, opened.of_shard(number))
+        seconds = sum(pieces or ()) / self._world.rates.reduce
+        yield self._processor.done(self._world.scenario.machine.call + seconds)
+        return pieces is not None and self.alive

@@ -1,4 +1,4 @@
-"""The records of the public API: slices, takes, partials."""
+"""What takes return: rounds, reduced or as partials."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError, dataclass
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._values.slices import Undivided
 
 if TYPE_CHECKING:
     import jax
@@ -15,29 +16,6 @@ if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
 
 _Record = TypeVar("_Record")
-
-
-class IndexedSlices:
-    """Some rows of a tensor, like ``tf.IndexedSlices``.
-
-    Args:
-        values: Shape ``(n, ...)``: the rows.
-        indices: Shape ``(n,)``: which rows they are.
-        dense_shape: The shape of the whole tensor, or None.
-    """
-
-    __slots__ = ("dense_shape", "indices", "values")
-
-    def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
-        self.values: Any = values
-        self.indices: Any = indices
-        self.dense_shape: Any = dense_shape
-
-    def __repr__(self) -> str:
-        return (
-            f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, "
-            f"dense_shape={self.dense_shape!r})"
-        )
 
 
 def _set(record: Any, name: str, value: object) -> None:
@@ -206,13 +184,13 @@ def _complete(taken: SparseTaken | DenseTaken) -> None:
 
 @_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
-class SparsePartial(SparseTaken):
+class SparsePartial(SparseTaken, Undivided):
     """Sums of a sparse accumulator, not divided, to be applied to another one."""
 
 
 @_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
-class DensePartial(DenseTaken):
+class DensePartial(DenseTaken, Undivided):
     """Sums of a dense accumulator, not divided, to be applied to another one."""
 
 

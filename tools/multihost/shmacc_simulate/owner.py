@@ -1,4 +1,4 @@
-"""The owner and the shards: drivers of the library's OwnerCore and ShardCore."""
+"""The owner: the driver of the library's OwnerCore."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 from shmacc._multihost.messages import Waiting
 from shmacc._multihost.owner import OwnerCore
-from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.scenario import SMALL_BYTES
 from shmacc_simulate.world import Processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shmacc._multihost.messages import Answer, BatchKey, Fence, Opened, Report
-    from shmacc_simulate.hosts import Host
+    from shmacc._multihost.messages import Answer, Order, Report
     from shmacc_simulate.world import Steps, World
 
 _PARKED = 1.0  # seconds that a chief's call waits at the owner
@@ -25,9 +23,11 @@ _PARKED = 1.0  # seconds that a chief's call waits at the owner
 class _Call:
     """A forwarder's call that waits until there is a newer order than number `serial`."""
 
-    host: Host
+    host: str
+    at: int
     incarnation: int
     serial: int
+    receive: Callable[[int, Order], Steps[None]]
 
 
 @dataclass
@@ -59,12 +59,14 @@ class Owner:
         self._look()
         return incarnation
 
-    def report(self, host: Host, report: Report, serial: int) -> Steps[None]:
+    def report(
+        self, report: Report, serial: int, at: int, receive: Callable[[int, Order], Steps[None]]
+    ) -> Steps[None]:
         """Receive a forwarder's call; answer it when there is news or it has waited enough."""
         yield self._processor.done(self._half)
         clock = self._world.clock
         self.core.report(report, clock.now)
-        call = _Call(host, report.incarnation, serial)
+        call = _Call(report.host, at, report.incarnation, serial, receive)
         self._calls.append(call)
         self._look()
         if not self.core.has_news(report.host, serial):
@@ -107,7 +109,7 @@ class Owner:
         core, clock = self.core, self._world.clock
         if core.serial != self._serial:
             self._serial = core.serial
-            for call in [c for c in self._calls if core.has_news(c.host.name, c.serial)]:
+            for call in [c for c in self._calls if core.has_news(c.host, c.serial)]:
                 clock.start(self._answer(call))
         for ask in list(self._asks):
             if not isinstance(core.answer(ask.ticket), Waiting):
@@ -126,37 +128,13 @@ class Owner:
         if call not in self._calls:
             return
         self._calls.remove(call)
-        order = self.core.order(call.host.name, call.incarnation)
+        order = self.core.order(call.host, call.incarnation)
         yield self._processor.done(self._half)
-        yield self._world.network.small(self.at, call.host.number, SMALL_BYTES)
-        yield from call.host.receive(call.incarnation, order)
+        yield self._world.network.small(self.at, call.at, SMALL_BYTES)
+        yield from call.receive(call.incarnation, order)
 
     def _answer_chief(self, ask: _Ask) -> Steps[None]:
         if ask in self._asks:
             self._asks.remove(ask)
             yield self._processor.done(self._half)
             ask.answer(self.core.answer(ask.ticket))
-
-
-class Shard:
-    """A shard at one host. It handles one call at a time; a piece is its size in bytes."""
-
-    def __init__(self, world: World, at: int) -> None:
-        self._world = world
-        self.at = at
-        self.alive = True
-        self.core: ShardCore[float] = ShardCore()
-        self._processor = Processor(world.clock)
-
-    def stage(self, fence: Fence, key: BatchKey, size: float) -> Steps[bool]:
-        """See `ShardCore.stage`; return whether the shard is still alive."""
-        yield self._processor.done(self._world.scenario.machine.call)
-        self.core.stage(fence, key, size)
-        return self.alive
-
-    def reduced(self, opened: Opened, number: int) -> Steps[bool]:
-        """Add up the pieces of a round; return whether all are here."""
-        pieces = self.core.pieces(opened.fence, opened.of_shard(number))
-        seconds = sum(pieces or ()) / self._world.rates.reduce
-        yield self._processor.done(self._world.scenario.machine.call + seconds)
-        return pieces is not None and self.alive

@@ -1,0 +1,123 @@
+"""The model that a chief trains: in shared memory, checked before each use, saved and loaded."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shmacc._accumulators import saved_state
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._base.array_types import ValueArray
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc.errors import InvalidArgumentError
+from shmacc.torch import _model as on_model
+from shmacc.torch import _run as run
+from shmacc.torch._other_chiefs import OtherChiefs
+from shmacc.torch._tables import TableEmbedding
+from shmacc.torch._turn import Turn
+from shmacc.torch._updates import Atomic, InPlace
+
+
+class ModelInMemory:
+    """The part of a chief that concerns its model."""
+
+    _asynchronous: bool
+    _model: nn.Module
+    _own: dict[str, torch.Tensor]
+    _parameters: dict[str, nn.Parameter]
+    _tables: dict[str, TableEmbedding]
+    _buffers: dict[str, torch.Tensor]
+    _places: dict[str, Any]
+    _shared: SharedArrays
+    _updates: InPlace | Atomic
+    _group: AccumulatorGroup
+    _others: OtherChiefs
+    _turn: Turn
+    _run: ValueArray
+    _left: ValueArray
+    _total: int
+
+    @property
+    def global_step(self) -> int:
+        """How many updates the parameters have had; skipped ones count."""
+        return int(self._run[run.STEP])
+
+    @property
+    def _trained(self) -> dict[str, Any]:
+        """What has a ``.grad`` in a block: parameters, and embeddings with tables."""
+        return {**self._parameters, **self._tables}
+
+    def _give_up(self) -> None:
+        """Give up a round that `active` has entered."""
+        self._turn.give_up()
+
+    def _check_model(self) -> None:
+        self._shared._handle.check_writes()  # noqa: SLF001
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        on_model.check_in_place(self._own, self._places)
+        on_model.check_same(self._model, self._trained, with_grad=False)
+
+    def _follow(self) -> None:
+        """Copy the shared buffers into the model's, where these are this process's own."""
+        for name, buffer in self._buffers.items():
+            if name not in self._places:
+                buffer.copy_(on_model.in_memory(self._shared[name]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the model's state, the step and who has left.
+
+        It includes the state of optimizers of `shmacc.optim`, but not of torch's.
+
+        Like a module's `state_dict`, it does not copy parameters: save it before the next round.
+        It has no timeout either: while another process is stopped in an update, it waits.
+
+        Raises:
+            FailedPreconditionError: The model is not in shared memory any more.
+        """
+        self._check_model()
+        self._follow()  # an exception may have ended the last round before it did so
+        return {
+            "step": self.global_step,
+            "left": torch.from_numpy(self._left.copy()),
+            "model": on_model.state_of(self._model),
+            **self._updates.saved(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state of `state_dict`; load that of an optimizer of torch yourself.
+
+        Pending gradients are dropped. Running replicas go on with these parameters and this step,
+        without a restart. As `state_dict`, it has no timeout.
+
+        Raises:
+            RuntimeError: The state is of another model; torch's message.
+            InvalidArgumentError: The state is of another number of replicas, lacks the state of
+                these optimizers of `shmacc.optim`, or is a model's own.
+            FailedPreconditionError: The model is not in shared memory any more.
+        """
+        if not {"step", "left", "model"} <= state.keys():
+            raise InvalidArgumentError(
+                "This is no state_dict() of replicas. A model's own is what a new training starts "
+                "from: SyncReplicas(model, ..., initial=state)"
+            )
+        if len(state["left"]) != self._total:
+            raise InvalidArgumentError(
+                f"The state is of {len(state['left'])} replicas, but there are {self._total}"
+            )
+        self._check_shared()  # else others would not see what is loaded
+        self._give_up()
+        self._others.forget()
+        # Gradients that replicas compute from a mixture of old and new parameters carry the group's
+        # present step. `advance_step`, below, drops those that have come; later ones are stale.
+        # Those of asynchronous replicas are never stale: a restore drops them, whenever they come.
+        numbers = self._run.copy()
+        numbers[run.STEP] = state["step"]
+        values = {run.RUN: numbers, run.LEFT: np.asarray(state["left"])}
+        self._updates.load(self._group, self._model, state, values)
+        if self._asynchronous and self._group.running:
+            self._group.restore(saved_state.emptied(self._group.state(), self._updates.done))
+        self._group.advance_step(self._updates.done)
+        self._follow()
