@@ -43,7 +43,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._accumulators.sparse": ("SparseConditionalAccumulator",),
         "shmacc._parameters.table_spec": ("TableSpec",),
         "shmacc._parameters.tables": ("Table",),
-        "shmacc._values.spec": ("IndexedSlicesSpec", "TensorSpec"),
+        "shmacc._values.specs": ("IndexedSlicesSpec", "TensorSpec"),
         "shmacc._accumulators.single": ("ConditionalAccumulatorBase",),
         "shmacc._segment.stats": ("Stats",),
         "shmacc._run": ("run",),

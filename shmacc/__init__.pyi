@@ -25,7 +25,7 @@ from shmacc._parameters.tables import Table
 from shmacc._run import run
 from shmacc._segment.stats import Stats
 from shmacc._values.slices import IndexedSlices
-from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 
 __all__ = [
     "NEVER_STALE",

@@ -34,7 +34,7 @@ from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._run_child import Call
 from shmacc._segment import removal
 from shmacc._values import arguments
-from shmacc._values.spec import TensorSpec
+from shmacc._values.specs import TensorSpec
 from shmacc.errors import (
     CancelledError,
     FailedPreconditionError,

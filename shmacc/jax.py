@@ -21,7 +21,7 @@ from shmacc._base.signals import pass_on
 from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._values import arguments, dtypes
 from shmacc._values.arrays import as_array, converted
-from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import InvalidArgumentError, ShmaccError
 
 __all__ = ["TreeSpec"]

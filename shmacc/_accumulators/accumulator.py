@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from shmacc import _core
 from shmacc._accumulators import rounds, saved_state
+from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.steps import Stepped
-from shmacc._base import layout
 from shmacc._base.array_types import IndexArray, ValueArray
-from shmacc._base.reports import Config, Terms
+from shmacc._base.reports import MemberConfig, Terms
 from shmacc._core import TakenRound
-from shmacc._segment import opening
 from shmacc._segment.options import Owners
 from shmacc._segment.stats import Stats, stats_of
 from shmacc._values import arguments
-from shmacc._values.spec import Spec
-from shmacc.errors import DataLossError, ShmaccError
+from shmacc.errors import ShmaccError
 
 if TYPE_CHECKING:
     from shmacc._accumulators.coroutines import AsyncRound
@@ -89,23 +87,19 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     _DEFAULT_NAME: ClassVar[str]
     _COPY = "state() has a copy of what is in it"
 
-    def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
+    def _member_of_config(self, number: int, config: MemberConfig) -> AccumulatedMember:
+        return AccumulatedMember.of_config(number, config)
+
+    def _examine(
+        self,
+        existing: AccumulatorSpec,
+        own: str | None,
+        asked: AccumulatorSpec | None,
+    ) -> None:
         self._label = self._DEFAULT_NAME if own is None else own
-        kind = layout.KIND_NAMES[config["kind"]]
-        if (asked is None and kind != self._KIND) or kind in {"arrays", "parameters"}:
-            constructed = asked is not None
-            raise opening.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
-        try:
-            spec = Spec.of_config(config, self._handle.mode)
-        except DataLossError as error:
-            raise error.about(self._segment_name.system_name) from None
-        if asked is not None:
-            exists = f"The accumulator {self._shared_name!r} exists"
-            for what, existing, wanted in spec.disagreements(asked):
-                raise opening.disagreement(self._segment_name, exists, what, existing, wanted)
-            if asked.private and self._label != self._DEFAULT_NAME:
-                _logger.warning(_IS_PRIVATE, self._label, type(self).__name__, self._label)
-        self._spec = spec
+        if asked is not None and asked.private and self._label != self._DEFAULT_NAME:
+            _logger.warning(_IS_PRIVATE, self._label, type(self).__name__, self._label)
+        self._spec = existing
         self._told: set[str] = set()
         self._behind: object = None
 

@@ -6,14 +6,14 @@ from typing import Any
 from shmacc._accumulators import gradient_checks, results
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.member_gradient import Member, MemberGradient
+from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import layout
-from shmacc._base.reports import Config
 from shmacc._base.signals import pass_on
 from shmacc._core import Answer, TakenRound
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
-from shmacc._values.spec import MemberSpec, Spec, TensorSpec
+from shmacc._values.specs import TensorSpec
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 
 
@@ -67,7 +67,6 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         reduction = arguments.reduction(reduction_type)
         self._open(
             _member_specs(members, reduction),
-            reduction,
             shared_name,
             Options(
                 mode=mode,
@@ -78,10 +77,16 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 capacity=capacity,
             ),
             name,
+            reduction=reduction,
         )
 
-    def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
-        super()._examine(config, own, asked)
+    def _examine(
+        self,
+        existing: AccumulatorSpec,
+        own: str | None,
+        asked: AccumulatorSpec | None,
+    ) -> None:
+        super()._examine(existing, own, asked)
         if asked is not None:
             self._check_parameters(asked)
         # Whose answer is wanted even if an exception keeps it from the caller, and where to put it.
@@ -90,7 +95,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)
         }
 
-    def _check_parameters(self, asked: Spec) -> None:
+    def _check_parameters(self, asked: AccumulatorSpec) -> None:
         """Refuse a group whose step and gradients belong to other parameters than the specs."""
         for token, name in {member.parameters for member in asked.members if member.parameters}:
             if not self._handle.belong_to(token):
@@ -239,13 +244,13 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         return results.group_partial(taken, self._spec.members)
 
 
-def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
+def _member_specs(members: object, reduction: str) -> tuple[AccumulatedMember, ...]:
     if not isinstance(members, Mapping):
         raise InvalidArgumentError(
             "The members of a group are a mapping from name to TensorSpec or IndexedSlicesSpec, "
             f"but were a {type(members).__name__}"
         )
-    specs: dict[str, MemberSpec] = {}
+    specs: dict[str, AccumulatedMember] = {}
     for name, spec in members.items():
         arguments.check_member_name(name)
         if name in specs:
@@ -255,7 +260,7 @@ def _member_specs(members: object, reduction: str) -> tuple[MemberSpec, ...]:
                 f"Member {name!r} must be a TensorSpec or an IndexedSlicesSpec, but was a "
                 f"{type(spec).__name__}"
             )
-        specs[name] = spec.member(name, reduction)
+        specs[name] = AccumulatedMember.of_tensor(name, spec, reduction)
     owners = {spec.parameters for spec in specs.values() if spec.parameters is not None}
     if len(owners) > 1:
         whose = " and ".join(sorted(repr(name) for _, name in owners))

@@ -8,11 +8,11 @@ import numpy as np
 from shmacc import _core
 from shmacc._accumulators import gradient_checks
 from shmacc._accumulators.gradient_checks import Rows, Sums, checked_rows
+from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import SparsePartial
 from shmacc._base.array_types import ValueArray
 from shmacc._base.signals import pass_on
 from shmacc._values import arrays, foreign
-from shmacc._values.spec import MemberSpec
 from shmacc.errors import InvalidArgumentError
 
 MemberGradient = tuple[Any, ...]
@@ -29,7 +29,7 @@ class Member:
 
     __slots__ = ("_dtype", "_exact", "_number", "_plain_type", "_shape", "_sparse")
 
-    def __init__(self, number: int, spec: MemberSpec) -> None:
+    def __init__(self, number: int, spec: AccumulatedMember) -> None:
         self._number = number
         self._sparse = spec.kind == "sparse"
         self._dtype = spec.dtype

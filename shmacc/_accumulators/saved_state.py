@@ -16,6 +16,7 @@ import numpy as np
 
 from shmacc._accumulators import gradient_checks
 from shmacc._accumulators.member_gradient import Member, MemberGradient
+from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import DensePartial, SparsePartial
 from shmacc._base.array_types import ValueArray
 from shmacc._base.reports import Terms
@@ -23,7 +24,6 @@ from shmacc._base.signals import pass_on
 from shmacc._core import TakenRound
 from shmacc._values import arguments, arrays
 from shmacc._values.arguments import describe_shape
-from shmacc._values.spec import MemberSpec
 from shmacc.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -34,11 +34,11 @@ from shmacc.errors import (
 _NUMBERED = re.compile(r"[0-9]+\.values")
 
 
-def to_arrays(taken: TakenRound, specs: tuple[MemberSpec, ...]) -> dict[str, ValueArray]:
+def to_arrays(taken: TakenRound, specs: tuple[AccumulatedMember, ...]) -> dict[str, ValueArray]:
     """Return the state that the extension has read into `taken`."""
     state: dict[str, ValueArray] = {
         "members": np.array([spec.name for spec in specs]),
-        "specs": np.array([_described(spec) for spec in specs]),
+        "specs": np.array([spec.described() for spec in specs]),
         "step": np.array(taken.step),
         "count": np.array(taken.count),
         "weight": np.array(taken.weight),
@@ -63,7 +63,7 @@ def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]
 
 
 def from_arrays(
-    state: Any, specs: tuple[MemberSpec, ...]
+    state: Any, specs: tuple[AccumulatedMember, ...]
 ) -> tuple[list[MemberGradient], int, Terms]:
     """Return a state's members, step and terms, as the extension restores them.
 
@@ -102,8 +102,10 @@ def from_arrays(
     return members, step, (count, weight, who, None)
 
 
-def _saved_members(state: Mapping[str, Any], own: dict[str, tuple[int, MemberSpec]]) -> list[str]:
-    existing = {name: _described(spec) for name, (_, spec) in own.items()}
+def _saved_members(
+    state: Mapping[str, Any], own: dict[str, tuple[int, AccumulatedMember]]
+) -> list[str]:
+    existing = {name: spec.described() for name, (_, spec) in own.items()}
     order = names(state, "members", existing, "member", "accumulator's")
     known = {f"{number}.values" for number in range(len(order))}
     for key in state:
@@ -159,7 +161,7 @@ def _texts(state: Mapping[str, Any], key: str) -> list[str]:
     return [str(text) for text in given]
 
 
-def _partial(state: Mapping[str, Any], number: int, spec: MemberSpec) -> Any:
+def _partial(state: Mapping[str, Any], number: int, spec: AccumulatedMember) -> Any:
     values, count = get(state, f"{number}.values"), get(state, f"{number}.count")
     step, weight = 0, get(state, f"{number}.weight")
     if spec.kind == "dense":
@@ -206,7 +208,3 @@ def damage_told(what: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise  # an error of the disk; EINVAL comes from a negative offset in a damaged file
         raise DataLossError(f"{what} is damaged, or no file of shmacc.save: {error}") from error
-
-
-def _described(spec: MemberSpec) -> str:
-    return f"{spec.kind} {spec.dtype.name} {describe_shape(spec.shape)} {spec.reduction}"

@@ -6,11 +6,10 @@ import numpy as np
 
 from shmacc._accumulators.accumulator import Accumulator
 from shmacc._accumulators.member_gradient import Member
+from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._base.array_types import Shape
-from shmacc._base.reports import Config
 from shmacc._segment.options import Options
 from shmacc._values import arguments, dtypes
-from shmacc._values.spec import MemberSpec, Spec
 
 if TYPE_CHECKING:  # the defaults let users write the class without parameters
     from typing_extensions import TypeVar
@@ -59,17 +58,22 @@ class ConditionalAccumulatorBase(Accumulator[_Taken_co, _Partial_co]):
         options: Options,
     ) -> None:
         reduction = arguments.reduction(reduction_type)
-        member = MemberSpec(
+        member = AccumulatedMember(
             "",
             self._KIND,
             dtypes.resolve(dtype),
             arguments.declared_shape(shape, self._KIND),
             reduction,
         )
-        self._open((member,), reduction, shared_name, options, name)
+        self._open((member,), shared_name, options, name, reduction=reduction)
 
-    def _examine(self, config: Config, own: str | None, asked: Spec | None) -> None:
-        super()._examine(config, own, asked)
+    def _examine(
+        self,
+        existing: AccumulatorSpec,
+        own: str | None,
+        asked: AccumulatorSpec | None,
+    ) -> None:
+        super()._examine(existing, own, asked)
         self._member_spec = self._spec.members[0]
         self._member = Member(0, self._member_spec)
         self._dtype = self._member_spec.dtype

@@ -2,8 +2,8 @@
 
 Python runs a handler in whatever function is running, ours or one that a conversion calls. So the
 handler's exception looks like that function's, and would be reported as an error of the argument.
-The same holds for the exception after a write to a read-only array (native/python/write_guard.hpp), which
-has an attribute ``_interrupts``.
+The same holds for the exception after a write to a read-only array (native/python/write_guard.hpp),
+which has an attribute ``_interrupts``.
 """
 
 from collections.abc import Iterator

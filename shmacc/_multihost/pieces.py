@@ -17,7 +17,7 @@ from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc._multihost.columns import Bytes, Format, Rows, aligned
 from shmacc._multihost.messages import Opened
 from shmacc._values.arguments import describe_shape
-from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -1,93 +1,21 @@
-"""The record of a change of parameters, and what arrays and tables share."""
+"""The record of a change of parameters, and the checks that arrays and tables share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shmacc import _core, optim
-from shmacc._accumulators import saved_state
+from shmacc import _core
 from shmacc._accumulators.member_gradient import Member
+from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import DenseTaken, SparseTaken
-from shmacc._base import layout
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._base.signals import pass_on
+from shmacc._parameters.members import ParameterMember, ParameterTable
 from shmacc._values import arrays, foreign
 from shmacc._values.arguments import describe_shape
 from shmacc._values.dtypes import DType
-from shmacc._values.spec import MemberSpec
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError, ShmaccError
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """An array or a table of parameters.
-
-    Region 0 is the array or the rows; the other regions are the optimizer's slots.
-
-    Attributes:
-        noun: The word "Array" or "Table", to begin a message with.
-        contents: The name of region 0 in a state.
-        shape: The shape of the array, or of a row of the table.
-    """
-
-    number: int
-    spec: MemberSpec
-    optimizer: optim.Optimizer | None
-    shape: tuple[int, ...] = field(init=False)
-
-    noun: ClassVar[str]
-    contents: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(dim or 0 for dim in self.spec.shape or ()))
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.spec.dtype.numpy
-
-    @property
-    def slots(self) -> tuple[optim.Slot, ...]:
-        return () if self.optimizer is None else self.optimizer.slots()
-
-    def described_optimizer(self) -> str:
-        """Return the optimizer's description in a state.
-
-        Options that are off are left out: states of before 1.0.0 have none, and are restored, too.
-        """
-        if self.optimizer is None:
-            return "None"
-        shown = [
-            f"{each.name}={getattr(self.optimizer, each.name)!r}"
-            for each in fields(self.optimizer)
-            if each.name not in layout.OPTIMIZER_OPTIONS or getattr(self.optimizer, each.name)
-        ]
-        return f"{type(self.optimizer).__name__}({', '.join(shown)})"
-
-    def shape_of(self, region: int) -> tuple[int, ...]:
-        """Return the shape of a region of the array, or of a region of a table's row."""
-        return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
-
-    def keys(self, number: int) -> list[str]:
-        """Return the regions' names in a state where this array or table has this number."""
-        return [f"{number}.{self.contents}", *(f"{number}.{slot.name}" for slot in self.slots)]
-
-    def saved(self, state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> ValueArray:
-        """Return a region that a state has; InvalidArgumentError unless it fits."""
-        values: ValueArray = saved_state.get(state, key)
-        if values.dtype.kind == "V" and values.dtype.itemsize == self.dtype.itemsize:
-            values = values.view(self.dtype)  # np.load returns void for bfloat16
-        if values.dtype != self.dtype or values.shape != shape:
-            raise InvalidArgumentError(
-                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but "
-                f"{self.noun.lower()} {self.name!r} has {self.dtype} {describe_shape(shape)} there"
-            )
-        return values
 
 
 class Asked(NamedTuple):
@@ -148,7 +76,7 @@ class Change(NamedTuple):
         return (self.number, self.rate, self.rows, as_bytes, self.rest)
 
 
-def learning_rate(array: Named, rate: float | None) -> float:
+def learning_rate(array: ParameterMember, rate: float | None) -> float:
     """Return this rate, or if it is None the rate of the array's optimizer.
 
     Raises:
@@ -156,17 +84,17 @@ def learning_rate(array: Named, rate: float | None) -> float:
     """
     if array.optimizer is None:
         raise InvalidArgumentError(
-            f"{array.noun} {array.name!r} has no optimizer, so its gradient can change nothing: "
-            "give its new contents in values"
+            f"{array.noun.capitalize()} {array.name!r} has no optimizer, so its gradient can "
+            "change nothing: give its new contents in values"
         )
     if rate is None:
         return array.optimizer.learning_rate
-    info = np.finfo(array.dtype)
+    info = np.finfo(array.dtype.numpy)
     array.optimizer.check_rate(rate, float(info.tiny), float(info.max))
     return rate
 
 
-def gradient(array: Named, given: Any) -> SparseTaken | DenseTaken:
+def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
     """Return a gradient that the chief gives, checked and converted as an apply's.
 
     Rows that are given several times are added up, in their order.
@@ -176,13 +104,13 @@ def gradient(array: Named, given: Any) -> SparseTaken | DenseTaken:
         ResourceExhaustedError: There is no memory for the conversion.
     """
     learning_rate(array, None)
-    rows = array.noun == "Table" or foreign.is_rows(given)
-    shape = (None, *array.shape) if array.noun == "Table" else array.shape
+    rows = isinstance(array, ParameterTable) or foreign.is_rows(given)
+    shape = (None, *array.shape) if isinstance(array, ParameterTable) else array.shape
     if rows and not shape:
         raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
-    what = f"The gradient of {array.noun.lower()} {array.name!r}"
+    what = f"The gradient of {array.noun} {array.name!r}"
     kind = "sparse" if rows else "dense"
-    member = Member(0, MemberSpec(array.name, kind, array.spec.dtype, shape, "SUM"))
+    member = Member(0, AccumulatedMember(array.name, kind, array.dtype, shape, "SUM"))
     try:
         _, _, _, indices, values, _, is_ascending = member.gradient(given, 1)
     except ShmaccError as error:
@@ -191,7 +119,7 @@ def gradient(array: Named, given: Any) -> SparseTaken | DenseTaken:
     # The caller's values may be views of the arrays, which the update changes.
     if indices is not None and not is_ascending:
         width = values.shape[1:]
-        indices, values = _core.merged_rows(indices, values, array.dtype == np.float64)
+        indices, values = _core.merged_rows(indices, values, array.dtype.numpy == np.float64)
         values = values.reshape(-1, *width) if len(indices) else values.reshape(0, *width)
     elif not values.flags.owndata:
         values = _copied(values, what)
@@ -242,11 +170,13 @@ def rows_like(values: ValueArray, shape: tuple[int, ...]) -> ValueArray:
     return values.reshape(shape) if not shape[0] and values.shape == (0,) else values
 
 
-def check_like(array: Named, values: ValueArray, shape: tuple[int, ...], what: str) -> None:
+def check_like(
+    array: ParameterMember, values: ValueArray, shape: tuple[int, ...], what: str
+) -> None:
     """Raise InvalidArgumentError unless values have this shape and the array's dtype."""
-    if values.dtype != array.dtype:
+    if values.dtype != array.dtype.numpy:
         raise InvalidArgumentError(
-            f"{what} {array.name!r} must have dtype {array.spec.dtype.name}, but has {values.dtype}"
+            f"{what} {array.name!r} must have dtype {array.dtype.name}, but has {values.dtype}"
         )
     if values.shape != shape:
         raise InvalidArgumentError(

@@ -1,81 +1,109 @@
-"""Turns an update or a restore of parameters into checked changes for the extension."""
+"""Turns an update of parameters into checked changes for the extension."""
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmacc._accumulators import saved_state
-from shmacc._accumulators.taken import DenseTaken, SparseTaken
-from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc import _core
+from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
+from shmacc._base.array_types import IndexArray
 from shmacc._parameters import change_checks as checks
-from shmacc._parameters import table_changes
-from shmacc._parameters.change_checks import Asked, Change, Named
-from shmacc._parameters.tables import Known
+from shmacc._parameters.change_checks import Asked, Change
+from shmacc._parameters.members import ParameterArray, ParameterMember, ParameterTable, checked_ids
 from shmacc._values import arguments, arrays
-from shmacc._values.arguments import describe_shape
-from shmacc.errors import InvalidArgumentError
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 
 
-class Array(Named):
-    """An array of parameters."""
+class OpenRound(NamedTuple):
+    """A round that a block of this process holds open, as an update is made of it.
 
-    __slots__ = ()
+    Attributes:
+        block: The block.
+        means: Its gradients, by array.
+        members: All its members, also those that `means` leaves out.
+    """
 
-    noun = "Array"
-    contents = "array"
+    block: _core.BlockAccess
+    means: Mapping[str, Any]
+    members: Mapping[str, Any]
 
-    def bytes(self, region: int) -> int:
-        return math.prod(self.shape_of(region)) * self.dtype.itemsize
 
-    def empty(self, region: int) -> ValueArray:
-        """Return an array for a copy of a region.
+def round_of(taken: Any, names: Collection[str]) -> OpenRound:
+    """Return the open round that `taken` comes from.
 
-        Raises:
-            ResourceExhaustedError: There is no memory for it.
-        """
-        return arrays.empty(self.shape_of(region), self.dtype)
+    Args:
+        taken: The value of the round's block; or a mapping to parts of it. Members that a mapping
+            leaves out have no mean for an array, but are the round's.
+        names: The names of all arrays and tables.
 
-    def described(self) -> str:
-        """Return the array's description in a state."""
-        shape = describe_shape(self.shape)
-        return f"{self.spec.dtype.name} {shape} {self.described_optimizer()}"
+    Raises:
+        InvalidArgumentError: It is a single accumulator's, and there are several arrays.
+        FailedPreconditionError: It is not of a round that this process has open.
+    """
+    # Read `given` only once: it is None as soon as another thread ends its round.
+    all_given = [(block, block.given) for block in _core.open_rounds()]
+    rounds = [(block, given) for block, given in all_given if given is not None]
+    found = next((block for block, given in rounds if given is taken), None)
+    if found is not None and isinstance(taken, GroupTaken):
+        return OpenRound(found, taken, taken)
+    if found is not None:
+        if len(names) > 1:
+            raise InvalidArgumentError(
+                f"The round is of a single accumulator, but there are {len(names)} arrays: say of "
+                'which it is, as in update({"name": taken})'
+            )
+        means = dict.fromkeys(names, taken)
+        return OpenRound(found, means, means)
+    if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken):
+        # By identity: parts of a round are arrays, which compare element by element.
+        parts = {id(part) for part in taken.values()}
+        if not parts and len(rounds) > 1:
+            raise FailedPreconditionError(
+                "An empty mapping does not say of which round it is, and this process has "
+                f"{len(rounds)} open: params.skip(taken), with what the block was given"
+            )
+        for block, given in rounds:
+            own = given.values() if isinstance(given, GroupTaken) else [given]
+            if parts <= {id(part) for part in own}:
+                of_group = given if isinstance(given, GroupTaken) else {}
+                return OpenRound(block, taken, {**of_group, **taken})
+    raise FailedPreconditionError(
+        "An update is made in the block of a round, of what the block was given, or of a mapping "
+        "to some of its members: `with group.round(n) as taken: params.update(taken)`; this "
+        f"{type(taken).__name__} is not of a round that this process has open (rounds of "
+        "shmacc.ray, which are over many hosts, cannot be updated from)"
+    )
 
 
 def of_update(
-    known: Mapping[str, Array | Known],
-    gradients: Mapping[str, Any],
+    own: Sequence[ParameterArray | ParameterTable],
+    found: OpenRound,
     asked: Asked,
     rates: Mapping[str, float],
-    in_round: Mapping[str, Any],
-    step: int,
 ) -> list[Change]:
     """Return the changes that gradients and new contents make, in the order of the arrays.
 
     Args:
-        known: The arrays and tables, by name.
-        gradients: A round's gradients, by array.
-        asked: What takes their place, and what is removed.
+        own: The arrays and tables.
+        found: The round.
+        asked: What takes the place of its gradients, and what is removed.
         rates: Learning rates, by array. Other arrays use their optimizers' own, checked before.
-        in_round: All members of the round, also those that `gradients` leave out.
-        step: The step of the round.
 
     Raises:
         InvalidArgumentError: A gradient or contents do not fit their array, or there is no such
             array.
     """
-    _check_names(known, gradients, asked)
+    known = {member.name: member for member in own}
+    _check_names(known, found.means, asked)
     given = {name: checks.gradient(known[name], value) for name, value in asked.gradients.items()}
-    gradients = {**gradients, **given}
+    gradients = {**found.means, **given}
     made = []
     for name, array in known.items():
-        if isinstance(array, Known):
+        if isinstance(array, ParameterTable):
             if any(name in names for names in (gradients, *asked)):
                 made.append(
-                    table_changes.of_update(
-                        array, gradients.get(name), asked, rates.get(name), in_round.get(name), step
-                    )
+                    _table_change(array, gradients.get(name), asked, rates.get(name), found)
                 )
         elif name in asked.values:
             made.append(_contents(array, asked.values[name]))
@@ -85,10 +113,10 @@ def of_update(
 
 
 def _check_names(
-    known: Mapping[str, Array | Known], gradients: Mapping[str, Any], asked: Asked
+    known: Mapping[str, ParameterMember], gradients: Mapping[str, Any], asked: Asked
 ) -> None:
     for name in [*asked.remove, *asked.forget]:
-        if isinstance(known.get(name), Array):
+        if isinstance(known.get(name), ParameterArray):
             raise InvalidArgumentError(
                 f"Array {name!r} keeps its rows; those of tables are removed"
             )
@@ -111,7 +139,7 @@ def _check_names(
             )
 
 
-def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None) -> Change:
+def _gradient(array: ParameterArray, taken: SparseTaken | DenseTaken, rate: float | None) -> Change:
     rate = checks.learning_rate(array, rate)
     if isinstance(taken, DenseTaken):
         checks.check_like(array, taken.value, array.shape, "The gradient of array")
@@ -133,10 +161,10 @@ def _gradient(array: Array, taken: SparseTaken | DenseTaken, rate: float | None)
     return Change(array.number, rate, rows=rows, values=[values], rest=[array.bytes(0)])
 
 
-def _contents(array: Array, given: Any) -> Change:
+def _contents(array: ParameterArray, given: Any) -> Change:
     what = f"the new contents of array {array.name!r}"
     if not isinstance(given, tuple):
-        values = checks.owned(given, array.spec.dtype, what)
+        values = checks.owned(given, array.dtype, what)
         checks.check_like(array, values, array.shape, "The new contents of array")
         return Change(array.number, None, rows=None, values=[values], rest=[array.bytes(0)])
     if len(given) != 2 or not array.shape:  # noqa: PLR2004
@@ -145,7 +173,7 @@ def _contents(array: Array, given: Any) -> Change:
     rows = arrays.row_numbers(given[0], numbers)
     checks.check_vector(rows, numbers)
     shape = len(rows), *array.shape[1:]
-    values = checks.rows_like(checks.owned(given[1], array.spec.dtype, what), shape)
+    values = checks.rows_like(checks.owned(given[1], array.dtype, what), shape)
     checks.check_like(array, values, shape, "The new rows of array")
     rows, values = checks.ascending(
         rows, values, f"Row {{}} of array {array.name!r} is given twice"
@@ -154,7 +182,7 @@ def _contents(array: Array, given: Any) -> Change:
     return Change(array.number, None, rows=rows, values=[values], rest=[array.bytes(0)])
 
 
-def _check_rows(array: Array, rows: IndexArray) -> None:
+def _check_rows(array: ParameterArray, rows: IndexArray) -> None:
     """Raise InvalidArgumentError if one of these ascending row numbers is not in the array."""
     if len(rows) and not 0 <= rows[0] <= rows[-1] < array.shape[0]:
         wrong = rows[0] if rows[0] < 0 else rows[-1]
@@ -163,40 +191,71 @@ def _check_rows(array: Array, rows: IndexArray) -> None:
         )
 
 
-def of_state(own: tuple[Array | Known, ...], state: Any) -> tuple[list[Change], int, list[int]]:
-    """Return the parts of a state to restore: changes, step, and each array's number of updates.
+def _table_change(
+    table: ParameterTable,
+    taken: Any,
+    asked: Asked,
+    rate: float | None,
+    found: OpenRound,
+) -> Change:
+    """Return the change that a gradient or new rows make, and the removal of ids.
+
+    Args:
+        table: The table.
+        taken: The gradient; None: there is none.
+        asked: New rows, ``(ids, rows)``, in place of the gradient; what is removed and forgotten.
+        rate: The learning rate; None: the optimizer's own.
+        found: The round, whose rows are not forgotten.
 
     Raises:
-        InvalidArgumentError: It is no state, or that of other parameters.
+        InvalidArgumentError: An argument does not fit the table.
     """
-    existing = {array.name: array.described() for array in own}
-    names = saved_state.names(state, "arrays", existing, "array", "parameters'")
-    counts = saved_state.get(state, "updates")
-    if counts.shape != (len(names),):
-        raise InvalidArgumentError(
-            f"The state's 'updates' must be {len(names)} numbers, one of each array, but have "
-            f"shape {describe_shape(counts.shape)}"
-        )
-    made: list[Change] = []
-    updates = []
-    for array in own:
-        number = names.index(array.name)
-        count = arguments.partial_count(counts[number], f"the updates of array {array.name!r}")
-        updates.append(count)
-        if isinstance(array, Known):
-            made.append(table_changes.of_state(state, number, array))
-        else:
-            made.append(_restored(state, number, array))
-    step = arguments.int64(saved_state.get(state, "step"), "the state's step")
-    if step == -arguments.INT64_MAX - 1:
-        raise InvalidArgumentError(f"the state's step must be greater than -2**63, but was {step}")
-    return made, step, updates
+    what = f"the ids of table {table.name!r}"
+    ids, rows = np.empty(0, np.int64), np.empty(0, table.dtype.numpy)
+    if table.name in asked.values:
+        taken = None
+    if taken is not None:
+        rate = checks.learning_rate(table, rate)
+        if not isinstance(taken, SparseTaken):
+            raise InvalidArgumentError(
+                f"The gradient of table {table.name!r} must be rows, but is an array: its member "
+                "of the group is that of params.member_specs()"
+            )
+        ids, rows = checked_ids(taken.indices, what).copy(), np.ascontiguousarray(taken.values)
+        checks.check_like(table, rows, (len(ids), *table.shape), "The gradient of table")
+    elif table.name in asked.values:
+        given = asked.values[table.name]
+        if not isinstance(given, tuple) or len(given) != 2:  # noqa: PLR2004
+            raise InvalidArgumentError(
+                f"The new rows of table {table.name!r} must be given as (ids, rows)"
+            )
+        ids = checked_ids(given[0], what).copy()
+        checks.check_vector(ids, what)
+        rows = checks.owned(given[1], table.dtype, f"the new rows of table {table.name!r}")
+        rows = checks.rows_like(rows, (len(ids), *table.shape))
+        checks.check_like(table, rows, (len(ids), *table.shape), "The new rows of table")
+        ids, rows = checks.ascending(ids, rows, f"Id {{}} of table {table.name!r} is given twice")
+    what = f"the ids to remove of table {table.name!r}"
+    removed = np.unique(checked_ids(asked.remove.get(table.name, ()), what))
+    forget = None
+    if table.name in asked.forget:
+        age = steps_to_forget(asked.forget[table.name], table.name)
+        kept, in_round = ids[:0], found.members.get(table.name)
+        if isinstance(in_round, SparseTaken) and in_round is not taken:
+            kept = np.unique(checked_ids(in_round.indices, f"the ids of table {table.name!r}"))
+        forget = (max(found.block.taken.step - age, -arguments.INT64_MAX), kept)
+    rate = None if taken is None else rate
+    return Change(table.number, rate, rows=ids, values=rows, rest=(removed, None, forget))
 
 
-def _restored(state: Mapping[str, Any], number: int, array: Array) -> Change:
-    values, sizes = [], []
-    for region, key in enumerate(array.keys(number)):
-        saved = array.saved(state, key, array.shape_of(region))
-        values.append(saved.astype(array.dtype, order="C", copy=not saved.flags.owndata))
-        sizes.append(array.bytes(region))
-    return Change(array.number, None, rows=None, values=values, rest=sizes)
+def steps_to_forget(value: object, name: str) -> int:
+    """Return how many steps ago a row was updated at least, for a table to forget it.
+
+    Raises:
+        InvalidArgumentError: It is no integer, or negative.
+    """
+    what = f"the steps after which table {name!r} forgets a row"
+    steps = arguments.int64(value, what)
+    if steps < 0:
+        raise InvalidArgumentError(f"{what} must not be negative, but were {steps}")
+    return steps

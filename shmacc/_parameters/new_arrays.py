@@ -1,39 +1,50 @@
-"""Specs of shared arrays: those that a constructor is given, and those that a segment has."""
+"""New shared arrays and parameters, as a constructor is given them, and their first contents."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from shmacc import optim
 from shmacc._base import dtype_names, layout
 from shmacc._base.array_types import ValueArray
-from shmacc._base.reports import MemberConfig
 from shmacc._base.shown import shown
+from shmacc._parameters.members import (
+    BOOL,
+    ParameterArray,
+    ParameterMember,
+    ParameterTable,
+    parameter,
+)
+from shmacc._parameters.table_spec import TableSpec
+from shmacc._segment.spec import MemberSpec
 from shmacc._values import arguments, arrays, dtypes
 from shmacc._values.arguments import describe_shape
 from shmacc._values.dtypes import DType
-from shmacc._values.spec import MemberSpec, TensorSpec
-from shmacc.errors import DataLossError, InvalidArgumentError
+from shmacc._values.specs import TensorSpec
+from shmacc.errors import InvalidArgumentError
 
-REDUCTION = "SUM"  # a placeholder: every segment has a reduction, but arrays are not reduced
-_BOOL = DType(
-    "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
-)
+Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
+
+_OPTIMIZED = {"float32", "float64"}
+_FILLED_AT_ONCE = 1 << 16  # bytes of initial values, repeated over a new slot
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NewMember:
     """An array or table that a constructor is given.
 
     Attributes:
         spec: The name, dtype and shape.
         given: The array's contents; None: zeros, or a table.
+        table: The table's spec; None: an array.
     """
 
     spec: MemberSpec
-    given: ValueArray | None
+    given: ValueArray | None = None
+    table: TableSpec | None = None
 
     def contents(self) -> tuple[int, ValueArray | None]:
         """Return the array's size in bytes and its bytes; None: zeros."""
@@ -44,13 +55,39 @@ class Asked:
         as_bytes = arrays.as_bytes(self.given, dtype, f"array {self.spec.name!r}")
         return as_bytes.size, as_bytes
 
+    def parameter(self, number: int, optimizers: Optimizers) -> ParameterArray | ParameterTable:
+        """Return this as a member of parameters.
 
-def asked(contents: object, table: Callable[[str, object], MemberSpec | None]) -> tuple[Asked, ...]:
+        Args:
+            number: Its number.
+            optimizers: The optimizer of all, or optimizers by name; None: they have none.
+
+        Raises:
+            InvalidArgumentError: The optimizer is no class of `optim`, or does not fit the dtype.
+        """
+        name, dtype = self.spec.name, self.spec.dtype
+        optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
+        if optimizer is not None:
+            if type(optimizer) not in optim.KINDS:  # no subclass: a segment cannot keep its code
+                raise InvalidArgumentError(
+                    f"The optimizer of array {name!r} must be one of shmacc.optim's, but was of "
+                    f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+                )
+            if dtype.name not in _OPTIMIZED:
+                raise InvalidArgumentError(
+                    "An array with an optimizer has dtype float32 or float64, but array "
+                    f"{name!r} has {dtype.name}"
+                )
+            info = np.finfo(dtype.numpy)
+            optimizer.check_numbers(float(info.tiny), float(info.max))
+        return parameter(number, self.spec, optimizer, self.table)
+
+
+def new_members(contents: object) -> tuple[NewMember, ...]:
     """Return the arrays and tables that a constructor is given, checked.
 
     Args:
         contents: The constructor's argument, a mapping.
-        table: Returns a member's spec from its name and value if the value is a table, else None.
 
     Raises:
         InvalidArgumentError: A bad name, shape or dtype.
@@ -60,13 +97,12 @@ def asked(contents: object, table: Callable[[str, object], MemberSpec | None]) -
             "Shared arrays are a mapping from name to array or TensorSpec, but were a "
             f"{type(contents).__name__}"
         )
-    found: dict[str, Asked] = {}
+    found: dict[str, NewMember] = {}
     for name, value in contents.items():
         arguments.check_member_name(name, "An array")
         if name in found:
             raise InvalidArgumentError(f"Array {name!r} occurs more than once")
-        member = table(name, value)
-        found[name] = _one_asked(name, value) if member is None else Asked(member, None)
+        found[name] = _new_member(name, value)
     if not 1 <= len(found) <= layout.MAX_MEMBERS:
         raise InvalidArgumentError(
             f"There are 1 to {layout.MAX_MEMBERS} shared arrays, but {len(found)} were given"
@@ -74,7 +110,10 @@ def asked(contents: object, table: Callable[[str, object], MemberSpec | None]) -
     return tuple(found.values())
 
 
-def _one_asked(name: str, value: object) -> Asked:
+def _new_member(name: str, value: object) -> NewMember:
+    if isinstance(value, TableSpec):
+        of_rows = MemberSpec(name, "table", dtypes.resolve(value.dtype), value.row_shape)
+        return NewMember(of_rows, table=value)
     given = None
     if isinstance(value, TensorSpec):
         if value.shape is None or None in value.shape:
@@ -93,7 +132,7 @@ def _one_asked(name: str, value: object) -> Asked:
         dtype, shape = given.dtype, given.shape
     known = _known(dtype)
     if known is None:
-        allowed = ", ".join(sorted([_BOOL.name, *dtype_names.NUMBERS]))
+        allowed = ", ".join(sorted([BOOL.name, *dtype_names.NUMBERS]))
         raise InvalidArgumentError(
             f"Array {name!r} has dtype {dtype}, which is not in list of allowed values: {allowed}"
         )
@@ -105,51 +144,29 @@ def _one_asked(name: str, value: object) -> Asked:
             f"An array has at most 2**40 bytes, but array {name!r} of shape "
             f"{describe_shape(shape)} has more"
         )
-    return Asked(MemberSpec(name, "dense", known, shape, REDUCTION), given)
+    return NewMember(MemberSpec(name, "dense", known, shape), given)
 
 
 def _known(dtype: np.dtype[Any]) -> DType | None:
-    if dtype == _BOOL.numpy:
-        return _BOOL
+    if dtype == BOOL.numpy:
+        return BOOL
     try:
         return dtypes.resolve(dtype)
     except InvalidArgumentError:
         return None
 
 
-def of_config(config: MemberConfig) -> MemberSpec:
-    """Return the spec of an array or table of a segment from its configuration.
-
-    Raises:
-        DataLossError: Its dtype, kind or shape is unknown.
-    """
-    number, declared = config["dtype"], config["declared"]
-    dtype = _BOOL if number == _BOOL.number else dtypes.stored(number)
-    kind = layout.KIND_NAMES.get(config["kind"])
-    if declared is None or kind not in {"dense", "table"}:
-        raise DataLossError(f"array {config['name']!r} has an unknown shape")
-    number, numbers = config["optimizer"]
-    optimizer, table = (number, tuple(numbers)), None
-    if config["table"] is not None:
-        initial, its_numbers, seed, max_rows = config["table"]
-        table = (initial, tuple(its_numbers), seed, max_rows)
-    return MemberSpec(
-        config["name"], kind, dtype, tuple(declared), REDUCTION, optimizer, table=table
-    )
-
-
-def differences(
-    name: str, has: MemberSpec | None, wants: MemberSpec | None
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences of two arrays as (what, existing, asked)."""
-    if has is None or wants is None:
-        yield f"array {name!r}", _describe(has), _describe(wants)
-        return
-    if has.dtype.name != wants.dtype.name:
-        yield f"dtype of array {name!r}", has.dtype.name, wants.dtype.name
-    if has.shape != wants.shape:
-        yield f"shape of array {name!r}", describe_shape(has.shape), describe_shape(wants.shape)
-
-
-def _describe(array: MemberSpec | None) -> str:
-    return "none" if array is None else f"{array.dtype.name} {describe_shape(array.shape)}"
+def with_slots(new: NewMember, member: ParameterMember) -> list[tuple[int, ValueArray | None]]:
+    """Return array and slots as the extension takes them; a new table has none."""
+    if not isinstance(member, ParameterArray):
+        return []
+    made = [new.contents()]
+    for region, slot in enumerate(member.slots, 1):
+        bytes_, dtype = member.bytes(region), member.dtype.numpy
+        initial = None
+        if slot.initial and bytes_:
+            count = min(bytes_, _FILLED_AT_ONCE) // dtype.itemsize
+            with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
+                initial = arrays.bytes_of(np.full(count, slot.initial, dtype))
+        made.append((bytes_, initial))
+    return made

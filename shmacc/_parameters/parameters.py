@@ -1,31 +1,31 @@
 """Parameters: arrays in shared memory that only updates change."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
-
-import numpy as np
 
 from shmacc import _core, optim
 from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
-from shmacc._base.array_types import IndexArray, ValueArray
-from shmacc._base.signals import pass_on
-from shmacc._parameters import changes, patterns, table_changes, table_spec
-from shmacc._parameters import new_arrays as given
+from shmacc._base.array_types import ValueArray
+from shmacc._base.reports import MemberConfig
+from shmacc._parameters import changes, patterns, states
 from shmacc._parameters.change_checks import Asked
+from shmacc._parameters.members import (
+    BOOL,
+    ParameterArray,
+    ParameterMember,
+    ParameterTable,
+    parameter_of_config,
+)
+from shmacc._parameters.new_arrays import Optimizers, new_members, with_slots
 from shmacc._parameters.patterns import LearningRate
 from shmacc._parameters.shared_arrays import SharedArrays
-from shmacc._parameters.tables import Known, Table, TableRows
+from shmacc._parameters.tables import Table, TableRows
 from shmacc._segment.options import IfExists, Options, Owners
+from shmacc._segment.spec import Spec
 from shmacc._values import arguments, arrays
 from shmacc._values.slices import IndexedSlices
-from shmacc._values.spec import IndexedSlicesSpec, MemberSpec, TensorSpec
-from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-
-Optimizers = optim.Optimizer | Mapping[str, optim.Optimizer] | None
-
-_FILLED_AT_ONCE = 1 << 16  # bytes of initial values, repeated over a new slot
-_OPTIMIZED = {"float32", "float64"}
+from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
+from shmacc.errors import InvalidArgumentError
 
 
 class Parameters(SharedArrays):
@@ -90,18 +90,17 @@ class Parameters(SharedArrays):
                 float64, or existing parameters disagree (the message names both values).
             Everything else as for `SharedArrays`.
         """
-        asked = given.asked(contents, table_spec.to_member)
+        new = new_members(contents)
         if isinstance(optimizer, Mapping):
-            names = [array.spec.name for array in asked]
+            names = [each.spec.name for each in new]
             optimizer = patterns.by_name(optimizer, names, "an optimizer")
-        asked = tuple(_with_optimizer(array, optimizer) for array in asked)
+        asked = tuple(each.parameter(number, optimizer) for number, each in enumerate(new))
         self._open(
-            tuple(array.spec for array in asked),
-            given.REDUCTION,
+            asked,
             shared_name,
             Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
             own=False,
-            contents=lambda: [_contents(array) for array in asked],
+            contents=lambda: list(map(with_slots, new, asked)),
         )
 
     @classmethod
@@ -125,25 +124,26 @@ class Parameters(SharedArrays):
         """
         return cls._attach(shared_name, owners, timeout, own=False)
 
-    def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
-        self._accesses: dict[int, _core.TableAccess] = {}
-        self._members = tuple(
-            (Known if spec.kind == "table" else changes.Array)(number, spec, _optimizer_of(spec))
-            for number, spec in enumerate(existing)
-        )
+    def _member_of_config(self, number: int, config: MemberConfig) -> ParameterMember:
+        return parameter_of_config(number, config)
 
-    def _check_tables(self, existing: tuple[MemberSpec, ...]) -> None:
+    def _examine(self, existing: Spec[Any], own: bool | None, asked: Spec[Any] | None) -> None:
+        super()._examine(existing, own, asked)
+        self._accesses: dict[int, _core.TableAccess] = {}
+        self._members: tuple[ParameterArray | ParameterTable, ...] = existing.members
+
+    def _check_tables(self) -> None:
         """Parameters may have tables."""
 
     @property
-    def _arrays(self) -> list[changes.Array]:
-        return [member for member in self._members if isinstance(member, changes.Array)]
+    def _arrays(self) -> list[ParameterArray]:
+        return [member for member in self._members if isinstance(member, ParameterArray)]
 
     @property
-    def _tables(self) -> list[Known]:
-        return [member for member in self._members if isinstance(member, Known)]
+    def _tables(self) -> list[ParameterTable]:
+        return [member for member in self._members if isinstance(member, ParameterTable)]
 
-    def _access(self, table: Known) -> Callable[[], _core.TableAccess]:
+    def _access(self, table: ParameterTable) -> Callable[[], _core.TableAccess]:
         """Return a function that gives access to a table while this object is open."""
 
         def access() -> _core.TableAccess:
@@ -163,7 +163,7 @@ class Parameters(SharedArrays):
             As for `SharedArrays`.
         """
         member = self._members[self._numbers[name]]
-        if isinstance(member, Known):
+        if isinstance(member, ParameterTable):
             self._check_open()
             return Table(member, self._access(member))
         return super().__getitem__(name)
@@ -172,19 +172,6 @@ class Parameters(SharedArrays):
         """Detach. Idempotent. Arrays that were read before remain valid; tables do not."""
         self._accesses.clear()
         super().close()
-
-    def _differences(
-        self, name: str, has: MemberSpec | None, wants: MemberSpec | None
-    ) -> Iterator[tuple[str, str, str]]:
-        if "table" in {spec.kind for spec in (has, wants) if spec is not None}:
-            yield from table_spec.differences(name, has, wants)
-        else:
-            yield from super()._differences(name, has, wants)
-        if has is not None and wants is not None:
-            existing, asked = _optimizer_of(has), _optimizer_of(wants)
-            if existing != asked:
-                noun = "table" if has.kind == "table" else "array"
-                yield f"optimizer of {noun} {name!r}", repr(existing), repr(asked)
 
     @property
     def step(self) -> int:
@@ -207,8 +194,8 @@ class Parameters(SharedArrays):
         """
         self._check_open()
 
-        def slot(member: changes.Array | Known, which: int) -> Any:
-            if isinstance(member, Known):
+        def slot(member: ParameterArray | ParameterTable, which: int) -> Any:
+            if isinstance(member, ParameterTable):
                 return TableRows(member, self._access(member), which)
             return self._mapped.array(member.number, self, which)
 
@@ -236,14 +223,14 @@ class Parameters(SharedArrays):
             raise InvalidArgumentError(f"There is no array {name!r}")
         specs: dict[str, TensorSpec] = {}
         for member in self._members:
-            if isinstance(member, Known):
+            if isinstance(member, ParameterTable):
                 specs[member.name] = member.member_spec()
                 continue
             if member.name in names and not member.shape:
                 raise InvalidArgumentError(f"Array {member.name!r} is a number, and has no rows")
             make = IndexedSlicesSpec if member.name in names else TensorSpec
-            if member.dtype != np.bool_:
-                specs[member.name] = make(member.shape, member.dtype)
+            if member.dtype is not BOOL:
+                specs[member.name] = make(member.shape, member.dtype.numpy)
         for spec in specs.values():
             spec.parameters = self._token, self._shared_name
         return specs
@@ -309,9 +296,9 @@ class Parameters(SharedArrays):
                 how to save them. Nothing was changed, and the round was not made final.
         """
         asked = Asked.checked(values=values, gradients=gradients, remove=remove, forget=forget)
-        found, means, in_round = self._round_of(taken)
+        found = changes.round_of(taken, self)
         rates = patterns.learning_rates(learning_rate, self.optimizers)
-        return self._commit(found, means, in_round, asked, rates, arguments.timeout(timeout))
+        return self._commit(found, asked, rates, arguments.timeout(timeout))
 
     def skip(
         self,
@@ -336,68 +323,26 @@ class Parameters(SharedArrays):
             InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
         asked = Asked.checked(values=values)
-        found, _, _ = self._round_of(taken)
-        return self._commit(found, {}, {}, asked, {}, arguments.timeout(timeout))
+        found = changes.round_of(taken, self)._replace(means={}, members={})
+        return self._commit(found, asked, {}, arguments.timeout(timeout))
 
     def _commit(
         self,
-        found: _core.BlockAccess,
-        means: Mapping[str, Any],
-        in_round: Mapping[str, Any],
+        found: changes.OpenRound,
         asked: Asked,
         rates: Mapping[str, float],
         timeout: float | None,
     ) -> bool:
-        known = {member.name: member for member in self._members}
-        made = changes.of_update(known, means, asked, rates, in_round, found.taken.step)
+        made = changes.of_update(self._members, found, asked, rates)
         self._check_open()
+        block = found.block
         return _core.update(
             self._handle,
-            found.handle,
-            found.taken.serial,
-            found.taken.step,
+            block.handle,
+            block.taken.serial,
+            block.taken.step,
             [change.as_given for change in made],
             timeout,
-        )
-
-    def _round_of(
-        self, taken: Any
-    ) -> tuple[_core.BlockAccess, Mapping[str, Any], Mapping[str, Any]]:
-        """Return the open round that `taken` comes from, its means by array, and all its members.
-
-        Members that a mapping leaves out have no mean for an array, but are the round's.
-        """
-        # Read `given` only once: it is None as soon as another thread ends its round.
-        all_given = [(block, block.given) for block in _core.open_rounds()]
-        rounds = [(block, given) for block, given in all_given if given is not None]
-        found = next((block for block, given in rounds if given is taken), None)
-        if found is not None and isinstance(taken, GroupTaken):
-            return found, taken, taken
-        if found is not None:
-            if len(self._members) > 1:
-                raise InvalidArgumentError(
-                    f"The round is of a single accumulator, but there are {len(self._members)} "
-                    'arrays: say of which it is, as in update({"name": taken})'
-                )
-            means = {self._members[0].name: taken}
-            return found, means, means
-        if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken):
-            parts = {id(part) for part in taken.values()}
-            if not parts and len(rounds) > 1:
-                raise FailedPreconditionError(
-                    "An empty mapping does not say of which round it is, and this process has "
-                    f"{len(rounds)} open: params.skip(taken), with what the block was given"
-                )
-            for block, given in rounds:
-                own = given.values() if isinstance(given, GroupTaken) else [given]
-                if parts <= {id(part) for part in own}:
-                    of_group = given if isinstance(given, GroupTaken) else {}
-                    return block, taken, {**of_group, **taken}
-        raise FailedPreconditionError(
-            "An update is made in the block of a round, of what the block was given, or of a "
-            "mapping to some of its members: `with group.round(n) as taken: params.update(taken)`; "
-            f"this {type(taken).__name__} is not of a round that this process has open (rounds of "
-            "shmacc.ray, which are over many hosts, cannot be updated from)"
         )
 
     def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, Any]]:
@@ -416,10 +361,10 @@ class Parameters(SharedArrays):
         """
         seconds = arguments.timeout(timeout)
         copies: dict[str, Any] = {array.name: array.empty(0) for array in self._arrays}
-        places = [(array.number, 0, copies[array.name]) for array in self._arrays]
-        step, _, tables = self._read(places, seconds, whole=False)
+        read = [(array.number, 0, copies[array.name]) for array in self._arrays]
+        step, _, tables = self._read(read, seconds, whole=False)
         for table, (ids, numbers, _) in zip(self._tables, tables, strict=True):
-            rows = numbers.view(table.dtype).reshape(len(ids), *table.shape)
+            rows = numbers.view(table.dtype.numpy).reshape(len(ids), *table.shape)
             copies[table.name] = IndexedSlices(rows, ids)
         return step, {member.name: copies[member.name] for member in self._members}
 
@@ -433,26 +378,15 @@ class Parameters(SharedArrays):
             As for `snapshot`.
         """
         seconds = arguments.timeout(timeout)
-        state: dict[str, ValueArray] = {}
-        places = []
-        for array in self._arrays:
-            for region, key in enumerate(array.keys(array.number)):
-                state[key] = array.empty(region)
-                places.append((array.number, region, state[key]))
-        step, updates, tables = self._read(places, seconds, whole=True)
-        for table, read in zip(self._tables, tables, strict=True):
-            state |= table_changes.to_state(table.number, table, read)
-        state["arrays"] = np.array([member.name for member in self._members])
-        state["specs"] = np.array([member.described() for member in self._members])
-        state["step"] = np.array(step)
-        state["updates"] = np.array(updates)
-        return state
+        return states.to_state(
+            self._members, lambda copies: self._read(copies, seconds, whole=True)
+        )
 
     def _read(
-        self, places: list[tuple[int, int, ValueArray]], timeout: float | None, *, whole: bool
-    ) -> tuple[int, list[int], list[tuple[IndexArray, ValueArray, IndexArray]]]:
+        self, copies: list[states.Copy], timeout: float | None, *, whole: bool
+    ) -> tuple[int, list[int], list[states.TableCopy]]:
         self._check_open()
-        as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in places]
+        as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in copies]
         tables = [(table.number, whole) for table in self._tables]
         return _core.read_parameters(self._handle, as_bytes, tables, timeout)
 
@@ -480,7 +414,7 @@ class Parameters(SharedArrays):
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         """Return the arguments for the extension's `load`: handle, step, changes, updates."""
-        made, step, updates = changes.of_state(self._members, state)
+        made, step, updates = states.of_state(self._members, state)
         self._check_open()
         return self._handle, step, [change.as_given for change in made], updates
 
@@ -488,48 +422,3 @@ class Parameters(SharedArrays):
     def _half_loaded(self) -> bool:
         self._check_open()
         return self._handle.state()["sealed"]
-
-
-def _contents(asked: given.Asked) -> list[tuple[int, ValueArray | None]]:
-    """Return array and slots as the extension takes them; a new table has none."""
-    if asked.spec.kind == "table":
-        return []
-    array = changes.Array(0, asked.spec, _optimizer_of(asked.spec))
-    made = [asked.contents()]
-    for region, slot in enumerate(array.slots, 1):
-        bytes_ = array.bytes(region)
-        initial = None
-        if slot.initial and bytes_:
-            count = min(bytes_, _FILLED_AT_ONCE) // array.dtype.itemsize
-            with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
-                initial = arrays.bytes_of(np.full(count, slot.initial, array.dtype))
-        made.append((bytes_, initial))
-    return made
-
-
-def _with_optimizer(array: given.Asked, optimizers: Optimizers) -> given.Asked:
-    name, dtype = array.spec.name, array.spec.dtype.name
-    optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
-    if optimizer is None:
-        return array
-    if type(optimizer) not in optim.KINDS:  # no subclass: a segment cannot keep its code
-        raise InvalidArgumentError(
-            f"The optimizer of array {name!r} must be one of shmacc.optim's, but was of "
-            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        )
-    if dtype not in _OPTIMIZED:
-        raise InvalidArgumentError(
-            "An array with an optimizer has dtype float32 or float64, but array "
-            f"{name!r} has {dtype}"
-        )
-    info = np.finfo(array.spec.dtype.numpy)
-    optimizer.check_numbers(float(info.tiny), float(info.max))
-    return replace(array, spec=replace(array.spec, optimizer=optimizer.config()))
-
-
-def _optimizer_of(spec: MemberSpec) -> optim.Optimizer | None:
-    try:
-        return optim.of_config(spec.optimizer)
-    except InvalidArgumentError as error:
-        pass_on(error)
-        raise DataLossError(f"array {spec.name!r} has an optimizer out of range: {error}") from None

@@ -6,16 +6,14 @@ from typing import Any, ClassVar, Self
 import numpy.typing as npt
 
 from shmacc import _core
-from shmacc._base import layout
-from shmacc._base.reports import Config
-from shmacc._parameters import new_arrays as given
-from shmacc._parameters import table_spec
-from shmacc._segment import opening
+from shmacc._base.reports import MemberConfig
+from shmacc._parameters import members
+from shmacc._parameters.new_arrays import NewMember, new_members
 from shmacc._segment.opened import Opened
 from shmacc._segment.options import IfExists, Options, Owners
+from shmacc._segment.spec import MemberSpec, Spec
 from shmacc._values import arrays
-from shmacc._values.spec import MemberSpec, Spec
-from shmacc.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 
 _MOST_SHOWN = 8  # arrays that repr() lists
 
@@ -92,14 +90,14 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             PermissionDeniedError: The existing arrays are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        asked = given.asked(contents, _refuse_table)
+        new = new_members(contents)
+        _refuse_tables(new)
         self._open(
-            tuple(array.spec for array in asked),
-            given.REDUCTION,
+            tuple(array.spec for array in new),
             shared_name,
             Options(mode=mode, owners=owners, if_exists=if_exists, unlink_on_close=unlink_on_close),
             own=True,
-            contents=lambda: [[array.contents()] for array in asked],
+            contents=lambda: [[array.contents()] for array in new],
         )
 
     @classmethod
@@ -136,57 +134,30 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         """
         return cls._attach(shared_name, owners, timeout, bool(writable))
 
-    def _examine(self, config: Config, own: bool | None, asked: Spec | None) -> None:
-        self._writable = bool(own)
-        kind, constructed = layout.KIND_NAMES[config["kind"]], asked is not None
-        as_arrays = kind == "parameters" and not constructed and not self._writable  # to read them
-        if kind != self._KIND and not as_arrays:
-            raise opening.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
-        try:
-            existing = tuple(map(given.of_config, config["members"]))
-            self._check_tables(existing)
-            self._mapped = _core.MappedArrays(
-                self._handle, [member.dtype.numpy for member in existing], self._writable
-            )
-        except DataLossError as error:
-            raise error.about(self._segment_name.system_name) from None
-        self._specs = existing
-        self._numbers = {member.name: number for number, member in enumerate(existing)}
-        self._keep(existing)
-        if asked is not None:
-            self._check_agreement(existing, asked)
+    def _can_be(self, kind: str, own: bool | None, asked: Spec[Any] | None) -> bool:
+        as_arrays = kind == "parameters" and asked is None and not own  # to read them
+        return kind == self._KIND or as_arrays
 
-    def _check_tables(self, existing: tuple[MemberSpec, ...]) -> None:
+    def _member_of_config(self, _: int, config: MemberConfig) -> MemberSpec:
+        return members.of_config(config)
+
+    def _examine(self, existing: Spec[Any], own: bool | None, _: Spec[Any] | None) -> None:
+        self._writable = bool(own)
+        self._specs: tuple[MemberSpec, ...] = existing.members
+        self._check_tables()
+        self._mapped = _core.MappedArrays(
+            self._handle, [spec.dtype.numpy for spec in self._specs], self._writable
+        )
+        self._numbers = {spec.name: number for number, spec in enumerate(self._specs)}
+
+    def _check_tables(self) -> None:
         """Raise InvalidArgumentError if there are tables, which are no arrays."""
-        for member in existing:
-            if member.kind == "table":
+        for spec in self._specs:
+            if spec.kind == "table":
                 raise InvalidArgumentError(
-                    f"{self._segment_name.shared_name!r} has a table, {member.name!r}, which is no "
+                    f"{self._segment_name.shared_name!r} has a table, {spec.name!r}, which is no "
                     "shared array: shmacc.Parameters.attach"
                 )
-
-    def _keep(self, existing: tuple[MemberSpec, ...]) -> None:
-        """Keep the parts of the specs that a subclass needs; DataLossError if they are damaged."""
-
-    def _differences(
-        self, name: str, has: MemberSpec | None, wants: MemberSpec | None
-    ) -> Iterator[tuple[str, str, str]]:
-        return given.differences(name, has, wants)
-
-    def _check_agreement(self, existing: tuple[MemberSpec, ...], asked: Spec) -> None:
-        has = {member.name: member for member in existing}
-        wants = {member.name: member for member in asked.members}
-        differences = [
-            difference
-            for name in wants | has
-            for difference in self._differences(name, has.get(name), wants.get(name))
-        ]
-        mode = self._handle.mode
-        if asked.mode not in {None, mode}:
-            differences.append(("mode", f"{mode:04o}", f"{asked.mode:04o}"))
-        exist = f"The {self._NOUN} {self._shared_name!r} exist"
-        for what, found, wanted in differences:
-            raise opening.disagreement(self._segment_name, exist, what, found, wanted)
 
     def _own(self) -> bool:
         return self._writable
@@ -298,9 +269,10 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             raise FailedPreconditionError(f"The {self._NOUN} {self._shared_name!r} are closed")
 
 
-def _refuse_table(name: str, value: object) -> None:
-    if isinstance(value, table_spec.TableSpec):
-        raise InvalidArgumentError(
-            f"A table, {name!r}, is no shared array, nor is it published over Ray: "
-            "shmacc.Parameters have tables, for the processes of one host"
-        )
+def _refuse_tables(new: tuple[NewMember, ...]) -> None:
+    for each in new:
+        if each.table is not None:
+            raise InvalidArgumentError(
+                f"A table, {each.spec.name!r}, is no shared array, nor is it published over Ray: "
+                "shmacc.Parameters have tables, for the processes of one host"
+            )

@@ -1,59 +1,15 @@
 """Read access to tables of parameters: rows by id, without a lock."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
 from shmacc import _core, init
 from shmacc._base.array_types import IndexArray, ValueArray
-from shmacc._parameters import table_spec
-from shmacc._parameters.change_checks import Named
+from shmacc._parameters.members import ParameterTable, checked_ids
 from shmacc._values import arguments, arrays
-from shmacc._values.spec import IndexedSlicesSpec
 from shmacc.errors import InvalidArgumentError
-
-
-def checked_ids(value: object, what: str) -> IndexArray:
-    """Return ids of any shape as C-contiguous int64, which may be the caller's array itself.
-
-    Raises:
-        InvalidArgumentError: They are no integers from 0 to below 2**63.
-        ResourceExhaustedError: There is no memory for the conversion.
-    """
-    ids = arrays.index_array(value, what)
-    if ids.size and int(ids.min()) < 0:
-        raise InvalidArgumentError(f"{what} must not be negative, but one is {int(ids.min())}")
-    return ids
-
-
-@dataclass(frozen=True, slots=True)
-class Known(Named):
-    """A table of parameters."""
-
-    table: table_spec.TableSpec = field(init=False)
-
-    noun = "Table"
-    contents = "rows"
-
-    def __post_init__(self) -> None:
-        Named.__post_init__(self)
-        object.__setattr__(self, "table", table_spec.of_member(self.spec))
-
-    def shape_of(self, region: int) -> tuple[int, ...]:
-        """As for `Named`; but if rows have no numbers, their rowwise slots have none either."""
-        return Named.shape_of(self, region) if math.prod(self.shape) else self.shape
-
-    def member_spec(self) -> IndexedSlicesSpec:
-        return IndexedSlicesSpec((None, *self.shape), self.dtype)
-
-    def described(self) -> str:
-        """Return the table's description in a state."""
-        shape = arguments.describe_shape(self.shape)
-        optimizer = self.described_optimizer()
-        return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {optimizer}"
 
 
 class TableRows:
@@ -62,14 +18,14 @@ class TableRows:
     __slots__ = ("_access", "_known", "_part")
 
     def __init__(self, known: Any, access: Callable[[], Any], part: int = 0) -> None:
-        self._known: Known = known
+        self._known: ParameterTable = known
         self._access: Callable[[], _core.TableAccess] = access
         self._part = part
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the rows."""
-        return self._known.dtype
+        return self._known.dtype.numpy
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -11,16 +11,16 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from shmacc import _core
-from shmacc._base import names
+from shmacc._base import layout, names
 from shmacc._base.names import SegmentName, semaphore_path
-from shmacc._base.reports import Config
+from shmacc._base.reports import Config, MemberConfig
 from shmacc._segment import exit_hooks, opening, removal
 from shmacc._segment.opening import Contents
 from shmacc._segment.options import Options, Owners, checked_owners
 from shmacc._segment.owner import Owner
+from shmacc._segment.spec import NOT_REDUCED, MemberSpec, Spec, differences
 from shmacc._values import arguments
-from shmacc._values.spec import MemberSpec, Spec
-from shmacc.errors import InvalidArgumentError
+from shmacc.errors import DataLossError, InvalidArgumentError
 
 _logger = logging.getLogger("shmacc")
 _Opened = TypeVar("_Opened", bound="Opened")
@@ -46,10 +46,11 @@ class Opened(Owner):
     def _open(
         self,
         members: tuple[MemberSpec, ...],
-        reduction: str,
         shared_name: str | None,
         options: Options,
         own: Any,
+        *,
+        reduction: str = NOT_REDUCED,
         contents: Contents = list,
     ) -> None:
         """Create the segment or attach to it: the common part of all constructors."""
@@ -89,7 +90,7 @@ class Opened(Owner):
         segment_name: SegmentName,
         owners: Owners,
         own: Any,
-        asked: Spec | None,
+        asked: Spec[Any] | None,
     ) -> None:
         self._handle = handle
         self._segment_name = segment_name
@@ -99,7 +100,10 @@ class Opened(Owner):
             config = handle.config()
             self._shared_name = names.name_made_as(config["name"])
             self._token: int = config["token"]
-            self._examine(config, own, asked)
+            try:
+                self._examine(self._existing(config, own, asked), own, asked)
+            except DataLossError as error:
+                raise error.about(segment_name.system_name) from None
             self._log_what_is_there(config)
         except BaseException:
             self._close()
@@ -121,17 +125,37 @@ class Opened(Owner):
                 gradients,
             )
 
-    def _examine(self, config: Config, own: Any, asked: Spec | None) -> None:
-        """Check the segment's configuration, and keep what the object needs of it.
+    def _existing(self, config: Config, own: Any, asked: Spec[Any] | None) -> Spec[Any]:
+        """Return the spec of the segment; InvalidArgumentError unless it is as it was asked for."""
+        kind = layout.KIND_NAMES[config["kind"]]
+        if not self._can_be(kind, own, asked):
+            constructed = asked is not None
+            raise opening.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
+        existing = Spec.of_config(config, self._handle.mode, self._member_of_config)
+        for what, has, wants in differences(existing, asked) if asked is not None else ():
+            exists = f"{self._shared_name!r} exists"
+            raise opening.disagreement(self._segment_name, exists, what, has, wants)
+        return existing
+
+    def _can_be(self, kind: str, own: Any, asked: Spec[Any] | None) -> bool:  # noqa: ARG002
+        """Return whether an object of this class can be for a segment of this kind."""
+        return kind == self._KIND
+
+    def _member_of_config(self, number: int, config: MemberConfig) -> MemberSpec:
+        """Return the spec of a member; DataLossError if it has unknown values."""
+        raise NotImplementedError
+
+    def _examine(self, existing: Spec[Any], own: Any, asked: Spec[Any] | None) -> None:
+        """Keep what the object needs of the segment.
 
         Args:
-            config: The segment's configuration.
+            existing: The segment's spec.
             own: The value that the object keeps beside the segment; None: the default.
-            asked: The spec that a constructor asked for; None: any segment of this class will do.
+            asked: The spec that a constructor asked for, which agrees; None: it attaches only.
 
         Raises:
-            InvalidArgumentError: The segment is not as it was asked for.
-            DataLossError: The configuration has unknown values, or ones that do not fit the file.
+            InvalidArgumentError, FailedPreconditionError: This object cannot be for this segment.
+            DataLossError: The spec has values that do not fit the file.
         """
         raise NotImplementedError
 

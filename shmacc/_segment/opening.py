@@ -24,7 +24,7 @@ from shmacc.errors import (
 
 if TYPE_CHECKING:
     from shmacc._segment.options import Options, Owners  # likewise
-    from shmacc._values.spec import Spec  # needs NumPy, which inspection does not
+    from shmacc._segment.spec import Spec  # needs NumPy, which inspection does not
 
 Contents = Callable[[], list[list[tuple[int, Any]]]]
 """Returns new shared arrays as the extension takes them: for each array its size in bytes and its
@@ -42,7 +42,7 @@ _LONGEST_PAUSE = 0.010
 
 
 def open_or_create(
-    name: SegmentName, spec: "Spec", options: "Options", contents: Contents = list
+    name: SegmentName, spec: "Spec[Any]", options: "Options", contents: Contents = list
 ) -> _core.Handle:
     """Return a handle on the segment of that name, which is made if there is none.
 
@@ -120,7 +120,7 @@ def disagreement(
 
     Args:
         name: The segment.
-        exists: The beginning of the message: "The accumulator 'x' exists".
+        exists: The beginning of the message: "'x' exists".
         what: The property that differs.
         existing: The existing value.
         asked: The value that was asked for.
@@ -193,7 +193,11 @@ def _enter(name: SegmentName, handle: _core.Handle) -> bool:
 
 
 def _create(
-    name: SegmentName, spec: "Spec", arrays: list[list[tuple[int, Any]]], *, unlink_on_close: bool
+    name: SegmentName,
+    spec: "Spec[Any]",
+    arrays: list[list[tuple[int, Any]]],
+    *,
+    unlink_on_close: bool,
 ) -> _core.Handle | None:
     """Return a handle on a new segment; None: another process has made one by now."""
     token = int.from_bytes(os.urandom(8)) | 1

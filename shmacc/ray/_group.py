@@ -11,7 +11,7 @@ from shmacc._multihost.messages import Timing
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._segment.stats import Stats
 from shmacc._values import arguments
-from shmacc._values.spec import TensorSpec
+from shmacc._values.specs import TensorSpec
 from shmacc.errors import FinishedError
 from shmacc.ray._finding import warn_of_left
 from shmacc.ray._hosts import contributors_of_hosts, snapshot_of_hosts, stats_of_hosts

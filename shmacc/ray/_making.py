@@ -11,7 +11,7 @@ from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
 from shmacc._segment.options import Options
 from shmacc._values import arguments
-from shmacc._values.spec import TensorSpec
+from shmacc._values.specs import TensorSpec
 from shmacc.errors import (
     AlreadyExistsError,
     DeadlineExceededError,

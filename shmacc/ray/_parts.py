@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shmacc._accumulators.taken import GroupTaken
 from shmacc._base import names
 from shmacc._multihost.messages import Opened, Timing
-from shmacc._values.spec import TensorSpec
+from shmacc._values.specs import TensorSpec
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._head import LONG, answer_of_head, living_nodes
 from shmacc.ray._waits import PATIENCE, until_asked

@@ -18,7 +18,7 @@ from shmacc._parameters.patterns import LearningRate
 from shmacc._segment.options import BY_MAKER, IfExists, Owners
 from shmacc._values import arguments
 from shmacc._values.arguments import OnDeath
-from shmacc._values.spec import TensorSpec
+from shmacc._values.specs import TensorSpec
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model

@@ -13,7 +13,7 @@ from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._parameters.tables import Table
 from shmacc._values import dtypes
 from shmacc._values.conversions.torch import tensor
-from shmacc._values.spec import IndexedSlicesSpec, TensorSpec
+from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch._memory import check_apart, place_of
 from shmacc.torch._rows import spec_of

@@ -9,7 +9,7 @@ from torch import nn
 from shmacc import optim
 from shmacc._base.shown import shown
 from shmacc._parameters import patterns
-from shmacc._parameters.parameters import Optimizers
+from shmacc._parameters.new_arrays import Optimizers
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 

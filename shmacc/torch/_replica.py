@@ -15,7 +15,7 @@ from shmacc import _core
 from shmacc._accumulators.accumulator import NEVER_STALE
 from shmacc._segment.options import Owners
 from shmacc._values import arguments
-from shmacc._values.spec import IndexedSlicesSpec
+from shmacc._values.specs import IndexedSlicesSpec
 from shmacc.errors import DeadlineExceededError, FinishedError, InvalidArgumentError
 from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model

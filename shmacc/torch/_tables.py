@@ -11,8 +11,9 @@ from torch import nn
 from shmacc import init
 from shmacc._base.array_types import IndexArray
 from shmacc._base.shown import shown
+from shmacc._parameters.members import checked_ids
 from shmacc._parameters.table_spec import TableSpec
-from shmacc._parameters.tables import Table, checked_ids
+from shmacc._parameters.tables import Table
 from shmacc._values import arguments, arrays
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch._rows import Rows

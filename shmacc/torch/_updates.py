@@ -14,15 +14,16 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.taken import GroupTaken
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._parameters import patterns
+from shmacc._parameters.changes import steps_to_forget
+from shmacc._parameters.members import checked_ids
 from shmacc._parameters.parameters import Parameters
 from shmacc._parameters.patterns import LearningRate
 from shmacc._parameters.shared_arrays import SharedArrays
-from shmacc._parameters.table_changes import steps_to_forget
-from shmacc._parameters.tables import Table, checked_ids
+from shmacc._parameters.tables import Table
 from shmacc._segment.options import BY_MAKER
 from shmacc._values import arrays as as_arrays
 from shmacc._values.conversions.torch import tensor
-from shmacc._values.spec import TensorSpec
+from shmacc._values.specs import TensorSpec
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run

@@ -230,8 +230,8 @@ DIFFERENT: Final[dict[tuple[str, str, str], dict[str, Any]]] = {
     ("shape of member 'emb'", "[10,2]", "[10,3]"): TWO | {"emb": IndexedSlicesSpec((10, 3))},
     ("kind of member 'emb'", "sparse", "dense"): TWO | {"emb": TensorSpec((10, 2))},
     ("reduction_type of member 'fc'", "SUM", "MEAN"): TWO | {"fc": TensorSpec((3,))},
-    ("member 'more'", "none", "dense float32"): TWO | {"more": TensorSpec()},
-    ("member 'emb'", "sparse float32", "none"): {"fc": TWO["fc"]},
+    ("member 'more'", "none", "dense float32 <unknown> MEAN"): TWO | {"more": TensorSpec()},
+    ("member 'emb'", "sparse float32 [10,2] MEAN", "none"): {"fc": TWO["fc"]},
 }
 
 

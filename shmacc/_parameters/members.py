@@ -1,0 +1,221 @@
+"""The members of shared arrays and of parameters: those of a segment, or of a new one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shmacc import init, optim
+from shmacc._accumulators import saved_state
+from shmacc._base import dtype_names, layout
+from shmacc._base.array_types import IndexArray, ValueArray
+from shmacc._base.reports import MemberConfig
+from shmacc._base.signals import pass_on
+from shmacc._parameters.table_spec import TableSpec
+from shmacc._segment.spec import MemberSpec
+from shmacc._values import arrays, dtypes
+from shmacc._values.arguments import describe_shape
+from shmacc._values.dtypes import DType
+from shmacc._values.specs import IndexedSlicesSpec
+from shmacc.errors import DataLossError, InvalidArgumentError
+
+BOOL = DType(
+    "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterMember(MemberSpec):
+    """An array or a table of parameters.
+
+    Region 0 is the array or the rows; the other regions are the optimizer's slots.
+
+    Attributes:
+        contents: The name of region 0 in a saved state.
+        shape: The shape of the array, or of a row of the table.
+        number: Its number in the segment.
+        optimizer: Its optimizer; None: only new contents change it.
+    """
+
+    contents: ClassVar[str]
+
+    shape: tuple[int, ...]
+    number: int
+    optimizer: optim.Optimizer | None
+
+    @property
+    def slots(self) -> tuple[optim.Slot, ...]:
+        return () if self.optimizer is None else self.optimizer.slots()
+
+    def described_optimizer(self) -> str:
+        """Return the optimizer's description in a saved state.
+
+        Options that are off are left out: states of before 1.0.0 have none, and are restored, too.
+        """
+        if self.optimizer is None:
+            return "None"
+        shown = [
+            f"{each.name}={getattr(self.optimizer, each.name)!r}"
+            for each in fields(self.optimizer)
+            if each.name not in layout.OPTIMIZER_OPTIONS or getattr(self.optimizer, each.name)
+        ]
+        return f"{type(self.optimizer).__name__}({', '.join(shown)})"
+
+    def shape_of(self, region: int) -> tuple[int, ...]:
+        """Return the shape of a region of the array, or of a region of a table's row."""
+        return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
+
+    def keys(self, number: int) -> list[str]:
+        """Return the regions' names in a saved state where this member has this number."""
+        return [f"{number}.{self.contents}", *(f"{number}.{slot.name}" for slot in self.slots)]
+
+    def saved(self, state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> ValueArray:
+        """Return a region that a saved state has; InvalidArgumentError unless it fits."""
+        values: ValueArray = saved_state.get(state, key)
+        own = self.dtype.numpy
+        if values.dtype.kind == "V" and values.dtype.itemsize == own.itemsize:
+            values = values.view(own)  # np.load returns void for bfloat16
+        if values.dtype != own or values.shape != shape:
+            raise InvalidArgumentError(
+                f"The state's {key!r} is {values.dtype} {describe_shape(values.shape)}, but "
+                f"{self.noun} {self.name!r} has {own} {describe_shape(shape)} there"
+            )
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterArray(ParameterMember):
+    """An array of parameters."""
+
+    contents: ClassVar[str] = "array"
+
+    def bytes(self, region: int) -> int:
+        return math.prod(self.shape_of(region)) * self.dtype.numpy.itemsize
+
+    def empty(self, region: int) -> ValueArray:
+        """Return an array for a copy of a region.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for it.
+        """
+        return arrays.empty(self.shape_of(region), self.dtype.numpy)
+
+    def described(self) -> str:
+        """As for `MemberSpec`."""
+        return f"{self.dtype.name} {describe_shape(self.shape)} {self.described_optimizer()}"
+
+    def properties(self) -> dict[str, str | None]:
+        """As for `MemberSpec`."""
+        return MemberSpec.properties(self) | {"optimizer": repr(self.optimizer)}
+
+    def config(self) -> tuple[Any, ...]:
+        """As for `MemberSpec`."""
+        return self._config(optimizer=_config_of(self.optimizer))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTable(ParameterMember):
+    """A table of parameters.
+
+    Attributes:
+        table: The table as a user specifies it.
+    """
+
+    noun: ClassVar[str] = "table"
+    contents: ClassVar[str] = "rows"
+
+    table: TableSpec
+
+    def shape_of(self, region: int) -> tuple[int, ...]:
+        """As for `ParameterMember`; but the rowwise slots of rows without numbers have none."""
+        return ParameterMember.shape_of(self, region) if math.prod(self.shape) else self.shape
+
+    def member_spec(self) -> IndexedSlicesSpec:
+        return IndexedSlicesSpec((None, *self.shape), self.dtype.numpy)
+
+    def described(self) -> str:
+        """As for `MemberSpec`."""
+        shape, optimizer = describe_shape(self.shape), self.described_optimizer()
+        return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {optimizer}"
+
+    def properties(self) -> dict[str, str | None]:
+        """As for `MemberSpec`."""
+        names = ("row_shape", "dtype", "initial", "max_rows")
+        of_table: dict[str, str | None] = {name: str(getattr(self.table, name)) for name in names}
+        return of_table | {"optimizer": repr(self.optimizer)}
+
+    def config(self) -> tuple[Any, ...]:
+        """As for `MemberSpec`."""
+        number, numbers, seed = self.table.initial.config()
+        table = (number, tuple(numbers), seed, self.table.max_rows)
+        return self._config(optimizer=_config_of(self.optimizer), table=table)
+
+
+def _config_of(optimizer: optim.Optimizer | None) -> tuple[int, tuple[float, ...]]:
+    return (0, ()) if optimizer is None else optimizer.config()
+
+
+def parameter(
+    number: int, spec: MemberSpec, optimizer: optim.Optimizer | None, table: TableSpec | None
+) -> ParameterArray | ParameterTable:
+    """Return the member of parameters for an array's spec, or for that of a table's rows."""
+    shape = tuple(dim or 0 for dim in spec.shape or ())
+    if table is None:
+        return ParameterArray(spec.name, spec.kind, spec.dtype, shape, number, optimizer)
+    return ParameterTable(spec.name, spec.kind, spec.dtype, shape, number, optimizer, table)
+
+
+def of_config(config: MemberConfig) -> MemberSpec:
+    """Return the spec of an array or table of a segment from its configuration.
+
+    Raises:
+        DataLossError: Its dtype, kind or shape is unknown.
+    """
+    number, declared = config["dtype"], config["declared"]
+    dtype = BOOL if number == BOOL.number else dtypes.stored(number)
+    kind = layout.KIND_NAMES.get(config["kind"])
+    if declared is None or kind not in {"dense", "table"}:
+        raise DataLossError(f"array {config['name']!r} has an unknown shape")
+    return MemberSpec(config["name"], kind, dtype, tuple(declared))
+
+
+def parameter_of_config(number: int, config: MemberConfig) -> ParameterArray | ParameterTable:
+    """Return the member of parameters of this number from its configuration.
+
+    Raises:
+        DataLossError: As for `of_config`; or its optimizer or initial contents are out of range.
+    """
+    spec, table = of_config(config), None
+    noun = "table" if spec.kind == "table" else "array"
+    try:
+        optimizer = optim.of_config(config["optimizer"])
+        if spec.kind == "table":
+            table = _table_of_config(spec, config)
+    except InvalidArgumentError as error:
+        pass_on(error)
+        raise DataLossError(f"{noun} {spec.name!r} has numbers out of range: {error}") from None
+    return parameter(number, spec, optimizer, table)
+
+
+def _table_of_config(spec: MemberSpec, config: MemberConfig) -> TableSpec:
+    if config["table"] is None:
+        raise DataLossError(f"table {spec.name!r} has no initial contents")
+    number, numbers, seed, max_rows = config["table"]
+    shape = tuple(dim or 0 for dim in spec.shape or ())
+    initial = init.of_config(number, list(numbers), seed)
+    return TableSpec(shape, spec.dtype.numpy, initial=initial, max_rows=max_rows)
+
+
+def checked_ids(value: object, what: str) -> IndexArray:
+    """Return ids of any shape as C-contiguous int64, which may be the caller's array itself.
+
+    Raises:
+        InvalidArgumentError: They are no integers from 0 to below 2**63.
+        ResourceExhaustedError: There is no memory for the conversion.
+    """
+    ids = arrays.index_array(value, what)
+    if ids.size and int(ids.min()) < 0:
+        raise InvalidArgumentError(f"{what} must not be negative, but one is {int(ids.min())}")
+    return ids

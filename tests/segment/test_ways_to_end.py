@@ -1,0 +1,33 @@
+"""What becomes of a handle, for all that may end: `exits.way` in every combination."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+import pytest
+
+from shmacc._segment.exits import Hook, Way, way
+
+# hook, whether the program is over, whether other threads are in the way, whether it failed ("*":
+# either). The first line that fits counts.
+TABLE: Final = (
+    (Hook.OBJECT, "*", True, "*", Way.ANNOUNCE_END),
+    (Hook.OBJECT, "*", False, "*", Way.CLOSE),
+    ("*", "*", False, "*", Way.LEAVE),
+    ("*", True, True, "*", Way.ANNOUNCE_END),
+    ("*", False, True, True, Way.ANNOUNCE_END),
+    ("*", False, True, False, Way.LEAVE_LAST),
+)
+
+
+@pytest.mark.parametrize("hook", Hook)
+def test_every_combination(hook: Hook) -> None:
+    for facts in itertools.product([False, True], repeat=3):
+        over, others, failed = facts
+        expected = next(
+            chosen
+            for *given, chosen in TABLE
+            if all(one in {"*", other} for one, other in zip(given, (hook, *facts), strict=True))
+        )
+        assert way(hook, main_over=over, others=others, failed=failed) is expected
