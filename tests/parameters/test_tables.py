@@ -357,9 +357,7 @@ def test_differences_from_existing_parameters_are_named(params: Parameters) -> N
     }.items():
         with pytest.raises(errors.InvalidArgumentError, match=what):
             Parameters({"user": spec, "fc": fc}, "params", optimizer=optim.Adagrad(0.5))
-    with pytest.raises(
-        errors.InvalidArgumentError, match=r"'user' table of .*, but float64"
-    ):
+    with pytest.raises(errors.InvalidArgumentError, match=r"'user' table of .*, but float64"):
         Parameters({"user": np.zeros(3), "fc": fc}, "params", optimizer=optim.Adagrad(0.5))
     with pytest.raises(errors.InvalidArgumentError, match="optimizer of table 'user' Adagrad"):
         Parameters({"user": SPEC, "fc": fc}, "params", optimizer=optim.SGD(0.5))
