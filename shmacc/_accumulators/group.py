@@ -5,7 +5,7 @@ from typing import Any
 
 from shmacc._accumulators import gradient_checks, results
 from shmacc._accumulators.accumulator import Accumulator
-from shmacc._accumulators.member_gradient import Member, MemberGradient
+from shmacc._accumulators.member_gradient import MemberGradient, MemberInput
 from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import layout
@@ -92,7 +92,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         # Whose answer is wanted even if an exception keeps it from the caller, and where to put it.
         self._awaited: tuple[int, Answer] | None = None
         self._members = {
-            spec.name: Member(number, spec) for number, spec in enumerate(self._spec.members)
+            spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
         }
 
     def _check_parameters(self, asked: AccumulatorSpec) -> None:
@@ -229,7 +229,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 raise error.of_member(name) from error.__cause__
         return members, count, weight
 
-    def _member(self, name: object) -> Member:
+    def _member(self, name: object) -> MemberInput:
         member = self._members.get(name) if isinstance(name, str) else None
         if member is None:
             known = ", ".join(map(repr, list(self._members)[:8]))

@@ -20,7 +20,7 @@ MemberGradient = tuple[Any, ...]
 None, values, row_counts or None, whether the indices ascend."""
 
 
-class Member:
+class MemberInput:
     """Checks a user's values for one member, and turns them into arguments of the extension.
 
     A single accumulator has one member. It passes plain gradients directly to the extension, which

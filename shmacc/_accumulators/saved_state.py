@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shmacc._accumulators import gradient_checks
-from shmacc._accumulators.member_gradient import Member, MemberGradient
+from shmacc._accumulators.member_gradient import MemberGradient, MemberInput
 from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import DensePartial, SparsePartial
 from shmacc._base.array_types import ValueArray
@@ -83,7 +83,7 @@ def from_arrays(
             number, spec = own[name]
             try:
                 partial = _partial(state, saved, spec)
-                members.append(Member(number, spec).partial(partial, count, weight))
+                members.append(MemberInput(number, spec).partial(partial, count, weight))
             except ShmaccError as error:
                 pass_on(error)
                 raise (error.of_member(name) if name else error) from error.__cause__

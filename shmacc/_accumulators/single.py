@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from shmacc._accumulators.accumulator import Accumulator
-from shmacc._accumulators.member_gradient import Member
+from shmacc._accumulators.member_gradient import MemberInput
 from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._base.array_types import Shape
 from shmacc._segment.options import Options
@@ -75,7 +75,7 @@ class ConditionalAccumulatorBase(Accumulator[_Taken_co, _Partial_co]):
     ) -> None:
         super()._examine(existing, own, asked)
         self._member_spec = self._spec.members[0]
-        self._member = Member(0, self._member_spec)
+        self._member = MemberInput(0, self._member_spec)
         self._dtype = self._member_spec.dtype
         self._plain_type = self._dtype.plain_type
         self._shape = self._member_spec.shape

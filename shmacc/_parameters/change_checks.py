@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from shmacc import _core
-from shmacc._accumulators.member_gradient import Member
+from shmacc._accumulators.member_gradient import MemberInput
 from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import DenseTaken, SparseTaken
 from shmacc._base.array_types import IndexArray, ValueArray
@@ -110,7 +110,7 @@ def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
         raise InvalidArgumentError(f"Array {array.name!r} is a number, and has no rows")
     what = f"The gradient of {array.noun} {array.name!r}"
     kind = "sparse" if rows else "dense"
-    member = Member(0, AccumulatedMember(array.name, kind, array.dtype, shape, "SUM"))
+    member = MemberInput(0, AccumulatedMember(array.name, kind, array.dtype, shape, "SUM"))
     try:
         _, _, _, indices, values, _, is_ascending = member.gradient(given, 1)
     except ShmaccError as error:
