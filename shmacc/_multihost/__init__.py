@@ -16,13 +16,13 @@ The parts
 A round
     1. Hosts report how many gradients their segments have. A chief asks for `required` of them.
     2. Once the counts reach that number, the owner makes a grant. It says on which hosts the shards
-       are. Every forwarder opens a round of its own segment: that seals the segment, also an empty
+       are. Every forwarder opens a round of its own segment: that holds the segment, also an empty
        one. The forwarder ships the sums to the shards, and then reports its batch: the count, the
        contributors, and which shards have a piece of it.
     3. Once all living hosts have reported their batches, the owner fixes these as the members of
        the round, and the chief has the shards add up exactly these. The block begins. (If enough
        gradients are there, the owner waits no longer than `grace` for hosts that have not even
-       sealed; a grant ends in any case after `expiry`.)
+       held; a grant ends in any case after `expiry`.)
     4. When the block ends, the owner moves the step on by one. Every forwarder consumes its
        segment's round, which moves the segment's step on and wakes its workers. If the block
        raises, every forwarder gives its segment's round up. The segments keep the gradients: the
@@ -57,7 +57,7 @@ Why nothing is lost, doubled or stale
 What dies, and what that costs
     worker     As with one host: its last gradient is in the segment wholly or not at all.
     forwarder  Its round in the segment ends: the segment accepts gradients again, and keeps those
-               that it has. The next incarnation seals, ships and reports again; reports of a lower
+               that it has. The next incarnation holds, ships and reports again; reports of a lower
                one are refused. Between an enrolment and the first report nobody knows what the
                segment has: until the host's lease ends, a grant waits for that report, and a failed
                grant is made again although other hosts have too few gradients. If the dead one's
@@ -67,7 +67,7 @@ What dies, and what that costs
                grant goes on without it, if it has no shard. What is in an open block stays there.
     shard      Dies with its host. A grant with a shard on a lost host ends at once. A chief
                that finds pieces missing says so. In both cases the owner makes another grant in
-               the same moment: hosts stay sealed, and ship to shards on hosts that live.
+               the same moment: hosts stay held, and ship to shards on hosts that live.
     chief      The queue forgets it after `chief_lease`. If it was in its block, nothing is
                consumed. Unlike on one host, a chief that was only stopped for that long has lost
                its round, too: the end of its block raises.
@@ -96,14 +96,14 @@ Void steps
     host's batch alone, since its other workers would wait for a step that does not come; keeping
     contributors' gradients apart, which would ship all of them instead of their sums.
 
-    Too few gradients after all. Hosts seal for a grant, and so refuse gradients; then others are
+    Too few gradients after all. Hosts hold for a grant, and so refuse gradients; then others are
     lost, and too few gradients are left. Workers whose gradients were refused wait for the next
     step. On one host they do so too, but there the round that they were too late for always comes.
     To find out whether any was refused, every host would have to record it for every grant; a void
     step is cheaper.
 
     In doubt, and nothing comes. In some cases nobody knows whether workers wait for the next step
-    in the same way: after the death of an owner, after a step that was set while hosts were sealed
+    in the same way: after the death of an owner, after a step that was set while hosts were held
     or that emptied a segment at its own step, and if a host is lost after a round was given up. If
     a chief then waits, too few gradients are there, and nothing has come for `chief_lease`, the
     step is void; once. A block that raises is no such case: its gradients are all kept.

@@ -13,7 +13,7 @@ from shmacc._multihost.messages import Batch, Death, Fence, Order, Report, Timin
 class Do(Enum):
     """What the driver must do; in brackets, the method to call when it is done."""
 
-    SEAL = auto()  # open a round of the segment, unless one is open; tell its content (`sealed`)
+    HOLD = auto()  # open a round of the segment, unless one is open; tell its content (`held`)
     SHIP = auto()  # send that content to the shards in pieces, for a grant (`shipped`)
     RELEASE = auto()  # give the segment's round up: nothing is consumed (`released`)
     CONSUME = auto()  # consume the segment's round, which moves its step on by one (`moved`)
@@ -40,10 +40,10 @@ class ForwarderCore:
         self._count = 0
         self._is_finished = False
         self._held = False
-        self._sealed_for: int | None = None  # the grant that the segment was last sealed for
-        self._unshipped: Batch | None = None  # sealed for that grant, and not shipped yet
+        self._held_for: int | None = None  # the grant that the segment was last held for
+        self._unshipped: Batch | None = None  # held for that grant, and not shipped yet
         self._batch: Batch | None = None  # shipped for that grant
-        self._seal_began = float("-inf")
+        self._hold_began = float("-inf")
         self._deaths: tuple[Death, ...] = ()  # noticed at this fence
         self._death_number = 0
         self._number = 0
@@ -58,8 +58,8 @@ class ForwarderCore:
     @property
     def has_answer_to_come(self) -> bool:
         """Whether a report will come soon: this ships for a grant that it has not answered."""
-        last = None if self._reported is None else self._reported.sealed_for
-        return self._unshipped is not None and self._sealed_for != last
+        last = None if self._reported is None else self._reported.held_for
+        return self._unshipped is not None and self._held_for != last
 
     @property
     def _pace(self) -> float:
@@ -114,8 +114,8 @@ class ForwarderCore:
         return (Do.FINISH, 0) if order.finished and not self._is_finished else None
 
     def _when_held(self, order: Order) -> Action | None:
-        if not self._held or order.grant not in {None, self._sealed_for}:
-            return Do.SEAL, 0
+        if not self._held or order.grant not in {None, self._held_for}:
+            return Do.HOLD, 0
         return None if self._unshipped is None or order.grant is None else (Do.SHIP, order.grant)
 
     def _next_move(self, order: Order) -> Action | None:
@@ -130,25 +130,25 @@ class ForwarderCore:
         elif (
             self._held
             and self._batch is not None
-            and order.consumed == self._sealed_for
+            and order.consumed == self._held_for
             and order.step == self._step + 1
         ):
             return Do.CONSUME, 0
         return Do.RESET, order.step
 
-    def sealed(self, content: Batch, began: float) -> None:
-        """Note that the segment is sealed, its content, and when sealing began."""
-        self._seal_began, self._held, self._count = began, True, content.count
+    def held(self, content: Batch, began: float) -> None:
+        """Note that the segment is held, its content, and when holding began."""
+        self._hold_began, self._held, self._count = began, True, content.count
         self._forget_grant()
         if self._order is None or self._order.grant is None:
             return
-        self._sealed_for, self._unshipped = self._order.grant, content
+        self._held_for, self._unshipped = self._order.grant, content
         if content.count == 0:
-            self.shipped(self._sealed_for)
+            self.shipped(self._held_for)
 
     def shipped(self, grant: int) -> None:
         """Note that the pieces have reached their shards."""
-        if self._unshipped is not None and grant == self._sealed_for:
+        if self._unshipped is not None and grant == self._held_for:
             self._batch, self._unshipped = self._unshipped, None
 
     def released(self) -> None:
@@ -176,7 +176,7 @@ class ForwarderCore:
         self.released()
 
     def _forget_grant(self) -> None:
-        self._sealed_for = self._unshipped = self._batch = None
+        self._held_for = self._unshipped = self._batch = None
 
     # Reports
 
@@ -194,9 +194,9 @@ class ForwarderCore:
             return self._reported_at + heartbeat
         if _told_at_once(report) != _told_at_once(last):
             return now
-        if report.sealed_for != last.sealed_for:
-            # If the pieces arrive soon, one report tells of both the seal and the batch.
-            answer = now if self._unshipped is None else self._seal_began + self._timing.grace / 4
+        if report.held_for != last.held_for:
+            # If the pieces arrive soon, one report tells of both the hold and the batch.
+            answer = now if self._unshipped is None else self._hold_began + self._timing.grace / 4
             return min(answer, self._reported_at + self._timing.patience(self._pace) / 4)
         slack = 1 if self._order is None else self._order.slack
         if report.count - last.count >= slack:
@@ -218,7 +218,7 @@ class ForwarderCore:
             fence=self.fence,
             step=self._step,
             count=self._count,
-            sealed_for=self._sealed_for,
+            held_for=self._held_for,
             batch=self._batch,
             deaths=self._deaths,
             pace=self._pace,

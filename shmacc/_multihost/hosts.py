@@ -73,8 +73,8 @@ class Host:
         return self.report.count if self.report and self.takes_part and self.is_at(fence) else 0
 
     def has_answered(self, grant: int) -> bool:
-        """Whether the host has sealed its segment for the grant; it may still be shipping."""
-        return not self.lost and self.report is not None and self.report.sealed_for == grant
+        """Whether the host holds its segment for the grant; it may still be shipping."""
+        return not self.lost and self.report is not None and self.report.held_for == grant
 
     def batch(self, grant: int) -> Batch | None:
         """Return the batch that the host has shipped for the grant."""
@@ -103,7 +103,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A demand that hosts seal their segments, ship what they have, and report it."""
+    """A demand that hosts hold their segments, ship what they have, and report it."""
 
     number: int
     since: float

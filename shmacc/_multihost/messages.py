@@ -78,7 +78,7 @@ class BatchKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The content of a segment when it was sealed, in numbers.
+    """The content of a segment when it was held, in numbers.
 
     Attributes:
         count: How many gradients.
@@ -123,8 +123,8 @@ class Report:
             started.
         step: The segment's step.
         count: How many gradients the segment has.
-        sealed_for: The grant that the segment is sealed for.
-        batch: The sealed content, once it has been shipped.
+        held_for: The grant that the segment is held for.
+        batch: The held content, once it has been shipped.
         deaths: All deaths that were noticed since the fence moved on.
         pace: The pace of the last order: the owner waits for the next report accordingly.
         term: The term of the last order, whichever owner gave it.
@@ -137,7 +137,7 @@ class Report:
     fence: Fence | None
     step: int
     count: int
-    sealed_for: int | None = None
+    held_for: int | None = None
     batch: Batch | None = None
     deaths: tuple[Death, ...] = ()
     pace: float = 1.0
@@ -157,7 +157,7 @@ class Order:
         refused: A later incarnation is known; this one must end.
         fence: The fence that the content must belong to.
         step: The step.
-        hold: Whether the segment must be sealed.
+        hold: Whether the segment must be held.
         finished: Whether the segment must be finished.
         grant: The grant to ship for; None: nothing is to be shipped.
         places: With a grant, the host of each shard.

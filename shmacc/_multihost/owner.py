@@ -59,7 +59,7 @@ class OwnerCore(Rounds):
         adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if host.report.fence != self.fence and host.report.step == self.step and not adopt:
             self._in_doubt = True  # its segment is emptied; its workers wait for a new step
-        sealed = self._grant is not None or self.block is not None
+        held = self._grant is not None or self.block is not None
         return Order(
             term=term,
             serial=self.serial,
@@ -67,8 +67,8 @@ class OwnerCore(Rounds):
             ready=True,
             fence=self.fence,
             step=self.step,
-            hold=sealed,
-            finished=self.finished and not sealed,
+            hold=held,
+            finished=self.finished and not held,
             grant=None if self._grant is None else self._grant.number,
             places=() if self._grant is None else self._grant.places,
             consumed=host.consumed,

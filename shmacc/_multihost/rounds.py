@@ -174,7 +174,7 @@ class Rounds:
     def _go_on(self, now: float) -> None:
         """Make another grant after one that led to no round, without a release in between.
 
-        If there are too few gradients now, those that the seal has refused would never come: the
+        If there are too few gradients now, those that the hold has refused would never come: the
         step is void. But if a forwarder has just started, nobody knows yet what its segment has:
         then a new grant waits for its first report.
         """

@@ -1,6 +1,6 @@
 """A host's segment, as its forwarder uses it: the actions of forwarder.py on an ordinary group.
 
-Sealing opens a round of the group: applies of its step are refused, and later ones wait. If the
+Holding it opens a round of the group: applies of its step are refused, and later ones wait. If the
 forwarder dies, the round ends, and nothing is consumed.
 """
 
@@ -18,7 +18,7 @@ from shmacc.errors import WorkerDiedError
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a sealed segment.
+    """The content of a held segment.
 
     Attributes:
         batch: The description that the owner gets.
@@ -53,7 +53,7 @@ class LocalSegment:
         self._round = 0
 
     @property
-    def is_sealed(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this object's round is open, so that the content does not change."""
         return self._round != 0
 
@@ -65,7 +65,7 @@ class LocalSegment:
             return error
         return None
 
-    def seal(self) -> Content:
+    def hold(self) -> Content:
         """Open a round, unless one is open; return a copy of its content. Consumes nothing."""
         taken = TakenRound(advance=False, seal=False, ends=self._ends)
         if self._round:

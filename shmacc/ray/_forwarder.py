@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SHARE = 0.02  # the pause between two looks at the segment, as a share of the idle time
 _SHORTEST, _LONGEST = 0.001, 0.1  # the bounds of that pause
-_SEALED = 0.02  # the pause while no gradient can come
+_HELD = 0.02  # the pause while no gradient can come
 _RESTING = 0.5  # after this idle time it reads only the count
 _AGAIN = 0.2  # seconds until a failed call is repeated
 
@@ -95,7 +95,7 @@ class Incarnation:
         self._fence: Fence | None = None  # the fence of the last order
         self._polls: list[Future[Order]] = []  # calls to the owner without an answer yet
         self._poll_from = 0.0
-        self._sealed: Content | None = None
+        self._held: Content | None = None
         self._shipping: Shipping | None = None
 
     def run(self) -> bool:
@@ -107,9 +107,9 @@ class Incarnation:
             while not self._shared.stopped.is_set():
                 now = time.monotonic()
                 before, count = count, self._group.num_accumulated()
-                quiet, sealed = now - changed, self._segment.is_sealed
-                pause = _SEALED if sealed else min(max(_SHORTEST, quiet * _SHARE), _LONGEST)
-                resting = sealed or quiet >= _RESTING
+                quiet, held = now - changed, self._segment.is_held
+                pause = _HELD if held else min(max(_SHORTEST, quiet * _SHARE), _LONGEST)
+                resting = held or quiet >= _RESTING
                 if resting and count == before and now < due and not answered:
                     answered = self._wait(min(pause, due - now))
                     continue
@@ -164,10 +164,10 @@ class Incarnation:
         core, segment = self._core, self._segment
         while (action := core.next_action()) is not None:
             match action:
-                case act.Do.SEAL, _:
+                case act.Do.HOLD, _:
                     began = time.monotonic()
-                    self._sealed = segment.seal()
-                    core.sealed(self._sealed.batch, began)
+                    self._held = segment.hold()
+                    core.held(self._held.batch, began)
                     self._count("seals")
                 case act.Do.SHIP, grant:
                     if self._shipping is None or self._shipping.key.grant != grant:
@@ -198,17 +198,17 @@ class Incarnation:
 
     def _ship(self, grant: int) -> None:
         fence = self._core.fence
-        if self._sealed is None or fence is None:
+        if self._held is None or fence is None:
             return
         key = BatchKey(self._host, self._incarnation, grant)
         self._places = self._core.places
         first = zlib.crc32(self._host.encode()) % len(self._places)
         # Each host begins with another shard: they do not all send to the same one first.
-        pieces = self._sealed.pieces
+        pieces = self._held.pieces
         shards = sorted(pieces, key=lambda shard: (shard - first) % len(self._places))
         in_turn = [(shard, pieces[shard]) for shard in shards]
         self._shipping = Shipping(fence, key, in_turn, self._stage, self._lost_shard)
-        self._sealed = None
+        self._held = None
         self._shipped()
 
     def _stage(

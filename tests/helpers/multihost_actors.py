@@ -90,8 +90,8 @@ class Host:
             match segment.next_action(core):
                 case None:
                     return
-                case Do.SEAL, _:
-                    core.sealed(segment.sealed(len(core.places)), self.world.now)
+                case Do.HOLD, _:
+                    core.held(segment.hold(len(core.places)), self.world.now)
                 case Do.SHIP, grant:
                     if grant not in self.shipping:
                         self.ship(core, grant)

@@ -42,8 +42,8 @@ class Table:
         while (action := segment.next_action(core)) is not None:
             done.append(action)
             match action:
-                case Do.SEAL, _:
-                    core.sealed(segment.sealed(), self.now)
+                case Do.HOLD, _:
+                    core.held(segment.hold(), self.now)
                 case Do.SHIP, grant:
                     core.shipped(grant)
                 case Do.STOP, _:

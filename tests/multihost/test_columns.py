@@ -41,7 +41,7 @@ def test_a_piece_of_many_members_is_four_buffers() -> None:
             for i, (name, spec) in enumerate(specs.items())
         }
         assert group.apply(gradient, 0, weight=3)
-        [piece] = LocalSegment(group, Plan(group.members, 1)).seal().pieces.values()
+        [piece] = LocalSegment(group, Plan(group.members, 1)).hold().pieces.values()
         assert len(buffers_of(group.look())) >= 1001
         assert len(buffers_of(piece)) == 4
         again: Piece = pickle.loads(pickle.dumps(piece))

@@ -31,14 +31,14 @@ def test_the_number_required_counts_gradients_of_all_hosts() -> None:
     assert opened.contributors.tolist() == [1, 2, 3, 4]
 
 
-def test_a_segment_without_gradients_is_sealed_too() -> None:
+def test_a_segment_without_gradients_is_held_too() -> None:
     """Else a gradient that comes after the grant would be accepted, and be in no round."""
     table = Table("a", "b")
     assert table.apply("a", 1)
     table.ask(1)
     table.hear()  # the grant is made, and both hosts have got it
     table.hear()
-    assert (act.Do.SEAL, 0) in table.act("b")
+    assert (act.Do.HOLD, 0) in table.act("b")
     assert table.apply("b", 2) is False
     table.settle()
     assert isinstance(table.ask(1), Opened)
@@ -134,7 +134,7 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
     table = with_a_gradient_each("a")
     opened = table.opened(1)
     table.owner.missing("t", table.now)
-    assert table.hosts["a"][1].held, "what it has is sealed for the next grant without a break"
+    assert table.hosts["a"][1].held, "what it has is held for the next grant without a break"
     assert isinstance(table.ask(1), Waiting)
     table.settle()
     again = table.ask(1)
@@ -197,7 +197,7 @@ def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it()
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
     assert table.steps == [1, 0]
-    assert table.apply("b", 9) is False, "it stays sealed"
+    assert table.apply("b", 9) is False, "it stays held"
     assert table.apply("a", 1)
     table.settle()
     opened = table.opened(1, "u")

@@ -45,16 +45,16 @@ def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
     assert core.report_due(table.now) == pytest.approx(table.now + TIMING.heartbeat)
 
 
-def test_one_report_says_that_a_segment_is_sealed_and_that_its_pieces_have_arrived() -> None:
+def test_one_report_says_that_a_segment_is_held_and_that_its_pieces_have_arrived() -> None:
     table = with_a_gradient_each("a")
     table.ask(1)
     table.hear()
     core, segment = table.hosts["a"]
     core.observe(segment.step, 1)
-    assert core.next_action() == (act.Do.SEAL, 0)
+    assert core.next_action() == (act.Do.HOLD, 0)
     assert core.report_due(table.now) > table.now
     began, table.now = table.now, table.now + 0.05
-    core.sealed(segment.sealed(), began)
+    core.held(segment.hold(), began)
     assert core.report_due(table.now) == began + TIMING.grace / 4, "slow pieces: before grace"
     assert core.has_answer_to_come
     ship = core.next_action()
@@ -72,9 +72,9 @@ def test_a_host_that_ships_is_heard_from_before_it_is_lost_however_long_the_grac
     core = ForwarderCore("a", 1, timing)
     core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
     core.observe(0, 1)
-    assert core.next_action() == (act.Do.SEAL, 0)
+    assert core.next_action() == (act.Do.HOLD, 0)
     core.report(5.0)
-    core.sealed(Batch(1, 1), 5.1)
+    core.held(Batch(1, 1), 5.1)
     assert core.report_due(5.1) == 5.0 + timing.lease / 4
 
 
@@ -85,7 +85,7 @@ def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
     table.hear("a")
     core, segment = table.hosts["a"]
     core.observe(segment.step, 1)
-    core.sealed(segment.sealed(), table.now)
+    core.held(segment.hold(), table.now)
     while core.report_due(table.now) > table.now:
         table.now += TIMING.grace / 16
     table.hear("a")

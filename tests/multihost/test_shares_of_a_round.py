@@ -46,7 +46,7 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
     gradient = values if kind == "dense" else {"a": ([3], [1]), "b": ([], [])}
     with HostGroup(specs) as group:
         assert group.apply(gradient, 0)
-        content = LocalSegment(group, plan).seal()
+        content = LocalSegment(group, plan).hold()
         expected = group.snapshot()
     opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), content.batch),))
     parts = {}
@@ -92,7 +92,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
         staged: list[dict[BatchKey, Piece]] = [{} for _ in range(shards)]
         members = []
         for number, segment in enumerate(segments):
-            content = segment.seal()
+            content = segment.hold()
             key = BatchKey(f"host{number}", 1, 1)
             members.append(Member(key, content.batch))
             for shard, piece in content.pieces.items():
@@ -125,7 +125,7 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
     with HostGroup(specs) as group:
         gradient = {"rows": (rows, np.ones((20_000, 16), np.float32)), "whole": np.ones(100_000)}
         assert group.apply(gradient, 0)
-        pieces = LocalSegment(group, Plan(group.members, 8)).seal().pieces
+        pieces = LocalSegment(group, Plan(group.members, 8)).hold().pieces
         sums = group.look()
     shipped = sum(len(pickle.dumps(piece)) for piece in pieces.values())
     assert set(pieces) == set(range(8))
@@ -139,7 +139,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
     def pieces_of(row: int) -> dict[int, Piece]:
         with HostGroup(members) as group:
             assert group.apply({"m": ([row], [6.0])}, 0)
-            return LocalSegment(group, plan).seal().pieces
+            return LocalSegment(group, plan).hold().pieces
 
     # For each shard a host with a row there.
     pieces = {BatchKey(str(row), 1, 1): pieces_of(row) for row in range(99)}
@@ -158,7 +158,7 @@ def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused() -> No
     with HostGroup({"m": shmacc.TensorSpec((2,), "float64")}) as group:
         plan = Plan(group.members, 1)
         assert group.apply({"m": np.ones(2)}, 0)
-        content = LocalSegment(group, plan).seal()
+        content = LocalSegment(group, plan).hold()
         opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), content.batch),))
         part = group.reduce(content.pieces.values(), Share.of(opened, 0))
     assert join(plan, {0: part}, opened)["m"].value.tolist() == [1.0, 1.0]
@@ -189,14 +189,14 @@ def value_of(content: Content, dtype: type[np.generic] = np.float64) -> Any:
     return value
 
 
-def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
+def test_a_held_segment_keeps_its_gradients_until_the_step_moves() -> None:
     with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
         segment = local(group)
-        assert segment.seal().batch == Batch(0, 0), "no shard is to wait for a piece"
-        assert not group.apply({"m": 1.0}, 0), "sealed, though it is empty"
+        assert segment.hold().batch == Batch(0, 0), "no shard is to wait for a piece"
+        assert not group.apply({"m": 1.0}, 0), "held, though it is empty"
         segment.release()
         assert group.apply({"m": 1.0}, 0, contributor=1)
-        first, again = segment.seal(), segment.seal()
+        first, again = segment.hold(), segment.hold()
         assert value_of(first) == value_of(again) == 1.0
         assert (
             first.batch == again.batch == Batch(1, 1, frozenset({1}), {"m": (1, 1)}, frozenset({0}))
@@ -204,9 +204,9 @@ def test_a_sealed_segment_keeps_its_gradients_until_the_step_moves() -> None:
         segment.reset(5)
         assert (group.global_step, group.num_accumulated()) == (5, 0)
         assert group.apply({"m": 7.0}, 5, contributor=1)
-        sealed = segment.seal()
-        assert value_of(sealed) == 7.0
-        assert sealed.batch == again.batch
+        held = segment.hold()
+        assert value_of(held) == 7.0
+        assert held.batch == again.batch
         segment.set_step(2)
         assert group.apply({"m": 1.0}, 2)
         assert group.num_accumulated() == 2
@@ -216,10 +216,10 @@ def test_a_reset_to_a_later_step_undoes_no_end_that_a_process_makes_meanwhile() 
     with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
         segment = local(group)
         assert group.apply({"m": 1.0}, 0)
-        segment.seal()
+        segment.hold()
         group.finish()
         segment.reset(5)
-        assert not segment.is_sealed
+        assert not segment.is_held
         assert (group.running, group.global_step, group.num_accumulated()) == (False, 5, 0)
         segment.reset(5)
         assert group.running, "begun anew"
@@ -232,15 +232,15 @@ def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
     ):
         assert group.apply({"m": 1.0}, 0)
         stopped, new = local(other), local(group)
-        stopped.seal()
-        assert new.seal().batch.count == 1
-        stopped.release()  # it wakes up when its seal is over
+        stopped.hold()
+        assert new.hold().batch.count == 1
+        stopped.release()  # it wakes up when its hold is over
         assert not group.apply({"m": 1.0}, 0)
         group.unlink()
 
 
 def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
-    """Two threads apply while a third seals, releases and consumes."""
+    """Two threads apply while a third holds, releases and consumes."""
     with HostGroup({"m": shmacc.TensorSpec((), "int64")}) as group:
         accepted = [0, 0]
 
@@ -253,7 +253,7 @@ def test_threads_of_one_process_neither_lose_nor_double_a_gradient() -> None:
             thread.start()
         segment, taken = local(group), 0
         while any(thread.is_alive() for thread in threads) or group.num_accumulated():
-            content = segment.seal()
+            content = segment.hold()
             count = content.batch.count
             if count % 2:
                 segment.release()

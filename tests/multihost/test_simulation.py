@@ -48,7 +48,7 @@ def test_a_job(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_hosts_without_gradients_ship_nothing_and_nobody_waits_for_it() -> None:
-    # One gradient of three is enough; the other hosts are often sealed before they have one.
+    # One gradient of three is enough; the other hosts are often held before they have one.
     scenario = dataclasses.replace(SMALL, hosts=3, workers=1, shards=3, need=1 / 3, limit=10.0)
     result = Job(scenario).run()
     assert min(entry.count for entry in result.rounds) == scenario.required == 1
@@ -120,7 +120,7 @@ def test_a_round_that_breaks_a_promise_is_found(
     ledger, key = Ledger(required=2), BatchKey("host", 1, 1)
     ledger.consumed[7] = 4
     ledger.shipped[key] = [Gradient(*each) for each in gradients]
-    batch = Segment(5, list(ledger.shipped[key])).sealed()
+    batch = Segment(5, list(ledger.shipped[key])).hold()
     opened = Opened(Fence(1, 0), 5, (Member(key, dataclasses.replace(batch, **wrong)),))
     with pytest.raises(BrokenPromiseError, match=fault):
         ledger.consume(opened, 5)

@@ -23,7 +23,7 @@ def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
     assert table.opened(1).contributors.tolist() == [1]
 
 
-@pytest.mark.parametrize("dies", ["before", "granted", "sealed", "shipped", "missing"])
+@pytest.mark.parametrize("dies", ["before", "granted", "held", "shipped", "missing"])
 def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: str) -> None:
     """Without its segment the others have too few gradients, but no step is void."""
     table = with_a_gradient_each("a", "b")
@@ -32,7 +32,7 @@ def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: st
         table.ask(2)
     if dies == "granted":
         table.settle("b")
-    elif dies == "sealed":
+    elif dies == "held":
         table.hear("a")
         table.act("a")
     elif dies in {"shipped", "missing"}:

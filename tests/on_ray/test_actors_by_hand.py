@@ -104,7 +104,7 @@ class _Shard:
         with HostGroup(self.plan.members) as group:
             rows = ([], np.empty((0, 1))) if row is None else ([row], [[1.0]])
             assert group.apply({"m": rows}, 0, weight=weight)
-            content = LocalSegment(group, self.plan).seal()
+            content = LocalSegment(group, self.plan).hold()
         for shard, piece in content.pieces.items():
             ray.get(self.actor.stage.remote(shard, fence, key, piece))
         return Member(key, content.batch)

@@ -53,7 +53,7 @@ class Host:
         self._life += 1
         self._processor = Processor(world.clock)
         self.segment = Segment()
-        self._sealing = False
+        self._holding = False
         self._shipping: _Pieces | None = None
         self._calls = 0  # calls to the owner without an answer yet
         self._serial = -1  # number of the last order
@@ -121,10 +121,10 @@ class Host:
     def _drive(self) -> None:
         """Do what the core asks for, and report."""
         core, clock = self.core, self._world.clock
-        if core is None or self._sealing:
+        if core is None or self._holding:
             return
         self._act(core)
-        if self._sealing or core is not self.core:
+        if self._holding or core is not self.core:
             return
         due = core.report_due(clock.now)
         if due <= clock.now or not (self._calls or core.has_answer_to_come):
@@ -149,8 +149,8 @@ class Host:
         segment = self.segment
         while (action := segment.next_action(core)) is not None:
             match action:
-                case Do.SEAL, _:
-                    self._world.clock.start(self._seal(core))
+                case Do.HOLD, _:
+                    self._world.clock.start(self._hold(core))
                     return
                 case Do.SHIP, grant:
                     if self._shipping is None or self._shipping.key.grant != grant:
@@ -164,18 +164,18 @@ class Host:
                 self._world.ledger.emptied(content)
             self._follow()
 
-    def _seal(self, core: ForwarderCore) -> Steps[None]:
+    def _hold(self, core: ForwarderCore) -> Steps[None]:
         """Copy the segment's content, which keeps the thread busy. Any rows go to all shards."""
-        batch = self.segment.sealed()
+        batch = self.segment.hold()
         if batch.count:  # the core does not ship a batch without gradients
             batch = dataclasses.replace(batch, shards=frozenset(range(len(core.places))))
-        self._sealing = True
+        self._holding = True
         began = self._world.clock.now
         scenario = self._world.scenario
-        yield self._processor.done(scenario.shipped(batch.count) / self._world.rates.seal)
+        yield self._processor.done(scenario.shipped(batch.count) / self._world.rates.hold)
         if core is self.core:
-            self._sealing = False
-            core.sealed(batch, began)
+            self._holding = False
+            core.held(batch, began)
             self._drive()
 
     def _ship(self, core: ForwarderCore, grant: int) -> None:

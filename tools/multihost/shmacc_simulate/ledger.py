@@ -55,7 +55,7 @@ class Segment:
     def _contributors(self) -> frozenset[int]:
         return frozenset(g.contributor for g in self.content if g.contributor is not None)
 
-    def sealed(self, shards: int = 1) -> Batch:
+    def hold(self, shards: int = 1) -> Batch:
         """Hold the segment; return its batch. A gradient's rows are all at one shard."""
         self.held = True
         weight = sum(gradient.weight for gradient in self.content)

@@ -17,7 +17,7 @@ SMALL_BYTES = 300  # a report, an order, a call without rows; each contributor a
 class Rates:
     """Bytes of rows that one process handles in a second."""
 
-    seal: float  # a forwarder copies its segment's rows, divided among the shards
+    hold: float  # a forwarder copies its segment's rows, divided among the shards
     reduce: float  # a shard adds up pieces: bytes that come in
     join: float  # a chief puts parts together: bytes of the mean
 
@@ -43,8 +43,8 @@ MEASURED: Final = Machine(
     latency=0.0,
     call=0.13e-3,
     owner_call=1 / 870,
-    sparse=Rates(seal=7.1e9, reduce=6.3e9, join=8.0e9),
-    dense=Rates(seal=1.37e10, reduce=8.7e9, join=1.0e10),
+    sparse=Rates(hold=7.1e9, reduce=6.3e9, join=8.0e9),
+    dense=Rates(hold=1.37e10, reduce=8.7e9, join=1.0e10),
 )
 
 # The same software on hosts of their own, with NICs of 25 Gb/s.
@@ -105,7 +105,7 @@ class Result:
     gigabytes: float  # sent between hosts in a round, in large messages
     messages: float  # sent between hosts in a round
     gradients: float  # in a round
-    late: float  # share of the gradients that segments refused: their step was over or sealed
+    late: float  # share of the gradients that segments refused: their step was over or held
     lost: float  # share of the accepted gradients that got into no round
     died: int  # deaths of hosts
     regrants: int  # grants that came to nothing, and blocks whose shards had lost pieces
