@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, Member, Report, Timing
+from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, HostBatch, Report, Timing
 
 NUMBER_BITS = 32
 """Incarnations and grants are numbered from term << NUMBER_BITS on: no two owners have the same."""
@@ -245,10 +245,10 @@ class Hosts:
             and (host.report is None or host.heard < now - timing.patience(host.report.pace))
         ]
 
-    def members(self, grant: int) -> tuple[Member, ...]:
+    def members(self, grant: int) -> tuple[HostBatch, ...]:
         """Return the batches that were shipped for a grant, by host."""
         return tuple(
-            Member(BatchKey(host.name, host.incarnation, grant), batch)
+            HostBatch(BatchKey(host.name, host.incarnation, grant), batch)
             for host in sorted(self, key=lambda host: host.name)
             if (batch := host.batch(grant)) is not None
         )
@@ -258,7 +258,7 @@ class Hosts:
         self._term = term
         self.consumed(())
 
-    def consumed(self, members: Iterable[Member]) -> None:
+    def consumed(self, members: Iterable[HostBatch]) -> None:
         """Note which batches the last round consumed."""
         grants = {(key.host, key.incarnation): key.grant for key, _ in members}
         for host in self:
@@ -277,7 +277,7 @@ class Hosts:
         host.deaths = 0
 
 
-def two_with_one_contributor(members: Iterable[Member]) -> tuple[int, BatchKey, BatchKey] | None:
+def two_with_one_contributor(members: Iterable[HostBatch]) -> tuple[int, BatchKey, BatchKey] | None:
     """Return the lowest contributor that is in two batches, and the keys of these batches."""
     seen: dict[int, BatchKey] = {}
     found = []

@@ -184,7 +184,7 @@ class Order:
     pace: float = 1.0
 
 
-class Member(NamedTuple):
+class HostBatch(NamedTuple):
     """A batch that is in a round."""
 
     key: BatchKey
@@ -197,7 +197,7 @@ class Opened:
 
     fence: Fence
     step: int
-    members: tuple[Member, ...]
+    members: tuple[HostBatch, ...]
     places: tuple[str, ...] = ()
 
     @property

@@ -20,7 +20,7 @@ import logging
 from dataclasses import dataclass
 
 from shmacc._multihost.hosts import NUMBER_BITS, Grant, Hosts, two_with_one_contributor
-from shmacc._multihost.messages import Conflict, Fence, Loss, Member, Opened, Timing
+from shmacc._multihost.messages import Conflict, Fence, HostBatch, Loss, Opened, Timing
 from shmacc._multihost.wait_queue import WaitQueue
 
 _logger = logging.getLogger("shmacc")
@@ -217,7 +217,7 @@ class Rounds:
         self._in_doubt |= self._granted
         self.block = self._grant = None
 
-    def _move(self, step: int, consumed: tuple[Member, ...] = ()) -> None:
+    def _move(self, step: int, consumed: tuple[HostBatch, ...] = ()) -> None:
         """Move the step and the fence on: no gradient that was accepted before counts any more."""
         self.fence = Fence(self.fence.term, self.fence.number + 1)
         self.step = step
