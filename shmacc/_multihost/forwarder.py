@@ -51,9 +51,9 @@ class ForwarderCore:
         self._reported: Report | None = None
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def shard_hosts(self) -> tuple[str, ...]:
         """The host of each shard, as the last order says; empty: there is nothing to ship."""
-        return () if self._order is None else self._order.places
+        return () if self._order is None else self._order.shard_hosts
 
     @property
     def has_answer_to_come(self) -> bool:

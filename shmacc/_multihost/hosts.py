@@ -107,7 +107,7 @@ class Grant:
 
     number: int
     since: float
-    places: tuple[str, ...]
+    shard_hosts: tuple[str, ...]
 
     def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
         """Return the hosts that have not shipped for this grant.
@@ -208,7 +208,7 @@ class Hosts:
             host.unfed -= silent
         return bool(waited)
 
-    def places(self, shards: int) -> tuple[str, ...]:
+    def shard_hosts(self, shards: int) -> tuple[str, ...]:
         """Return a host for each shard: hosts that take part get about equally many shards."""
         names = sorted(host.name for host in self if host.takes_part)
         return tuple(names[shard % len(names)] for shard in range(shards))

@@ -160,7 +160,7 @@ class Order:
         hold: Whether the segment must be held.
         finished: Whether the segment must be finished.
         grant: The grant to ship for; None: nothing is to be shipped.
-        places: With a grant, the host of each shard.
+        shard_hosts: With a grant, the host of each shard.
         consumed: The grant of the host's batch in the last round; None: it had no batch there.
         adopt: Whether content of an earlier forwarder or owner counts as content of this fence.
         slack: By how much the count must have grown to be worth a report at once.
@@ -177,7 +177,7 @@ class Order:
     hold: bool = False
     finished: bool = False
     grant: int | None = None
-    places: tuple[str, ...] = ()
+    shard_hosts: tuple[str, ...] = ()
     consumed: int | None = None
     adopt: bool = False
     slack: int = 1
@@ -198,7 +198,7 @@ class Opened:
     fence: Fence
     step: int
     members: tuple[HostBatch, ...]
-    places: tuple[str, ...] = ()
+    shard_hosts: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:

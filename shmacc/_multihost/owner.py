@@ -70,7 +70,7 @@ class OwnerCore(Rounds):
             hold=held,
             finished=self.finished and not held,
             grant=None if self._grant is None else self._grant.number,
-            places=() if self._grant is None else self._grant.places,
+            shard_hosts=() if self._grant is None else self._grant.shard_hosts,
             consumed=host.consumed,
             adopt=adopt,
             slack=self._slack(),

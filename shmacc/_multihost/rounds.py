@@ -146,7 +146,7 @@ class Rounds:
         self.counters.grants += 1
         self._last_grant += 1
         self._granted = True
-        self._grant = Grant(self._last_grant, now, self._hosts.places(self._shards))
+        self._grant = Grant(self._last_grant, now, self._hosts.shard_hosts(self._shards))
         self._changed()
         self._close_grant(self._grant, now)
 
@@ -155,7 +155,7 @@ class Rounds:
         members = self._hosts.members(grant.number)
         head = self._queue.head
         enough = head is not None and sum(m.batch.count for m in members) >= head.required
-        cut = not self.lost.isdisjoint(grant.places)  # some of its shards get no pieces
+        cut = not self.lost.isdisjoint(grant.shard_hosts)  # some of its shards get no pieces
         if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
             return
         self._grant = None
@@ -164,7 +164,7 @@ class Rounds:
             if (found := two_with_one_contributor(members)) is not None:
                 self._void_for(Conflict(found[0], (found[1].host, found[2].host)))
                 return
-            self.block = Opened(self.fence, self.step, members, grant.places)
+            self.block = Opened(self.fence, self.step, members, grant.shard_hosts)
             self._opening, self._last_required = self.serial, head.required
             self._block_ticket = head.name
         else:

@@ -88,7 +88,7 @@ class Incarnation:
         self._owner: Any = owner  # None: it has died, and no chief has made another one
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
-        self._places: tuple[str, ...] = ()  # the shards' nodes when the last shipping began
+        self._shard_hosts: tuple[str, ...] = ()  # the shards' nodes when the last shipping began
         self._core = ForwarderCore(self._host, self._incarnation, config.timing)
         self._segment = LocalSegment(group, Plan(config.members, config.shards))
         self._serial = -1
@@ -201,11 +201,11 @@ class Incarnation:
         if self._held is None or fence is None:
             return
         key = BatchKey(self._host, self._incarnation, grant)
-        self._places = self._core.places
-        first = zlib.crc32(self._host.encode()) % len(self._places)
+        self._shard_hosts = self._core.shard_hosts
+        first = zlib.crc32(self._host.encode()) % len(self._shard_hosts)
         # Each host begins with another shard: they do not all send to the same one first.
         pieces = self._held.pieces
-        shards = sorted(pieces, key=lambda shard: (shard - first) % len(self._places))
+        shards = sorted(pieces, key=lambda shard: (shard - first) % len(self._shard_hosts))
         in_turn = [(shard, pieces[shard]) for shard in shards]
         self._shipping = Shipping(fence, key, in_turn, self._stage, self._lost_shard)
         self._held = None
@@ -215,7 +215,7 @@ class Incarnation:
         self, shard: int, fence: Fence, key: BatchKey, piece: Piece
     ) -> "Future[None] | None":
         """Send a shard a piece; None: its node has no actor now."""
-        place = self._places[shard]
+        place = self._shard_hosts[shard]
         if place == self._host:
             return self._wakes(self._shared.here.keep(shard, fence, key, piece))
         if place not in self._peers:
@@ -226,7 +226,7 @@ class Incarnation:
         return self._call(self._peers[place].stage, shard, fence, key, piece)
 
     def _lost_shard(self, shard: int) -> None:
-        self._peers.pop(self._places[shard], None)
+        self._peers.pop(self._shard_hosts[shard], None)
 
     def _shipped(self) -> None:
         """Tell the core once all pieces have arrived; send those for lost shards again."""

@@ -214,7 +214,7 @@ class Shard:
             round has the same gradients.
         """
         call = self._actor.run.remote(self.number, self._opened, function, args)
-        node, heard = self._opened.places[self.number], time.monotonic()
+        node, heard = self._opened.shard_hosts[self.number], time.monotonic()
         while not ray.wait([call], timeout=until_asked())[0]:
             if node not in self._lost():  # a function that keeps the GIL stops the node's heartbeat
                 heard = time.monotonic()

@@ -159,8 +159,8 @@ class Round(_core.GeneratorBlock[_Result]):
 
     def _fetch(self, opened: Opened, until: float) -> Any:
         """Have the shards add up the round; return the result."""
-        numbers = [number for number in range(len(opened.places)) if opened.of_shard(number)]
-        found = {number: self._link.host(opened.places[number]) for number in numbers}
+        numbers = [number for number in range(len(opened.shard_hosts)) if opened.of_shard(number)]
+        found = {number: self._link.host(opened.shard_hosts[number]) for number in numbers}
         actors = {number: actor for number, actor in found.items() if actor is not None}
         if len(actors) < len(found):
             raise _IncompleteError
@@ -212,7 +212,7 @@ class _Answers:
             if not ended:
                 lost = self._link.lost(max(self._until, time.monotonic() + ANSWER))
                 for call, number in list(waiting.items()):
-                    if self._opened.places[number] in lost:
+                    if self._opened.shard_hosts[number] in lost:
                         self._has_all = False
                         del waiting[call]
         if not self._has_all:
@@ -222,7 +222,7 @@ class _Answers:
         try:
             found = call.result()
         except LOST:
-            self._link.lost_host(self._opened.places[number])
+            self._link.lost_host(self._opened.shard_hosts[number])
             found = Missing()
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
@@ -232,7 +232,7 @@ class _Answers:
         return found if found is not None else ()
 
     def _no_answer(self, shards: list[int]) -> DeadlineExceededError:
-        where = ", ".join(f"{n} on node {self._opened.places[n]}" for n in shards)
+        where = ", ".join(f"{n} on node {self._opened.shard_hosts[n]}" for n in shards)
         return DeadlineExceededError(
             f"Shards {', '.join(map(str, shards))} of {self._link.config.name!r} have not "
             f"answered: they are stopped, or cut off: {where}"

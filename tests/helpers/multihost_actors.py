@@ -91,7 +91,7 @@ class Host:
                 case None:
                     return
                 case Do.HOLD, _:
-                    core.held(segment.hold(len(core.places)), self.world.now)
+                    core.held(segment.hold(len(core.shard_hosts)), self.world.now)
                 case Do.SHIP, grant:
                     if grant not in self.shipping:
                         self.ship(core, grant)
@@ -109,10 +109,10 @@ class Host:
         key = BatchKey(self.name, self.incarnation, grant)
         fence = core.fence
         assert fence is not None
-        places = [world.host(name) for name in core.places]
+        shard_hosts = [world.host(name) for name in core.shard_hosts]
         pieces: dict[int, list[Gradient]] = {}
         for gradient in self.segment.content:
-            pieces.setdefault(gradient.identity % len(places), []).append(gradient)
+            pieces.setdefault(gradient.identity % len(shard_hosts), []).append(gradient)
         world.ledger.shipped[key] = list(self.segment.content)
         wanted = set(pieces)
 
@@ -123,8 +123,8 @@ class Host:
             world.after(0.3, lambda: attempt(shard))
 
         def stage(shard: int) -> None:
-            if places[shard].reachable:
-                places[shard].shards[shard].stage(fence, key, pieces[shard])
+            if shard_hosts[shard].reachable:
+                shard_hosts[shard].shards[shard].stage(fence, key, pieces[shard])
                 world.send(lambda: acknowledged(shard), self)
 
         def acknowledged(shard: int) -> None:
@@ -242,7 +242,7 @@ class Chief:
         world = self.world
         got: list[Gradient] = []
         lost = False
-        for number, place in enumerate(opened.places):
+        for number, place in enumerate(opened.shard_hosts):
             keys = opened.of_shard(number)
             if not (keys and world.host(place).reachable):
                 if keys and place not in world.owner.lost:

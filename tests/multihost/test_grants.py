@@ -201,7 +201,7 @@ def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it()
     assert table.apply("a", 1)
     table.settle()
     opened = table.opened(1, "u")
-    assert (opened.places, opened.contributors.tolist()) == (("a",), [1])
+    assert (opened.shard_hosts, opened.contributors.tolist()) == (("a",), [1])
     assert table.owner.leave("u", table.now, consume=True)
     table.owner.gate("b", "others", table.now, closed=True)
     table.owner.gate("b", "arrays", table.now, closed=False)
@@ -217,7 +217,7 @@ def test_a_lost_host_with_a_shard_ends_the_grant_and_the_next_one_has_it_elsewhe
     table = with_a_gradient_each("a", "b", "c", shards=2)
     table.ask(2)
     table.hear()
-    assert table.hosts["a"][0].places == ("a", "b")
+    assert table.hosts["a"][0].shard_hosts == ("a", "b")
     # No host can ship to b, which is dead.
     for _ in range(15):
         table.pass_time(0.1, "a", "c")
@@ -225,7 +225,7 @@ def test_a_lost_host_with_a_shard_ends_the_grant_and_the_next_one_has_it_elsewhe
     assert table.owner.lost == {"b"}
     assert table.owner.counters.withdrawn == 1
     opened = table.opened(2, "t", "a", "c")
-    assert opened.places == ("a", "c")
+    assert opened.shard_hosts == ("a", "c")
     assert opened.contributors.tolist() == [1, 3]
 
 
@@ -233,18 +233,18 @@ def test_each_grant_has_the_shards_on_hosts_that_report() -> None:
     """A loss or a new host changes the shards at the next grant; all pieces get new names."""
     table = with_a_gradient_each("a", "b", "c", shards=2)
     first = table.opened(3)
-    assert first.places == ("a", "b")
+    assert first.shard_hosts == ("a", "b")
     assert table.owner.leave("t", table.now, consume=False) is False
     table.pass_time(TIMING.lease + 0.2, "b", "c")  # a, where pieces are, is lost
     again = table.opened(2, "u", "b", "c")
-    assert again.places == ("b", "c")
+    assert again.shard_hosts == ("b", "c")
     assert not {member.key for member in first.members} & {member.key for member in again.members}
     assert again.contributors.tolist() == [2, 3], "what a had itself is out of reach"
     # a was only cut off, and comes back with its gradients; it gets a shard again.
     assert table.owner.leave("u", table.now, consume=False) is False
     table.settle()
     whole = table.opened(3, "v")
-    assert whole.places == ("a", "b")
+    assert whole.shard_hosts == ("a", "b")
     assert whole.contributors.tolist() == [1, 2, 3]
 
 
@@ -254,4 +254,4 @@ def test_there_may_be_more_shards_than_hosts() -> None:
     for host in "ab":
         table.add(host, table.hosts[host][1])
     table.settle("a", "b")
-    assert table.opened(2).places == ("a", "b", "a", "b", "a")
+    assert table.opened(2).shard_hosts == ("a", "b", "a", "b", "a")

@@ -73,7 +73,7 @@ class Chief:
     def _fetch(self, opened: Opened) -> None:
         scenario = self._world.scenario
         mean = scenario.shipped(opened.count) if scenario.whole else 0.0
-        numbers = [n for n in range(len(opened.places)) if opened.of_shard(n)]
+        numbers = [n for n in range(len(opened.shard_hosts)) if opened.of_shard(n)]
         fetch = _Fetch(opened, mean, set(numbers))
         for number in numbers:
             self._world.clock.start(self._call(fetch, number, mean / len(numbers)))
@@ -81,7 +81,7 @@ class Chief:
     def _call(self, fetch: _Fetch, number: int, size: float) -> Steps[None]:
         """Call a shard until it answers, or the owner says that its host is lost."""
         world, network = self._world, self._world.network
-        place = fetch.opened.places[number]
+        place = fetch.opened.shard_hosts[number]
         shard = world.shard(place, number)
         while shard is None and place not in self._owner.core.lost:
             yield world.clock.now + world.scenario.machine.retry

@@ -25,7 +25,7 @@ class _Pieces:
     key: BatchKey
     fence: Fence
     size: float  # bytes of each
-    places: tuple[str, ...]
+    shard_hosts: tuple[str, ...]
     wanted: set[int]  # shards that have not answered
 
 
@@ -168,7 +168,7 @@ class Host:
         """Copy the segment's content, which keeps the thread busy. Any rows go to all shards."""
         batch = self.segment.hold()
         if batch.count:  # the core does not ship a batch without gradients
-            batch = dataclasses.replace(batch, shards=frozenset(range(len(core.places))))
+            batch = dataclasses.replace(batch, shards=frozenset(range(len(core.shard_hosts))))
         self._holding = True
         began = self._world.clock.now
         scenario = self._world.scenario
@@ -184,10 +184,10 @@ class Host:
         if fence is None:
             raise RuntimeError("A segment of no fence was to be shipped")
         key = BatchKey(self.name, self.incarnation, grant)
-        content, shards = tuple(self.segment.content), len(core.places)
+        content, shards = tuple(self.segment.content), len(core.shard_hosts)
         self._world.ledger.shipped[key] = content
         size = self._world.scenario.shipped(len(content)) / shards
-        self._shipping = _Pieces(key, fence, size, core.places, set(range(shards)))
+        self._shipping = _Pieces(key, fence, size, core.shard_hosts, set(range(shards)))
         for number in range(shards):
             steps = self._send(self._shipping, (self.number + number) % shards)
             self._world.clock.start(steps)
@@ -196,7 +196,7 @@ class Host:
         """Send a piece until its shard has answered. A call to a lost shard fails."""
         world, network = self._world, self._world.network
         while self._shipping is pieces:
-            shard = world.shard(pieces.places[number], number)
+            shard = world.shard(pieces.shard_hosts[number], number)
             if shard is not None:
                 ready = self._processor.done(world.scenario.machine.call)
                 yield from network.large(self.number, shard.at, pieces.size, ready)
