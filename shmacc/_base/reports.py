@@ -49,7 +49,7 @@ class Config(TypedDict):
     members: list[MemberConfig]
 
 
-class TableConfig(Config):
+class LaneMemberConfig(Config):
     """A configuration as a view reports it; `reduction` is the viewed member's."""
 
     member: str
@@ -145,7 +145,7 @@ class Compared(TypedDict):
     possible: int  # weight of all gradients
 
 
-class TableState(Totals, Table):
+class LaneMemberState(Totals, LaneMember):
     """The state that a view reports, of the segment and of the viewed table."""
 
     leftovers: int
@@ -156,7 +156,7 @@ class TableState(Totals, Table):
     all_reserved: int
 
 
-class ObservedState(TableState, State):
+class ObservedState(LaneMemberState, State):
     """A view's state, with the living processes as an inspecting process sees them."""
 
 

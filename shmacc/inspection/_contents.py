@@ -14,7 +14,7 @@ import numpy as np
 from shmacc import _core
 from shmacc._base import layout
 from shmacc._base.array_types import IndexArray, ValueArray
-from shmacc._base.reports import TableState
+from shmacc._base.reports import LaneMemberState
 from shmacc._values import dtypes
 from shmacc.errors import DataLossError, InvalidArgumentError, ShmaccError
 from shmacc.inspection._listing import open_view, resolve, tables
@@ -124,7 +124,7 @@ def summarise_values(name: str) -> ValueSummary:
     return _together(found)
 
 
-def _look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tuple[_T, bool]:
+def _look_still(view: _core.SegmentView, look: Callable[[LaneMemberState], _T]) -> tuple[_T, bool]:
     """Return the result of `look`, repeated a few times if the segment changed meanwhile.
 
     Bytes are copied out without the lock; the copy is consistent only if the committed state was
@@ -148,7 +148,7 @@ def _look_still(view: _core.SegmentView, look: Callable[[TableState], _T]) -> tu
     return look({**view.state(), "undo_records": 0}), False
 
 
-def _is_still(before: TableState, after: TableState) -> bool:
+def _is_still(before: LaneMemberState, after: LaneMemberState) -> bool:
     return all(before[mark] == after[mark] for mark in _MARKS)
 
 
@@ -177,13 +177,13 @@ def _together(parts: Iterable[ValueSummary]) -> ValueSummary:
 
 
 def _summary_of_table(
-    view: _core.SegmentView, state: TableState, dtype: dtypes.DType
+    view: _core.SegmentView, state: LaneMemberState, dtype: dtypes.DType
 ) -> ValueSummary:
     return _together(map(_summary, _pieces(view, state, dtype)))
 
 
 def _pieces(
-    view: _core.SegmentView, state: TableState, dtype: dtypes.DType
+    view: _core.SegmentView, state: LaneMemberState, dtype: dtypes.DType
 ) -> Iterator[ValueArray]:
     """Yield the committed sums of a table, piece by piece."""
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
@@ -218,7 +218,9 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
     return numbers
 
 
-def _committed_slots(view: _core.SegmentView, state: TableState) -> tuple[IndexArray, IndexArray]:
+def _committed_slots(
+    view: _core.SegmentView, state: LaneMemberState
+) -> tuple[IndexArray, IndexArray]:
     rows, contributions = _read_slots(view, state["rows"])
     undo = _read_undo(view, state)
     rows[undo.overwritten] = undo.numbers
@@ -259,7 +261,7 @@ class _Undo:
     start: int = 0
 
 
-def _read_undo(view: _core.SegmentView, state: TableState) -> _Undo:
+def _read_undo(view: _core.SegmentView, state: LaneMemberState) -> _Undo:
     """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
 
     This reads what `put_back` (lane.hpp) puts back, but changes nothing. An apply saves rows and

@@ -9,7 +9,7 @@ from typing import Final
 from shmacc import _core
 from shmacc._base import layout
 from shmacc._base.names import SegmentName
-from shmacc._base.reports import Compared, TableState
+from shmacc._base.reports import Compared, LaneMemberState
 from shmacc.inspection._cleanup import owners_only
 from shmacc.inspection._findings import Finding, Severity, note, wrong
 from shmacc.inspection._listing import open_view, resolve, tables
@@ -174,7 +174,7 @@ def _of_counts(seen: Compared) -> Iterator[str]:
         yield f"a row's count is not between 1 and its gradients' weight, {possible}"
 
 
-def _of_shape(view: _core.SegmentView, state: TableState) -> Iterator[str]:
+def _of_shape(view: _core.SegmentView, state: LaneMemberState) -> Iterator[str]:
     declared, of_round = view.config()["declared"], state["round_shape"]
     if declared is None or of_round is None:
         return

@@ -10,7 +10,7 @@ from typing import Any
 from shmacc import _core
 from shmacc._base import layout, names
 from shmacc._base.names import SegmentName
-from shmacc._base.reports import MemberConfig, TableConfig
+from shmacc._base.reports import LaneMemberConfig, MemberConfig
 from shmacc._base.shown import shown
 from shmacc._segment import removal
 from shmacc._segment.removal import UnfinishedError
@@ -68,7 +68,7 @@ def open_view(name: SegmentName) -> Iterator[_core.SegmentView]:
 
 
 def tables(
-    view: _core.SegmentView, config: TableConfig
+    view: _core.SegmentView, config: LaneMemberConfig
 ) -> Iterator[tuple[_core.SegmentView, MemberConfig]]:
     """Yield a view of each table with contents, and its member's configuration."""
     members = config["members"]

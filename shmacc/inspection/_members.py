@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shmacc._base import dtype_names, layout
 from shmacc._base.names import SegmentName
-from shmacc._base.reports import Config, MemberConfig, Table
+from shmacc._base.reports import Config, LaneMember, MemberConfig
 from shmacc._base.signals import pass_on
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._observation import Observation
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def tables_of(seen: Observation, member: int) -> list[Table]:
+def tables_of(seen: Observation, member: int) -> list[LaneMember]:
     """Return each lane's table of a member; `member` after the last one: the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
@@ -57,12 +57,12 @@ def members_of(name: SegmentName, seen: Observation) -> tuple[MemberDescription,
     return tuple(found)
 
 
-def rows_by_id(state: Table) -> int | None:
+def rows_by_id(state: LaneMember) -> int | None:
     """Return how many rows a table of parameters has; None for other tables."""
     return None if state["by_id"] is None else state["by_id"]["rows"]
 
 
-def _of_table(member: MemberConfig, states: list[Table]) -> dict[str, Any]:
+def _of_table(member: MemberConfig, states: list[LaneMember]) -> dict[str, Any]:
     """Return the part of the description that only tables of parameters have."""
     by_id = states[0]["by_id"]
     if by_id is None or member["table"] is None:
@@ -118,7 +118,7 @@ def _integer(seen: Observation, number: int, dtype: str) -> int | None:
     return int.from_bytes(raw, sys.byteorder, signed="uint" not in dtype)
 
 
-def bytes_of(config: Config, member: MemberConfig, state: Table) -> int:
+def bytes_of(config: Config, member: MemberConfig, state: LaneMember) -> int:
     """Return the bytes of a member's sums in a lane, or of a shared array's or table's contents."""
     if config["kind"] in layout.ARRAYS:
         rows = rows_by_id(state)

@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 from shmacc import _core
 from shmacc._base import layout
 from shmacc._base.names import SegmentName
-from shmacc._base.reports import Event, ObservedState, Participant, Table, TableConfig, Waiter
+from shmacc._base.reports import (
+    Event,
+    LaneMember,
+    LaneMemberConfig,
+    ObservedState,
+    Participant,
+    Waiter,
+)
 from shmacc.inspection._posix_names import semaphore_value
 from shmacc.inspection._process_records import (
     AttachedProcess,
@@ -61,9 +68,9 @@ class Observation:
     """
 
     view: _core.SegmentView
-    config: TableConfig
+    config: LaneMemberConfig
     state: ObservedState
-    tables: list[Table]
+    tables: list[LaneMember]
     steady: bool
     processes: tuple[AttachedProcess, ...]
     identities: dict[int, tuple[int, int, int]]

@@ -66,12 +66,12 @@ def check(value: Any, hint: Any) -> None:
 def check_view(tables: int) -> dict[str, list[Any]]:
     """Check all reports of a view against their types; return the possibly empty ones."""
     with contextlib.closing(removal.view(names.segment_name(NAME))) as view:
-        check(view.config(), reports.TableConfig)
-        check(view.tables(), list[reports.Table])
+        check(view.config(), reports.LaneMemberConfig)
+        check(view.tables(), list[reports.LaneMember])
         assert len(view.tables()) == tables
         each: _core.SegmentView
         for each in (view, *(view.table(t["lane"], t["member"]) for t in view.tables())):
-            check(each.state(), reports.TableState)
+            check(each.state(), reports.LaneMemberState)
             assert each.state()["counters"].keys() == set(inspection.Stats.COUNTERS)
         check(view.participants(), list[reports.Participant])
         check(view.waiters(), list[reports.Waiter])
