@@ -193,7 +193,7 @@ class Pace(TypedDict):
     unchecked: tuple[int, int, int]  # gradients; their steps in all; most steps of one
 
 
-class Departure(TypedDict):
+class Departed(TypedDict):
     """A worker, or a process that had taken: it is gone, or is attached and has failed."""
 
     pid: int  # in its own pid namespace

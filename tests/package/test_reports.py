@@ -76,7 +76,7 @@ def check_view(tables: int) -> dict[str, list[Any]]:
         check(view.participants(), list[reports.Participant])
         check(view.waiters(), list[reports.Waiter])
         check(view.events(), list[reports.Event])
-        check(view.departures(), list[reports.Departure])
+        check(view.departures(), list[reports.Departed])
         return {
             "participants": view.participants(),
             "waiters": view.waiters(),
