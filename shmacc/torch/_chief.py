@@ -339,7 +339,7 @@ class Chief(ModelInMemory):
                     gradient.mul_(taken.weight / weight)
                 trained.grad = gradient
         ids = {name: taken[name].indices for name in self._tables if name in taken}
-        block = updates.Block(self._tables, ids)
+        block = updates.BlockChanges(self._tables, ids)
         return Update(self.global_step, tuple(sorted(ranks)), weight, taken.step, block)
 
     def _scheduled(self, step: int) -> LearningRate:
@@ -353,7 +353,7 @@ class Chief(ModelInMemory):
         self._updates.check_rate(rate)
         return rate
 
-    def _end(self, taken: GroupTaken, block: updates.Block | None) -> None:
+    def _end(self, taken: GroupTaken, block: updates.BlockChanges | None) -> None:
         """Make the update; also write buffers, the run's numbers and who has left.
 
         block: what the round's block has asked for; None: skip the round.

@@ -31,7 +31,7 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 
 
 @dataclass(slots=True)
-class Block:
+class BlockChanges:
     """A round's block: its tables, and the changes that it has asked for."""
 
     tables: Mapping[str, TableEmbedding]
@@ -61,7 +61,7 @@ class Update:
     replicas: tuple[int, ...]
     weight: int
     round_step: int
-    _block: Block = field(repr=False, compare=False)
+    _block: BlockChanges = field(repr=False, compare=False)
 
     def skip(self) -> None:
         """Have the round end without an update: parameters, buffers and slots stay the same.
@@ -184,7 +184,7 @@ class InPlace:
         taken: GroupTaken,
         trained: Mapping[str, Any],  # noqa: ARG002
         values: Mapping[str, ValueArray],
-        block: Block,  # noqa: ARG002 - it has changed them, and there are no tables
+        block: BlockChanges,  # noqa: ARG002 - it has changed them, and there are no tables
     ) -> None:
         """Write `values`, which the block did not; then the store of DONE completes the update.
 
@@ -288,7 +288,7 @@ class Atomic:
         taken: GroupTaken,
         trained: Mapping[str, Any],
         values: Mapping[str, ValueArray],
-        block: Block,
+        block: BlockChanges,
     ) -> None:
         """Make the update; `values` are new contents of arrays that no optimizer changes."""
         changed: dict[str, Any] = {}

@@ -290,7 +290,7 @@ def test_a_chief_that_dies_between_its_update_and_the_commit() -> None:
         with pytest.raises(KeyError), group.round(1) as taken:  # noqa: PT012
             replicas._begin(taken)
             optimizer.step()
-            replicas._end(taken, _updates.Block({}, {}))
+            replicas._end(taken, _updates.BlockChanges({}, {}))
             raise KeyError("killed here, before the commit")
         assert group.num_accumulated() == 1
         updated = [parameter.clone() for parameter in model.parameters()]
