@@ -51,7 +51,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
 
 def converted(value: Any, dtype: DType, what: str) -> ValueArray:
     """Return values, C-contiguous, in the dtype itself; rules and errors as for `values_array`."""
-    array, by_value = _view(value, what)
+    array, by_value = _as_array(value, what)
     # Before any scan: an array too large for memory fails here, not after an hour of checks.
     array = _contiguous(array, what)
     if array.dtype.names is not None and array.dtype == dtype.numpy:
@@ -72,7 +72,7 @@ def sums_array(value: Any, dtype: DType, what: str) -> ValueArray:
         InvalidArgumentError: They have another dtype.
         ResourceExhaustedError: There is no memory for a contiguous copy.
     """
-    array, _ = _view(value, what)
+    array, _ = _as_array(value, what)
     if array.dtype != dtype.partial:
         raise InvalidArgumentError(
             f"{what} of a partial for a {dtype.name} accumulator must be {dtype.partial.name}, "
@@ -158,7 +158,7 @@ def index_array(value: Any, what: str) -> IndexArray:
     plain = _core.plain_array(value, _INT64)
     if plain is not None:
         return plain
-    array, _ = _view(value, what, to_fill=False)
+    array, _ = _as_array(value, what, to_fill=False)
     if array.dtype.kind == "f" and bool(np.isnan(array).any()):
         raise InvalidArgumentError(
             f"{what} must be integers, but some are NaN: {foreign.LEAVE_OUT}"
@@ -182,7 +182,7 @@ def as_array(value: Any, what: str) -> ValueArray:
         InvalidArgumentError: It is no array.
         ResourceExhaustedError: There is no memory for it.
     """
-    return _view(value, what)[0]
+    return _as_array(value, what)[0]
 
 
 def as_bytes(array: ValueArray, dtype: np.dtype[Any], what: str) -> ValueArray:
@@ -221,7 +221,7 @@ def is_partial(what: str) -> InvalidArgumentError:
     )
 
 
-def _view(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[Any, Any], bool]:
+def _as_array(value: Any, what: str, *, to_fill: bool = True) -> tuple[np.ndarray[Any, Any], bool]:
     """Return the value as an array, and whether it came as plain Python numbers.
 
     to_fill: whether a message may suggest 0 for missing numbers, as for `foreign.instead`.
