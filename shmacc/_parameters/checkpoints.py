@@ -148,7 +148,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
                 "Rounds ended while the states were read, until the timeout; nothing was written: "
                 "save in the block of a round"
             )
-        generations = [_generation(one) for one in what.values()]
+        ages = [_age(one) for one in what.values()]
         for name, one in what.items():
             if isinstance(one, Parameters) and one._half_loaded:  # noqa: SLF001
                 raise FailedPreconditionError(
@@ -160,7 +160,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
             for name, one in what.items()
             if isinstance(one, Accumulator)
         }
-        if generations == [_generation(one) for one in what.values()]:
+        if ages == [_age(one) for one in what.values()]:
             break
     else:
         raise FailedPreconditionError(
@@ -178,7 +178,7 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _generation(one: Saved) -> int:
+def _age(one: Saved) -> int:
     """Return a number that changes with each round, update and restore."""
     return one._handle.state()["generation"]  # noqa: SLF001
 

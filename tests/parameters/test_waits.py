@@ -66,7 +66,7 @@ def test_a_save_gives_up_if_rounds_keep_ending(
 ) -> None:
     """Each reading of all parts may take long."""
     looks = itertools.count()
-    monkeypatch.setattr(checkpoints, "_generation", lambda _: next(looks))
+    monkeypatch.setattr(checkpoints, "_age", lambda _: next(looks))
     with pytest.raises(errors.DeadlineExceededError, match="Rounds ended"):
         shmacc.save(tmp_path / "checkpoint.npz", {"params": params}, timeout=0)
     assert next(looks) == 2
