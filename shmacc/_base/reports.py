@@ -1,7 +1,7 @@
 """What passes to and from the extension: the keys and types of its dicts (description.hpp).
 
 A handle belongs to a process that has the segment attached; a view looks at a segment from outside.
-A table is a lane's part of a member; the contributors count as one more member, after the others.
+A lane has a part of each member; the contributors count as one more member, after the others.
 Times are nanoseconds since the epoch. Kinds, dtypes, reductions, activities and types of sums are
 given as numbers.
 """
@@ -110,7 +110,7 @@ class TableById(TypedDict):
     generation: int  # the generation of its lane
 
 
-class Table(TypedDict):
+class LaneMember(TypedDict):
     """The committed state of a table; counts and rows are those of the open round."""
 
     lane: int
