@@ -111,7 +111,7 @@ class TableById(TypedDict):
 
 
 class LaneMember(TypedDict):
-    """The committed state of a table; counts and rows are those of the open round."""
+    """The committed state of a part; counts and rows are those of the open round."""
 
     lane: int
     member: int
@@ -146,7 +146,7 @@ class Compared(TypedDict):
 
 
 class LaneMemberState(Totals, LaneMember):
-    """The state that a view reports, of the segment and of the viewed table."""
+    """The state that a view reports, of the segment and of the viewed part."""
 
     leftovers: int
     in_operation: bool

@@ -134,7 +134,7 @@ class Opened(Owner):
         existing = Spec.of_config(config, self._handle.mode, self._member_of_config)
         for what, has, wants in differences(existing, asked) if asked is not None else ():
             exists = f"{self._shared_name!r} exists"
-            raise opening.disagreement(self._segment_name, exists, what, has, wants)
+            raise opening.differs(self._segment_name, exists, what, has, wants)
         return existing
 
     def _can_be(self, kind: str, own: Any, asked: Spec[Any] | None) -> bool:  # noqa: ARG002

@@ -113,7 +113,7 @@ def attach(name: SegmentName, owners: "Owners", timeout: float | None = None) ->
     return handle
 
 
-def disagreement(
+def differs(
     name: SegmentName, exists: str, what: str, existing: str, asked: str
 ) -> InvalidArgumentError:
     """Return the error for a segment that is not as it was asked for.
@@ -145,7 +145,7 @@ def wrong_kind(
     """
     what = f"{name.shared_name!r} is the name of {_NOUNS[existing]}"
     if constructed:
-        return disagreement(name, what, "kind", existing, asked)
+        return differs(name, what, "kind", existing, asked)
     return InvalidArgumentError(
         f"{what}, not of {_NOUNS[asked]}; shmacc.attach returns whatever has a name"
     ).with_fields(segment=name.system_name, what="kind", existing=existing, asked=asked)

@@ -66,7 +66,7 @@ def make(config: Config) -> Link:
         Link(existing, None).end()
         existing = None
     link = Link(config, 0) if existing is None else Link(existing, None)
-    _check_agreement(link.config, config)
+    _check_differences(link.config, config)
     try:
         _wait_for_hosts(link, wanted)
     except BaseException:
@@ -89,7 +89,7 @@ def find(name: str, seconds: float | None) -> Link:
     return Link(config, None, until)
 
 
-def _check_agreement(existing: Config, asked: Config) -> None:
+def _check_differences(existing: Config, asked: Config) -> None:
     """Refuse a group whose members, or lanes or capacity if given, are not those asked for."""
     pairs: list[tuple[str, object, object]] = [
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))

@@ -143,7 +143,7 @@ def rows_alone(model: nn.Module) -> set[str]:
     }
 
 
-def check_agreement(
+def check_differences(
     own: Mapping[str, torch.Tensor], embeddings: Mapping[str, TableEmbedding], shared: SharedArrays
 ) -> None:
     """Refuse a model other than the one whose tensors and tables are shared.

@@ -71,7 +71,7 @@ def attach(
                 f"{shared_name!r} is not the name of SyncReplicas or AsyncReplicas: the shared "
                 f"arrays {of_params(shared_name)!r} are no model's"
             )
-        on_model.check_agreement(own, on_model.tables(model), shared)
+        on_model.check_differences(own, on_model.tables(model), shared)
         on_model.unexpand(own)
         on_failure.pop_all()
     return group, shared

@@ -13,7 +13,7 @@ import pytest
 import shmacc
 from shmacc._base import layout
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import Batch, BatchKey, Fence, Member, Opened, Share
+from shmacc._multihost.messages import Batch, BatchKey, Fence, HostBatch, Opened, Share
 from shmacc._multihost.pieces import Joining, Plan
 from shmacc._multihost.segment import Content, LocalSegment
 from shmacc.errors import InvalidArgumentError
@@ -48,7 +48,7 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
         assert group.apply(gradient, 0)
         content = LocalSegment(group, plan).hold()
         expected = group.snapshot()
-    opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), content.batch),))
+    opened = Opened(Fence(1, 0), 0, (HostBatch(BatchKey("h", 1, 1), content.batch),))
     parts = {}
     for shard, piece in content.pieces.items():
         with HostGroup(plan.at_shard(shard)) as group:
@@ -94,7 +94,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
         for number, segment in enumerate(segments):
             content = segment.hold()
             key = BatchKey(f"host{number}", 1, 1)
-            members.append(Member(key, content.batch))
+            members.append(HostBatch(key, content.batch))
             for shard, piece in content.pieces.items():
                 staged[shard][key] = piece
         opened = Opened(Fence(1, step), step, tuple(members))
@@ -145,7 +145,7 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
     pieces = {BatchKey(str(row), 1, 1): pieces_of(row) for row in range(99)}
     keys = [next(key for key in pieces if shard in pieces[key]) for shard in range(2)]
     batches = [Batch(1, 1, members={"m": (1, 1)}, shards=frozenset({shard})) for shard in range(2)]
-    opened = Opened(Fence(1, 0), 0, tuple(map(Member, keys, batches)))
+    opened = Opened(Fence(1, 0), 0, tuple(map(HostBatch, keys, batches)))
     parts = {}
     for shard, key in enumerate(keys):
         with HostGroup(plan.at_shard(shard)) as group:
@@ -159,7 +159,7 @@ def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused() -> No
         plan = Plan(group.members, 1)
         assert group.apply({"m": np.ones(2)}, 0)
         content = LocalSegment(group, plan).hold()
-        opened = Opened(Fence(1, 0), 0, (Member(BatchKey("h", 1, 1), content.batch),))
+        opened = Opened(Fence(1, 0), 0, (HostBatch(BatchKey("h", 1, 1), content.batch),))
         part = group.reduce(content.pieces.values(), Share.of(opened, 0))
     assert join(plan, {0: part}, opened)["m"].value.tolist() == [1.0, 1.0]
     for length in (None, 0, 1, 3):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import BatchKey, Fence, Member, Opened
+from shmacc._multihost.messages import BatchKey, Fence, HostBatch, Opened
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.shard import ShardCore
 from shmacc_simulate.job import Job
@@ -121,7 +121,7 @@ def test_a_round_that_breaks_a_promise_is_found(
     ledger.consumed[7] = 4
     ledger.shipped[key] = [Gradient(*each) for each in gradients]
     batch = Segment(5, list(ledger.shipped[key])).hold()
-    opened = Opened(Fence(1, 0), 5, (Member(key, dataclasses.replace(batch, **wrong)),))
+    opened = Opened(Fence(1, 0), 5, (HostBatch(key, dataclasses.replace(batch, **wrong)),))
     with pytest.raises(BrokenPromiseError, match=fault):
         ledger.consume(opened, 5)
 

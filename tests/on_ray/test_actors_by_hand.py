@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import shmacc
 import shmacc.ray
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import BatchKey, Fence, Member, Opened, Order, Report, Timing
+from shmacc._multihost.messages import BatchKey, Fence, HostBatch, Opened, Order, Report, Timing
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
@@ -99,7 +99,7 @@ class _Shard:
         actors = ray.remote(concurrency_groups=CONCURRENCY, scheduling_strategy=here)(HostActor)
         self.actor: Any = actors.remote(config, "h")
 
-    def stage(self, number: int, host: str, grant: int, weight: int, row: int | None) -> Member:
+    def stage(self, number: int, host: str, grant: int, weight: int, row: int | None) -> HostBatch:
         fence, key = Fence(1, number), BatchKey(host, 1, grant)
         with HostGroup(self.plan.members) as group:
             rows = ([], np.empty((0, 1))) if row is None else ([row], [[1.0]])
@@ -107,9 +107,9 @@ class _Shard:
             content = LocalSegment(group, self.plan).hold()
         for shard, piece in content.pieces.items():
             ray.get(self.actor.stage.remote(shard, fence, key, piece))
-        return Member(key, content.batch)
+        return HostBatch(key, content.batch)
 
-    def round(self, number: int, *members: Member) -> tuple[list[int], list[float]]:
+    def round(self, number: int, *members: HostBatch) -> tuple[list[int], list[float]]:
         """Which rows the round has, and their values; then it is over."""
         opened = Opened(Fence(1, number), 0, members)
         rows = ray.get(self.actor.rows.remote(0, opened)).numbers.tolist()
