@@ -118,7 +118,7 @@ def test_a_sealed_segment_has_each_row_in_one_piece_in_ascending_order(
     members = {"m": shmacc.IndexedSlicesSpec((2 * len(indices), width), "float32")}
     with HostGroup(members, lanes=lanes) as group:
         assert group.apply({"m": (indices, values)}, 0)
-        pieces = LocalSegment(group, Plan(group.members, 5)).seal().pieces
+        pieces = LocalSegment(group, Plan(group.members, 5)).hold().pieces
     columns = [piece.columns for piece in pieces.values()]
     assert sorted(pieces) == list(range(5))
     for own in columns:

@@ -134,7 +134,7 @@ def _divide(seconds: float, *, pipe: Pipe) -> int:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or not sound:
         with suppress(shmacc.errors.DataLossError):
-            segment.seal()
+            segment.hold()
             sound += 1
         segment.release()
     return sound

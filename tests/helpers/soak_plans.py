@@ -192,7 +192,7 @@ class DenseMember:
         return Marks(numbers, times, exact)
 
 
-HostBatch = SparseMember | DenseMember
+Member = SparseMember | DenseMember
 
 MOST_WAITING: Final = 512
 """Workers pause while more gradients than this wait to be taken."""
@@ -213,7 +213,7 @@ class Plan:
     """An accumulator, and its gradients."""
 
     title: str
-    members: dict[str, HostBatch]  # by name; a single accumulator has one, named ""
+    members: dict[str, Member]  # by name; a single accumulator has one, named ""
     gradients: Gradients
     # True: all takes are rounds and are noted in their blocks, so none is missed. False: a take is
     # noted when it is over, if its taker still lives.
@@ -314,24 +314,24 @@ class Plan:
 def plans(workers: int) -> list[Plan]:
     """Return all plans, for this number of workers."""
 
-    def single(title: str, member: HostBatch) -> tuple[str, dict[str, HostBatch], Gradients]:
+    def single(title: str, member: Member) -> tuple[str, dict[str, Member], Gradients]:
         return title, {"": member}, Gradients(workers)
 
     def group(
-        title: str, *members: HostBatch, **of_the_gradients: bool
-    ) -> tuple[str, dict[str, HostBatch], Gradients]:
+        title: str, *members: Member, **of_the_gradients: bool
+    ) -> tuple[str, dict[str, Member], Gradients]:
         named = {f"member {number}": member for number, member in enumerate(members)}
         return title, named, Gradients(workers, len(members), **of_the_gradients)
 
     places = Gradients(workers).places
-    mixed: list[HostBatch] = [
+    mixed: list[Member] = [
         SparseMember("float32", 16, "SUM", rows=2000, touched=500),
         DenseMember("float32", 5000, "SUM", places),
         SparseMember("float64", 8, "MEAN", rows=500, touched=200),
         DenseMember("int64", 100, "SUM", places),
         SparseMember("int64", 1, "SUM", rows=9000, touched=3000),
     ]
-    small: list[HostBatch] = [
+    small: list[Member] = [
         SparseMember("complex64", 4, "SUM", rows=50, touched=10),
         DenseMember("float64", 20, "MEAN", places),
         SparseMember("float64", 2, "CMEAN", rows=30, touched=10),
