@@ -56,7 +56,7 @@ def test_a_piece_of_many_members_is_four_buffers() -> None:
                     assert np.array_equal(ours, theirs), (name, field)
 
 
-def test_a_division_that_is_not_of_all_that_there_is_is_refused() -> None:
+def test_a_division_must_cover_everything() -> None:
     with HostGroup({"m": shmacc.TensorSpec((4,), "float64")}) as group:
         assert group.apply({"m": np.ones(4)}, 0)
         wrong: list[Any] = [[[2, 3]], [[5, 4]], [[-1, 4]], [[2, 4], [0, 0]], [[]], [2, 4]]
@@ -74,8 +74,8 @@ def divided(group: HostGroup, ends: object) -> _core.TakenRound:
     return taken
 
 
-def test_what_was_divided_is_in_columns_only_and_what_was_not_has_none() -> None:
-    """Only the columns have memory, so no array can be made of anything else."""
+def test_divided_sums_are_in_columns_only_and_undivided_ones_are_not() -> None:
+    """Only the columns have memory, so nothing else can become an array."""
     with HostGroup({"m": shmacc.TensorSpec((4000,), "float64")}) as group:
         assert group.apply({"m": np.ones(4000)}, 0)
         parts, whole = divided(group, [[4000]]), divided(group, None)
@@ -87,7 +87,7 @@ def test_what_was_divided_is_in_columns_only_and_what_was_not_has_none() -> None
         assert whole.values(0).sum() == len(parts.columns()[0][3]) / 8 == 4000
 
 
-def test_a_round_that_is_kept_is_for_a_take_that_is_divided_in_the_same_way() -> None:
+def test_a_kept_round_is_for_a_take_with_the_same_division() -> None:
     def take(ends: object, required: int = 0) -> _core.TakenRound:
         taken = _core.TakenRound(advance=False, seal=False, ends=ends)
         group.handle.take(taken, required, required, 0.0, raise_departures=False)
@@ -101,7 +101,7 @@ def test_a_round_that_is_kept_is_for_a_take_that_is_divided_in_the_same_way() ->
         assert [len(values) for *_, values in take(ends).columns()] == [8, 24]
 
 
-def test_columns_and_counts_that_are_not_as_many_are_refused() -> None:
+def test_columns_and_counts_of_different_lengths_are_refused() -> None:
     column = np.arange(3)
     for counts, lengths in ([], [column]), ([column], []):
         with pytest.raises(InvalidArgumentError, match="counts and lengths for each"):
@@ -111,14 +111,14 @@ def test_columns_and_counts_that_are_not_as_many_are_refused() -> None:
 def piece_of(
     rows: list[int], values: list[int], counts: list[int], count: int = 2, member: int = 0
 ) -> Piece:
-    """Return a piece as a shard may get it; the member's rows have one number each."""
+    """Return a piece as a shard may get it; the member has one number in each row."""
     numbers, column = np.array(rows, np.int64), np.array(counts, np.int64)
     table = np.array([(member, count, count, len(rows))])
     return Piece(Columns(Rows(table, numbers, column), join([np.array(values)])), count, count, 0)
 
 
 def with_table(table: object) -> Piece:
-    """Return a good piece, but with this table."""
+    """Return a valid piece with this table of parts."""
     rows = replace(GOOD.columns.rows, table=np.array(table))
     return replace(GOOD, columns=replace(GOOD.columns, rows=rows))
 
@@ -189,8 +189,8 @@ def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
         assert (taken.count, group.num_accumulated(), group.global_step) == (6, 0, 0)
 
 
-def test_the_last_row_number_is_one() -> None:
-    """If the number of rows is not declared, a row may have any number below 2**63."""
+def test_the_largest_row_number_is_accepted() -> None:
+    """Without a declared number of rows, any row below 2**63 is valid."""
     last = 2**63 - 1
     with HostGroup({"m": shmacc.IndexedSlicesSpec((None,), "int32")}) as group:
         share = share_of(1)
@@ -201,9 +201,9 @@ def test_the_last_row_number_is_one() -> None:
             group.reduce([piece_of([-1], [4], [1])], share_of(1))
 
 
-def test_a_column_that_lies_where_no_number_may_is_refused() -> None:
+def test_a_misaligned_column_is_refused() -> None:
     def moved(array: np.ndarray) -> np.ndarray:
-        """Return a copy that lies one byte too far for its alignment."""
+        """Return a copy one byte off its alignment."""
         memory = np.empty(array.nbytes + 1, np.uint8)[1:]
         copy = memory.view(array.dtype).reshape(array.shape)
         copy[...] = array

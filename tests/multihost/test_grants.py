@@ -32,7 +32,7 @@ def test_the_number_required_counts_gradients_of_all_hosts() -> None:
 
 
 def test_a_segment_without_gradients_is_held_too() -> None:
-    """Else a gradient that comes after the grant would be accepted, and be in no round."""
+    """Otherwise a gradient after the grant would be accepted, and be in no round."""
     table = Table("a", "b")
     assert table.apply("a", 1)
     table.ask(1)
@@ -45,7 +45,7 @@ def test_a_segment_without_gradients_is_held_too() -> None:
 
 
 def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
-    """A gradient may have been accepted since the last report."""
+    """They may have accepted a gradient since their last report."""
     table = Table("a", "b")
     assert table.apply("a", 1)
     table.hear("a")
@@ -56,8 +56,8 @@ def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
     assert table.opened(1).count == 2
 
 
-def test_an_order_that_says_only_the_last_event_would_hide_a_grant() -> None:
-    """The host follows both if the step moves on and a grant is made before it hears of either."""
+def test_an_order_contains_both_a_new_step_and_a_grant() -> None:
+    """The host must follow both, if both happen before it hears of either."""
     table = Table("a", "b")
     table.apply("a", 1)
     table.opened(1)
@@ -120,7 +120,7 @@ def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
     assert table.opened(1, "next").contributors.tolist() == [1]
 
 
-def test_the_end_of_a_block_counts_once_however_often_it_is_said() -> None:
+def test_the_end_of_a_block_counts_once_however_often_it_is_sent() -> None:
     table = with_a_gradient_each("a")
     table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
@@ -144,7 +144,7 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
 
 
 def test_the_gradients_of_a_host_whose_gate_is_closed_make_no_grant() -> None:
-    """After a block raised, the gradients are of the present fence, but the host gets no grant."""
+    """After a block raised, they are of the present fence, but the host gets no grant."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.gate("b", "arrays", table.now, closed=True)
@@ -162,8 +162,8 @@ def test_the_gradients_of_a_host_whose_gate_is_closed_make_no_grant() -> None:
     assert table.opened(2, "u").count == 2
 
 
-def test_a_host_that_comes_learns_of_no_step_until_it_is_fed() -> None:
-    """The host's memory may still have older arrays."""
+def test_a_new_host_learns_of_no_step_until_it_has_the_arrays() -> None:
+    """Its memory may still have older arrays."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.publishes("arrays", None, frozenset({"a", "b"}), table.now)
@@ -190,7 +190,7 @@ def test_a_host_that_comes_learns_of_no_step_until_it_is_fed() -> None:
 
 
 def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it() -> None:
-    """The step's arrays have not reached it; its workers must not see the step before them."""
+    """The step's arrays have not reached it; its workers must not see the step before these."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.gate("b", "arrays", table.now, closed=True)
@@ -213,7 +213,7 @@ def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it()
     assert table.apply("b", 9)
 
 
-def test_a_lost_host_with_a_shard_ends_the_grant_and_the_next_one_has_it_elsewhere() -> None:
+def test_a_lost_host_with_a_shard_ends_the_grant_and_the_shard_moves() -> None:
     table = with_a_gradient_each("a", "b", "c", shards=2)
     table.ask(2)
     table.hear()

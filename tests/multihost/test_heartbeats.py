@@ -24,7 +24,7 @@ pytestmark = pytest.mark.threads
 
 
 def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
-    """All of them together send no more heartbeats than the owner can take."""
+    """Together they send no more heartbeats than the owner can handle."""
     names = [f"host{number}" for number in range(60)]
     pace = len(names) / (TIMING.heartbeats * TIMING.heartbeat)
     assert pace == 3
@@ -45,7 +45,7 @@ def test_many_hosts_report_more_rarely_and_are_waited_for_longer() -> None:
     assert core.report_due(table.now) == pytest.approx(table.now + TIMING.heartbeat)
 
 
-def test_one_report_says_that_a_segment_is_held_and_that_its_pieces_have_arrived() -> None:
+def test_one_report_says_that_a_segment_is_held_and_its_pieces_have_arrived() -> None:
     table = with_a_gradient_each("a")
     table.ask(1)
     table.hear()
@@ -67,7 +67,7 @@ def test_one_report_says_that_a_segment_is_held_and_that_its_pieces_have_arrived
     assert isinstance(table.owner.answer("t"), Opened)
 
 
-def test_a_host_that_ships_is_heard_from_before_it_is_lost_however_long_the_grace_is() -> None:
+def test_a_host_that_ships_reports_before_its_lease_ends() -> None:
     timing = Timing(grace=30.0)
     core = ForwarderCore("a", 1, timing)
     core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
@@ -99,7 +99,7 @@ def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
     assert table.opened(1).count == 2
 
 
-def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:
+def test_only_hosts_outside_a_round_are_told_that_its_block_is_open() -> None:
     table = Table("a", "b")
     table.apply("a", 1)
     table.settle()
@@ -117,8 +117,8 @@ def test_hosts_hear_that_a_block_is_open_only_if_they_are_not_in_it() -> None:
 
 
 @pytest.mark.parametrize("hosts", [4, 60])
-def test_many_hosts_are_told_between_rounds_how_much_is_worth_a_report(hosts: int) -> None:
-    """Most orders are given while no chief waits; few hosts report every gradient soon."""
+def test_many_hosts_are_told_after_how_many_gradients_to_report(hosts: int) -> None:
+    """Most orders are given while no chief waits; few hosts report every gradient at once."""
     names = [f"host{number}" for number in range(hosts)]
     table = Table(*names)
     for number, name in enumerate(names):

@@ -12,7 +12,7 @@ from shmacc_simulate.ledger import Segment
 pytestmark = pytest.mark.threads
 
 
-def test_a_round_that_has_too_few_without_a_lost_host_is_a_void_step() -> None:
+def test_a_step_with_too_few_gradients_after_a_loss_is_void() -> None:
     table = Table("a", "b", "c")
     for contributor, host in enumerate("abc"):
         table.apply(host, contributor)
@@ -32,7 +32,7 @@ def test_a_round_that_has_too_few_without_a_lost_host_is_a_void_step() -> None:
     assert table.opened(3, "t", "a", "b").contributors.tolist() == [0, 1, 2]
 
 
-def test_a_grant_that_loses_a_host_and_has_enough_without_it_becomes_a_round() -> None:
+def test_a_grant_with_enough_gradients_after_a_loss_becomes_a_round() -> None:
     table = with_a_gradient_each("a", "b", "c")
     table.ask(2)
     table.settle("a", "b")
@@ -43,7 +43,7 @@ def test_a_grant_that_loses_a_host_and_has_enough_without_it_becomes_a_round() -
     assert table.owner.counters.voided == 0
 
 
-def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
+def test_a_chief_that_asks_is_told_of_a_lost_host_once() -> None:
     table = Table("a", "b")
     assert isinstance(table.owner.ask("t", 1, table.now, tell=True), Waiting)
     for _ in range(15):
@@ -54,7 +54,7 @@ def test_a_chief_that_wants_to_know_learns_of_a_lost_host_once() -> None:
     assert isinstance(table.owner.ask("u", 1, table.now, tell=True), Waiting)
 
 
-def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
+def test_a_chief_that_asks_is_told_of_dead_workers_once() -> None:
     table = Table("a", "b")
     table.apply("a", 1)
     table.owner.ask("t", 3, table.now, tell=True)
@@ -69,7 +69,7 @@ def test_a_chief_that_wants_to_know_learns_of_dead_workers_once() -> None:
     assert table.owner.counters.died_workers == 2
 
 
-def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_next_step() -> None:
+def test_a_death_ends_neither_a_grant_nor_a_wait_in_the_next_step() -> None:
     table = with_a_gradient_each("a", "b")
     forwarder, _ = table.hosts["b"]
     assert isinstance(table.owner.ask("t", 2, table.now, tell=True), Waiting)  # the grant is made
@@ -84,7 +84,7 @@ def test_a_death_ends_neither_a_round_that_is_being_granted_nor_a_wait_in_the_ne
     assert isinstance(table.owner.ask("u", 2, table.now, tell=True), Waiting)
 
 
-def test_the_next_chief_learns_of_a_death_that_a_dead_chief_was_not_told() -> None:
+def test_the_next_chief_is_told_of_a_death_that_a_dead_chief_missed() -> None:
     table = Table("a", "b")
     table.owner.ask("dead", 3, table.now, tell=True)
     table.owner.ask("t", 3, table.now, tell=True)
@@ -100,8 +100,8 @@ def test_the_next_chief_learns_of_a_death_that_a_dead_chief_was_not_told() -> No
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["interrupted", "killed"])
-def test_the_next_chief_learns_of_a_death_whose_answer_reached_nobody(*, leaves: bool) -> None:
-    """The owner answers a waiting call, but the chief is gone or has given up waiting."""
+def test_the_next_chief_is_told_of_a_death_whose_answer_was_lost(*, leaves: bool) -> None:
+    """The owner answers a waiting call, but the chief is dead or has timed out."""
     table = Table("a", "b")
     table.owner.ask("t", 3, table.now, tell=True)
     table.hosts["b"][0].died((17,), (2,))
@@ -115,7 +115,7 @@ def test_the_next_chief_learns_of_a_death_whose_answer_reached_nobody(*, leaves:
     assert table.owner.ask("u", 3, table.now, tell=True) == Died((Loss("b", (17,), (2,)),))
 
 
-def test_the_next_chief_learns_of_a_death_in_a_grant_in_which_another_left() -> None:
+def test_the_next_chief_is_told_of_a_death_during_a_grant_that_another_left() -> None:
     table = with_a_gradient_each("a", "b")
     table.owner.ask("t", 2, table.now, tell=True)  # the grant is made
     table.hosts["b"][0].died((17,), (2,))
@@ -126,7 +126,7 @@ def test_the_next_chief_learns_of_a_death_in_a_grant_in_which_another_left() -> 
     assert table.owner.ask("u", 3, table.now, tell=True) == Died((Loss("b", (17,), (2,)),))
 
 
-def test_cancel_ends_waits_and_no_block() -> None:
+def test_cancel_ends_waits_but_no_block() -> None:
     table = with_a_gradient_each("a")
     assert table.opened(1).count == 1
     table.ask(1, "u")
@@ -160,7 +160,7 @@ def test_a_contributor_at_two_hosts_makes_the_step_void(caplog: pytest.LogCaptur
     assert table.opened(2).contributors.tolist() == [1, 2]
 
 
-def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
+def test_a_contributor_that_stays_at_two_hosts_is_an_error_at_the_chief() -> None:
     table = Table("a", "b", "c")
     for step in range(2):
         assert not isinstance(table.ask(3), Conflict)
@@ -191,7 +191,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_the_chiefs_error() -> None:
 
 
 def test_a_worker_that_moves_from_a_lost_host_counts_where_it_is() -> None:
-    """What it applied before is at no host that still counts."""
+    """Its earlier gradients are at no host that counts."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)
@@ -204,7 +204,7 @@ def test_a_worker_that_moves_from_a_lost_host_counts_where_it_is() -> None:
     assert table.owner.counters.voided == 0
 
 
-def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> None:
+def test_workers_refused_for_a_withdrawn_grant_go_on() -> None:
     """They wait for the next step, so the missing gradients never come: the step is void."""
     table = with_a_gradient_each("a", "b")
     table.ask(2)
@@ -217,8 +217,8 @@ def test_workers_that_were_refused_for_a_grant_that_came_to_nothing_go_on() -> N
     assert table.apply("a", 3)
 
 
-def test_workers_whose_gradients_an_emptied_segment_had_go_on() -> None:
-    """The segment is emptied but stays at its step; the workers wait for the next one."""
+def test_workers_of_an_emptied_segment_go_on() -> None:
+    """Its step stays, and the workers wait for the next one."""
     table = Table("a", step=3)
     table.apply("a", 1)
     segment = table.hosts["a"][1]
@@ -248,7 +248,7 @@ def test_workers_refused_for_a_round_that_was_given_up_go_on_when_a_host_is_lost
     assert (table.owner.step, table.hosts["a"][1].step) == (1, 1)
 
 
-def test_workers_refused_for_a_round_that_a_new_step_has_ended_go_on() -> None:
+def test_workers_refused_for_a_round_that_a_new_step_ended_go_on() -> None:
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     assert table.apply("a", 3) is False  # it waits for the next step
@@ -261,7 +261,7 @@ def test_workers_refused_for_a_round_that_a_new_step_has_ended_go_on() -> None:
     assert table.owner.step == table.hosts["a"][1].step == 1
 
 
-def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_it_takes() -> None:
+def test_a_round_that_was_given_up_makes_no_step_void() -> None:
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)
@@ -272,8 +272,8 @@ def test_a_round_that_was_given_up_is_no_reason_for_a_void_step_however_long_it_
     assert (table.owner.step, table.owner.accumulated) == (0, 2)
 
 
-def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_was_left() -> None:
-    """Such a gradient is in no round, like an apply right before `advance_step` on one host."""
+def test_gradients_before_a_host_follows_advance_step_are_of_the_old_step() -> None:
+    """They are in no round, like an apply right before `advance_step` on one host."""
     table = Table("a", "b")
     assert table.owner.advance_step(5, table.now) == 0
     _, segment = table.hosts["a"]
@@ -289,10 +289,8 @@ def test_what_comes_before_a_host_has_followed_advance_step_is_of_the_step_that_
     assert table.owner.counters.voided == 0
 
 
-def test_what_comes_before_a_new_segment_is_at_the_step_is_of_the_step_that_it_was_made_with() -> (
-    None
-):
-    """A host that joins: its segment begins at step 0, and follows with the first order."""
+def test_gradients_before_a_new_segment_reaches_the_step_are_of_its_first_step() -> None:
+    """A new host's segment begins at step 0, and follows with the first order."""
     table = Table("a", step=7)
     table.add("late", Segment())
     assert table.apply("late", 2)

@@ -34,7 +34,7 @@ KINDS = {
 
 
 def live_through(world: World, seconds: float = 4) -> None:
-    """Let things go wrong for a while; then rounds must go on. The world checks each of them."""
+    """Inject faults for a while; then rounds must go on. The world checks each round."""
     world.run(seconds)
     world.heal()
     world.run(6)  # leases end, forwarders come back
@@ -43,7 +43,7 @@ def live_through(world: World, seconds: float = 4) -> None:
     assert len(world.rounds) >= before + 3, f"stuck: {world.owner.hosts()} {world.owner.counters}"
 
 
-def test_with_nothing_wrong_a_round_has_every_accepted_gradient() -> None:
+def test_without_faults_a_round_has_every_accepted_gradient() -> None:
     world = World(0, hosts=4, workers=2)
     world.run(10)
     assert len(world.rounds) > 20

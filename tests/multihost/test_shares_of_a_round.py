@@ -60,10 +60,10 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901, PLR0912
+def test_reducing_over_hosts_and_shards_equals_one_group(  # noqa: C901, PLR0912
     shards: int, request: pytest.FixtureRequest
 ) -> None:
-    """Members, counts, weights and contributors are equal to the bit, as sums are exact."""
+    """Members, counts, weights and contributors, to the bit, since sums are exact."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
     hosts = [HostGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]
@@ -116,7 +116,7 @@ def test_the_reduction_over_hosts_and_shards_is_that_of_one_group(  # noqa: C901
             assert segment.group.global_step == step + 1
 
 
-def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
+def test_pieces_are_hardly_larger_than_their_sums() -> None:
     specs = {
         "rows": shmacc.IndexedSlicesSpec((10**6, 16), "float32"),
         "whole": shmacc.TensorSpec((100_000,), "float32"),
@@ -132,7 +132,7 @@ def test_what_is_shipped_is_hardly_more_than_the_sums() -> None:
     assert shipped <= 1.05 * len(pickle.dumps(sums))
 
 
-def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> None:
+def test_a_mean_counts_gradients_without_rows_at_the_shard() -> None:
     members = {"m": shmacc.IndexedSlicesSpec((None,), "float64", reduction_type="CMEAN")}
     plan = Plan(members, 2)
 
@@ -153,8 +153,8 @@ def test_a_mean_over_all_gradients_counts_those_without_rows_at_a_shard() -> Non
     assert join(plan, parts, opened)["m"].values.tolist() == [3.0, 3.0]
 
 
-def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused() -> None:
-    """Else the missing values would be whatever the memory had before."""
+def test_a_shard_that_lacks_part_of_a_dense_member_is_refused() -> None:
+    """The missing values would be whatever was in memory."""
     with HostGroup({"m": shmacc.TensorSpec((2,), "float64")}) as group:
         plan = Plan(group.members, 1)
         assert group.apply({"m": np.ones(2)}, 0)
@@ -171,7 +171,7 @@ def test_a_shard_that_has_not_its_whole_run_of_a_dense_member_is_refused() -> No
 
 
 def join(plan: Plan, parts: dict[int, Columns], opened: Opened) -> shmacc.GroupTaken:
-    """Put a round together, the last shard's values first."""
+    """Put a round together, starting with the last shard's values."""
     joining = Joining(plan, opened, {shard: part.rows for shard, part in parts.items()})
     for shard in reversed(parts):
         joining.add(shard, parts[shard].values)
@@ -179,7 +179,7 @@ def join(plan: Plan, parts: dict[int, Columns], opened: Opened) -> shmacc.GroupT
 
 
 def local(group: HostGroup) -> LocalSegment:
-    """A segment whose sums are all for one shard."""
+    """A segment whose sums all go to one shard."""
     return LocalSegment(group, Plan(group.members, 1))
 
 
@@ -212,7 +212,7 @@ def test_a_held_segment_keeps_its_gradients_until_the_step_moves() -> None:
         assert group.num_accumulated() == 2
 
 
-def test_a_reset_to_a_later_step_undoes_no_end_that_a_process_makes_meanwhile() -> None:
+def test_a_reset_to_a_later_step_does_not_undo_a_processs_finish() -> None:
     with HostGroup({"m": shmacc.TensorSpec((), "float64")}) as group:
         segment = local(group)
         assert group.apply({"m": 1.0}, 0)
@@ -225,7 +225,7 @@ def test_a_reset_to_a_later_step_undoes_no_end_that_a_process_makes_meanwhile() 
         assert group.running, "begun anew"
 
 
-def test_a_new_forwarder_ends_the_seal_of_one_that_is_stopped() -> None:
+def test_a_new_forwarder_releases_the_segment_of_a_stopped_one() -> None:
     with (
         HostGroup({"m": shmacc.TensorSpec((), "float64")}, "shared") as group,
         HostGroup.attach("shared") as other,

@@ -22,7 +22,7 @@ SMALL = Scenario("small", 4, 4, 4, Table(1_000_000, 1.0, 1_000), rounds=12, comp
 DYING = dataclasses.replace(SMALL, name="dying", need=0.5, deaths=0.3, away=3.0)
 
 
-def test_the_library_decides() -> None:
+def test_the_simulation_uses_the_librarys_protocol() -> None:
     job = Job(SMALL)
     job.run()
     assert type(job.owner.core) is OwnerCore
@@ -33,8 +33,10 @@ def test_the_library_decides() -> None:
 
 
 @pytest.mark.parametrize("scenario", [SMALL, DYING], ids=lambda scenario: scenario.name)
-def test_a_job(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
-    """The same seed gives the same job; only deaths lose gradients, and rounds survive them."""
+def test_a_job_repeats_by_its_seed_and_survives_deaths(
+    scenario: Scenario, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only deaths lose gradients."""
     caplog.set_level(logging.ERROR, "shmacc")
     one = Job(scenario).run()
     assert one == Job(scenario).run()
@@ -91,7 +93,7 @@ def test_messages_are_those_computed_by_hand() -> None:
     assert [processor.done(0.5), processor.done(0.5)] == [0.5, 1.0]
 
 
-def test_unions_are_those_of_draws() -> None:
+def test_sizes_of_unions_agree_with_random_draws() -> None:
     uniform = Table(1_000_000, 0.0, 50_000)
     assert uniform.union(1) == pytest.approx(50_000)
     assert uniform.union(4) == pytest.approx(1_000_000 * (1 - 0.95**4))

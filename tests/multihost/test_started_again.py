@@ -13,7 +13,7 @@ from shmacc_simulate.ledger import Segment
 pytestmark = pytest.mark.threads
 
 
-def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
+def test_a_restarted_forwarder_goes_on_with_the_segment() -> None:
     table = with_a_gradient_each("a")
     old, segment = table.hosts["a"]
     table.add("a", segment)
@@ -24,8 +24,8 @@ def test_a_forwarder_that_is_started_again_goes_on_with_the_segment() -> None:
 
 
 @pytest.mark.parametrize("dies", ["before", "granted", "held", "shipped", "missing"])
-def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: str) -> None:
-    """Without its segment the others have too few gradients, but no step is void."""
+def test_a_round_waits_for_a_restarted_forwarders_segment(dies: str) -> None:
+    """The others have too few gradients without it, but no step is void."""
     table = with_a_gradient_each("a", "b")
     _, segment = table.hosts["a"]
     if dies != "before":
@@ -48,7 +48,7 @@ def test_a_round_waits_for_what_a_forwarder_that_is_started_again_finds(dies: st
     assert (opened.step, table.owner.counters.voided) == (0, 0)
 
 
-def test_a_forwarder_that_is_started_again_and_never_reports_is_waited_for_by_its_lease() -> None:
+def test_a_restarted_forwarder_that_never_reports_is_lost_after_its_lease() -> None:
     table = with_a_gradient_each("a", "b")
     table.ask(2)
     table.settle("b")
@@ -61,7 +61,7 @@ def test_a_forwarder_that_is_started_again_and_never_reports_is_waited_for_by_it
 
 
 def test_a_segment_that_was_left_behind_is_emptied() -> None:
-    """Its gradients were in a round that its new forwarder knows nothing of."""
+    """Its gradients were in a round that the new forwarder does not know."""
     table = with_a_gradient_each("a")
     table.opened(1)
     assert table.owner.leave("t", table.now, consume=True)
@@ -72,7 +72,7 @@ def test_a_segment_that_was_left_behind_is_emptied() -> None:
     assert (segment.step, segment.content) == (1, [])
 
 
-def test_what_a_machine_had_that_was_started_again_is_gone_and_what_it_gets_counts() -> None:
+def test_a_restarted_machine_has_lost_old_gradients_and_new_ones_count() -> None:
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)
@@ -88,8 +88,8 @@ def test_what_a_machine_had_that_was_started_again_is_gone_and_what_it_gets_coun
     assert table.owner.accumulated == 0
 
 
-def test_an_owner_that_was_started_again_goes_on_although_workers_wait_for_the_next_step() -> None:
-    """The first owner's grant refused the workers' gradients, which will not come again."""
+def test_a_restarted_owner_goes_on_though_workers_wait_for_the_next_step() -> None:
+    """The first owner's grant refused the workers' gradients, which do not come again."""
     table = with_a_gradient_each("a", "b")
     table.ask(2)
     table.settle("a")
@@ -109,8 +109,8 @@ def test_an_owner_that_was_started_again_goes_on_although_workers_wait_for_the_n
     assert table.owner.step == 1, "once: now nobody waits for what does not come"
 
 
-def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> None:
-    """Gradients of step 0 were consumed, the step is set to 0 again, and a forwarder starts."""
+def test_a_step_that_is_set_again_does_not_bring_its_gradients_back() -> None:
+    """Gradients of step 0 were consumed, step 0 is set again, and a forwarder starts."""
     table = Table("a", "b")
     table.apply("b", 1)
     table.ask(1)
@@ -127,7 +127,7 @@ def test_a_step_that_was_there_before_does_not_bring_its_gradients_back() -> Non
     assert table.owner.accumulated == 0
 
 
-def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() -> None:
+def test_a_restarted_owner_refuses_rounds_until_a_step_is_set() -> None:
     table = Table("a", "b")
     table.apply("a", 1)
     table.settle()
@@ -144,8 +144,8 @@ def test_an_owner_that_was_started_again_refuses_rounds_until_a_step_is_set() ->
     )
 
 
-def test_an_owner_that_was_started_again_says_that_it_knows_no_step_until_one_is_set() -> None:
-    """It says at once that a run has ended: no step comes after that."""
+def test_a_restarted_owner_reports_no_step_until_one_is_set() -> None:
+    """But it reports the end of a run at once: no step follows that."""
     owner = OwnerCore(2, None, TIMING)
     assert owner.step_past(-1) == NotReady()
     owner.set_global_step(3, "set", 0.0)
@@ -161,7 +161,7 @@ def test_an_owner_that_was_started_again_says_that_it_knows_no_step_until_one_is
 
 
 def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
-    """The chief has a round of the first owner; its heartbeats must not bring it another."""
+    """It has a round of the first owner; its heartbeats must not bring it another."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner = OwnerCore(2, None, TIMING)
@@ -177,7 +177,7 @@ def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
 
 
 def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:
-    """Its predecessor closed a gate; the chief tells the new owner before it sets the step."""
+    """The owner before it closed a gate; the chief tells the new one before it sets the step."""
     table = with_a_gradient_each("a", "b")
     table.owner = OwnerCore(2, None, TIMING)
     table.owner.gate("b", "arrays", table.now, closed=True)
@@ -190,7 +190,7 @@ def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:
 
 
 def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
-    """Hosts follow the latest term that they know; an owner's term is the time on its node."""
+    """Hosts follow the latest term that they know; a term is the time on the owner's node."""
     table = Table("a", "b", term=9)
     table.apply("a", 1)
     table.settle()
@@ -233,7 +233,7 @@ def test_every_segment_is_finished_and_no_round_is_opened() -> None:
     assert table.apply("a", 5) is False
 
 
-def test_a_block_that_is_open_goes_on_to_its_end_first() -> None:
+def test_a_finish_waits_for_the_end_of_an_open_block() -> None:
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.finish(table.now)
@@ -264,7 +264,7 @@ def test_a_process_of_one_host_ends_the_run_of_all() -> None:
     assert isinstance(table.ask(1), Finished)
 
 
-def test_a_reset_on_its_way_does_not_undo_the_end_that_a_process_has_made() -> None:
+def test_a_reset_on_its_way_does_not_undo_a_processs_finish() -> None:
     table = with_a_gradient_each("a", "b")
     table.owner.advance_step(3, table.now)
     core, segment = table.hosts["a"]
@@ -276,7 +276,7 @@ def test_a_reset_on_its_way_does_not_undo_the_end_that_a_process_has_made() -> N
     assert table.steps == [3, 3]
 
 
-def test_a_host_that_joins_later_hears_of_it() -> None:
+def test_a_host_that_joins_later_learns_that_the_run_has_finished() -> None:
     table = Table("a")
     table.owner.finish(table.now)
     table.add("b", Segment())
@@ -284,7 +284,7 @@ def test_a_host_that_joins_later_hears_of_it() -> None:
     assert all(segment.finished for segment in table.segments)
 
 
-def test_a_forwarder_that_is_started_again_leaves_it_finished_with_what_it_has() -> None:
+def test_a_restarted_forwarder_leaves_a_finished_segment_as_it_is() -> None:
     table = with_a_gradient_each("a")
     table.owner.finish(table.now)
     table.settle()
@@ -320,7 +320,7 @@ def test_a_process_ends_the_run_while_another_owner_takes_over() -> None:
     assert isinstance(table.ask(1), Finished)
 
 
-def test_another_owner_learns_it_from_the_hosts() -> None:
+def test_another_owner_learns_of_the_finish_from_the_hosts() -> None:
     table = with_a_gradient_each("a")
     table.owner.finish(table.now)
     table.settle()

@@ -89,7 +89,7 @@ class Chaos:
 
     @contextlib.contextmanager
     def _trained(self) -> Iterator[None]:
-        """Have the trainings go on meanwhile; what they raise comes first."""
+        """Let the trainings go on meanwhile; their exceptions come first."""
         for training in self.trainings:
             training.start()
         try:
@@ -118,7 +118,7 @@ class Chaos:
         return f"chaos.arrays/keeper {self.nodes.id(self.random.choice((1, 2)))}"
 
     def _pid(self, part: str) -> int | None:
-        """None: it is just being made again."""
+        """The actor's pid; None while it is made again."""
         with contextlib.suppress(ray.exceptions.RayError):
             if (actor := find_actor(part)) is not None:
                 pid: int = ray.get(actor.pid.remote(), timeout=10)
@@ -151,12 +151,12 @@ class Chaos:
         assert "ended before its block" in self.chief.leave()
 
     def _have_a_long_block(self) -> None:
-        """Have the heartbeat keep a round for longer than the lease, while others are struck."""
+        """Keep a round open for longer than the lease, by heartbeats, while other parts fail."""
         is_long = self._seconds >= _LONG_SOAK and self.happened["long blocks begun"]
         self.many.block = _LONG_BLOCK if is_long else BLOCK
 
     def _replace(self) -> None:
-        """Have a machine die, and another one in its place."""
+        """Remove a machine, and add another one in its place."""
         died = self.extra
         self.nodes.remove(died)
         self.extra = self.nodes.add()
@@ -166,7 +166,7 @@ class Chaos:
                 journals.start(rank, self.extra)
 
     def _cut(self) -> None:
-        """Cut a node off for longer than its lease, and mend its link before Ray sees it."""
+        """Cut a node off for longer than its lease, and repair its link before Ray notices."""
         assert self.nodes.wires is not None
         wire = self.nodes.wires.wire(self.random.choice((1, 2, self.extra)))
         self.nodes.wires.cut(wire)

@@ -37,7 +37,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture(autouse=True)
 def on_the_chiefs_node(request: pytest.FixtureRequest, namespace: str) -> Iterator[None]:  # noqa: ARG001
-    """Run a test that uses `nodes` in the namespace of the chief's node, not in its own."""
+    """Run a test that uses `nodes` in the namespace of the chief's node."""
     if "nodes" not in request.fixturenames:
         yield
         return

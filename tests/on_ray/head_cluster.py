@@ -32,14 +32,14 @@ SECONDS = 1.5
 
 
 def process(part: str) -> int:
-    """Return the process of an actor: asked for while the head is there."""
+    """Return the process of an actor; ask while the head is there."""
     actor: Any = find_actor(f"head/{part}")
     pid: int = ray.get(actor.pid.remote())
     return pid
 
 
 def ends_late(call: Any) -> float:
-    """Have a call end by its timeout of SECONDS; return by how many it was late."""
+    """Let a call end by its timeout of SECONDS; return how many seconds late it was."""
     began = time.monotonic()
     try:
         call()
@@ -87,7 +87,7 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
 
 
 def late_is_there(group: shmacc.ray.AccumulatorGroup, node: str) -> bool:
-    """Whether a node that has joined after all that has its part."""
+    """Whether a node that joined after all that has its part."""
     hosts = group.hosts()
     return node in hosts and hosts[node].alive
 

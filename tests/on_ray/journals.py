@@ -29,7 +29,7 @@ MEMBERS = {
 
 
 def many_members(number: int) -> dict[str, shmacc.TensorSpec | shmacc.IndexedSlicesSpec]:
-    """Return members of which a gradient leaves out all but three."""
+    """Return members, most of which each gradient leaves out."""
     spec = shmacc.TensorSpec((3,), "float32")
     return MEMBERS | {f"other {i}": spec for i in range(number - len(MEMBERS))}
 
@@ -97,7 +97,7 @@ class Journals:
             self.kill(rank)
 
     def log(self, what: str) -> dict[int, int]:
-        """From gradient to its step: those that were applied, or accepted."""
+        """The step of each gradient that was applied, or accepted."""
         found: dict[int, int] = {}
         for path in self.folder.glob("*.log"):
             for line in path.read_text().splitlines():
@@ -107,7 +107,7 @@ class Journals:
         return found
 
     def enter(self, taken: Any, required: int) -> None:
-        """Hold a round against the journals."""
+        """Check a round against the journals."""
         rows = taken["rows"]
         own = rows.indices[rows.indices < 10**9]
         counts = rows.row_counts[rows.indices < 10**9]
@@ -128,7 +128,7 @@ class Journals:
             self.consumed[gradient] = taken.step
 
     def _hold_others(self, taken: Any, own: list[int]) -> None:
-        """Hold the members that most gradients leave out against the journals."""
+        """Check the members that most gradients leave out against the journals."""
         of_member: dict[str, list[float]] = {}
         for gradient in own if self.others else ():
             name = f"other {gradient % self.others}"
@@ -166,7 +166,7 @@ def end_training(
     group: shmacc.ray.AccumulatorGroup,
     arrays: shmacc.ray.PublishedArrays,
 ) -> None:
-    """End workers, and remove what they were attached to."""
+    """End workers, and remove their segments."""
     for worker in workers:
         worker.kill()
         worker.wait()

@@ -40,7 +40,7 @@ def kill(part: str) -> None:
 
 
 def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals) -> dict[str, Any]:
-    """Have rounds, and let things go wrong; return the figures."""
+    """Make rounds while parts fail; return the figures."""
     killed = dict.fromkeys(("workers", "hosts' actors", "links", "nodes"), 0)
     seconds = []
 

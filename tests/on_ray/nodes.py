@@ -58,7 +58,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def on(self, number: int) -> Iterator[None]:
-        """Have this process find the segments of a node meanwhile."""
+        """Let this process find the segments of a node."""
         before = os.environ.get("SHMACC_NAMESPACE")
         os.environ["SHMACC_NAMESPACE"] = self.namespace(number)
         try:
@@ -97,7 +97,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def without_ray(self, number: int, *workers: int) -> Iterator[None]:
-        """Have Ray end on a machine, and be started there afterwards: memory and workers stay."""
+        """Let Ray end on a machine and start again there: memory and workers stay."""
         self._end(number, workers)
         try:
             yield
@@ -114,7 +114,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def headless(self) -> Iterator[None]:
-        """Have Ray's head be away meanwhile: its server is killed, and started again."""
+        """Keep Ray's head away in the block: its server is killed, then started again."""
         assert self.storage is not None
         self.nodes[0].kill_gcs_server()
         try:
@@ -124,7 +124,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def frozen(self, number: int) -> Iterator[None]:
-        """Have a machine stand still meanwhile: all its processes, workers too."""
+        """Stop all processes of a machine in the block, workers too."""
         with stopped(*self._processes(number)):
             yield
 

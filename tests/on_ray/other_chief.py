@@ -41,7 +41,7 @@ for line in iter(sys.stdin.readline, ""):
 
 
 class OtherChief:
-    """The process; it is on the first node, and takes part when it is asked to."""
+    """The process; it is on the first node, and takes rounds when it is asked to."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._process = subprocess.Popen(
@@ -54,7 +54,7 @@ class OtherChief:
         )
 
     def enter(self, name: str, required: int) -> tuple[int, set[int]]:
-        """Have it enter a round; return its step, and the gradients in it."""
+        """Let it enter a round; return its step, and the gradients in it."""
         end = time.monotonic() + _PATIENCE
         while True:
             self._say(f"{name} {required}")
@@ -72,7 +72,7 @@ class OtherChief:
             yield
 
     def leave(self) -> str:
-        """Have it leave its block; return what came of it."""
+        """Let it leave its block; return the result."""
         self._say("")
         return self._hear()
 

@@ -35,7 +35,7 @@ while group.running:
 
 
 def main() -> None:
-    """Fill, put objects, take; raises if anything of that does not work."""
+    """Fill memory, put objects, take; raises if any of that fails."""
     enter_own_shm(420 * MIB)
     ray.init(
         address="local",  # and not a cluster that another job has on this machine

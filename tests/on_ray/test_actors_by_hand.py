@@ -34,7 +34,7 @@ MEMBERS = {
 }
 
 
-def test_an_actor_that_is_ended_before_it_serves_makes_nothing(nodes: Nodes) -> None:
+def test_an_actor_that_ends_before_it_serves_makes_nothing(nodes: Nodes) -> None:
     config = Config("unborn", dict(MEMBERS), "MEAN", {}, 1, None, Timing(), 1)
     actor = HostActor(config, nodes.id(0))
     actor.end()
@@ -42,8 +42,8 @@ def test_an_actor_that_is_ended_before_it_serves_makes_nothing(nodes: Nodes) -> 
     assert not [name for name in os.listdir("/dev/shm") if "unborn" in name]  # noqa: PTH208, S108
 
 
-def test_a_segment_of_an_earlier_run_that_was_finished_begins_anew(nodes: Nodes) -> None:
-    """One of this run does not: a process has ended the run while no actor was there."""
+def test_a_finished_segment_of_an_earlier_run_starts_again(nodes: Nodes) -> None:
+    """Not one of this run, which a process finished while no actor was there."""
     with HostGroup(MEMBERS, "left") as earlier:
         earlier.finish()
     options = {"mode": None, "owners": "mine"}
@@ -58,8 +58,8 @@ def test_a_segment_of_an_earlier_run_that_was_finished_begins_anew(nodes: Nodes)
         actor.end()
 
 
-def test_an_end_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: Nodes) -> None:
-    """The copy may take long, and the order to begin the step anew is there already."""
+def test_a_finish_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: Nodes) -> None:
+    """The copy may take long, and the order to begin the step again has arrived."""
     config = Config("ended", dict(MEMBERS), "MEAN", {}, 1, None, Timing(), 1)
     shared = Shared(config, nodes.id(0), Mock())
     group, counters = HostGroup(MEMBERS), SharedArrays(dict.fromkeys(_COUNTERS, np.int64(0)))
@@ -87,7 +87,7 @@ def test_an_end_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: Node
 
 
 class _Shard:
-    """A shard of a group of its own, and rounds of it that are made by hand."""
+    """A shard with its own group; the test makes its rounds."""
 
     def __init__(self, nodes: Nodes) -> None:
         rows = shmacc.IndexedSlicesSpec((10, 1), "float64", reduction_type="CMEAN")
@@ -110,7 +110,7 @@ class _Shard:
         return HostBatch(key, content.batch)
 
     def round(self, number: int, *members: HostBatch) -> tuple[list[int], list[float]]:
-        """Which rows the round has, and their values; then it is over."""
+        """Return the rows of a round, and their values; the round is then over."""
         opened = Opened(Fence(1, number), 0, members)
         rows = ray.get(self.actor.rows.remote(0, opened)).numbers.tolist()
         values = ray.get(self.actor.values.remote(0, opened)).view("float64").tolist()
@@ -118,10 +118,10 @@ class _Shard:
         return rows, values
 
 
-def test_what_a_shard_reduces_ahead_is_handed_out_only_if_it_is_what_the_round_has(
+def test_a_reduction_made_ahead_is_used_only_if_it_fits_the_round(
     nodes: Nodes,
 ) -> None:
-    """Once pieces of the hosts of the last round are there it reduces them, and is told later."""
+    """With pieces of the last round's hosts, a shard reduces before it is told to."""
     shard = _Shard(nodes)
     for number in range(2):  # the first round says which hosts there are
         members = shard.stage(number, "a", 1, 3, 5), shard.stage(number, "b", 1, 1, 5)
@@ -141,7 +141,7 @@ def test_what_a_shard_reduces_ahead_is_handed_out_only_if_it_is_what_the_round_h
     ray.kill(shard.actor)
 
 
-def test_what_a_block_has_is_not_reduced_again_when_a_host_ships_meanwhile(
+def test_an_open_blocks_round_is_not_reduced_again_when_a_host_ships(
     nodes: Nodes,
 ) -> None:
     shard = _Shard(nodes)
@@ -158,7 +158,7 @@ def test_what_a_block_has_is_not_reduced_again_when_a_host_ships_meanwhile(
 
 
 class _CountingCore(OwnerCore):
-    """Counts how often somebody asks whether something has changed."""
+    """Counts how often it is asked for changes."""
 
     looks = 0
 
@@ -168,7 +168,7 @@ class _CountingCore(OwnerCore):
 
 
 class _Owner(OwnerActor):
-    """An owner as an object of this process, which starts nothing."""
+    """An owner in this process, which starts nothing."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, 0)
@@ -179,7 +179,7 @@ class _Owner(OwnerActor):
 
 
 def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner() -> None:
-    """Else each of n hosts' reports costs n calls another look."""
+    """Otherwise each of n hosts' reports would wake n calls."""
     timing = Timing(heartbeat=30.0, lease=120.0)
     hosts = 40
 

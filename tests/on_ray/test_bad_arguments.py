@@ -54,7 +54,7 @@ def test_a_timing_has_positive_numbers(bad: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [None, "", 5, "a\0b"])
-def test_attaching_to_what_is_no_name_is_refused_at_once(nodes: Nodes, name: Any) -> None:  # noqa: ARG001
+def test_attaching_to_a_bad_name_is_refused_at_once(nodes: Nodes, name: Any) -> None:  # noqa: ARG001
     with pytest.raises(InvalidArgumentError, match="shared_name"):
         shmacc.ray.AccumulatorGroup.attach(name, timeout=60)
 
@@ -79,7 +79,7 @@ def test_tables_are_not_published(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("hosts", [[], "abc", ["no node"]])
-def test_arrays_are_published_to_nodes_that_there_are(nodes: Nodes, hosts: Any) -> None:
+def test_publishing_to_a_missing_node_is_refused(nodes: Nodes, hosts: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="hosts"):
         shmacc.ray.PublishedArrays({"a": np.zeros(3)}, "nowhere.arrays", hosts=hosts)
     assert not [name for name in nodes.left() if "nowhere" in name]

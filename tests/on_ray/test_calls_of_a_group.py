@@ -54,7 +54,7 @@ def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG00
 def local(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> Iterator[list[shmacc.AccumulatorGroup]]:
-    """The segments of the hosts, empty, at the owner's step."""
+    """The hosts' segments, empty, at the owner's step."""
     step = group.global_step + 1
     group.advance_step(step)
     made = []
@@ -86,7 +86,7 @@ def wait_in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[B
     return thread, failures
 
 
-def test_a_snapshot_is_what_a_take_then_gives(
+def test_a_snapshot_equals_the_next_take(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
     empty = group.snapshot()
@@ -113,7 +113,7 @@ def test_a_snapshot_is_what_a_take_then_gives(
 def test_parameters_are_not_updated_from_a_round_over_hosts(
     local: list[shmacc.AccumulatorGroup], group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    """Another chief would get other gradients after a death: such rounds are not final."""
+    """Such rounds are not final: after a death another chief would get other gradients."""
     contents = {"rows": np.ones((100, 2), np.float32), "rest": np.ones(5)}
     step = group.global_step
     assert local[1].apply(gradient(1), step)
@@ -157,7 +157,7 @@ def test_a_chief_follows_the_step(
     assert (steps, failures) == ([step + 1], [])
 
 
-def test_a_group_is_found_by_its_name_and_pickled_as_it(
+def test_a_group_is_found_by_its_name_and_by_its_pickle(
     group: shmacc.ray.AccumulatorGroup,
 ) -> None:
     again = pickle.loads(pickle.dumps(group))
@@ -170,7 +170,7 @@ def test_a_group_is_found_by_its_name_and_pickled_as_it(
         shmacc.ray.AccumulatorGroup.attach("never", timeout=0.1)
 
 
-def test_a_chief_that_another_one_has_replaced_removes_nothing_of_its(
+def test_a_replaced_chief_removes_nothing_of_the_next_one(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     members = {"m": shmacc.TensorSpec((), "float64")}
@@ -190,7 +190,7 @@ def test_a_chief_that_another_one_has_replaced_removes_nothing_of_its(
                 assert local.running
 
 
-def test_a_close_in_the_block_gives_the_round_up_and_the_group_can_be_removed_after_it(
+def test_a_close_in_the_block_gives_the_round_up_and_allows_removal(
     nodes: Nodes,
 ) -> None:
     members = {"m": shmacc.TensorSpec((), "float64")}
@@ -206,8 +206,8 @@ def test_a_close_in_the_block_gives_the_round_up_and_the_group_can_be_removed_af
         wait_for(lambda: find_actor("closed/owner") is None)
 
 
-def test_a_wait_that_is_longer_than_a_short_lease_of_chiefs_goes_on(nodes: Nodes) -> None:
-    """One of a few does: on a busy machine this process may be silent for longer, too."""
+def test_a_wait_longer_than_the_chiefs_lease_goes_on(nodes: Nodes) -> None:
+    """With a few chiefs, since on a busy machine this process may be silent for longer."""
     members, timing = {"m": shmacc.TensorSpec((), "float64")}, shmacc.ray.Timing(chief_lease=0.8)
 
     def goes_on() -> bool:
@@ -225,7 +225,7 @@ def test_a_wait_that_is_longer_than_a_short_lease_of_chiefs_goes_on(nodes: Nodes
 def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """What is published in that one's block must reach its owner's gates."""
+    """What that thread publishes in its block must reach its owner's gates."""
     assert local[1].apply(gradient(1), group.global_step)
     with group.round(1, timeout=60):
         thread, failures = wait_in_thread(lambda: group.take(1, timeout=0.2))
@@ -238,7 +238,7 @@ def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     assert open_links() == set()
 
 
-def test_stats_are_those_of_each_segment(
+def test_stats_are_of_each_segment(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
     assert local[1].apply(gradient(1), group.global_step)
@@ -260,7 +260,7 @@ time.sleep(600)
 """
 
 
-def test_the_death_of_a_worker_on_any_host_ends_a_wait_that_asks_for_it(
+def test_the_death_of_a_worker_on_any_host_ends_a_wait_with_on_death(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
     before = group.counters()["died_workers"]
@@ -313,7 +313,7 @@ def test_the_chief_is_told_why_a_worker_of_another_host_has_failed(
     assert group.take(2, timeout=60, on_death="raise").contributors.tolist() == [1, 7]
 
 
-def test_what_a_forwarder_has_done_is_shown_on_its_host(
+def test_a_forwarders_work_is_shown_on_its_host(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
     def shown(node: int) -> dict[str, int]:

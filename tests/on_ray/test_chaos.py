@@ -35,7 +35,7 @@ def chaos(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ch
             made.end()
 
 
-def test_chaos(chaos: Chaos) -> None:
+def test_rounds_go_on_after_each_kind_of_failure(chaos: Chaos) -> None:
     chaos.run()
 
 

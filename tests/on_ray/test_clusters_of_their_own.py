@@ -19,7 +19,7 @@ REASON = why_not()
 
 
 def run(program: str, *before: str, first: str = "", **more: Any) -> dict[str, Any]:
-    """Run a program; return the figures in its line of JSON, whose first key is given."""
+    """Run a program; return the figures in its line of JSON, which starts with this key."""
     done = subprocess.run(
         [*before, sys.executable, "-P", HERE / program],
         capture_output=True,
@@ -46,7 +46,7 @@ def test_rounds_go_on_while_rays_head_is_started_again() -> None:
 
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
-    """Links that are cut, too, cost time and no gradient."""
+    """Links that are cut cost time, but no gradient."""
     figures = run("lossy_cluster.py", *as_root(), first="seconds")
     carried, lost = figures["packets, lost"]
     assert carried > 1000
@@ -61,7 +61,7 @@ def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
 
 @needs_own_shm
 def test_a_worker_that_never_waits_leaves_room_for_rays_objects() -> None:
-    """Without that its node is lost: a bus error ends the process that writes an object."""
+    """Otherwise its node is lost: a bus error ends the process that writes an object."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     environment.pop("RAY_ADDRESS", None)
     run("room_scene.py", env=environment, cwd="/")

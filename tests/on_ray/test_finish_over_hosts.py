@@ -54,7 +54,7 @@ class Run:
             assert part.value.tolist() == [HOSTS, HOSTS * step]
 
     def workers_end(self) -> None:
-        """They end by themselves, in order."""
+        """Check that they end by themselves, with success."""
         for worker in self.workers:
             assert worker.wait(timeout=60) == 0
             assert worker.stdout is not None
@@ -76,7 +76,7 @@ def run(nodes: Nodes) -> Any:
         made.end()
 
 
-def test_finish_ends_workers_and_chiefs_and_what_waits(run: Run) -> None:
+def test_finish_ends_workers_chiefs_and_waits(run: Run) -> None:
     run.rounds(range(4))
     other = shmacc.ray.AccumulatorGroup.attach("run")
     ends: list[str] = []
@@ -111,7 +111,7 @@ def test_finish_ends_workers_and_chiefs_and_what_waits(run: Run) -> None:
     run.group.finish()
 
 
-def test_a_chief_that_closes_its_group_in_order_tells_the_workers(run: Run) -> None:
+def test_a_chief_that_closes_its_group_finishes_the_workers_run(run: Run) -> None:
     seen: list[int] = []
     for step in run.group.steps(timeout=60):
         seen.append(step)

@@ -77,7 +77,7 @@ class Training:
 
     @contextlib.contextmanager
     def stays_at(self, step: int, keeper: int) -> Iterator[None]:
-        """Have the last node's keeper be the last to go on; it must have learnt of no step."""
+        """Let the last node's keeper go on last; it must have learnt of no step."""
         with stopped(keeper):
             wait_for(lambda: self.nodes.id(2) in self.group.hosts())  # it has found the owner
             yield
@@ -105,7 +105,7 @@ def training(nodes: Nodes) -> Iterator[Training]:
 
 
 def test_a_gate_stays_closed_though_the_owner_that_closed_it_dies(training: Training) -> None:
-    """The next one is told of it before it knows a step that it could hand on."""
+    """The next owner is told of it before it knows a step that it could pass on."""
     training.rounds(3, 3)
     gone = training.nodes.id(2)
     keeper = training.pid(f"gated.arrays/keeper {gone}")
@@ -121,10 +121,10 @@ def test_a_gate_stays_closed_though_the_owner_that_closed_it_dies(training: Trai
     training.rounds(5, 3)  # with its worker, which has checked each step
 
 
-def test_a_publish_gives_a_frozen_node_up_of_which_the_owner_has_never_heard(
+def test_a_publish_gives_up_a_frozen_node_that_the_owner_does_not_know(
     training: Training,
 ) -> None:
-    """The owner died before it took the node for lost; Ray takes a minute to see that."""
+    """The owner died before it took the node for lost; Ray takes a minute to notice."""
     training.rounds(3, 3)
     gone = training.nodes.id(2)
     keeper = training.pid(f"gated.arrays/keeper {gone}")
@@ -142,7 +142,7 @@ def test_a_publish_gives_a_frozen_node_up_of_which_the_owner_has_never_heard(
 def test_a_node_that_one_group_has_given_up_learns_of_no_step_of_another(
     training: Training,
 ) -> None:
-    """The arrays go with the steps of both, and only one's owner takes the node for lost."""
+    """The arrays belong to the steps of both, and only one's owner takes the node for lost."""
     nodes = training.nodes
     gone = nodes.id(2)
     pids = [training.pid(part + gone) for part in ("gated/host ", "gated.arrays/keeper ")]
@@ -169,7 +169,7 @@ def test_a_node_that_one_group_has_given_up_learns_of_no_step_of_another(
 def test_a_machine_on_which_ray_is_started_again_sees_no_step_before_its_arrays(
     training: Training,
 ) -> None:
-    """Its memory has arrays of an earlier step, and workers may use them, now or soon."""
+    """Its memory has arrays of an earlier step, which workers may use."""
     training.rounds(3, 3)
     with training.nodes.without_ray(2, training.workers[2].pid):
         training.rounds(3, 2)
@@ -180,8 +180,8 @@ def test_a_machine_on_which_ray_is_started_again_sees_no_step_before_its_arrays(
         wait_for(lambda: segment.global_step == training.step)
 
 
-def test_a_node_that_joins_learns_of_steps_again_if_nobody_feeds_it(training: Training) -> None:
-    """The chief that would has ended, or publishes no more."""
+def test_a_new_node_learns_of_steps_if_nobody_publishes(training: Training) -> None:
+    """The chief that published has ended, or publishes no more."""
     training.rounds(3, 3)
     training.arrays._stop.set()
     number = training.nodes.add()
@@ -238,7 +238,7 @@ def test_a_gate_that_could_not_be_opened_is_tried_again(
 
 
 class SilentOwner:
-    """A link to an owner that does what it is told, and answers the first call too late."""
+    """A link to an owner that does as it is told, but answers the first call too late."""
 
     closed = False
 
@@ -275,7 +275,7 @@ def test_a_gate_may_be_closed_though_the_owner_has_not_said_so(
 def test_owners_hear_of_a_publisher_while_a_node_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else they forget it after `chief_lease`, and the node learns of steps before its arrays."""
+    """Otherwise they forget it after `chief_lease`, and the node sees steps before its arrays."""
     answers = iter([[], [], ["call"]])
     monkeypatch.setattr(ray, "wait", lambda calls, timeout: (next(answers), calls))  # noqa: ARG005
     link = Mock(closed=False)

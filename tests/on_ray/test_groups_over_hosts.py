@@ -48,7 +48,7 @@ def one_group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: A
 
 @pytest.fixture
 def group(one_group: shmacc.ray.AccumulatorGroup) -> shmacc.ray.AccumulatorGroup:
-    """The group, without what an earlier test has left in it: maybe an owner without a step."""
+    """The group, without an earlier test's gradients; its owner may have no step."""
     try:
         step = one_group.global_step
     except FailedPreconditionError:
@@ -73,7 +73,7 @@ def actor(part: str) -> Any:
 
 
 def kill(part: str) -> None:
-    """Kill an actor's process: what Ray does then is Ray's."""
+    """Kill an actor's process; the rest is up to Ray."""
     os.kill(ray.get(actor(part).pid.remote()), signal.SIGKILL)
 
 
@@ -98,8 +98,8 @@ def test_rounds_have_each_gradient_once_and_whole(
     assert all(hosts[nodes.id(number)].alive for number in range(3))
 
 
-def test_the_reduction_is_that_of_one_group(nodes: Nodes) -> None:
-    """Gradients go in through one host's segment; more than Ray sends within a message."""
+def test_the_reduction_equals_one_group(nodes: Nodes) -> None:
+    """Gradients go in through one host's segment: more than Ray sends within a message."""
     members = {
         "table": shmacc.IndexedSlicesSpec((10**6, 8), "float32"),
         "half": shmacc.TensorSpec((300, 100), "float16", reduction_type="CMEAN"),
@@ -147,7 +147,7 @@ def test_a_round_may_stay_at_the_shards(group: shmacc.ray.AccumulatorGroup) -> N
     assert group.global_step == taken.step + 1
 
 
-def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> None:
+def test_errors_are_as_on_one_host(group: shmacc.ray.AccumulatorGroup) -> None:
     with pytest.raises(DeadlineExceededError, match="0 of the 3 required") as caught:
         group.take(3, timeout=0.2)
     assert (caught.value.accumulated, caught.value.required, caught.value.step) == (
@@ -170,7 +170,7 @@ def test_errors_are_those_of_one_host(group: shmacc.ray.AccumulatorGroup) -> Non
         shmacc.ray.AccumulatorGroup({"m": shmacc.TensorSpec(None)}, "other")
 
 
-def test_a_block_that_raises_hands_out_the_same_gradients_again(
+def test_after_a_block_that_raises_the_next_has_the_same_gradients(
     group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
     contents = []
@@ -202,7 +202,7 @@ def test_workers_and_host_actors_are_killed_and_no_gradient_is_lost(
 def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
-    """What its segment has counts as soon as the next one has reported it."""
+    """Its segment's gradients count as soon as the next actor has reported them."""
     rounds(group, journals, 2)
     before = group.counters()
     for number in range(6):
@@ -218,7 +218,7 @@ def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
 
 
 def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes: Nodes) -> None:
-    """It has a shard, which is then on another node."""
+    """It has a shard, which then moves to another node."""
     wait_for(lambda: len(living_nodes(None)) == 3, 120)  # without the dead ones of other tests
     late = nodes.add()
     rows = {"m": shmacc.IndexedSlicesSpec((1000,), "float32")}
@@ -244,7 +244,7 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
 def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
     group: shmacc.ray.AccumulatorGroup, journals: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And all that gives the step, also if it dies while somebody waits; the rest works."""
+    """So do all calls that need the step, even if it dies during a wait; the rest works."""
     step = group.global_step
     rounds(group, journals, 2)
     calls: list[Callable[[], object]] = [
@@ -291,7 +291,7 @@ with group.round(int(sys.argv[2]), timeout=60) as taken:
 """
 
 
-def test_a_chief_dies_in_its_block_and_the_next_one_gets_the_same(
+def test_after_a_chief_dies_in_its_block_the_next_has_the_same_gradients(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
     rounds(group, journals, 1)

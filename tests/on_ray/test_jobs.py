@@ -73,7 +73,7 @@ def manifest(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_has_only_fields_that_there_are(name: str) -> None:
+def test_a_manifest_has_only_existing_fields(name: str) -> None:
     found = manifest(name)
     version, spec = KINDS[found["kind"]]
     assert found["apiVersion"] == version
@@ -106,7 +106,7 @@ def test_containers_of_a_pod_share_memory_and_names_and_only_ray_has_the_token()
 
 
 def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
-    """A full /dev/shm is then an error of the worker, and no bus error of the node's Ray."""
+    """A full /dev/shm is then a worker's error, and no bus error of the node's Ray."""
     setting = "RAY_preallocate_plasma_memory"
     spec = manifest("rayjob.yaml")["spec"]["rayClusterSpec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
@@ -126,13 +126,13 @@ def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
     assert f"export {setting}=1\n" in before
 
 
-def test_the_script_is_clean() -> None:
+def test_shellcheck_accepts_the_script() -> None:
     for command in (["bash", "-n"], [BIN / "shellcheck", "--enable=quote-safe-variables"]):
         subprocess.run([*command, FOLDER / "slurm.sh"], check=True)
 
 
 @pytest.mark.parametrize("name", [*MANIFESTS, "slurm.sh", "chief.py", "worker.py"])
-def test_the_page_leads_to_the_file(name: str) -> None:
+def test_the_page_links_to_the_files(name: str) -> None:
     page = (ROOT / "docs" / "kubernetes-and-slurm.md").read_text()
     assert f"(examples/ray/{name})" in page
 
@@ -216,7 +216,7 @@ _STRANGER = """
 """
 
 
-def test_the_script_runs_a_job_behind_a_token_and_tidies_up(tmp_path: Path) -> None:
+def test_the_script_runs_a_job_with_a_token_and_cleans_up(tmp_path: Path) -> None:
     chief = (FOLDER / "chief.py").read_text()
     asked = chief.replace("\n        error = np", f"{_STRANGER}        error = np")
     assert asked != chief

@@ -75,7 +75,7 @@ def ends_in_time(match: str) -> Iterator[None]:
     assert time.monotonic() - began < SECONDS + SLACK
 
 
-def test_a_stopped_owner_ends_no_call_later_than_its_timeout(
+def test_calls_end_by_their_timeout_while_the_owner_is_stopped(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> None:
     step = group.global_step
@@ -97,7 +97,7 @@ def test_a_stopped_owner_ends_no_call_later_than_its_timeout(
 
 
 @pytest.mark.usefixtures("local")
-def test_a_stopped_host_ends_no_call_later_than_its_timeout(
+def test_calls_end_by_their_timeout_while_a_host_is_stopped(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> None:
     with stopped(f"stopped/host {nodes.id(1)}"):
@@ -135,13 +135,13 @@ def test_hosts_that_are_stopped_before_they_ship_are_named_by_the_take(
     assert group.take(1, timeout=60).count == 1
 
 
-def test_stopped_shards_end_no_take_later_than_its_timeout(
+def test_takes_end_by_their_timeout_while_shards_are_stopped(
     nodes: Nodes,
     group: shmacc.ray.AccumulatorGroup,
     local: shmacc.AccumulatorGroup,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the pieces at the shards, the chief alone waits for these."""
+    """The shards have the pieces, and only the chief waits for them."""
     step = group.global_step
     assert local.apply({"m": np.ones(3)}, step)
     with contextlib.ExitStack() as all_of_them, monkeypatch.context() as patch:
@@ -159,7 +159,7 @@ def test_stopped_shards_end_no_take_later_than_its_timeout(
     assert (taken.step, taken.count) == (step, 1)
 
 
-def test_a_publish_waits_for_another_one_of_its_process_no_longer_than_its_timeout(
+def test_a_publish_waits_for_another_one_only_until_its_timeout(
     nodes: Nodes,  # noqa: ARG001
 ) -> None:
     with shmacc.ray.PublishedArrays({"w": np.ones(3)}, "beside", unlink_on_close=True) as published:
@@ -168,7 +168,7 @@ def test_a_publish_waits_for_another_one_of_its_process_no_longer_than_its_timeo
         published.publish(timeout=60)
 
 
-def test_a_stopped_shard_ends_what_is_run_there_a_minute_after_its_host_is_lost(
+def test_a_call_at_a_stopped_shard_ends_a_minute_after_its_host_is_lost(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_parts, "PATIENCE", SECONDS)
@@ -193,7 +193,7 @@ def test_a_stopped_shard_ends_what_is_run_there_a_minute_after_its_host_is_lost(
 def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    """What its group was made with any host says."""
+    """Any host can tell how its group was made."""
     step = group.global_step
     owner: Any = ray.get_actor("stopped/owner", namespace=NAMESPACE)
     pid = ray.get(owner.pid.remote())
@@ -207,7 +207,7 @@ def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(
     assert group.global_step == step
 
 
-def test_a_segment_left_on_one_node_is_the_constructors_error_and_it_undoes_itself(
+def test_a_segment_left_on_one_node_makes_the_constructor_fail_and_undo(
     nodes: Nodes,
 ) -> None:
     with nodes.on(2):
@@ -227,7 +227,7 @@ def test_a_segment_left_on_one_node_is_the_constructors_error_and_it_undoes_itse
         assert len(group.hosts()) == 3
 
 
-def test_attaching_while_a_group_is_made_gives_a_handle_or_an_error_of_ours(
+def test_attaching_while_a_group_is_made_gives_a_handle_or_our_error(
     nodes: Nodes,  # noqa: ARG001
 ) -> None:
     def attach() -> str:
@@ -245,7 +245,7 @@ def test_attaching_while_a_group_is_made_gives_a_handle_or_an_error_of_ours(
         assert ray.get(calls, timeout=120) == ["0", "0"]
 
 
-def test_a_chief_whose_names_are_not_those_of_its_node_is_refused(
+def test_a_chief_with_another_namespace_than_its_node_is_refused(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> None:
     """Workers of its node would look for its arrays, and never find them."""
@@ -262,7 +262,7 @@ def test_a_chief_whose_names_are_not_those_of_its_node_is_refused(
     assert not [name for name in nodes.left() if "elsewhere" in name]
 
 
-def test_removing_a_group_says_which_nodes_did_not_answer(
+def test_removing_a_group_names_nodes_that_did_not_answer(
     nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shmacc.ray._finding._END", 2.0)
@@ -280,8 +280,8 @@ def test_removing_a_group_says_which_nodes_did_not_answer(
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_head_that_is_slower_than_each_wait_is_heard_all_the_same() -> None:
-    """A forwarder looks for its owner again and again, and waits for a moment each time."""
+def test_a_forwarder_finds_its_owner_through_a_slow_head() -> None:
+    """It asks again and again, and waits for a moment each time."""
 
     def ask() -> str:
         time.sleep(1)

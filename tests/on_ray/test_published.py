@@ -53,7 +53,7 @@ while True:
 
 
 class Training:
-    """A chief that publishes in each round, and holds what workers saw against the step."""
+    """A chief that publishes in each round, and compares what workers saw with the step."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -106,7 +106,7 @@ def test_workers_on_all_nodes_see_the_parameters_of_their_step(training: Trainin
         training.round()
 
 
-def test_a_keeper_that_dies_before_or_while_it_writes_costs_nothing(training: Training) -> None:
+def test_a_keeper_may_die_before_or_while_it_writes(training: Training) -> None:
     training.round()
 
     def kill() -> None:
@@ -142,7 +142,7 @@ def test_a_node_that_joins_has_everything_before_the_next_round(
         training.arrays.publish()  # without the node that is dead
 
 
-def test_a_keeper_that_is_stopped_ends_no_publish_later_than_its_timeout(
+def test_a_publish_ends_by_its_timeout_while_a_keeper_is_stopped(
     training: Training,
 ) -> None:
     training.round()
@@ -237,10 +237,10 @@ def test_a_chief_on_another_node_goes_on(training: Training) -> None:
         training.round()
 
 
-def test_a_node_that_one_publish_did_not_wait_for_is_fed_by_the_next(
+def test_a_node_that_missed_a_publish_gets_the_next(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the owner would keep steps from it for ever."""
+    """Otherwise the owner would keep steps from it for ever."""
     monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
     contents = {"a": np.zeros(3)}
     with shmacc.ray.PublishedArrays(contents, "late.arrays", unlink_on_close=True) as arrays:
@@ -259,7 +259,7 @@ def test_a_node_that_one_publish_did_not_wait_for_is_fed_by_the_next(
 def without_keeper(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[shmacc.ray.PublishedArrays]:
-    """Arrays whose keeper on node 1 has gone. No thread feeds nodes."""
+    """Arrays without their keeper on node 1. No thread sends arrays to nodes."""
     monkeypatch.setattr(shmacc.ray.PublishedArrays, "_feed", lambda _: None)
     contents = {"a": np.zeros(3)}
     with shmacc.ray.PublishedArrays(contents, "bare.arrays", unlink_on_close=True) as arrays:
@@ -269,20 +269,20 @@ def without_keeper(
         yield arrays
 
 
-def test_a_keeper_that_nothing_could_be_sent_is_sent_it_again(
+def test_arrays_are_sent_again_if_the_object_store_was_full(
     nodes: Nodes, without_keeper: shmacc.ray.PublishedArrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's object store was full. It obeys nobody yet: `publish` took it for another chief's."""
+    """The keeper obeys nobody yet: `publish` took it for another chief's."""
     with monkeypatch.context() as patch, pytest.raises(ray.exceptions.ObjectStoreFullError):
         patch.setattr(ray, "put", Mock(side_effect=ray.exceptions.ObjectStoreFullError))
         without_keeper._give(nodes.id(1), time.monotonic() + 60)
     without_keeper.publish()
 
 
-def test_a_node_that_refused_when_nobody_waited_says_so_again(
+def test_a_node_that_refused_once_refuses_again(
     nodes: Nodes, without_keeper: shmacc.ray.PublishedArrays
 ) -> None:
-    """Its keeper obeys nobody, but not since another chief publishes."""
+    """Its keeper obeys nobody, though no other chief publishes."""
     node = nodes.id(1)
     with nodes.on(1):
         with shmacc.SharedArrays.attach("bare.arrays") as earlier:
@@ -295,7 +295,7 @@ def test_a_node_that_refused_when_nobody_waited_says_so_again(
     without_keeper.publish()
 
 
-def test_a_publish_that_copies_its_rows_during_an_unlink_makes_nothing_anew(nodes: Nodes) -> None:
+def test_a_publish_during_an_unlink_makes_nothing_again(nodes: Nodes) -> None:
     arrays = shmacc.ray.PublishedArrays({"a": np.zeros(3)}, "gone.arrays", unlink_on_close=True)
 
     class Rows:
@@ -324,10 +324,10 @@ def test_unlink_ends_the_keeper_of_a_node_that_nobody_waited_for(
 
 
 @pytest.mark.parametrize("refuses", [True, False], ids=["a node refuses", "another chief"])
-def test_feeding_ends_for_another_chief_alone(
+def test_sending_to_a_node_ends_only_for_another_chief(
     monkeypatch: pytest.MonkeyPatch, *, refuses: bool
 ) -> None:
-    """A node whose arrays cannot be replaced, since a process there uses them, keeps no other."""
+    """A node whose arrays are in use, and so cannot be replaced, stops no other node."""
     monkeypatch.setattr(_published, "_LOOK_FOR_NODES", 0.001)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     stop, calls = threading.Event(), []
@@ -345,7 +345,7 @@ def test_feeding_ends_for_another_chief_alone(
     assert len(calls) == 1 + refuses
 
 
-def test_what_makes_no_sense_is_refused(training: Training) -> None:
+def test_bad_arguments_are_refused(training: Training) -> None:
     with pytest.raises(InvalidArgumentError, match="no array 'copies'"):
         training.arrays.publish({"copies": None})
     with pytest.raises(IndexError):

@@ -26,7 +26,7 @@ PATIENCE = 180.0
 
 
 class Parameters:
-    """Published arrays that have the step, and a worker's view of them on another node."""
+    """Published arrays that hold the step, and a worker's view of them on another node."""
 
     def __init__(self, nodes: Nodes, name: str) -> None:
         self._nodes, self._published = nodes, 0
@@ -95,7 +95,7 @@ class Training:
         self._failures: list[BaseException] = []
 
     def start(self) -> None:
-        """Have rounds in a thread: Ray adds nodes in the main thread only."""
+        """Make rounds in a thread: Ray adds nodes in the main thread only."""
         self._over.clear()
         self._thread = threading.Thread(target=self._train)
         self._thread.start()
@@ -104,7 +104,7 @@ class Training:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Have no more, and raise what has gone wrong."""
+        """Make no more rounds, and raise what failed."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -119,7 +119,7 @@ class Training:
             self._failures.append(error)
 
     def round(self, required: int | None = None) -> None:
-        """Have a round, or take up the thread again where an owner was lost."""
+        """Make a round; after a lost owner, start the thread again."""
         number = self.required if required is None else required
         times = [time.monotonic()]
         pause, self.block = self.block, 0.0
@@ -149,13 +149,13 @@ class Training:
             self.longest[name] = max(self.longest[name], end - begin)
 
     def round_of_all(self) -> None:
-        """Have a round of all workers; the first attempt may find that the owner was lost."""
+        """Make a round of all workers; the first attempt may find that the owner was lost."""
         before = self.happened["rounds"]
         while self.happened["rounds"] == before:
             self.round(len(self.journals.homes))
 
     def settle(self, strikes: int) -> None:
-        """Have rounds with everything there again, and hold the whole against the journals."""
+        """Make rounds with all parts back, and compare all rounds with the journals."""
         self.round_of_all()
         before = set(self.journals.lost())
         for _ in range(3):

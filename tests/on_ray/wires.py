@@ -47,7 +47,7 @@ def why_not() -> str | None:
 
 
 def as_root() -> list[str]:
-    """What a command needs before it to make namespaces."""
+    """What must stand before a command so that it can make namespaces."""
     return [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
 
 
@@ -154,7 +154,7 @@ class _Carrier:
                         self._take_from(source)
 
     def _deliver(self) -> float:
-        """Deliver what is due; return how long nothing else is."""
+        """Deliver what is due; return the seconds until the next packet."""
         queue = self._on_the_way
         while queue and (left := queue[0][0] - time.monotonic()) <= 0:
             _, _, to, packet = heapq.heappop(queue)

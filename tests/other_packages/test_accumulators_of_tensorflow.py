@@ -54,7 +54,7 @@ def rows_of_the_page() -> list[str]:
 
 
 class Gradient(NamedTuple):
-    """What an apply is given; a dense gradient has values alone."""
+    """The arguments of an apply; a dense gradient has values alone."""
 
     values: Any
     indices: Any = None
@@ -82,7 +82,7 @@ def outcome(call: Callable[[], Any]) -> Outcome:
 
 
 def _config() -> Any:
-    """Return a session's configuration that is made quickly: no optimizer of graphs, one thread."""
+    """Return a session's configuration that is fast to make: no graph optimizer, one thread."""
     config = tf.compat.v1.ConfigProto(
         inter_op_parallelism_threads=1,
         intra_op_parallelism_threads=1,
@@ -94,7 +94,7 @@ def _config() -> Any:
 
 
 class Theirs:
-    """TensorFlow's accumulator, in a graph and a session of its own."""
+    """TensorFlow's accumulator, with its own graph and session."""
 
     def __init__(self, *, sparse: bool, **made_with: Any) -> None:
         self.graph = tf.Graph()
@@ -110,7 +110,7 @@ class Theirs:
         return tf.compat.v1.placeholder(dtype)
 
     def _op(self, what: str, *, shape: bool = False) -> Any:
-        """Return an op and its placeholders, made once: then only the run can refuse."""
+        """Return an op and its placeholders, made once, so that only running it can raise."""
         if (what, shape) not in self._built:
             with self.graph.as_default():
                 long, values = (lambda: self._placeholder(tf.int64)), self._placeholder(self.dtype)
@@ -143,7 +143,7 @@ class Theirs:
         return self._fed("apply", *given, shape=bool(shape))
 
     def run(self, call: Callable[[Any], Any]) -> Any:
-        """Call with the accumulator as users do, and run what that gives."""
+        """Call with the accumulator as users do, and run the result."""
         with self.graph.as_default():
             return self.session.run(call(self.acc))
 
@@ -161,7 +161,7 @@ class Theirs:
 
 
 class Ours:
-    """The same calls of shmacc's."""
+    """The same calls of shmacc's accumulator."""
 
     def __init__(self, *, sparse: bool, **made_with: Any) -> None:
         kind: Any = shmacc.SparseConditionalAccumulator if sparse else shmacc.ConditionalAccumulator
@@ -215,7 +215,7 @@ class Both:
         self.ours.close()
 
     def apply(self, gradient: Gradient, report: Report) -> bool:
-        """Apply in both; whether both are as before, or both have it."""
+        """Apply in both; return whether both changed alike."""
         before = self.ours.num_accumulated()
         own = outcome(lambda: self.ours.apply(gradient))
         their = outcome(lambda: self.theirs.apply(gradient))
@@ -346,7 +346,7 @@ DIFFERENCES: Final = (
 
 
 class Report:
-    """What the programs came to."""
+    """The results of the programs."""
 
     def __init__(self) -> None:
         self.programs = self.applies = self.takes = self.refused_by_both = 0
@@ -368,7 +368,7 @@ class Report:
 
 
 def _near(both: Both, own: Any, their: Any) -> bool:
-    """Whether a SUM is the same table, and a result of float16 nearly the same."""
+    """Whether a SUM is the same table, and a float16 result nearly the same."""
     if both.made.reduction_type != "SUM" and _disordered(both, Gradient(None)):
         return True
     if both.made.sparse:
@@ -398,7 +398,7 @@ def inner_shape(declared: Any, rng: Any) -> tuple[int, ...]:
 
 
 def well_formed(both: Both, rng: Any) -> Gradient:
-    """Return a gradient that fits the declaration, and the round if it is in one."""
+    """Return a gradient that fits the declaration, and the round, if it is in one."""
     made = both.made
     if both.round:
         shape = np.shape(both.round[0].values)[1 if made.sparse else 0 :]
@@ -472,7 +472,7 @@ MISTAKES_OF_TABLES: Final = (
 
 
 def program(rng: Any, report: Report, *, mistakes: bool) -> None:
-    """Run a program; after a difference of state it ends."""
+    """Run a program; it ends after a difference of state."""
     sparse = bool(rng.integers(2))
     shapes: Any = SHAPES_OF_TABLES if sparse else SHAPES
     made = Made(
@@ -585,7 +585,7 @@ def _of_gradients(row: str) -> None:
 
 
 def _call(made: Made, method: str, *args: Any, **keywords: Any) -> tuple[Outcome, Outcome]:
-    """Call a method of both accumulators, as users do; return our outcome and TensorFlow's."""
+    """Call a method of both accumulators as users do; return our outcome and TensorFlow's."""
     both = Both(made)
 
     def call(acc: Any) -> Any:
@@ -770,7 +770,7 @@ def _ended_by(call: Callable[[], None]) -> int:
 
 
 def _each_row() -> dict[str, str] | None:
-    """Return what is not so of each row; empty: nothing."""
+    """Return which rows are not true; empty: none."""
     if not _import():
         return None
     shown: dict[str, Callable[[], None]] = {}
@@ -798,7 +798,7 @@ def test_each_row_of_the_page_is_true() -> None:
     assert APPLIES.keys() == {each.row for each in DIFFERENCES}
 
 
-def test_random_programs() -> None:
+def test_random_programs_differ_only_as_the_page_says() -> None:
     with Apart(_programs, SEED, method="spawn") as process:
         report: Report | None = process.result(max(LONG, PROGRAMS * LONG / 10))
     if report is None:

@@ -23,7 +23,7 @@ WAYS = ("shmacc_synchronous", "shmacc_asynchronous", "hogwild", "ddp", "queues")
 
 
 def train_all() -> tuple[float, dict[str, Run], list[Run]]:
-    """Return the loss of a model that is not trained, each way's run, and one for each death."""
+    """Return an untrained model's loss, each way's run, and one run for each death."""
     # Forks of this process have torch already.
     processes.CONTEXT = multiprocessing.get_context("fork")  # type: ignore[assignment,misc]
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def losses_of(run: Run) -> dict[int, float]:
 
 
 @pytest.mark.timeout(400)
-def test_ways_train_the_same_and_shmaccs_goes_on_after_each_death() -> None:
+def test_all_ways_train_alike_and_shmaccs_survives_each_death() -> None:
     start_server()
     with Apart(train_all, method="forkserver") as child:
         untrained, runs, deaths = child.result(380)

@@ -31,7 +31,7 @@ LOOPS = pytest.mark.parametrize("run", [in_asyncio, in_uvloop])
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """An accumulator of sums; no thread may be left behind."""
+    """An accumulator of sums; no thread may be left."""
     before = threading.active_count()
     with ConditionalAccumulator(np.float64, (), reduction_type="SUM") as made:
         yield made
@@ -39,7 +39,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 @LOOPS
-def test_takes_rounds_and_steps(acc: ConditionalAccumulator, run: Any) -> None:
+def test_takes_rounds_and_steps_are_awaited(acc: ConditionalAccumulator, run: Any) -> None:
     async def main() -> None:
         acc.apply_grad(1.0)
         assert (await acc.take_async(1)).value.item() == 1.0

@@ -52,7 +52,7 @@ def test_leaves_are_named_by_their_key_paths() -> None:
     assert "Layer" in repr(spec)
 
 
-def test_some_leaves_are_rows() -> None:
+def test_some_leaves_may_have_sparse_gradients() -> None:
     spec = TreeSpec(
         {"emb": jnp.ones((10, 2)), "w": jnp.ones(2)},
         sparse=lambda name: "emb" in name,
@@ -78,7 +78,7 @@ def test_some_leaves_are_rows() -> None:
         ({"a/b": 1.0, "a": {"b": 1.0}}, {}, "Two leaves.*'a/b'"),
     ],
 )
-def test_a_tree_that_cannot_be_accumulated(tree: Any, options: Any, words: str) -> None:
+def test_a_tree_that_cannot_be_accumulated_is_refused(tree: Any, options: Any, words: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=words):
         TreeSpec(tree, **options)
 
@@ -104,7 +104,7 @@ def test_a_leaf_without_a_gradient_contributes_nothing_and_comes_back_as_zeros()
 
 
 def test_a_function_that_chooses_rows_must_return_something() -> None:
-    """One that returns None for some leaves only, as `re.match` does, has chosen the others."""
+    """One that returns None for some leaves only, as `re.match` does, chooses the others."""
     with pytest.raises(errors.InvalidArgumentError, match="None for each leaf, 'a', 'emb': "):
         TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=lambda _: None)  # type: ignore[arg-type,return-value]
     spec = TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=re.compile("e").match)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def test_flattening_copies_nothing_on_a_cpu() -> None:
     assert leaf.ctypes.data == params["w"].unsafe_buffer_pointer()
 
 
-def test_a_tree_of_another_structure() -> None:
+def test_a_tree_of_another_structure_is_refused() -> None:
     spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
     words = "structure of this spec"
     with SharedArrays(spec.members) as shared:
@@ -149,8 +149,8 @@ def test_a_tree_of_another_structure() -> None:
                 spec.store(other, shared)
 
 
-def test_a_traced_function_cannot_read_what_others_write() -> None:
-    """It would have the values of the trace for ever: a worker would train with old parameters."""
+def test_a_traced_function_cannot_read_shared_arrays() -> None:
+    """It would keep the values of the trace: a worker would train with old parameters."""
     tree = {"a": jnp.zeros(2)}
     spec = TreeSpec(tree)
     with SharedArrays(spec.flatten(tree)) as shared:
@@ -184,7 +184,7 @@ def test_parameters_live_in_shared_arrays() -> None:
         shared.unlink()
 
 
-def test_what_was_read_and_is_written_over_leaves_the_tree_alone() -> None:
+def test_overwritten_arrays_do_not_change_a_tree_that_was_read() -> None:
     # Pages are aligned as JAX wants its buffers: without a copy it would use the shared memory.
     spec = TreeSpec({"w": jnp.zeros(100_000)})
     with SharedArrays(spec.members) as shared, AccumulatorGroup(spec.members) as group:
@@ -270,7 +270,7 @@ def test_leaves_that_cannot_be_read_are_named() -> None:
         jax.jit(lambda tree: spec.flatten(tree)["a"])({"a": jnp.ones((4, 2))})
 
 
-def test_arrays_of_another_model() -> None:
+def test_arrays_of_another_model_are_refused() -> None:
     spec = TreeSpec({"a": jnp.ones(2), "b": jnp.ones(3)})
     with SharedArrays({"a": np.ones(2)}) as shared:
         with pytest.raises(errors.InvalidArgumentError, match=r"no array of leaf.*'b'"):
@@ -283,7 +283,7 @@ def test_arrays_of_another_model() -> None:
 
 
 def test_a_tree_of_parameters_and_an_optimizers_state_survives_its_chief() -> None:
-    """Another chief goes on from what the first one's update left: as one that did not end."""
+    """The next chief goes on from the first one's update as if it had not died."""
     optimizer = optax.adam(0.1)
     params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
     tree = {"params": params, "state": optimizer.init(params)}

@@ -68,8 +68,8 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
         yield made
 
 
-def test_cells_that_make_one_by_name_run_twice(notebook: Notebook) -> None:
-    """They attach to what they made, and the one before is let go of."""
+def test_cells_that_make_a_named_accumulator_run_twice(notebook: Notebook) -> None:
+    """They attach to the existing one, and the old handle is released."""
     for make in (
         "ConditionalAccumulator('f8', (), 'run')",
         "AccumulatorGroup({'w': shmacc.TensorSpec((2,), 'f8')}, 'run')",

@@ -36,7 +36,7 @@ _PAIRS: Final[dict[optim.Optimizer, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("optimizer", _PAIRS, ids=repr)
-def test_equals_optax(optimizer: optim.Optimizer, dtype: str) -> None:
+def test_updates_equal_optax(optimizer: optim.Optimizer, dtype: str) -> None:
     theirs, contents = _PAIRS[optimizer], beginning(dtype)
     ours = Ours(contents, optimizer, sparse=False)
     with jax.enable_x64(dtype == "float64"):
@@ -53,6 +53,6 @@ def test_equals_optax(optimizer: optim.Optimizer, dtype: str) -> None:
     ours.close()
 
 
-def test_every_optimizer_that_optax_has_is_here() -> None:
-    """A new one has its line above; Ftrl has none in optax."""
+def test_every_optimizer_of_optax_is_compared() -> None:
+    """Add a line above for a new one; optax has no Ftrl."""
     assert {type(optimizer) for optimizer in _PAIRS} == {*optim.KINDS} - {optim.Ftrl}

@@ -20,7 +20,7 @@ tf = cast("Any", None)  # in that process: TensorFlow
 
 
 class Op(NamedTuple):
-    """A training op: its name, first contents of its slots, its numbers, other arguments."""
+    """A training op: its name, its slots' first contents, its numbers, other arguments."""
 
     name: str
     slots: dict[str, float]
@@ -93,7 +93,7 @@ def _compare(optimizer: optim.Optimizer, dtype: str, *, sparse: bool) -> None:
 
 
 def _differences() -> list[str | None] | None:
-    """What each case came to: None, or its failure; None for all: there is no TensorFlow."""
+    """Each case's failure, or None; None for all if there is no TensorFlow."""
     global tf  # noqa: PLW0603  see the head
     try:
         tf = importlib.import_module("tensorflow")
@@ -120,5 +120,5 @@ def differences() -> list[str | None]:
 @pytest.mark.parametrize(
     "case", range(len(_CASES)), ids=lambda case: "-".join(map(str, _CASES[case]))
 )
-def test_as_tensorflows_ops(differences: list[str | None], case: int) -> None:
+def test_updates_equal_tensorflows_ops(differences: list[str | None], case: int) -> None:
     assert differences[case] is None, differences[case]

@@ -15,7 +15,7 @@ from shmacc.torch import optimizer_of
 def test_sparse_adam_counts_an_empty_gradient_and_ours_does_not(
     first: str | None, expected: float
 ) -> None:
-    """docs/torch.md gives both numbers; where torch has no gradient, both are equal."""
+    """docs/torch.md gives both numbers; without a gradient both are equal."""
     theirs = torch.nn.Parameter(torch.zeros(4, 1))
     adam = torch.optim.SparseAdam([theirs], lr=0.1)
     ours = Ours(np.zeros((4, 1), np.float32), optim.Adam(0.1), sparse=True)
@@ -45,8 +45,8 @@ def test_sparse_adam_counts_an_empty_gradient_and_ours_does_not(
         ("SparseAdam", 1),
     ],
 )
-def test_torchs_own_at_their_defaults(name: str, scale: float) -> None:
-    """Of small gradients, too, where epsilon counts; and of ones without rows."""
+def test_updates_equal_torchs_optimizers_at_their_defaults(name: str, scale: float) -> None:
+    """Also with small gradients, where epsilon counts, and with ones without rows."""
     sparse = name == "SparseAdam"
     table = beginning("float32")
     theirs = torch.nn.Parameter(torch.from_numpy(table.copy()))

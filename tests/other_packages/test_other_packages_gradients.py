@@ -29,7 +29,7 @@ COLUMN: Final = [1.5, -2.0, 0.25]
 
 
 def update_by(gradient: Any, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The gradient, by way of an update that a chief gives it to."""
+    """Pass the gradient through an update."""
     params = shmacc.Parameters({"w": np.zeros_like(like)}, optimizer=shmacc.optim.SGD(1.0))
     group = shmacc.AccumulatorGroup({"loss": shmacc.TensorSpec(())})
     with params, group:
@@ -41,7 +41,7 @@ def update_by(gradient: Any, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:
-    """The gradient, by way of an accumulator and of a group's member and an update, which agree."""
+    """Pass the gradient through an accumulator, a group's member and an update, which agree."""
     members = {"w": shmacc.IndexedSlicesSpec((4, 2), dtype)}
     with (
         shmacc.AccumulatorGroup(members) as group,
@@ -60,7 +60,7 @@ def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:
 
 
 def take_dense(gradient: Any, dtype: Any = "float32") -> Any:
-    """The gradient, by way of an accumulator and of an update, which agree."""
+    """Pass the gradient through an accumulator and an update, which agree."""
     with shmacc.ConditionalAccumulator(dtype) as acc:
         acc.apply_grad(gradient)
         taken = acc.take(1)
@@ -70,7 +70,7 @@ def take_dense(gradient: Any, dtype: Any = "float32") -> Any:
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "lil", "dok", "bsr"])
-def test_the_rows_of_a_scipy_matrix_that_have_entries(form: str) -> None:
+def test_a_scipy_matrix_gives_its_rows_that_have_entries(form: str) -> None:
     make = sp.coo_matrix if form in {"coo", "lil"} else sp.coo_array
     taken = take_sparse(make(TABLE).asformat(form))
     assert taken.indices.tolist() == [1, 3]
@@ -81,14 +81,14 @@ def test_the_rows_of_a_scipy_matrix_that_have_entries(form: str) -> None:
     assert np.shares_memory(back.data, taken.values)
 
 
-def test_stored_zeros_and_repeats_of_a_scipy_matrix() -> None:
+def test_a_scipy_matrix_may_have_stored_zeros_and_repeats() -> None:
     matrix = sp.coo_array(([0.0, 1.0, 2.0], ([2, 1, 1], [0, 1, 1])), shape=(4, 2))
     taken = take_sparse(matrix, "float64")
     assert taken.indices.tolist() == [1, 2]
     assert taken.values.tolist() == [[0, 3], [0, 0]]
 
 
-def test_what_is_no_matrix_of_rows_is_refused() -> None:
+def test_scipy_arrays_that_are_no_matrices_of_rows_are_refused() -> None:
     with pytest.raises(errors.InvalidArgumentError, match="has 1"):
         take_sparse(sp.coo_array(np.ones(4, np.float32)))
     with pytest.raises(errors.InvalidArgumentError, match="toarray"):
@@ -99,7 +99,7 @@ def test_what_is_no_matrix_of_rows_is_refused() -> None:
             acc.take(1).to_scipy()
 
 
-def test_rows_for_which_there_is_no_memory_are_an_error_of_ours() -> None:
+def test_rows_without_memory_raise_our_error() -> None:
     wide = sp.coo_array(([1.0], ([2], [0])), shape=(4, 10**15))
     with pytest.raises(errors.ResourceExhaustedError, match=r"coo_array of shape \(4, 10{15}\)"):
         take_sparse(wide)
@@ -108,14 +108,14 @@ def test_rows_for_which_there_is_no_memory_are_an_error_of_ours() -> None:
 
 
 class Broken(sp.csr_array):  # type: ignore[misc,unused-ignore]
-    """Cannot be converted."""
+    """An object that cannot be converted."""
 
     def tocsr(self, copy: Any = False) -> Any:
         raise NotImplementedError("no such conversion")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_are_single_in_scipy(dtype: str) -> None:
+def test_float16_is_float32_in_scipy(dtype: str) -> None:
     with shmacc.SparseConditionalAccumulator(dtype, (4, 2)) as acc:
         acc.apply_grad([3], np.ones((1, 2), np.float32).astype(dtypes.resolve(dtype).numpy))
         matrix = acc.take(1).to_scipy()
@@ -124,7 +124,7 @@ def test_halves_are_single_in_scipy(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32], ids=str)
-def test_jax_arrays_and_dtypes(dtype: Any) -> None:
+def test_jax_arrays_of_each_dtype_are_accepted(dtype: Any) -> None:
     given = jnp.asarray(TABLE, dtype)
     taken = take_dense(given, dtype)
     back = taken.to_jax()
@@ -153,7 +153,7 @@ def test_integers_that_jax_would_wrap_are_refused() -> None:
     assert take_dense(np.array([2**30]), "int64").to_jax().tolist() == [2**30]
 
 
-def test_what_32_bits_make_of_64_is_a_result_whatever_numpy_was_told_to_do() -> None:
+def test_results_that_jax_makes_narrower_raise_nothing() -> None:
     huge = np.array([1e300, 1e-300, np.nan, 1.0])
     with np.errstate(all="raise"):
         assert str(take_dense(huge, "float64").to_jax()) == "[inf  0. nan  1.]"
@@ -206,7 +206,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("program", [_TENSORFLOW, _ALONE], ids=["TensorFlow", "no package"])
-def test_what_needs_a_process_of_its_own(program: str) -> None:
+def test_gradients_of_packages_that_need_their_own_process(program: str) -> None:
     """TensorFlow and others bring libraries that collide."""
     ran = subprocess.run(
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
@@ -233,7 +233,7 @@ COLUMNS: Final[dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_column_is_an_array_that_is_read_where_it_is(name: str) -> None:
+def test_a_column_is_read_in_place(name: str) -> None:
     column = COLUMNS[name]()
     assert take_dense(column).value.tolist() == COLUMN
     first, second = (
@@ -243,7 +243,7 @@ def test_a_column_is_an_array_that_is_read_where_it_is(name: str) -> None:
     assert copied or np.shares_memory(first, second)
 
 
-def test_indices_are_columns_too() -> None:
+def test_indices_may_be_columns() -> None:
     frame = pl.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]})
     for ids in (
         pl.Series([3, 1], dtype=pl.UInt16),
@@ -256,7 +256,7 @@ def test_indices_are_columns_too() -> None:
         assert taken.values.tolist() == [[2, 4], [1, 3]]
 
 
-def test_frames_and_columns_of_vectors() -> None:
+def test_frames_and_columns_of_vectors_are_accepted() -> None:
     frame = {"x": [1.0, 2.0], "y": [3.0, 4.0]}
     expected = [[1, 3], [2, 4]]
     vectors = pl.Series(expected, dtype=pl.Array(pl.Float32, 2))
@@ -270,7 +270,7 @@ def test_frames_and_columns_of_vectors() -> None:
     assert take_dense(pd.DataFrame(frame, dtype="Float32"), "float32").value.tolist() == expected
 
 
-def test_a_nan_that_is_no_null_is_a_number() -> None:
+def test_a_nan_is_accepted_and_is_no_null() -> None:
     for column in (pl.Series([1.0, float("nan")]), pd.Series([1.0, float("nan")])):
         assert np.isnan(take_dense(column, "float64").value[1])
 
@@ -295,7 +295,7 @@ def test_a_nan_that_is_no_null_is_a_number() -> None:
         (np.ma.masked_array([1.0, 2.0], [True, False]), "masked.filled(0)"),
     ],
 )
-def test_nulls_are_refused_with_the_way_out(column: Any, way_out: str) -> None:
+def test_nulls_are_refused_and_the_error_names_the_remedy(column: Any, way_out: str) -> None:
     for what in (lambda: take_dense(column, "float64"), lambda: take_sparse((column, column))):
         with pytest.raises(errors.InvalidArgumentError) as caught:
             what()
@@ -315,7 +315,7 @@ def test_nulls_are_refused_with_the_way_out(column: Any, way_out: str) -> None:
         pa.chunked_array([[1], [None]]),
     ],
 )
-def test_nulls_among_ids_are_not_to_be_filled_with_row_0(ids: Any) -> None:
+def test_nulls_among_ids_are_refused(ids: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="leave these out") as caught:
         take_sparse((ids, np.ones((2, 1))))
     assert "fill" not in str(caught.value)
@@ -333,6 +333,6 @@ def test_nulls_among_ids_are_not_to_be_filled_with_row_0(ids: Any) -> None:
         pa.scalar(1),
     ],
 )
-def test_what_is_no_column_of_numbers_is_refused(column: Any) -> None:
+def test_columns_of_other_things_than_numbers_are_refused(column: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         take_dense(column)

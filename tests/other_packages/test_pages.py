@@ -41,7 +41,7 @@ def test_an_example_comes_to_its_result_whatever_was_before(
     Thrice(example, tmp_path, namespace, SECONDS).run()
 
 
-def test_torchs_first_program_goes_on_when_its_chief_was_killed_and_a_replica_has_raised(
+def test_torchs_first_program_survives_a_killed_chief_and_a_failed_replica(
     tmp_path: Path,
 ) -> None:
     """Its processes are started one by one, so `Thrice` cannot run it."""

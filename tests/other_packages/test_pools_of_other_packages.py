@@ -48,7 +48,7 @@ def context(request: pytest.FixtureRequest) -> Any:
 
 
 def get_ready(given: ConditionalAccumulator | None, namespace: str) -> None:
-    """Keep what came as an argument, or attach by name."""
+    """Keep the argument, or attach by name."""
     os.environ["SHMACC_NAMESPACE"] = namespace  # a forkserver has that of an earlier test
     _used["acc"] = ConditionalAccumulator.attach(NAME) if given is None else given
 
@@ -58,7 +58,7 @@ def apply(_: int) -> bool:
 
 
 def news(acc: ConditionalAccumulator) -> Any:
-    """Why those are gone who are."""
+    """The reasons of deaths that a take is told."""
     try:
         acc.take(2**40, timeout=0, on_death="raise")
     except errors.WorkerDiedError as error:
@@ -69,7 +69,7 @@ def news(acc: ConditionalAccumulator) -> Any:
 
 
 def initialised(acc: ConditionalAccumulator | None) -> dict[str, Any]:
-    """Workers are given it, or attach by name."""
+    """How workers get the accumulator: as an argument, or by name."""
     return {"initializer": get_ready, "initargs": (acc, os.environ["SHMACC_NAMESPACE"])}
 
 
@@ -90,8 +90,8 @@ def test_workers_that_end_well_are_not_dead(
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_nor_are_those_that_are_replaced(acc: ConditionalAccumulator, package: str) -> None:
-    """Forked workers, that have it; or that attach by name."""
+def test_workers_that_are_replaced_are_not_dead(acc: ConditionalAccumulator, package: str) -> None:
+    """Forked workers, which inherit it, or attach by name."""
     how = initialised(None) if package == "billiard" else {}
     context = PACKAGES[package].get_context("fork")
     end_well(context.Pool(2, maxtasksperchild=2, **how), acc)
@@ -102,7 +102,7 @@ def fail(acc: ConditionalAccumulator) -> None:
     raise ValueError("bad batch")
 
 
-def test_a_process_that_fails_is_told_of_with_its_exception(
+def test_a_failed_process_is_reported_with_its_exception(
     acc: ConditionalAccumulator, context: Any
 ) -> None:
     process = context.Process(target=fail, args=(acc,))
@@ -117,7 +117,7 @@ def die(_: int) -> None:
     os._exit(0)
 
 
-def test_a_worker_that_dies_is_dead(acc: ConditionalAccumulator) -> None:
+def test_a_killed_worker_is_reported(acc: ConditionalAccumulator) -> None:
     pool = billiard.get_context("fork").Pool(1)
     pool.apply_async(die, (0,))
     with pytest.raises(errors.WorkerDiedError, match="killed"):
@@ -126,7 +126,7 @@ def test_a_worker_that_dies_is_dead(acc: ConditionalAccumulator) -> None:
     pool.join()
 
 
-def test_the_pools_own_call_at_a_workers_end_is_made_too(
+def test_the_pools_own_hook_at_a_workers_end_is_called(
     acc: ConditionalAccumulator, tmp_path: Any
 ) -> None:
     def tell(_: int, status: int) -> None:
@@ -147,10 +147,10 @@ def attach_and_fail(rank: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_of_torchs_spawn_is_told_by_its_exception(
+def test_a_failed_worker_of_torchs_spawn_is_reported_with_its_exception(
     acc: ConditionalAccumulator, method: str
 ) -> None:
-    """Not by the SystemExit of 1 that torch makes of it."""
+    """Not with the SystemExit(1) into which torch turns it."""
     from torch import multiprocessing  # here, since it takes seconds, also in spawned workers
 
     with pytest.raises(multiprocessing.ProcessRaisedException, match="bad batch"):

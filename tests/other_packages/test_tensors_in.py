@@ -34,7 +34,7 @@ COMPLEX: Final = torch.complex(ROWS, -ROWS)
 
 @contextlib.contextmanager
 def long_way() -> Iterator[None]:
-    """In this block the extension finds that no tensor is of torch's own class."""
+    """Make the extension believe that no tensor is of torch's own class."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "Tensor", object)
         yield
@@ -110,7 +110,7 @@ WHILES: Final[dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]] =
         ("bfloat16", "always"),
     ],
 )
-def test_a_tensor_is_as_by_the_long_way(dtype: str, during: str) -> None:
+def test_a_tensor_equals_the_slow_path(dtype: str, during: str) -> None:
     with (
         ConditionalAccumulator(dtype) as dense,
         SparseConditionalAccumulator(dtype) as sparse,
@@ -137,7 +137,7 @@ def test_a_tensor_is_as_by_the_long_way(dtype: str, during: str) -> None:
                     assert outcome(acc, partial(apply, tensor)) == at_once, name
 
 
-def test_tensors_are_taken_at_once_where_they_are() -> None:
+def test_tensors_are_read_in_place() -> None:
     given = ROWS.clone()
     array = _core.plain_array(given, FLOAT32)
     assert array is not None
@@ -150,7 +150,7 @@ def test_tensors_are_taken_at_once_where_they_are() -> None:
         assert _core.plain_array(ROWS.clone().requires_grad_(), FLOAT32) is None
 
 
-def test_a_tensor_is_let_go() -> None:
+def test_a_tensor_is_released() -> None:
     given = ROWS.clone()
     before = sys.getrefcount(given)
     with SparseConditionalAccumulator("float32") as acc:
@@ -159,7 +159,7 @@ def test_a_tensor_is_let_go() -> None:
     assert sys.getrefcount(given) == before
 
 
-def test_jax_arrays_are_as_numpys() -> None:
+def test_jax_arrays_equal_numpys() -> None:
     with SparseConditionalAccumulator("float32") as acc, ConditionalAccumulator("float32") as dense:
         for values in (
             jnp.ones((2, 2)),
@@ -179,7 +179,7 @@ def test_jax_arrays_are_as_numpys() -> None:
                 )
 
 
-def test_jax_arrays_are_taken_at_once_where_they_are() -> None:
+def test_jax_arrays_are_read_in_place() -> None:
     given = jnp.ones((2, 2))
     plain = _core.plain_rows(jnp.array([5, 1]), given, FLOAT32, None)
     assert plain is not None
@@ -189,7 +189,7 @@ def test_jax_arrays_are_taken_at_once_where_they_are() -> None:
     assert np.shares_memory(values, np.asarray(given))
 
 
-def test_a_jax_array_that_was_deleted_is_refused_by_the_word() -> None:
+def test_a_deleted_jax_array_is_refused_as_deleted() -> None:
     given = jax.device_put(np.ones((2, 2), np.float32))
     given.delete()
     with (

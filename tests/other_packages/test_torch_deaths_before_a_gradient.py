@@ -63,7 +63,7 @@ def viewer_that_fails() -> None:
 
 
 def told(replicas: Any) -> Any:
-    """What the next wait is told; None: nothing."""
+    """What the next wait is told of deaths; None: nothing."""
     try:
         with replicas.round(timeout=0.01, on_death="raise"):
             pytest.fail("there was no gradient")
@@ -79,7 +79,7 @@ def told(replicas: Any) -> Any:
 def test_a_failure_before_the_first_gradient_is_told_once(
     start: Callable[..., Apart], fail: Callable[..., None], kind: Any, optimizer: Any
 ) -> None:
-    """To a wait that is going on; a viewer that fails is no replica."""
+    """It ends a wait that has begun. A viewer that fails is no replica."""
     with kind(one_layer(), NAME, total_num_replicas=2, optimizer=optimizer) as replicas:
         viewer = start(viewer_that_fails)
         replica = start(replica_that, fail, 1)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 LIBRARY = Path(shmacc.__file__).parent
 
 
-def test_each_tensor_that_the_library_makes_says_its_device() -> None:
-    """Every call of a function of torch that would take the program's default."""
+def test_each_tensor_that_the_library_makes_names_its_device() -> None:
+    """In every call of torch that would use the default."""
     makers = {made.__name__ for made in _device._device_constructors()} | {"Generator"}
     assert {"zeros", "sparse_coo_tensor", "randperm", "tensor"} <= makers
     calls = 0
@@ -67,7 +67,7 @@ def defaults(device: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 class Model(Mixed):
-    """With a table; all on the CPU."""
+    """A model with a table, all on the CPU."""
 
     def __init__(self) -> None:
         with torch.device("cpu"):
@@ -76,7 +76,7 @@ class Model(Mixed):
 
 
 def train(kind: Any, optimizer: Any) -> dict[str, Any]:
-    """Make three rounds; return what the model has then."""
+    """Make three rounds; return the model's contents."""
     with torch.device("cpu"):
         words = torch.arange(8)
         bags = torch.tensor([0, 3, 8])
@@ -117,7 +117,7 @@ BY_NAME = {"rows*": optim.Adagrad(0.1), "ids*": optim.Adagrad(0.1), "*": optim.A
 
 @pytest.mark.parametrize("optimizer", [None, BY_NAME], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
-def test_a_training_under_other_defaults(kind: Any, optimizer: Any) -> None:
+def test_training_does_not_depend_on_the_defaults(kind: Any, optimizer: Any) -> None:
     expected = train(kind, optimizer)
     with defaults("meta", torch.float32):
         same(train(kind, optimizer), expected)
@@ -125,8 +125,8 @@ def test_a_training_under_other_defaults(kind: Any, optimizer: Any) -> None:
         same(train(kind, optimizer), expected)
 
 
-def test_numbers_of_another_default_dtype() -> None:
-    """Only a table that is made then has it; what an optimizer of torch is to be, stays."""
+def test_another_default_dtype_changes_new_tables_only() -> None:
+    """What an optimizer of torch computes stays."""
     model, other = Model(), Model()
     with defaults("meta", torch.float64):
         assert TableEmbedding(2)._own.spec.dtype == "float64"
@@ -143,7 +143,7 @@ def test_numbers_of_another_default_dtype() -> None:
             replica.close()
 
 
-def test_tensors_of_what_was_taken() -> None:
+def test_results_become_tensors_under_any_default() -> None:
     rows = torch.tensor([[0, 2, 2], [1, 0, 0]])
     elements = torch.sparse_coo_tensor(rows, torch.ones(3), (4, 2))
     with defaults("meta", torch.bfloat16):

@@ -33,7 +33,7 @@ DTYPES: Final = [
 
 
 def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What ``nn.Embedding(sparse=True)`` leaves: 1 in row 5, 2 in row 2, which occurs twice."""
+    """The gradient of ``nn.Embedding(sparse=True)``: 1 in row 5, 2 in row 2, which occurs twice."""
     layer = torch.nn.Embedding(9, 2, sparse=True, dtype=dtype)
     layer(torch.tensor([5, 2, 2])).sum().backward()
     assert layer.weight.grad is not None
@@ -44,7 +44,7 @@ def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -
 def apply_by_all(
     value: Any, dtype: Any, *, sparse: bool, words: str | None = None
 ) -> tuple[Any, Any]:
-    """Apply it to an accumulator and to a group; take it from both, or hold both to refuse it."""
+    """Apply it to an accumulator and to a group; take it from both, or expect both to refuse."""
     acc: Any = (
         shmacc.SparseConditionalAccumulator(dtype, (9, 2))
         if sparse
@@ -94,7 +94,7 @@ def test_each_dtype_in_and_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn], ids=str)
-def test_a_dtype_that_accumulators_do_not_have_is_refused(dtype: torch.dtype) -> None:
+def test_other_dtypes_of_torch_are_refused(dtype: torch.dtype) -> None:
     with refused():
         shmacc.ConditionalAccumulator(dtype)
 
@@ -102,7 +102,7 @@ def test_a_dtype_that_accumulators_do_not_have_is_refused(dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     ("dtype", "coalesced"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
 )
-def test_what_an_embedding_leaves(dtype: torch.dtype, *, coalesced: bool) -> None:
+def test_an_embeddings_gradient(dtype: torch.dtype, *, coalesced: bool) -> None:
     gradient = embedding_gradient(coalesced=coalesced, dtype=dtype)
     taken = sparse(gradient, dtype)
     assert taken.indices.tolist() == [2, 5]
@@ -124,7 +124,7 @@ def test_what_an_embedding_leaves(dtype: torch.dtype, *, coalesced: bool) -> Non
     ids=["coo", "coo of rows", "csr", "csc"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse")  # in beta, says torch
-def test_sparse_tensors_of_any_layout(convert: Any) -> None:
+def test_sparse_tensors_may_have_any_layout(convert: Any) -> None:
     whole = torch.zeros(9, 2)
     whole[4, 1] = 3
     whole[7] = 5
@@ -159,12 +159,12 @@ def test_sparse_tensors_of_any_layout(convert: Any) -> None:
         ),
     ],
 )
-def test_refusals_of_sparse_gradients_name_the_way_out(make: Any, words: str) -> None:
+def test_refusals_of_sparse_gradients_name_the_remedy(make: Any, words: str) -> None:
     apply_by_all(make(), "float32", sparse=True, words=words)
 
 
 class Elsewhere(torch.Tensor):
-    """As if it were on an accelerator."""
+    """A tensor that claims to be on an accelerator."""
 
     device = torch.device("cuda:1")
 
@@ -194,11 +194,11 @@ class Elsewhere(torch.Tensor):
 )
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*(quantiz|prototype):UserWarning")
-def test_refusals_name_the_way_out(spoil: Any, words: str) -> None:
+def test_refusals_name_the_remedy(spoil: Any, words: str) -> None:
     apply_by_all(spoil(ROWS.clone()), "float32", sparse=False, words=words)
 
 
-def test_the_rows_of_an_embedding_are_read_where_they_are() -> None:
+def test_an_embeddings_rows_are_read_in_place() -> None:
     gradient = embedding_gradient(coalesced=False)
     slices = foreign.slices(gradient)
     index = arrays.index_array(slices.indices, "indices")
@@ -208,7 +208,7 @@ def test_the_rows_of_an_embedding_are_read_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_was_taken_is_not_copied(dtype: torch.dtype) -> None:
+def test_results_become_tensors_without_a_copy(dtype: torch.dtype) -> None:
     members = {
         "rows": shmacc.IndexedSlicesSpec((9, 2), dtype),
         "whole": shmacc.TensorSpec((3, 2), dtype),
@@ -224,7 +224,7 @@ def test_what_was_taken_is_not_copied(dtype: torch.dtype) -> None:
     assert tensors["rows"]._indices().data_ptr() == taken["rows"].indices.ctypes.data
 
 
-def test_views_that_are_not_plain_are_read_rightly() -> None:
+def test_conjugate_and_negative_views_are_read_correctly() -> None:
     complex_rows = torch.complex(ROWS, ROWS)
     assert dense(ROWS.t(), "float32").value.tolist() == ROWS.t().tolist()
     assert dense(complex_rows.conj(), "complex64").value.tolist() == complex_rows.conj().tolist()
@@ -234,7 +234,7 @@ def test_views_that_are_not_plain_are_read_rightly() -> None:
     )
 
 
-def test_rows_of_an_unknown_number_are_no_tensor() -> None:
+def test_a_result_with_an_unknown_number_of_rows_is_no_tensor() -> None:
     with shmacc.SparseConditionalAccumulator("float32") as acc:
         acc.apply_grad([1], [[1.0]])
         taken = acc.take(1)
@@ -266,7 +266,7 @@ def test_shared_arrays_start_as_tensors() -> None:
 
 
 @pytest.mark.parametrize("coalesced", [False, True])
-def test_an_update_takes_them_as_an_apply_does(*, coalesced: bool) -> None:
+def test_an_update_takes_the_same_tensors_as_an_apply(*, coalesced: bool) -> None:
     gradient = embedding_gradient(coalesced=coalesced)
     contents: dict[str, Any] = {"emb": np.zeros((9, 2), np.float32), "user": TableSpec((2,))}
     contents["layer"] = np.zeros((3, 2), np.float32)

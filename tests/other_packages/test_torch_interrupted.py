@@ -32,7 +32,7 @@ EACH: Final = 1 if EVERY_INSTANT else 13  # only one of so many points is tried
 
 
 def within(points: Points) -> tuple[str]:
-    """All lines, and the instructions of the code for torch; else only the latter's lines."""
+    """Trace all lines, and instructions of the code for torch; else only the latter's lines."""
     everywhere = EVERY_INSTANT and points is Points.LINES
     return (FOLDER if everywhere else f"{FOLDER}torch{os.sep}",)
 
@@ -118,7 +118,7 @@ PLANS: Final = {
 
 
 def follow(plan: str, ledger: Ledger, pair: Any, numbers: Iterator[int], at: Any) -> bool:
-    """Follow a plan; ask again until a step returns; hold the ledger. Whether an alarm came."""
+    """Follow a plan, repeat it until a step returns, check the ledger. Whether an alarm came."""
     replicas, replica = pair
     left: list[int] = []
     answer, came = None, False
@@ -162,8 +162,8 @@ TWICE: Final = (0, 1, 4, 9, 16, 40) if EVERY_INSTANT else (0, 5)
     [(SyncReplicas, plan) for plan in PLANS]
     + [(AsyncReplicas, plan) for plan in PLANS if "update" not in plan],
 )
-def test_at_every_point_of_a_step(kind: Any, plan: str) -> None:
-    """Also if a second exception comes soon after the first one."""
+def test_an_exception_at_every_point_of_a_step(kind: Any, plan: str) -> None:
+    """Also if a second exception follows soon."""
     model, other = Marks(), Marks()
     ledger, numbers = Ledger(model), itertools.cycle(range(SIZE))
     with pair(model, other, kind, optimizer=SGD(1.0)) as both:
@@ -176,7 +176,7 @@ def test_at_every_point_of_a_step(kind: Any, plan: str) -> None:
 
 
 def whole_turn(replicas: Any, optimizer: Any) -> None:
-    """What a chief's loop does."""
+    """Do what a chief's loop does in a turn."""
     assert replicas.active
     with replicas.round(timeout=0.001):
         if optimizer is not None:
@@ -185,8 +185,8 @@ def whole_turn(replicas: Any, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 @pytest.mark.parametrize("of_torch", [False, True], ids=["of shmacc", "of torch"])
-def test_at_every_point_of_a_round(kind: Any, *, of_torch: bool) -> None:
-    """No round stays open while the exception is kept; then the gradient is in one update."""
+def test_an_exception_at_every_point_of_a_round(kind: Any, *, of_torch: bool) -> None:
+    """No round stays open while the exception exists; then the gradient is in one update."""
     model, other = Marks(table=False), Marks(table=False)
     optimizer = torch.optim.SGD(model.parameters(), 1.0) if of_torch else None
     with pair(model, other, kind, optimizer=None if of_torch else SGD(1.0)) as (replicas, replica):
@@ -231,8 +231,10 @@ def test_at_every_point_of_a_round(kind: Any, *, of_torch: bool) -> None:
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("call", ["made", "closed"])
-def test_at_every_point_of_making_and_ending_a_training(call: str, namespace: str) -> None:
-    """A training that was not made ends no other later; one whose end was interrupted can end."""
+def test_an_exception_at_every_point_of_starting_and_ending_a_training(
+    call: str, namespace: str
+) -> None:
+    """A training that did not start ends no later one; an interrupted end can be repeated."""
     for number in itertools.count(1, 1 if EVERY_INSTANT else 101):  # a collection takes long
         first, second = Marks(), Marks()
         maker = SyncReplicas(first, NAME, total_num_replicas=1, optimizer=SGD(1.0))

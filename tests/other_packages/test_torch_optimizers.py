@@ -22,7 +22,7 @@ OF = torch.optim
 
 
 class Words(nn.Module):
-    """Rows by number, and dense layers, of which one is used by some batches alone."""
+    """Rows by number, and dense layers, one of which only some batches use."""
 
     def __init__(self, *, sparse: bool = False) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Words(nn.Module):
 
 
 def backward(model: nn.Module, step: int) -> None:
-    """A batch; those of some steps have no words at all, and some use no `seldom`."""
+    """Compute a batch; at some steps it has no words, and some do not use `seldom`."""
     random = torch.Generator().manual_seed(step)
     words = torch.randint(0, 20, (8, 0 if step % 7 == 3 else 3), generator=random)
     labels = torch.randint(0, 3, (8,), generator=random)
@@ -52,7 +52,7 @@ def train_as_torch(
     sparse: bool = False,
     kind: Any = SyncReplicas,
 ) -> None:
-    """Train by rounds of one replica, and by torch alone; hold the ends to be the same."""
+    """Train by rounds of one replica, and by torch alone; the results must be equal."""
     model, other, alone = (Words(sparse=sparse) for _ in range(3))
     with pair(model, other, kind, optimizer=ours(model)) as (replicas, replica):
         for step in range(STEPS):
@@ -89,7 +89,7 @@ SPARSE: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("make", DENSE.values(), ids=DENSE)
-def test_dense_updates_are_torchs(make: Any) -> None:
+def test_dense_updates_equal_torchs(make: Any) -> None:
     def theirs(model: Words) -> list[Any]:
         return [make(model.parameters())]
 
@@ -97,7 +97,7 @@ def test_dense_updates_are_torchs(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
-def test_sparse_updates_are_torchs_also_without_rows(make: Any) -> None:
+def test_sparse_updates_equal_torchs_even_without_rows(make: Any) -> None:
     """SparseAdam counts a step whose gradient has no rows."""
 
     def theirs(model: Words) -> list[Any]:
@@ -107,7 +107,7 @@ def test_sparse_updates_are_torchs_also_without_rows(make: Any) -> None:
     train_as_torch(lambda model: optimizer_of(*theirs(model)), theirs, sparse=True)
 
 
-def test_groups_of_parameters_keep_their_numbers() -> None:
+def test_groups_of_parameters_keep_their_settings() -> None:
     def theirs(model: Words) -> list[Any]:
         groups = [
             {"params": [model.emb.weight], "lr": 0.1, "weight_decay": 0.0},
@@ -138,7 +138,7 @@ def refused(words: str, optimizer: Any, model: Words | None = None, **options: A
         (OF.SparseAdam, "has dense gradients, which torch's SparseAdam"),
     ],
 )
-def test_what_is_not_honoured_is_refused_by_name(make: Any, words: str) -> None:
+def test_settings_without_support_are_refused_by_name(make: Any, words: str) -> None:
     def chief() -> Any:
         optimizer = optimizer_of(make(model.parameters()))
         return SyncReplicas(model, NAME, total_num_replicas=1, optimizer=optimizer)
@@ -158,12 +158,12 @@ def test_what_is_not_honoured_is_refused_by_name(make: Any, words: str) -> None:
         lambda of: OF.Adagrad(of, weight_decay=0.1),
     ],
 )
-def test_of_sparse_gradients_only_what_torch_does_by_rows(make: Any) -> None:
+def test_optimizers_that_torch_lacks_for_sparse_gradients_are_refused(make: Any) -> None:
     model = Words(sparse=True)
     refused("'emb.weight' has sparse gradients", optimizer_of(make(model.parameters())), model)
 
 
-def test_optimizers_of_another_model_or_that_have_made_steps() -> None:
+def test_optimizers_of_another_model_or_with_steps_are_refused() -> None:
     model = Words()
     refused("that is not the model's", optimizer_of(OF.SGD(Words().parameters())), model)
     part = OF.SGD([*model.emb.parameters(), *model.layer.parameters()], 0.1)
@@ -198,13 +198,13 @@ PATTERNS: Final = {
 }
 
 
-def test_the_first_pattern_that_matches_is_taken() -> None:
+def test_the_first_matching_pattern_is_used() -> None:
     train_as_torch(lambda _: PATTERNS, by_pattern, kind=AsyncReplicas)
 
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
-def test_patterns_of_both_kinds(kind: Any) -> None:
-    """That of torch is for those of its parameters that have no earlier pattern."""
+def test_patterns_may_name_optimizers_of_both_kinds(kind: Any) -> None:
+    """That of torch is for those of its parameters that match no earlier pattern."""
 
     def ours(model: Words) -> Any:
         return {
@@ -222,7 +222,7 @@ def test_patterns_of_both_kinds(kind: Any) -> None:
     train_as_torch(ours, theirs, kind=kind, sparse=True)
 
 
-def test_patterns_of_both_kinds_that_are_refused() -> None:
+def test_contradictory_patterns_of_both_kinds_are_refused() -> None:
     model = Words(sparse=True)
     adam = optimizer_of(OF.Adam(model.parameters()))
     refused(
@@ -235,7 +235,7 @@ def test_patterns_of_both_kinds_that_are_refused() -> None:
     refused("torch's Adam: optimizer_of", bare, model)
 
 
-def test_patterns_that_are_refused() -> None:
+def test_bad_patterns_are_refused() -> None:
     refused("'layer.weight' requires grad, but there is no", {"emb*": SGD(1), "*.bias": SGD(1)})
     more = {"emb*": SGD(1), "*": SGD(1), "head*": SGD(1)}
     refused("'head.', which matches no array$", more)
@@ -246,7 +246,7 @@ def test_patterns_that_are_refused() -> None:
 
 @pytest.mark.parametrize("by", ["schedule", "round"])
 def test_rates_by_pattern_follow_the_step(by: str) -> None:
-    """Those that are left out have their own."""
+    """Parameters without a pattern have their optimizer's rate."""
 
     def rates(step: int) -> dict[str, float]:
         return {"emb*": 0.05 / (1 + step)}
@@ -267,7 +267,7 @@ def test_rates_by_pattern_follow_the_step(by: str) -> None:
     close(model, alone)
 
 
-def test_a_schedule_that_is_refused() -> None:
+def test_a_bad_schedule_is_refused() -> None:
     refused("schedule is for optimizer=", None, schedule=lambda step: 0.1 / (step + 1))
     scheduler = OF.lr_scheduler.ConstantLR(OF.SGD(Words().parameters(), 0.1))
     for wrong in 0.1, {"*": 0.1}, scheduler:

@@ -60,8 +60,8 @@ def parameters_of(replicas: SyncReplicas) -> shmacc.Parameters:
     ],
     ids=["one for all", "by name"],
 )
-def test_updates_are_those_of_parameters_by_hand(optimizer: Any) -> None:
-    """Scaled, with a schedule; what is frozen or not used stays."""
+def test_updates_equal_those_of_parameters(optimizer: Any) -> None:
+    """Scaled, with a schedule; frozen and unused parameters stay."""
     model, other = Mixed(), Mixed()
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     by_hand = shmacc.Parameters(
@@ -111,7 +111,7 @@ def compute(rank: int) -> None:
 
 
 def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
-    """A chief that dies in its first block, or trains to the end; returns everything there is."""
+    """Be a chief that dies in its first block, or trains to the end; return everything."""
     model = Mixed()
     chosen = {"rows*": Adagrad(0.1), "*": AdamW(0.05, as_torch=True)}
     with SyncReplicas(
@@ -133,7 +133,7 @@ def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
 
 @pytest.mark.timeout(300)
 def test_deaths_in_the_block_change_nothing(start: Callable[..., Apart]) -> None:
-    """Parameters, slots, statistics, steps, rates are to the bit those of a run without deaths."""
+    """Parameters, slots, statistics, steps and rates equal those without deaths, to the bit."""
     ends = []
     for deaths in (0, DEATHS):
         children = [start(compute, rank) for rank in range(2)]
@@ -177,8 +177,8 @@ def test_an_exception_in_the_block_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["of torch", "of shmacc"])
-def test_a_block_gives_gradients_where_the_round_has_none(optimizer: Any) -> None:
-    """As a penalty on all parameters does, which the chief computes."""
+def test_a_block_may_give_gradients_that_the_round_lacks(optimizer: Any) -> None:
+    """Such as those of a penalty on all parameters, which the chief computes."""
     model, other, alone = Words(sparse=False), Words(sparse=False), Words(sparse=False)
     mine, theirs = (torch.optim.SGD(one.parameters(), 0.5) for one in (alone, model))
 
@@ -208,7 +208,7 @@ def test_a_block_gives_gradients_where_the_round_has_none(optimizer: Any) -> Non
 @pytest.mark.parametrize(
     "view", [torch.Tensor.t, torch._neg_view, lambda gradient: gradient[:1].expand_as(gradient)]
 )
-def test_a_gradient_that_is_another_view_of_the_given_one_is_taken(view: Any) -> None:
+def test_a_gradient_may_be_another_view_of_the_given_one(view: Any) -> None:
     model, other = (nn.Linear(2, 2, bias=False) for _ in range(2))
     gradient = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     with pair(model, other, optimizer=SGD(1.0)) as (replicas, replica):
@@ -221,8 +221,8 @@ def test_a_gradient_that_is_another_view_of_the_given_one_is_taken(view: Any) ->
         assert torch.equal(model.weight, expected)
 
 
-def test_of_two_chiefs_each_goes_on_where_the_other_has_raised() -> None:
-    """Both live, and take turns at it."""
+def test_two_chiefs_take_over_when_the_others_block_raises() -> None:
+    """Both live, and alternate."""
     one, two, other = Mixed(), Mixed(), Mixed()
     undisturbed, alone = [], Mixed()
     with pair(alone, other, optimizer=ADAM) as (replicas, replica):
@@ -249,8 +249,8 @@ def test_of_two_chiefs_each_goes_on_where_the_other_has_raised() -> None:
 
 
 @pytest.mark.parametrize("final", [False, True], ids=["between rounds", "an update has begun"])
-def test_a_checkpoint_has_all(start: Callable[..., Apart], *, final: bool) -> None:
-    """Also in place of an update that a dead chief has begun."""
+def test_a_checkpoint_has_everything(start: Callable[..., Apart], *, final: bool) -> None:
+    """Even if a dead chief had begun an update."""
     model, other = Mixed(), Mixed()
     first = SyncReplicas(model, NAME, total_num_replicas=1, optimizer=ADAM)
     with Replica(other, NAME, 0, timeout=0.01) as replica:
@@ -287,14 +287,14 @@ def test_a_checkpoint_has_all(start: Callable[..., Apart], *, final: bool) -> No
 
 
 def lead_alone(die: Callable[[], None]) -> None:
-    """A chief of one replica, that dies in its block."""
+    """Be a chief of one replica that dies in its block."""
     chief = SyncReplicas(Mixed(), NAME, total_num_replicas=1, optimizer=ADAM)
     with chief.round(timeout=LONG):
         die()
 
 
 def test_a_chief_may_evaluate_in_training_mode() -> None:
-    """Statistics of its forward pass are its own, until the round's."""
+    """Statistics of its forward pass last only until the round's."""
     model, other = Mixed(), Mixed()
     with pair(model, other, optimizer=ADAM) as (replicas, replica):
         model(torch.arange(8))
@@ -303,7 +303,7 @@ def test_a_chief_may_evaluate_in_training_mode() -> None:
         same(contents(model), contents(other))
 
 
-def test_arguments_that_are_refused(namespace: str) -> None:
+def test_bad_arguments_are_refused(namespace: str) -> None:
     def refused(optimizer: Any, words: str, model: nn.Module | None = None) -> None:
         with pytest.raises(errors.InvalidArgumentError, match=words):
             SyncReplicas(model or Mixed(), NAME, total_num_replicas=1, optimizer=optimizer)

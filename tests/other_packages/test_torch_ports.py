@@ -28,7 +28,7 @@ STEPS: Final = 24
 
 
 class Dlrm(nn.Module):
-    """Clicks: bags of ids in three tables, of which one has padding, and dense features."""
+    """A model of clicks: bags of ids in three tables, one with padding, and dense features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def rates(step: int) -> dict[str, float]:
 
 
 def compute(rank: int) -> None:
-    """A replica, from the beginning of its data to the end."""
+    """Be a replica, from the start of its data to the end."""
     model = Dlrm()
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         for _ in range(STEPS):
@@ -82,7 +82,7 @@ def compute(rank: int) -> None:
 
 
 def lead(dies_at: int) -> dict[str, Any]:
-    """A chief, until all have left; it is killed in the block of a step."""
+    """Be a chief until all have left; at a step it is killed in its block."""
     model = Dlrm()
     optimizer = optimizer_of(*optimizers_of(model))
     with SyncReplicas(
@@ -114,7 +114,9 @@ def alone() -> dict[str, Any]:
     return {key: value.numpy() for key, value in model.state_dict().items()}
 
 
-def test_a_port_is_torch_in_one_process_and_survives_its_chief(start: Callable[..., Apart]) -> None:
+def test_a_port_equals_torch_in_one_process_and_survives_its_chief(
+    start: Callable[..., Apart],
+) -> None:
     ends = []
     for deaths in ((), (0, 7)):
         children = [start(compute, rank) for rank in range(RANKS)]

@@ -94,10 +94,10 @@ def same(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:
 
 
 class Training:
-    """A chief and a replica, of which one's model is written to."""
+    """A chief and a replica; a test writes to one's model."""
 
     def __init__(self, which: str) -> None:
-        """Make them; `which` is the one that is written to."""
+        """Make both; `which` is the one that is written to."""
         self.of_chief, self.of_replica = Words(), Words()
         self.written = self.of_chief if which == "chief" else self.of_replica
         self.of_torch = "torch" in which
@@ -128,7 +128,7 @@ def training(request: pytest.FixtureRequest, namespace: str) -> Iterator[Trainin
 
 
 def _and_go_on(write: Any, model: Any) -> None:
-    """Write; Python raises what is pending in the loop at the latest, where it goes back."""
+    """Write; Python raises a pending exception where the loop goes back, at the latest."""
     write(model)
     for _ in range(2):
         pass
@@ -159,7 +159,7 @@ def test_a_write_raises_and_changes_nothing(training: Training, name: str) -> No
 
 
 @pytest.mark.parametrize("write", ["clipping rows", "SGD"])
-def test_a_write_in_the_block_leaves_the_round_as_it_was(training: Training, write: str) -> None:
+def test_a_write_in_the_block_does_not_change_the_round(training: Training, write: str) -> None:
     before = contents(training.of_chief)
     training.hand_over()
     with (
@@ -173,8 +173,8 @@ def test_a_write_in_the_block_leaves_the_round_as_it_was(training: Training, wri
 
 
 @pytest.mark.parametrize("training", ["replica"], indirect=True)
-def test_a_thread_that_writes_is_told_at_its_next_step(training: Training) -> None:
-    """Unless the main thread is told before."""
+def test_a_threads_write_raises_at_its_next_step(training: Training) -> None:
+    """Unless it raised in the main thread before."""
     before = contents(training.of_chief)
 
     def work() -> None:
@@ -190,7 +190,7 @@ def test_a_thread_that_writes_is_told_at_its_next_step(training: Training) -> No
 
 
 def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
-    """As the page on torch makes one: torch.from_numpy(params["layer"])."""
+    """As on the page on torch: torch.from_numpy(params["layer"])."""
     with shmacc.Parameters({"layer": torch.ones(50, 50)}, optimizer=ADAM) as params:
         with warnings.catch_warnings(action="ignore"):  # torch says once that it is not writable
             tensor = torch.from_numpy(params["layer"])
@@ -199,7 +199,7 @@ def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
         assert torch.equal(tensor, torch.ones(50, 50))
 
 
-def test_what_may_be_written_instead() -> None:
+def test_copies_and_unshared_models_may_be_written() -> None:
     """A copy; the model before it is shared."""
     model = Words()
     WRITES["load_state_dict"](model)
@@ -216,7 +216,7 @@ def test_what_may_be_written_instead() -> None:
     [((ADAM, None)[i % 2], name) for i, name in enumerate(WRITES)],
 )
 def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: str) -> None:
-    """By torch alone. Only a chief with torch's optimizer goes on in memory that others read."""
+    """By torch alone. Only a chief with torch's optimizer stays in memory that others read."""
     models = Words(), Words()
     with pair(*models, optimizer=optimizer):
         pass
@@ -233,7 +233,7 @@ def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: str) -> N
 
 
 def test_a_replica_that_has_left_trains_on_by_itself() -> None:
-    """It follows the others until it first writes; all its parameters are its own then."""
+    """It follows the others until its first write; then its parameters are its own."""
     model, leaves, stays = Words(), Words(), Words()
     with (
         chief_of(model, SGD(0.1), 2) as chief,
@@ -281,7 +281,7 @@ def _write_for_good(which: str) -> None:
 
 @needs_denials
 @pytest.mark.parametrize("which", ["chief", "replica"])
-def test_who_has_numbers_of_its_own_trains_no_further(start: Any, which: str) -> None:
+def test_a_replica_with_its_own_numbers_cannot_train_with_others(start: Any, which: str) -> None:
     start(_write_for_good, which).result()
 
 

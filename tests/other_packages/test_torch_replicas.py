@@ -26,7 +26,7 @@ BATCH: Final = 8  # a power of two: gradients times a weight, and divided by it,
 
 
 class Tied(nn.Module):
-    """Rows by number, dense layers, a frozen one, one that no loss depends on, tied weights."""
+    """Rows by number, dense layers, frozen and unused ones, and tied weights."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def size_of(rank: int, step: int, *, even: bool) -> int:
 
 
 def compute(rank: int, steps: int = 2**30, dtype: Any = torch.float32, even: bool = True) -> int:
-    """A replica with data for so many steps, until the chief ends; returns how many counted."""
+    """Be a replica with data for so many steps, until the chief ends; return how many counted."""
     counted = 0
     model = Tied(dtype)
     with Replica(model, NAME, rank, timeout=LONG) as replica:
@@ -80,7 +80,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 def alone(
     steps: int, *lengths: int, even: bool = True, dtype: Any = torch.float32, make: Any = None
 ) -> Tied:
-    """What one process comes to with the batches of all, who have data for so many steps."""
+    """The result of one process with everybody's batches, for so many steps."""
     model = Tied(dtype)
     optimizer = (make or optimizer_of)(model)
     for step in range(steps):
@@ -115,7 +115,9 @@ def train(replicas: Any, optimizer: torch.optim.Optimizer, model: Any, steps: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Apart], dtype: torch.dtype) -> None:
+def test_one_replica_equals_plain_torch_to_the_bit(
+    start: Callable[..., Apart], dtype: torch.dtype
+) -> None:
     model = Tied(dtype)
     frozen, first = model.frozen.weight.clone(), model.first.weight
     with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
@@ -128,7 +130,7 @@ def test_one_replica_is_as_none_to_the_bit(start: Callable[..., Apart], dtype: t
 
 
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven batches by weight"])
-def test_three_replicas_are_as_one_large_batch(start: Callable[..., Apart], *, even: bool) -> None:
+def test_three_replicas_equal_one_large_batch(start: Callable[..., Apart], *, even: bool) -> None:
     model = Tied()
     with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:
         children = [start(compute, rank, 2**30, torch.float32, even) for rank in range(3)]
@@ -148,7 +150,7 @@ def test_three_replicas_are_as_one_large_batch(start: Callable[..., Apart], *, e
 
 
 def compute_and_say(rank: int, pipe: Any) -> None:
-    """A replica that tells before each step, and hears whether to go on."""
+    """Be a replica that reports before each step, and is told whether to go on."""
     model = Tied()
     replica = Replica(model, NAME, rank, timeout=LONG)
     while replica.running:
@@ -159,10 +161,10 @@ def compute_and_say(rank: int, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("counted", [True, False], ids=["its gradient is in", "it is not"])
-def test_a_replica_that_is_killed_and_started_again(
+def test_a_killed_replicas_batch_counts_once_after_a_restart(
     start: Callable[..., Apart], *, counted: bool
 ) -> None:
-    """Its batch is in the round once, whether it was killed after its gradient or before."""
+    """Whether it was killed before its gradient or after it."""
     model = Tied()
     optimizer = optimizer_of(model)
     with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
@@ -184,7 +186,7 @@ def test_a_replica_that_is_killed_and_started_again(
 
 
 def say_nothing(rank: int) -> None:
-    """A replica that never comes to its first step, until it is told to end."""
+    """Be a replica that never comes to its first step, until told to end."""
     model = Tied()
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         until(lambda: not replica.running)
@@ -204,6 +206,7 @@ def test_backups_are_not_waited_for(start: Callable[..., Apart]) -> None:
 
 
 def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Apart]) -> None:
+    """The chief no longer waits for it."""
     model = Tied()
     seen: dict[tuple[int, ...], int] = {}
     with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:
@@ -231,7 +234,7 @@ def adagrad_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def lead(path: Path, pipe: Any) -> dict[str, Any]:
-    """A chief that goes on from a checkpoint if there is one, or makes it and stops in a block."""
+    """Be a chief that goes on from a checkpoint, or makes one and stops in a block."""
     model = Tied()
     optimizer = adagrad_of(model)
     with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
@@ -257,7 +260,7 @@ def lead(path: Path, pipe: Any) -> dict[str, Any]:
 def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
     start: Callable[..., Apart], tmp_path: Path
 ) -> None:
-    """Its replicas go on, without being started again; the end is that of a run without deaths."""
+    """Its replicas go on without a restart; the end equals that of a run without deaths."""
     children = [start(compute, rank) for rank in range(2)]
     chief = start(lead, tmp_path / "checkpoint")
     assert chief.hear() == "half way"
@@ -277,7 +280,7 @@ def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
         np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_a_chief_that_dies_between_its_update_and_the_commit() -> None:
+def test_a_chief_that_dies_between_update_and_commit_updates_once() -> None:
     """The next one gets the same gradients, and does not add them twice."""
     model, other = Tied(), Tied()
     optimizer = optimizer_of(model)
@@ -301,7 +304,7 @@ def test_a_chief_that_dies_between_its_update_and_the_commit() -> None:
         replica.close()
 
 
-def test_an_exception_in_the_block_makes_parameters_suspect() -> None:
+def test_after_an_exception_in_the_block_a_checkpoint_must_be_loaded() -> None:
     model, other = Tied(), Tied()
     with pair(model, other) as (replicas, replica):
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -357,7 +360,7 @@ def test_an_asynchronous_replica_waits_for_room() -> None:
         replica.close()
 
 
-def test_running_statistics_are_the_mean_of_the_replicas() -> None:
+def test_running_statistics_are_the_mean_over_replicas() -> None:
     models = [Words() for _ in range(3)]
     with (
         pair(models[0], models[1], total=2) as (replicas, first),

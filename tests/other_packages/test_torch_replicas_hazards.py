@@ -47,7 +47,7 @@ def hand_over(replica: Replica, model: nn.Module) -> None:
 
 
 def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None:
-    """A checkpoint would be one of numbers that nobody trains, or loaded into such."""
+    """Expect a refusal: a checkpoint would have numbers that nobody trains."""
     for call in (
         replicas.round(timeout=LONG).__enter__,
         replicas.state_dict,
@@ -59,7 +59,7 @@ def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None
 
 @pytest.fixture
 def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
-    """Enter a chief's round in a thread, and return when it waits in the queue, and its future."""
+    """Enter a chief's round in a thread; return when it waits, with its future."""
     with ThreadPoolExecutor() as executor:
 
         def wait(chief: SyncReplicas) -> Any:
@@ -74,7 +74,7 @@ def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
         yield wait
 
 
-def test_a_chief_in_line_does_not_go_on_from_a_half_update(in_line: Any) -> None:
+def test_a_waiting_chief_does_not_go_on_from_half_an_update(in_line: Any) -> None:
     model, other = one_layer(), one_layer()
     with pair(model, other) as (first, replica), chief_of(one_layer()) as second:
         hand_over(replica, other)
@@ -93,10 +93,10 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
-def test_two_chiefs_at_once_are_told_of_each_other(
+def test_two_chiefs_are_warned_of_each_other(
     optimizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once each; one that loads a checkpoint, gives a round up, or is alone is told nothing."""
+    """Once each; not one that loads a checkpoint, gives a round up, or is alone."""
     models = [one_layer() for _ in range(3)]
     with pair(*models[:2], optimizer=optimizer) as (first, replica):
 
@@ -129,7 +129,7 @@ def test_two_chiefs_at_once_are_told_of_each_other(
         second.close()
 
 
-def test_the_end_is_one_for_all_chiefs(in_line: Any) -> None:
+def test_the_end_of_a_training_ends_all_chiefs(in_line: Any) -> None:
     with chief_of(one_layer()) as first:
         waits = in_line(first)
         chief_of(one_layer()).close()
@@ -141,7 +141,7 @@ def test_the_end_is_one_for_all_chiefs(in_line: Any) -> None:
 
 @pytest.mark.parametrize("removed", [True, False], ids=["removed", "finished"])
 def test_parameters_that_are_left_without_their_group_are_trained_on(*, removed: bool) -> None:
-    """A chief may die in its close, which finishes the group first, then removes it."""
+    """A chief may die in its close, after it finished the group and before it removed it."""
     model, other = one_layer(), one_layer()
     ended = chief_of(model)
     with Replica(other, NAME, 0, timeout=0.01) as replica:
@@ -179,11 +179,11 @@ def leave_a_block_in_a_forked_child() -> list[bool]:
             return [replica.running, not replica._left[0]]
 
 
-def test_the_end_of_a_forked_child_is_not_that_of_the_training(start: Callable[..., Apart]) -> None:
+def test_the_end_of_a_forked_child_does_not_end_the_training(start: Callable[..., Apart]) -> None:
     assert start(leave_a_block_in_a_forked_child).result() == [True, True]
 
 
-def test_a_step_that_is_tried_again_says_whether_the_gradient_counted() -> None:
+def test_a_repeated_step_returns_whether_the_gradient_counted() -> None:
     other = one_layer()
     with pair(one_layer(), other) as (replicas, replica):
         hand_over(replica, other)
@@ -208,8 +208,10 @@ def test_a_gradient_that_is_dropped_does_not_count(drop: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)])
-def test_an_asynchronous_gradient_of_before_a_checkpoint(optimizer: SGD | None) -> None:
-    """It has no step that would be stale, and is dropped all the same."""
+def test_an_asynchronous_gradient_from_before_a_checkpoint_is_dropped(
+    optimizer: SGD | None,
+) -> None:
+    """Though it has no step that could be stale."""
     model, other = one_layer(), one_layer()
     with (
         AsyncReplicas(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
@@ -226,7 +228,7 @@ def test_an_asynchronous_gradient_of_before_a_checkpoint(optimizer: SGD | None) 
             assert update.replicas == (0,)
 
 
-def test_a_replica_is_not_two_of_those_that_a_round_waits_for() -> None:
+def test_a_round_counts_each_replica_once() -> None:
     other = one_layer()
     with chief_of(one_layer(), 2) as replicas:
         replica = Replica(other, NAME, 0, timeout=0.01)
@@ -248,7 +250,7 @@ def test_a_replica_is_not_two_of_those_that_a_round_waits_for() -> None:
         assert replicas._group.num_accumulated() == 1
 
 
-def test_a_replica_that_cannot_leave_in_time_is_closed_all_the_same() -> None:
+def test_a_replica_that_cannot_leave_in_time_is_closed() -> None:
     """It has failed, and the chief is told."""
     other = one_layer()
     with chief_of(one_layer(), 2) as replicas:
@@ -263,8 +265,8 @@ def test_a_replica_that_cannot_leave_in_time_is_closed_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("end", [None, SystemExit(0), GeneratorExit(), ValueError()], ids=repr)
-def test_a_replica_whose_block_ends_in_order_has_left(end: BaseException | None) -> None:
-    """The chief waits for it no longer; nor after sys.exit()."""
+def test_a_replica_whose_block_ends_without_an_error_has_left(end: BaseException | None) -> None:
+    """The chief no longer waits for it; nor after sys.exit()."""
     with chief_of(one_layer(), 2) as replicas:
         with suppress(BaseException), Replica(one_layer(), NAME, 0, timeout=LONG):
             if end is not None:
@@ -275,7 +277,7 @@ def test_a_replica_whose_block_ends_in_order_has_left(end: BaseException | None)
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 def test_an_exit_does_not_wait_for_a_chief(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by SIGTERM, when the chief is dead or joins this process. It has failed to leave."""
+    """By SIGTERM, say, when the chief is dead or joins this process. It has failed to leave."""
     monkeypatch.setattr(_replica, "_AT_EXIT", 0.01)
     other = one_layer()
     with kind(one_layer(), NAME, total_num_replicas=1) as replicas:
@@ -313,7 +315,7 @@ def test_replicas_that_leave_do_not_prolong_a_chiefs_wait() -> None:
         assert not left.done()
 
 
-def test_a_second_chief_does_not_end_the_round_that_a_first_is_about_to_end() -> None:
+def test_a_second_chief_does_not_end_the_first_ones_round() -> None:
     """It comes between the first one's update and the commit."""
     other = one_layer()
     with pair(one_layer(), other) as (first, replica):
@@ -371,7 +373,7 @@ def added(model: nn.Sequential) -> None:
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize("change", [assigned, replaced, added])
 def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: Any) -> None:
-    """Nobody would take their gradients. A copy beside the model that has none is nobody's."""
+    """Nobody would take their gradients. A copy beside the model may have none."""
     model, other = two_layers(), two_layers()
     with pair(model, other, optimizer=optimizer) as (replicas, replica):
         other.append(copy.deepcopy(other[1]).requires_grad_(requires_grad=False))
@@ -393,8 +395,8 @@ def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: A
         replica.close()
 
 
-def test_a_parameter_that_is_frozen_for_a_while() -> None:
-    """It requires grad when the model is shared: frozen after that, and trained again later."""
+def test_a_parameter_may_be_frozen_for_a_while() -> None:
+    """It requires grad when the model is shared, is then frozen, and is trained again later."""
     model, other = one_layer(), one_layer()
     with pair(model, other) as (replicas, replica):
         for frozen in (True, False):
@@ -407,7 +409,7 @@ def test_a_parameter_that_is_frozen_for_a_while() -> None:
             assert replica.step(), "it has been in the round"
 
 
-def test_a_parameter_that_requires_grad_only_later_is_refused_with_the_way_out() -> None:
+def test_a_parameter_that_requires_grad_only_later_is_refused_with_a_remedy() -> None:
     model, other = one_layer(), one_layer()
     for layer in (model, other):
         layer.bias.requires_grad_(requires_grad=False)
@@ -449,7 +451,7 @@ def test_models_that_cannot_be_trained_are_refused(namespace: str) -> None:
     assert not testing.leaked_names(namespace)
 
 
-def test_names_of_something_else_are_refused() -> None:
+def test_names_of_other_segments_are_refused() -> None:
     members = {"weight": shmacc.TensorSpec((1, 2), "float32")}
     with (
         shmacc.AccumulatorGroup(members, NAME, unlink_on_close=True),
@@ -460,7 +462,7 @@ def test_names_of_something_else_are_refused() -> None:
 
 
 class Scaled(nn.Module):
-    """Calls something of its own sparse; changes its buffer by an assignment."""
+    """Uses the name `sparse` for something else; changes its buffer by an assignment."""
 
     seen: torch.Tensor
 
@@ -475,8 +477,8 @@ class Scaled(nn.Module):
         return (self.scale * x) ** 2
 
 
-def test_a_module_whose_sparse_is_something_else_and_that_assigns_its_buffer() -> None:
-    """It is dense, and its buffer is shared all the same."""
+def test_a_module_may_use_the_name_sparse_and_assign_its_buffer() -> None:
+    """It is dense, and its buffer is shared."""
     model, other = Scaled(), Scaled()
     with pair(model, other) as (replicas, replica):
         for step in range(2):
@@ -492,7 +494,7 @@ def test_a_module_whose_sparse_is_something_else_and_that_assigns_its_buffer() -
 
 
 def test_a_replica_has_the_chiefs_mask() -> None:
-    """A buffer of booleans is no member of the group, and shared all the same."""
+    """A buffer of booleans is no member of the group, but is shared."""
     model, other = one_layer(), one_layer()
     for each, on in (model, True), (other, False):
         each.register_buffer("mask", torch.tensor([on, False]))
@@ -513,8 +515,8 @@ def with_expanded_buffers(*, on: bool) -> nn.Linear:
 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
-def test_buffers_that_are_expanded_views_are_written_to(optimizer: Any) -> None:
-    """Of torch itself it is an error: several of their elements have the same memory."""
+def test_buffers_may_be_expanded_views(optimizer: Any) -> None:
+    """In torch itself it is an error: several of their elements have the same memory."""
     model, other, third = (with_expanded_buffers(on=on) for on in (True, False, False))
     before = contents(model)
     with pair(model, other, optimizer=optimizer, initial=before) as (replicas, replica):
@@ -533,7 +535,7 @@ def test_buffers_that_are_expanded_views_are_written_to(optimizer: Any) -> None:
         same(contents(third), before)
 
 
-def test_gradients_with_a_graph_of_their_own() -> None:
+def test_gradients_may_have_their_own_graph() -> None:
     model, other = Scaled(), Scaled()
     with pair(model, other) as (replicas, replica):
         with pytest.warns(UserWarning, match="create_graph"):
@@ -544,7 +546,7 @@ def test_gradients_with_a_graph_of_their_own() -> None:
             assert model.scale.grad.item() == 8
 
 
-def test_a_dense_gradient_of_a_sparse_module_is_refused_with_the_way_out() -> None:
+def test_a_dense_gradient_of_a_sparse_module_is_refused_with_a_remedy() -> None:
     model, other = (nn.Embedding(3, 2, sparse=True) for _ in range(2))
     with pair(model, other) as (_, replica):
         nn.functional.linear(other(torch.tensor([0, 1])), other.weight).sum().backward()
@@ -553,7 +555,7 @@ def test_a_dense_gradient_of_a_sparse_module_is_refused_with_the_way_out() -> No
         other.weight.grad = None
 
 
-def test_names_go_with_the_chief_that_took_over() -> None:
+def test_names_are_removed_with_the_chief_that_took_over() -> None:
     first = chief_of(one_layer())
     second = chief_of(one_layer())
     first._group._finalizer.detach()  # as if killed
@@ -565,6 +567,6 @@ def test_names_go_with_the_chief_that_took_over() -> None:
     first._shared.close()
 
 
-def test_without_a_chief_a_replica_says_so() -> None:
+def test_a_replica_without_a_chief_raises() -> None:
     with pytest.raises(errors.DeadlineExceededError, match=NAME):
         Replica(one_layer(), NAME, 0, timeout=0.05)

@@ -25,7 +25,7 @@ from shmacc.torch import AsyncReplicas, Replica
         ("-2", "is '-2', which is no rank"),
     ],
 )
-def test_no_rank_is_an_error_that_says_why(
+def test_a_missing_rank_is_an_error_that_says_why(
     found: str | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SHMACC_RANK", raising=False)
@@ -37,7 +37,7 @@ def test_no_rank_is_an_error_that_says_why(
         Replica(nn.Linear(2, 1), "absent", timeout=0)
 
 
-def test_the_rank_is_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replicas_rank_is_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMACC_RANK", "1")
     with AsyncReplicas(nn.Linear(2, 1), "ranks", total_num_replicas=2):
         for given, rank in ((None, 1), (0, 0)):
@@ -48,7 +48,7 @@ def test_the_rank_is_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
             Replica(nn.Linear(2, 1), "ranks", timeout=LONG)
 
 
-def test_the_pages_program_runs_by_the_command(tmp_path: Path) -> None:
+def test_the_pages_program_runs_with_the_command(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "torch.md").read_text()
     (program,) = re.findall(r"```python\n(# train\.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "train.py").write_text(program)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def slots_of(replicas: Any) -> dict[str, Any]:
-    """What the optimizer keeps, with how many updates each array has had."""
+    """The optimizer's slots, with how many updates each array has had."""
     state = replicas._shared.state()
     slots = {
         name: numbers for name, numbers in state.items() if name.endswith((".m", ".v", ".momentum"))
@@ -53,7 +53,7 @@ def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
     ("optimizer", "kind"), [(SGD(0.3, momentum=0.9), SyncReplicas), (Adam(0.05), AsyncReplicas)]
 )
 def test_a_skipped_round_changes_nothing(optimizer: Any, kind: Any) -> None:
-    """Not by momentum either, which a gradient of zeros would do."""
+    """Not even by momentum, as a gradient of zeros would."""
     model, other = Words(), Words()
     with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
         hand_over(replica, other)
@@ -98,7 +98,7 @@ def test_a_chief_and_a_replica_are_not_copied() -> None:
 
 
 def with_gradients(*, sparse: bool) -> Words:
-    """Return a model with gradients; some rows occur twice."""
+    """Return a model with gradients, in which some rows occur twice."""
     model = Words(sparse=sparse)
     backward(model, 100)
     return model
@@ -113,7 +113,7 @@ def same_gradients(model: nn.Module, expected: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("order", "limit"), [(1.0, 0.5), (2.0, 0.5), (float("inf"), 0.5), (2.0, 1e6)]
 )
-def test_norms_are_torchs_of_dense_gradients(order: float, limit: float) -> None:
+def test_norms_equal_torchs_of_dense_gradients(order: float, limit: float) -> None:
     model, dense = with_gradients(sparse=True), with_gradients(sparse=False)
     found = clip_grad_norm_(model.parameters(), limit, order)
     wanted = nn.utils.clip_grad_norm_(dense.parameters(), limit, order)
@@ -123,7 +123,7 @@ def test_norms_are_torchs_of_dense_gradients(order: float, limit: float) -> None
     same_gradients(model, dense)
 
 
-def test_values_are_clamped_as_torchs() -> None:
+def test_values_are_clamped_as_in_torch() -> None:
     model, dense = with_gradients(sparse=True), with_gradients(sparse=False)
     clip_grad_value_(model.parameters(), 0.1)
     nn.utils.clip_grad_value_(dense.parameters(), 0.1)
@@ -146,7 +146,7 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked() -> None:
 
 
 class Tower(nn.Module):
-    """Tables in a part and beside it, rows of a sparse embedding, a dense layer."""
+    """Tables inside and outside a part, rows of a sparse embedding, a dense layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Tower(nn.Module):
 
 
 def dense_of(model: Any, table: Callable[[Any], Any]) -> list[Any]:
-    """What has the model's gradients, all dense, for torch's own functions."""
+    """Return the model with all gradients dense, for torch's own functions."""
     found = [one.grad.to_dense() for one in model.parameters()]
     found += [table(one) for one in (model.part["ids"], model.alone)]
     return [SimpleNamespace(grad=one.clone()) for one in found]
@@ -186,7 +186,9 @@ SOME: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("foreach", [None, False, True])
 @pytest.mark.parametrize("where", ["block", "replica"])
-def test_all_of_a_model_is_clipped_or_it_is_said(where: str, *, foreach: bool | None) -> None:
+def test_all_of_a_model_is_clipped_or_an_error_says_what_is_not(
+    where: str, *, foreach: bool | None
+) -> None:
     """Dense, sparse and tables; in the chief's block, and by a replica before its step."""
     with pair(Tower(), Tower(), optimizer=SGD(0.1)) as (replicas, replica):
         ids = torch.tensor([3, 1, 1, 4])
@@ -233,8 +235,8 @@ def test_all_of_a_model_is_clipped_or_it_is_said(where: str, *, foreach: bool | 
         replica.close()
 
 
-def test_a_model_of_tables_alone() -> None:
-    """Its parameters are none, so they are all of them."""
+def test_a_model_of_tables_alone_is_clipped() -> None:
+    """It has no parameters, so these are all of them."""
     model, other = (cast("Any", nn.ModuleList([TableEmbedding(2)])) for _ in range(2))
     with pair(model, other, optimizer=SGD(0.1)) as (replicas, replica):
         other[0](torch.arange(3)).sum().backward()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_a_row_that_is_used_several_times_has_all_its_gradients() -> None:
-    """Twice in a batch, by two lookups of a forward pass, by two backward passes, by tied names."""
+    """Twice in a batch, in two lookups, in two backward passes, under tied names."""
 
     class Pairs(nn.Module):
         def __init__(self, rows: nn.Module) -> None:
@@ -65,8 +65,8 @@ def test_a_row_that_is_used_several_times_has_all_its_gradients() -> None:
         ("mean", -1, False),
     ],
 )
-def test_bags_are_those_of_torch(mode: Any, padding: int | None, *, flat: bool) -> None:
-    """An empty one and one of padding alone, too; and their gradients."""
+def test_bags_equal_torchs(mode: Any, padding: int | None, *, flat: bool) -> None:
+    """Also empty ones and ones of padding alone; and their gradients."""
     ids = torch.tensor([[1, 1, 2], [0, -1 if padding == -1 else 3, 4], [3, 3, 3]])
     if padding == -1:
         ids[2] = -1
@@ -117,10 +117,10 @@ NO_BAGS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("words", NO_BAGS)
-def test_bags_that_are_none_are_refused_before_torch_sees_them(
+def test_malformed_bags_are_refused_before_torch_sees_them(
     words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would read other memory, or crash."""
+    """Otherwise torch would read other memory, or crash."""
     shape, begins = NO_BAGS[words]
     offsets = torch.tensor(begins) if isinstance(begins, list) else begins
     monkeypatch.delattr(nn.functional, "embedding_bag")
@@ -131,7 +131,7 @@ def test_bags_that_are_none_are_refused_before_torch_sees_them(
             TableEmbedding(2, mode=mode)(torch.zeros(shape, dtype=torch.int64), offsets)
 
 
-def test_bags_without_ids() -> None:
+def test_bags_may_have_no_ids() -> None:
     for shape, offsets, bags in (((3, 0), None, 3), ((0, 3), None, 0), (0, [], 0), (0, [0, 0], 2)):
         found = TableEmbedding(2, mode="mean", padding_idx=1)(
             torch.zeros(shape, dtype=torch.int64),
@@ -140,8 +140,8 @@ def test_bags_without_ids() -> None:
         assert torch.equal(found, torch.zeros(bags, 2))
 
 
-def test_an_embedding_is_as_torchs_with_padding() -> None:
-    """Of any shape of ids, and of none; the row is zeros, and may be changed in place."""
+def test_an_embedding_with_padding_equals_torchs() -> None:
+    """For ids of any shape, and none; padding is zeros, and may be changed in place."""
     rows = TableEmbedding(4, initial=USERS, padding_idx=0)
     plain = TableEmbedding(4, initial=USERS)
     ids = torch.tensor([[[7, 0], [0, 2**63 - 1]]])
@@ -154,8 +154,8 @@ def test_an_embedding_is_as_torchs_with_padding() -> None:
     found += 1
 
 
-def test_gradients_in_the_block(namespace: str) -> None:  # noqa: ARG001
-    """They are clipped with the others'; those of a replica that leaves do not count."""
+def test_a_blocks_gradients_of_tables_can_be_clipped(namespace: str) -> None:  # noqa: ARG001
+    """With the others'; those of a replica that leaves do not count."""
     model, others = Clicks(), [Clicks(), Clicks()]
     with pair(model, others[0], total=2, optimizer=optim.SGD(0.1)) as (replicas, replica):
         with Replica(others[1], NAME, 1, timeout=0.01):
@@ -188,7 +188,7 @@ def test_gradients_in_the_block(namespace: str) -> None:  # noqa: ARG001
 
 
 def test_frozen_rows_are_not_trained() -> None:
-    """As `nn.Module.requires_grad_`, but of the embedding itself."""
+    """As with `nn.Module.requires_grad_`, but for the embedding itself."""
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         assert other.users.requires_grad_(requires_grad=False) is other.users
@@ -200,7 +200,7 @@ def test_frozen_rows_are_not_trained() -> None:
 
 
 def test_an_embedding_that_is_replaced_is_refused() -> None:
-    """The new one has rows of its own, which nobody trains."""
+    """The new one has its own rows, which nobody trains."""
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 1)
@@ -217,7 +217,7 @@ def test_an_embedding_that_is_replaced_is_refused() -> None:
 
 
 def test_rows_are_removed_and_counted() -> None:
-    """An update that would leave too many changes nothing; then it may remove some, or skip."""
+    """An update that would leave too many rows changes nothing; then remove some, or skip."""
     model, other = Clicks(max_rows=6), Clicks(max_rows=6)
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 1)
@@ -262,7 +262,7 @@ def test_rows_are_removed_and_counted() -> None:
         replica.close()
 
 
-def test_rows_that_no_round_has_had_for_long_are_forgotten() -> None:
+def test_rows_that_were_long_in_no_round_are_forgotten() -> None:
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         for step, ids in enumerate(([1, 2], [2, 3], [3, 4], [2, 5], [5])):
@@ -284,7 +284,7 @@ def test_rows_that_no_round_has_had_for_long_are_forgotten() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler's
-def test_a_compiled_replica() -> None:
+def test_a_replica_may_be_compiled() -> None:
     model, other = Clicks(), Clicks()
     first, second = (torch.compile(one, backend="eager") for one in (model, other))
     with pair(first, second, optimizer=BOTH) as (replicas, replica):
@@ -294,13 +294,13 @@ def test_a_compiled_replica() -> None:
         replica.close()
 
 
-def test_torchs_compiler_is_imported_only_by_those_who_compile() -> None:
-    """It takes two seconds, in each spawned worker."""
+def test_only_compiled_models_import_torchs_compiler() -> None:
+    """The import takes two seconds in each spawned worker."""
     code = "import sys, shmacc.torch; sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
-def test_what_is_refused(namespace: str) -> None:
+def test_bad_arguments_are_refused(namespace: str) -> None:
     def refused(words: str, call: Callable[[], Any]) -> None:
         with pytest.raises(errors.InvalidArgumentError, match=words):
             call()

@@ -50,7 +50,7 @@ UPDATES: Final = 8
 
 
 class Reference(nn.Module):
-    """torch's own embeddings, of the ids in the batches, with the same first rows."""
+    """torch's own embeddings of the ids in the batches, with the same first rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Reference(nn.Module):
 
 
 def reference(make: Callable[[Any], Any], steps: int) -> Reference:
-    """What one process comes to with the batches of two replicas."""
+    """The result of one process with the batches of two replicas."""
     model = Reference()
     theirs = [
         make([model.users.weight, model.tags.weight]),
@@ -95,9 +95,7 @@ def reference(make: Callable[[Any], Any], steps: int) -> Reference:
     ],
     ids=["SGD", "Adagrad", "SparseAdam"],
 )
-def test_updates_are_those_of_a_dict_and_torchs_optimizer(
-    ours: Any, theirs: Callable[[Any], Any]
-) -> None:
+def test_updates_equal_a_dict_and_torchs_optimizer(ours: Any, theirs: Callable[[Any], Any]) -> None:
     steps, model = 6, Clicks()
     others = [Clicks(), Clicks()]
     optimizer = {"layer*": optim.SGD(0.1), "*": ours}
@@ -127,7 +125,7 @@ def test_updates_are_those_of_a_dict_and_torchs_optimizer(
 
 
 def compute(rank: int, dies_at: tuple[int, bool] | None) -> None:
-    """Be a replica until the chief ends, or die at a step: before its gradient or after it."""
+    """Be a replica until the chief ends, or die at a step, before its gradient or after it."""
     model = Clicks()
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         while replica.running:
@@ -141,7 +139,7 @@ def compute(rank: int, dies_at: tuple[int, bool] | None) -> None:
 
 
 def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
-    """Be a chief that dies in its first block, or trains to the end; what there is then."""
+    """Be a chief that dies in its first block, or trains to the end; return its contents."""
     model = Clicks()
     with chief_of(model, 2) as replicas:
         while replicas.global_step < UPDATES:
@@ -155,7 +153,7 @@ def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
 
 
 def test_deaths_of_chiefs_and_replicas_change_nothing(start: Callable[..., Apart]) -> None:
-    """Rows, slots, ids, last steps are to the bit those of a run without deaths."""
+    """Rows, slots, ids and last steps equal those of a run without deaths, to the bit."""
     undisturbed = [start(compute, rank, None) for rank in range(2)]
     expected = start(lead, None).result()
     for child in undisturbed:
@@ -176,8 +174,8 @@ def test_deaths_of_chiefs_and_replicas_change_nothing(start: Callable[..., Apart
         child.result()
 
 
-def test_a_checkpoint_goes_on_to_the_bit() -> None:
-    """In the same training, whose rows keep their ages, and in a new one."""
+def test_a_training_goes_on_from_a_checkpoint_to_the_bit() -> None:
+    """In the same training, where rows keep their ages, and in a new one."""
     model, other = Clicks(), Clicks()
     saved = io.BytesIO()
 
@@ -216,7 +214,7 @@ def test_a_checkpoint_goes_on_to_the_bit() -> None:
 
 
 def trained() -> Clicks:
-    """A model that a training has left."""
+    """A model that a training left."""
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 3)
@@ -226,7 +224,7 @@ def trained() -> Clicks:
 
 
 def begin(kind: Any, initial: Clicks, die: Callable[[], None] | None) -> None:
-    """Be a chief that may die as it gives its tables their first rows."""
+    """Be a chief that may die while it gives its tables their first rows."""
     if die is not None:
         die()
     chief = kind(Clicks(), NAME, total_num_replicas=1, optimizer=BOTH, initial=initial)
@@ -236,7 +234,7 @@ def begin(kind: Any, initial: Clicks, die: Callable[[], None] | None) -> None:
 
 @kinds
 def test_a_training_starts_from_a_trained_model(kind: Any, start: Callable[..., Apart]) -> None:
-    """Whenever a first chief dies; and one that exists goes on from what it has."""
+    """Whenever a first chief dies; an existing training goes on from its own rows."""
     before = trained()
     for die in (in_the_update, after_the_update, None):
         status = start(begin, kind, before, die).wait()
@@ -256,8 +254,8 @@ def test_a_training_starts_from_a_trained_model(kind: Any, start: Callable[..., 
             replica.close()
 
 
-def test_a_model_without_a_training_has_rows_of_its_own() -> None:
-    """Those at the end; a copy's, a pickle's, a converted one's, too. Not a replica's."""
+def test_a_model_without_a_training_has_its_own_rows() -> None:
+    """Those at the end; so have copies, pickles and converted ones, but not a replica's."""
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 3)

@@ -25,7 +25,7 @@ def frozen(tensor: torch.Tensor) -> nn.Parameter:
 
 
 def model_of(**tensors: torch.Tensor) -> nn.Module:
-    """A model with these parameters and buffers, and one that is trained."""
+    """A model with these parameters and buffers, and a trained parameter."""
     model = nn.Module()
     model.trained = nn.Parameter(torch.ones(2))
     for name, tensor in tensors.items():
@@ -61,7 +61,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(VIEWS, 2)))
 def test_views_of_one_tensor_are_refused_if_they_overlap(a: str, b: str) -> None:
-    """As parameters and buffers, whichever comes first; the error names both, and the way out."""
+    """As parameters and buffers, in any order; the error names both, and the remedy."""
     places = {"a": set(), "b": set()}  # type: ignore[var-annotated]
     for name, view in (("a", VIEWS[a]), ("b", VIEWS[b])):
         places[name] = set(view(matrix()).view(torch.int32).flatten().tolist())
@@ -80,7 +80,7 @@ def test_views_of_one_tensor_are_refused_if_they_overlap(a: str, b: str) -> None
                 _memory.check_apart(dict(model.named_parameters()) | dict(model.named_buffers()))
 
 
-def test_any_two_views_are_as_their_elements_say() -> None:
+def test_two_views_overlap_if_and_only_if_their_elements_do() -> None:
     draw = random.Random(5)
     counts = [0, 0]
     for _ in range(1500):
@@ -104,7 +104,7 @@ def test_any_two_views_are_as_their_elements_say() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex128, torch.float64])
-def test_of_any_dtype(dtype: torch.dtype, namespace: str) -> None:
+def test_overlapping_views_of_any_dtype_are_refused(dtype: torch.dtype, namespace: str) -> None:
     base = matrix(dtype)
     with pytest.raises(errors.InvalidArgumentError, match="'a' and 'b' share memory"):
         SyncReplicas(model_of(a=base[:3], b=base[2:]), NAME, total_num_replicas=1)
@@ -136,8 +136,10 @@ ATTRIBUTES: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
 
 @pytest.mark.parametrize(("view", "shares"), ATTRIBUTES.values(), ids=ATTRIBUTES)
 @pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.detach])
-def test_views_that_modules_have_as_attributes(kind: Any, view: Any, *, shares: bool) -> None:
-    """They would keep the old memory, and the module compute with old numbers."""
+def test_attributes_that_are_views_of_parameters_are_refused(
+    kind: Any, view: Any, *, shares: bool
+) -> None:
+    """They would keep the old memory, and the module would compute with old numbers."""
 
     def make(*, tied: bool) -> nn.Module:
         model = nn.Module()
@@ -163,7 +165,7 @@ def test_views_that_modules_have_as_attributes(kind: Any, view: Any, *, shares: 
         Viewer(make(tied=True), NAME).close()
 
 
-def test_attributes_that_each_forward_makes_anew() -> None:
+def test_attributes_that_each_forward_pass_makes_are_accepted() -> None:
     models = [nn.utils.spectral_norm(nn.Linear(2, 2)), nn.LSTM(2, 2)]
     for model in models:
         with SyncReplicas(model, NAME, total_num_replicas=1, if_exists="replace"):
@@ -184,7 +186,7 @@ class Flat(nn.Module):
 
 
 class Transposed(nn.Module):
-    """A tied autoencoder as the error tells one to write it; the buffer is the parameter."""
+    """A tied autoencoder as the error suggests; the buffer is the parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ class Transposed(nn.Module):
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.01)], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize(("make", "width"), [(Flat, 2), (Transposed, 4)])
-def test_slices_and_ties_in_forward_train_as_in_one_process(
+def test_slices_and_ties_in_the_forward_pass_train_as_in_one_process(
     make: Callable[[], Any], width: int, optimizer: Any
 ) -> None:
     model, other, alone = make(), make(), make()
@@ -228,7 +230,7 @@ def exchanged(a: nn.Parameter, b: nn.Parameter) -> None:
 
 
 def followed(a: nn.Parameter, b: nn.Parameter) -> None:
-    """Each is made of the other's memory, which gets another gradient."""
+    """Make each from the other's memory, which gets another gradient."""
     kept = a.grad
     a.grad, b.grad = torch.zeros_like(a), kept
 
@@ -245,8 +247,8 @@ def one_for_both(a: nn.Parameter, b: nn.Parameter) -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("change", [exchanged, followed, viewed, one_for_both])
-def test_gradients_that_share_memory_in_the_block(change: Any, *, turned: bool) -> None:
-    """The update has those that the block left, as an optimizer of torch would."""
+def test_gradients_may_share_memory_in_the_block(change: Any, *, turned: bool) -> None:
+    """The update takes what the block leaves, as an optimizer of torch would."""
 
     def make() -> Any:
         return model_of(a=nn.Parameter(torch.zeros(3, 3)), b=nn.Parameter(torch.zeros(3, 3)))
@@ -273,7 +275,7 @@ def test_gradients_that_share_memory_in_the_block(change: Any, *, turned: bool) 
         replica.close()
 
 
-def test_gradients_that_share_memory_in_a_replica() -> None:
+def test_gradients_may_share_memory_in_a_replica() -> None:
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     with pair(model, other, optimizer=SGD(1.0)) as (replicas, replica):
         before = model.bias.detach().clone(), model.weight.detach().clone()

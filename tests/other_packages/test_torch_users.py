@@ -53,7 +53,7 @@ def train(replicas: Any, replica: Replica, model: nn.Module) -> None:
     ],
 )
 def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
-    """Slots are new; and one that exists goes on from what it has."""
+    """Its slots are new. An existing training goes on from its own numbers."""
     trained = Words(1)
     initial = {
         "a state": trained.state_dict(),
@@ -84,7 +84,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 
 @of_each
-def test_a_model_is_trained_on_after_the_block(kind: Any, optimizer: Any) -> None:
+def test_a_model_can_be_trained_after_the_block(kind: Any, optimizer: Any) -> None:
     """By torch, and by another training: fine-tuning with a new head."""
     model, other = Words(), Words()
     with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
@@ -134,7 +134,7 @@ def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
 
 
 def test_a_viewer_does_not_see_half_an_update() -> None:
-    """It waits for the end of a block, and refuses what a block has left half done."""
+    """It waits for the end of a block, and refuses half an update that a block left."""
     model, other = Words(), Words()
     with (
         SyncReplicas(model, NAME, total_num_replicas=1) as replicas,
@@ -154,7 +154,7 @@ def test_a_viewer_does_not_see_half_an_update() -> None:
         replica.close()
 
 
-def test_a_viewer_has_the_last_step_after_a_round_that_only_active_has_entered() -> None:
+def test_a_viewer_has_the_last_step_while_only_active_has_entered_a_round() -> None:
     """No block has begun, so no parameter may be half updated."""
     model, other = Words(), Words()
     with (
@@ -194,7 +194,7 @@ def test_a_round_that_is_given_up_late_hides_no_half_update_of_another_chief() -
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize("skips", [False, True], ids=["ends", "is skipped"])
-def test_a_checkpoint_that_is_loaded_in_a_block_is_gone_on_from(
+def test_a_training_goes_on_from_a_checkpoint_loaded_in_a_block(
     optimizer: Any, *, skips: bool
 ) -> None:
     model, other = Words(), Words()
@@ -220,8 +220,8 @@ def test_a_checkpoint_that_is_loaded_in_a_block_is_gone_on_from(
         replica.close()
 
 
-def test_what_active_has_waited_for() -> None:
-    """A round is the next one's; an error, too; and a checkpoint or the end gives it up."""
+def test_what_active_has_waited_for_is_not_lost() -> None:
+    """A round or error goes to the next call; a checkpoint or the end gives the round up."""
     model, other = Words(), Words()
     with pair(model, other, optimizer=SGD(0.5)) as (replicas, replica):
         saved = copy.deepcopy(replicas.state_dict())
@@ -261,7 +261,7 @@ DATA: Final = TensorDataset(torch.arange(50))
 
 
 def batches(rank: int, stop: int) -> list[list[int]]:
-    """A replica that trains on a loader; stops, without leaving, before that step."""
+    """Be a replica that trains on a loader, and stops before that step without leaving."""
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     model = Words()
     seen: list[list[int]] = []
@@ -299,7 +299,7 @@ def test_a_restarted_replica_goes_on_with_its_data(start: Callable[..., Apart]) 
     assert found[0][:6] != found[0][6:]
 
 
-def test_a_sampler_is_a_function_of_the_step() -> None:
+def test_a_samplers_batches_depend_on_the_step_alone() -> None:
     model, other = Words(), Words()
     with (
         SyncReplicas(model, NAME, total_num_replicas=2, optimizer=SGD(0.1)) as replicas,
@@ -328,7 +328,7 @@ def test_a_sampler_is_a_function_of_the_step() -> None:
 
 
 def test_a_sampler_repeats_the_batch_of_a_step_that_is_made_again() -> None:
-    """Here a block raised, and the chief went on from the checkpoint of the same step."""
+    """A block raised, and the chief went on from the checkpoint of the same step."""
     model, other = Words(), Words()
     with pair(model, other) as (replicas, replica):
         sampler = StepSampler(DATA, replica, 10)
@@ -351,8 +351,8 @@ def test_a_sampler_repeats_the_batch_of_a_step_that_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("compiled", ["all", "a part"])
-def test_compiled_models(compiled: str) -> None:
-    """Of a replica, and of the chief; a checkpoint is that of a model that is not."""
+def test_models_may_be_compiled(compiled: str) -> None:
+    """A replica's and the chief's; a checkpoint equals that of an uncompiled one."""
 
     def compile_it(model: Words) -> Any:
         if compiled == "all":

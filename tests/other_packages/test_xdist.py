@@ -56,9 +56,7 @@ def test_leak():
 """
 
 
-def test_two_workers_use_one_name_at_the_same_time_and_a_leak_is_found(
-    tmp_path: Path, namespace: str
-) -> None:
+def test_two_workers_may_use_one_name_and_a_leak_is_found(tmp_path: Path, namespace: str) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "test_leaks.py").write_text(LEAK.format(namespace))

@@ -33,7 +33,7 @@ class Clicks(nn.Module):
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Users that are new all the while, and old ones; tags, of which some are none."""
+    """Users, some of them new; tags, some of them none."""
     random = torch.Generator().manual_seed(1000 * rank + step)
     users = torch.randint(0, 6 + step, (8,), generator=random) * SPREAD
     tags = torch.randint(-1, 20, (8, 3), generator=random)
@@ -46,7 +46,7 @@ def backward(model: nn.Module, rank: int, step: int) -> None:
 
 
 def make_rounds(replicas: Any, replica: Replica, model: nn.Module, count: int) -> None:
-    """Make some, of this process's replica."""
+    """Make some rounds of this process's replica."""
     for _ in range(count):
         backward(model, replica.rank, replica.global_step)
         make_round(replicas, replica)

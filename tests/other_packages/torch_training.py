@@ -34,7 +34,7 @@ CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.apart"])
 
 
 def start_server() -> None:
-    """Start that server, if it is not there, where the checkout's bare tree is not in its path."""
+    """Start the forkserver once, from a directory without the source tree."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir("/")
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
@@ -42,7 +42,7 @@ def start_server() -> None:
 
 
 def within(namespace: str, function: Callable[..., Any], *args: Any, pipe: Any) -> Any:
-    """Call the function, in a child of a server that has another namespace."""
+    """Call the function in a child of a forkserver that has another namespace."""
     os.environ["SHMACC_NAMESPACE"] = namespace
     torch.set_num_threads(1)
     return call(function, args, pipe)
@@ -63,7 +63,7 @@ class Words(nn.Module):
 
 
 class Mixed(Words):
-    """And a frozen parameter of bfloat16, a layer that no loss depends on, a mask."""
+    """Words, a frozen bfloat16 parameter, an unused layer, and a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Mixed(Words):
 
 
 def backward(model: nn.Module, step: int, rank: int = 0) -> None:
-    """Compute gradients of a model of words, of a batch that belongs to the step and the rank."""
+    """Compute the gradients of a model of words for the batch of this step and rank."""
     random = torch.Generator().manual_seed(1000 * rank + step)
     words = torch.randint(0, 20, (8,), generator=random)
     nn.functional.cross_entropy(model(words), words % 2).backward()
@@ -92,7 +92,7 @@ def pair(
 
 
 def hand_over(replica: Replica) -> None:
-    """Hand over what is pending, and do not wait for the update; an asynchronous one never does."""
+    """Apply what is pending, and do not wait for the update, as asynchronous ones never do."""
     with contextlib.suppress(errors.DeadlineExceededError):
         replica.step()
 
@@ -113,14 +113,14 @@ def contents(model: nn.Module) -> dict[str, Any]:
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Hold two contents to be the same to the bit."""
+    """Compare two contents, to the bit."""
     assert found.keys() == expected.keys()
     for name, value in found.items():
         assert torch.equal(value, expected[name]), name
 
 
 def kill_myself(*_: Any) -> None:
-    """Die, as by another's kill -9."""
+    """Die, as by another process's kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -136,7 +136,7 @@ def after_the_update() -> None:
 
 
 def in_the_update() -> None:
-    """Die by the last array's new contents, which cannot be read: all others are changed then."""
+    """Die at the last array's contents, which cannot be read: all others are changed then."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     real = _core.update
 

@@ -30,7 +30,7 @@ from shmacc import (
 
 
 def sparse(acc: SparseConditionalAccumulator) -> None:
-    """Every result of the sparse class."""
+    """Check every result of the sparse class."""
     assert_type(acc.apply_grad([1], [[1.0]], local_step=acc.global_step), bool)
     assert_type(acc.apply_indexed_slices_grad(IndexedSlices([1.0], [1])), bool)
     assert_type(acc.take_grad(1), SparseGradient)
@@ -45,7 +45,7 @@ def sparse(acc: SparseConditionalAccumulator) -> None:
 
 
 def dense(acc: ConditionalAccumulator) -> None:
-    """Every result of the dense class, and what both have."""
+    """Check every result of the dense class, and what both have."""
     assert_type(acc.take_grad(1), npt.NDArray[Any])
     assert_type(acc.take(1), DenseTaken)
     assert_type(acc.take_partial(), DensePartial)
@@ -58,7 +58,7 @@ def dense(acc: ConditionalAccumulator) -> None:
 
 
 def opening() -> None:
-    """Constructors, and both ways to attach."""
+    """Check constructors, and both ways to attach."""
     with SparseConditionalAccumulator(np.float32, (None, 8), "name", mode=0o660, owners={1000}):
         pass
     with ConditionalAccumulator("f4", None, "name", if_exists="replace", unlink_on_close=True):
@@ -77,7 +77,7 @@ def opening() -> None:
 
 
 def arrays() -> None:
-    """Shared arrays."""
+    """Check shared arrays."""
     with SharedArrays({"w": np.zeros(3)}, "name", mode=0o660, if_exists="error") as params:
         assert_type(params, SharedArrays)
         assert_type(params["w"], npt.NDArray[Any])
@@ -87,7 +87,7 @@ def arrays() -> None:
 
 
 def updates(group: AccumulatorGroup, single: SparseConditionalAccumulator) -> None:
-    """Parameters, their optimizers, and updates."""
+    """Check parameters, their optimizers, and updates."""
     optimizer = optim.Adagrad(0.1, rowwise=True)
     with Parameters({"w": np.zeros(3)}, "name", optimizer={"w": optimizer}) as params:
         assert_type(params, Parameters)
@@ -105,14 +105,14 @@ def updates(group: AccumulatorGroup, single: SparseConditionalAccumulator) -> No
 
 
 def either(acc: shmacc.ConditionalAccumulatorBase) -> int:
-    """A class of both, without parameters."""
+    """Check a class of both, without parameters."""
     acc.set_global_step(acc.num_accumulated())
     assert_type({acc.accumulator_ref: 1}.popitem()[1], int)
     return acc.take(1).count if isinstance(acc, SparseConditionalAccumulator) else acc.global_step
 
 
 def around() -> None:
-    """Errors, inspection, raw ops, testing."""
+    """Check errors, inspection, raw ops, testing."""
     try:
         assert_type(inspection.describe("name").stats, Stats)
     except errors.DeadlineExceededError as error:
