@@ -1,8 +1,10 @@
 """The layout of segments, as far as Python needs it: numbers, their names, and sizes.
 
-All values come from the extension, which has them from native/base. The tests' ``segment_layout.py``
-repeats them on purpose, as an independent check.
+All values come from the extension, which has them from native/base. The tests'
+``segment_layout.py`` repeats them on purpose, as an independent check.
 """
+
+import enum
 
 from shmacc import _core
 
@@ -26,6 +28,29 @@ INITIALS = _core.INITIALS
 """The kinds of initial rows of tables, by the names of the classes of init.py."""
 MAX_ROWS = _core.MAX_ROWS
 ACTIVITY_NAMES = {number: name for name, number in _core.ACTIVITIES.items()}
+
+
+class Activity(enum.StrEnum):
+    """What a process does in a segment."""
+
+    IDLE = "idle"
+    WAITS_FOR_LOCK = "waits for the lock"
+    APPLIES = "applies"
+    TAKES = "takes"
+    WAITS_IN_QUEUE = "waits in the queue"
+    WAITS_FOR_HEAD = "waits for the head of the queue"
+    WAITS_FOR_ROUND = "waits for the end of the round"
+    WAITS_FOR_ROOM = "waits for room"
+    WAITS_FOR_STEP = "waits for the step"
+    UPDATES = "updates"
+
+
+UNDER_THE_LOCK = frozenset({Activity.APPLIES, Activity.TAKES})
+UNTIL_A_TAKE = frozenset(
+    {Activity.WAITS_FOR_STEP, Activity.WAITS_FOR_ROOM, Activity.WAITS_FOR_ROUND}
+)
+"""The activities of a process that goes on only when another one has taken."""
+
 SUMS = _core.SUMS
 """The types of sums, by NumPy's names."""
 SUM_BYTES = {SUMS[name]: size for name, size in _core.SUM_BYTES.items()}

@@ -6,6 +6,7 @@ Separate from `_listing`: a list needs fewer imports, and must start sooner.
 from dataclasses import dataclass
 
 from shmacc._base import layout, reports
+from shmacc._base.layout import Activity
 from shmacc._segment.stats import Stats, stats_of
 from shmacc.inspection._listing import open_view, regions_of, resolve, summary_of
 from shmacc.inspection._members import members_of, tables_of
@@ -232,7 +233,7 @@ def _update(seen: Observation) -> ArraysUpdate | None:
     """Return the uncommitted update. The processes' activities tell whose it is."""
     if layout.KIND_NAMES.get(seen.config["kind"]) != "parameters" or not seen.lock.in_operation:
         return None
-    updating = [each for each in seen.processes if each.activity == "updates"]
+    updating = [each for each in seen.processes if each.activity == Activity.UPDATES]
     by = max(updating, key=lambda each: (each.alive, each.last_seen), default=None)
     if by is None:
         return ArraysUpdate(not seen.lock.held, seen.lock.pid, seen.lock.pid_is_here, None)

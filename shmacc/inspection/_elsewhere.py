@@ -4,6 +4,7 @@ import contextlib
 import os
 
 from shmacc._base import layout, names
+from shmacc._base.layout import Activity
 from shmacc._base.names import SegmentName
 from shmacc._base.reports import Participant
 from shmacc._segment import removal
@@ -64,8 +65,8 @@ class Elsewhere:
                 name = names.parse_segment_file(file_name)
                 if name is not None:
                     for entry in _participants(name):
-                        activity = layout.ACTIVITY_NAMES.get(entry["activity"], "idle")
-                        if entry["alive"] and activity != "idle":
+                        activity = layout.ACTIVITY_NAMES.get(entry["activity"], Activity.IDLE)
+                        if entry["alive"] and activity != Activity.IDLE:
                             calls = self._calls.setdefault(identity(entry), {})
                             calls[name.system_name] = activity
         return self._calls

@@ -38,7 +38,6 @@ from shmacc.inspection._records import (
 )
 
 _LOOKS = 5
-_UNDER_THE_LOCK = frozenset({"applies", "takes"})
 _FREE = LockState(False, None, False, "", None, tokens=None, in_operation=False, name_pid=None)  # noqa: FBT003
 
 
@@ -278,6 +277,6 @@ def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess |
         )
     elsewhere = [each for each in attached if each.alive and not each.pid_is_here]
     # Only the lock's owner applies or takes; but other operations need the lock too.
-    under_it = [each for each in elsewhere if each.activity in _UNDER_THE_LOCK]
+    under_it = [each for each in elsewhere if each.activity in layout.UNDER_THE_LOCK]
     candidates = under_it or elsewhere
     return candidates[0] if len(candidates) == 1 else None

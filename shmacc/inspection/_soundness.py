@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from shmacc import _core
 from shmacc._base import layout, names
+from shmacc._base.layout import Activity
 from shmacc._base.names import SegmentName
 from shmacc.errors import DataLossError, PermissionDeniedError
 from shmacc.inspection import _unlinked as unlinked
@@ -111,7 +112,7 @@ def _nobody_finishes(seen: Description) -> bool:
         return False
     # The kernel hides this process's own locks from it: another of its threads may be at work.
     own = (each for each in seen.processes if each.alive and each.pid_is_here)
-    return not any(each.pid == os.getpid() and each.activity != "idle" for each in own)
+    return not any(each.pid == os.getpid() and each.activity != Activity.IDLE for each in own)
 
 
 def _belongings(

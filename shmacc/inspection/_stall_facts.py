@@ -18,12 +18,12 @@ pieces always has a new one.)
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from shmacc._base import layout
+from shmacc._base.layout import UNTIL_A_TAKE, Activity
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._process_records import AttachedProcess, WaitingTake
 from shmacc.inspection._processes import HALTED
@@ -37,19 +37,15 @@ REPLACED_WITHIN = 30.0
 _LONG_OPERATION = 5.0  # a commit takes milliseconds
 _FOUND = 1.0  # a death is dated back by this: its finder may be the replacement
 _TICK = 0.07  # the unit of `last_took`
-_UNTIL_A_TAKE = {
-    "waits for the step": "for the step",
-    "waits for room": "for room",
-    "waits for the end of the round": "for the end of the round",
-}
-_APPLIES = {"applies", "waits for room", "waits for the head of the queue"} | {
-    "waits for the end of the round"
+_APPLIES = {
+    *(Activity.APPLIES, Activity.WAITS_FOR_ROOM),
+    *(Activity.WAITS_FOR_HEAD, Activity.WAITS_FOR_ROUND),
 }
 
 
 def waits_for_a_take(process: AttachedProcess) -> bool:
     """Whether the process goes on only when another one has taken."""
-    return process.activity in _UNTIL_A_TAKE
+    return process.activity in UNTIL_A_TAKE
 
 
 def is_halted(process: AttachedProcess) -> bool:
@@ -343,7 +339,7 @@ class Facts:
         return min(
             (
                 each.last_seen
-                if each.activity == "waits for room"
+                if each.activity == Activity.WAITS_FOR_ROOM
                 else max(each.last_applied or 0.0, each.attached_at, self.seen.last_took)
                 for each in self.waiting
             ),
@@ -356,7 +352,7 @@ class Facts:
 
     def is_quiet(self, process: AttachedProcess) -> bool:
         """Whether a process has been in no call for long."""
-        return process.activity == "idle" and self.is_long(process.last_seen)
+        return process.activity == Activity.IDLE and self.is_long(process.last_seen)
 
     def never_did(self, process: AttachedProcess) -> bool:
         """Whether a process has been attached for long, and has neither applied nor taken."""
@@ -370,7 +366,7 @@ class Facts:
 
     def waits_elsewhere(self, process: AttachedProcess) -> str | None:
         """Return the system name of another segment in which a process waits; None: none."""
-        call = self.elsewhere(self, process) if process.activity == "idle" else None
+        call = self.elsewhere(self, process) if process.activity == Activity.IDLE else None
         return call[0] if call and call[1].startswith("waits") else None
 
     @property
@@ -390,37 +386,3 @@ class Facts:
         return self.now - since >= (
             AFTER_TAKES if seen.state["counters"]["applied"] else AT_THE_START
         )
-
-    # -- words -------------------------------------------------------------------------------------
-
-    def wait(self) -> str:
-        """Say what is waited for."""
-        if self.lacks_gradients:
-            count = self.seen.state["count"]
-            return f"{self.heads_wait()}; {count} {'is' if count == 1 else 'are'} there"
-        waiting = self.waiting
-        if not waiting:
-            return f"{self.heads_wait()}, and a round is open"
-        for_what = Counter(_UNTIL_A_TAKE[each.activity] for each in waiting)
-        if len(waiting) == 1:
-            return f"pid {waiting[0].pid_label} waits {next(iter(for_what))}"
-        if len(for_what) == 1:
-            return f"{len(waiting)} processes wait {next(iter(for_what))}"
-        each = ", ".join(f"{number} {what}" for what, number in for_what.items())
-        return f"{len(waiting)} processes wait ({each})"
-
-    def heads_wait(self) -> str:
-        """Say what the head of the queue waits for."""
-        assert self.head is not None  # noqa: S101
-        gradients = "gradient" if self.head.num_required == 1 else "gradients"
-        return f"pid {self.head.pid_label} waits for {self.head.num_required} {gradients}"
-
-
-def labels(processes: Iterable[AttachedProcess]) -> list[str]:
-    """Return the processes' pids as they are shown."""
-    return [each.pid_label for each in processes]
-
-
-def are(several: list[AttachedProcess] | list[Lost]) -> str:
-    """Return the verb for so many."""
-    return "is" if len(several) == 1 else "are"

@@ -20,11 +20,9 @@ from shmacc.inspection._elsewhere import Elsewhere
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._process_records import AttachedProcess
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import (
-    Stall,
-    StallKind,
-)
+from shmacc.inspection._records import Stall, StallKind
 from shmacc.inspection._stall_facts import Facts, is_halted
+from shmacc.inspection._stall_words import waits
 from shmacc.inspection._suspicions import SUSPICIONS
 from shmacc.inspection._waits import cancel, first, proved
 
@@ -84,16 +82,16 @@ def _needed(facts: Facts) -> list[tuple[AttachedProcess, str | None]]:
         needed = facts.late or known or facts.could_apply
     else:
         needed = facts.could_take if facts.lacks_a_take else []
-    waits = [(each, facts.waits_elsewhere(each)) for each in needed if not is_halted(each)]
-    if any(there for _, there in waits):  # then a bystander is no reason to hope
-        waits = [(each, there) for each, there in waits if there or not facts.never_did(each)]
-    return waits
+    calls = [(each, facts.waits_elsewhere(each)) for each in needed if not is_halted(each)]
+    if any(there for _, there in calls):  # then a bystander is no reason to hope
+        calls = [(each, there) for each, there in calls if there or not facts.never_did(each)]
+    return calls
 
 
 def _because(
     facts: Facts, elsewhere: Elsewhere, path: tuple[str, ...], process: AttachedProcess, there: str
 ) -> Stall | None:
-    begins = f"{facts.wait()}; pid {process.pid_label}, which could end that, waits in {there}"
+    begins = f"{waits(facts)}; pid {process.pid_label}, which could end that, waits in {there}"
     if there in path:
         return Stall(
             StallKind.DEADLOCK,

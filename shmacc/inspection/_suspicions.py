@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
+from shmacc._base.layout import Activity
 from shmacc.inspection._findings import command, goes_on, pids
 from shmacc.inspection._process_records import AttachedProcess
-from shmacc.inspection._records import (
-    Stall,
-    StallKind,
-)
-from shmacc.inspection._stall_facts import Facts, are, is_halted, labels, waits_for_a_take
+from shmacc.inspection._records import Stall, StallKind
+from shmacc.inspection._stall_facts import Facts, is_halted, waits_for_a_take
+from shmacc.inspection._stall_words import are, labels, waits
 from shmacc.inspection._waits import Rule, who_is_gone, who_never_came, why_nobody_takes
 
 _LOOK_AT_IT = "see what it does, if its {} do not take that long (py-spy dump, its log); to end it "
@@ -20,7 +19,7 @@ _ENDS_WAITS = 'ends waits that have on_death="raise"'
 def _holder_idle(facts: Facts) -> Stall | None:
     """Others have waited for long for the end of a round, whose process is in no call."""
     holder, held = facts.seen.round_holder, facts.seen.state["round"]
-    if not facts.lacks_an_end or holder is None or held is None or holder.activity != "idle":
+    if not facts.lacks_an_end or holder is None or held is None or holder.activity != Activity.IDLE:
         return None
     since = max(facts.seen.last_applied, held["since_ns"] / 1e9)
     if not facts.is_long(since):
@@ -46,11 +45,11 @@ def _taker_idle(facts: Facts) -> Stall | None:
         why = why_nobody_takes(facts) if lost else f"{pids(labels(facts.takers))}, which did, wait"
         return Stall(
             StallKind.TAKER_IDLE,
-            f"{facts.wait()}, and nobody takes: {why}",
+            f"{waits(facts)}, and nobody takes: {why}",
             "start a process that takes, if none of their threads is about to",
             None,
         )
-    if any(each.activity != "idle" for each in facts.takers):
+    if any(each.activity != Activity.IDLE for each in facts.takers):
         return None
     return _suspicion(facts, StallKind.TAKER_IDLE, facts.takers, "which took before", since)
 
@@ -75,7 +74,7 @@ def _nobody_took_yet(facts: Facts) -> Stall | None:
         )
     return Stall(
         StallKind.TAKER_IDLE,
-        f"{facts.wait()}, and nobody takes: no take has been served yet{gone}",
+        f"{waits(facts)}, and nobody takes: no take has been served yet{gone}",
         f"{_START_IT}; if it is attached, {_SEE}",
         None,
     )
@@ -119,7 +118,7 @@ def _nobody_applies(facts: Facts) -> Stall | None:
         return stall and replace(stall, remedy=f"{start}if it is one, {_SEE}")
     return Stall(
         StallKind.APPLIER_IDLE,
-        f"{facts.wait()}, and nobody sends more{gone}",
+        f"{waits(facts)}, and nobody sends more{gone}",
         f"{start}if one is attached, {_SEE}",
         None,
     )
@@ -145,7 +144,7 @@ def _suspicion(
     idle_for = f"{facts.now - (last if facts.is_long(last) else since):.0f} s"
     costs = "costs its batch" if kind is StallKind.APPLIER_IDLE else "loses no gradient"
     what = "batches" if kind is StallKind.APPLIER_IDLE else "rounds"
-    who = f"{facts.wait()}; {pids(labels(idle))}{f', {which},' if which else ''} {are(idle)} alive"
+    who = f"{waits(facts)}; {pids(labels(idle))}{f', {which},' if which else ''} {are(idle)} alive"
     if there:
         return Stall(
             kind,
@@ -165,7 +164,7 @@ def _stopped(facts: Facts, kind: StallKind, stopped: list[AttachedProcess], whic
     """Return a standstill that is not proved, since others could go on: these are stopped."""
     return Stall(
         kind,
-        f"{facts.wait()}; {pids(labels(stopped))}, {which}, {are(stopped)} {stopped[0].condition}",
+        f"{waits(facts)}; {pids(labels(stopped))}, {which}, {are(stopped)} {stopped[0].condition}",
         *goes_on(labels(stopped), stopped[0].condition),
     )
 

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 from shmacc._base import layout
+from shmacc._base.layout import Activity
 from shmacc.inspection._findings import command, goes_on, pids
 from shmacc.inspection._processes import HALTED
-from shmacc.inspection._records import (
-    Stall,
-    StallKind,
-)
-from shmacc.inspection._stall_facts import Facts, are, is_halted, labels
+from shmacc.inspection._records import Stall, StallKind
+from shmacc.inspection._stall_facts import Facts, is_halted
+from shmacc.inspection._stall_words import are, heads_wait, labels, waits
 
 Rule = Callable[[Facts], Stall | None]
 
@@ -92,7 +91,7 @@ def _taker_does_not_take(facts: Facts) -> Stall | None:
         return None
     taker = next((each for each in facts.alive if each.entry == head.entry), None)
     have = "has" if head.num_required == 1 else "have"
-    problem = f"{facts.heads_wait()}, which {have} arrived"
+    problem = f"{heads_wait(facts)}, which {have} arrived"
     if facts.seen.state["update"] is not None:
         problem = f"pid {head.pid_label} waits to take, and the round is final"
     if taker is not None and is_halted(taker):
@@ -125,7 +124,7 @@ def _appliers_stopped(facts: Facts) -> Stall | None:
         return None
     return Stall(
         StallKind.APPLIERS_STOPPED,
-        f"{facts.wait()}, and all processes that could send more are {able[0].condition}: "
+        f"{waits(facts)}, and all processes that could send more are {able[0].condition}: "
         f"{pids(labels(able))}",
         *goes_on(labels(able), able[0].condition),
     )
@@ -137,10 +136,12 @@ def _quorum_out_of_reach(facts: Facts) -> Stall | None:
     alive, seen = facts.alive, facts.seen
     waiting = len(facts.waiting)
     # Without a capacity, only memory can run out.
-    if seen.config["capacity"] is None and any(each.activity == "waits for room" for each in alive):
+    if seen.config["capacity"] is None and any(
+        each.activity == Activity.WAITS_FOR_ROOM for each in alive
+    ):
         return Stall(
             StallKind.QUORUM_OUT_OF_REACH,
-            f"{facts.wait()}, and those that could send more wait for room in /dev/shm, of which "
+            f"{waits(facts)}, and those that could send more wait for room in /dev/shm, of which "
             f"{seen.state['kept_free']} bytes are kept for others: {len(alive)} alive (waiting for "
             f"this take: {waiting})" + who_is_gone(facts),
             "let rounds need fewer gradients, or give /dev/shm more memory; or end the wait, which "
@@ -149,7 +150,7 @@ def _quorum_out_of_reach(facts: Facts) -> Stall | None:
         )
     return Stall(
         StallKind.QUORUM_OUT_OF_REACH,
-        f"{facts.wait()}, and no process that is attached can send more: {len(alive)} alive"
+        f"{waits(facts)}, and no process that is attached can send more: {len(alive)} alive"
         + (f" (waiting for this take: {waiting})" if waiting else "")
         + who_is_gone(facts),
         "start processes that apply; or end the wait, which consumes nothing",
@@ -176,7 +177,7 @@ def _takers_stopped(facts: Facts) -> Stall | None:
     able = facts.could_take
     return Stall(
         StallKind.NOBODY_TAKES,
-        f"{facts.wait()}, and nobody takes: {pids(labels(able))}, which could, {are(able)} "
+        f"{waits(facts)}, and nobody takes: {pids(labels(able))}, which could, {are(able)} "
         f"{able[0].condition}",
         *goes_on(labels(filter(is_halted, facts.alive)), able[0].condition),
     )
@@ -187,7 +188,7 @@ def _nobody_takes(facts: Facts) -> Stall | None:
         return None
     return Stall(
         StallKind.NOBODY_TAKES,
-        f"{facts.wait()}, and nobody takes: {why_nobody_takes(facts)}",
+        f"{waits(facts)}, and nobody takes: {why_nobody_takes(facts)}",
         f"{_mend_first(facts)}start the process that takes: the gradients that are there wait for "
         "it; or end the processes that wait",
         None,

@@ -24,7 +24,7 @@ from shmacc import (
     errors,
     inspection,
 )
-from shmacc._base import names, reports
+from shmacc._base import layout, names, reports
 from shmacc._segment import removal
 
 if TYPE_CHECKING:
@@ -187,3 +187,7 @@ def test_reports_of_parameters_and_their_final_round() -> None:
             check(group._handle.state(), reports.State)
             assert group._handle.state()["update"] is not None
             check_view(2)
+
+
+def test_activities_have_the_extensions_names() -> None:
+    assert set(layout.Activity) == set(layout.ACTIVITY_NAMES.values())
