@@ -37,6 +37,7 @@ def loaded(module: str) -> list[Any]:
 def ending() -> BaseException | None:
     """Return the exception that ends this child; for use in multiprocessing's finalizers."""
     error = sys.exc_info()[1]
+    # A forked child inherits what its parent was handling: that ends nobody here.
     return _kept if error is None or id(error) == _parents else error
 
 
@@ -117,6 +118,7 @@ def _watch_the_forking_thread() -> None:
         return
     _of_thread.end = _EndOfThread()
     _end = weakref.ref(_of_thread.end)
+    # Python has forgotten the exception when the thread's locals are dropped.
     hook = threading.excepthook
 
     def keep(args: Any) -> None:

@@ -114,6 +114,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         Raises:
             InvalidArgumentError: One of them is bad.
         """
+        # Before the other checks: a worker that fails by them must be told of, too.
         who = arguments.contributor(contributor)
         if who is not None:
             self._handle.be_contributor(who)

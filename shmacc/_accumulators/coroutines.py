@@ -74,6 +74,7 @@ async def wait_in_thread(
     thread = threading.Thread(target=make_call, name="shmacc: a coroutine's wait", daemon=True)
     try:
         try:
+            # No executor of the loop: its threads are few, and a wait may last for ever.
             thread.start()
         except RuntimeError as error:
             raise ResourceExhaustedError(
@@ -89,6 +90,7 @@ async def wait_in_thread(
         while thread.is_alive():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([ended], timeout=_PAUSE)
+        # The call may have succeeded before its wait was ended.
         failures.clear()
         undo()
         raise
@@ -197,6 +199,7 @@ async def wait_step(
     at = await wait_in_thread(
         handle, lambda caller: handle.wait_step(after, timeout, raises, caller), lambda: None
     )
+    # The wait's thread has read the step; the gradients are computed in this one.
     handle.read_in_thread(at)
     return at[0]
 

@@ -164,6 +164,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 f"{type(gradient).__name__}"
             )
         members = []
+        # All members are checked before the lock is taken: a bad one adds nothing to the others.
         for name, value in gradient.items():
             member = self._member(name)
             try:
@@ -210,6 +211,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             )
         members, count, weight = self._members_of(partial)
         who = gradient_checks.partial_contributors(partial)
+        # No gradients, but the answer is as for some: whether the step was right.
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         added = self._handle.apply_group(members, step, (count, weight, who, seconds), None)

@@ -192,6 +192,7 @@ class ForwarderCore:
         )
         if report == last:
             return self._reported_at + heartbeat
+        # The owner cannot go on without these; a count may be late.
         if _told_at_once(report) != _told_at_once(last):
             return now
         if report.held_for != last.held_for:

@@ -115,12 +115,14 @@ class Rounds:
 
     def tick(self, now: float) -> None:
         """Take the transitions that are due, by events or by time."""
+        # Losses first: a grant with a lost shard is judged below.
         self._lose_hosts(now)
         self._lose_chiefs(now)
         if self._hosts.lose_publishers(now - self._timing.chief_lease):
             self._changed()
         if self._grant is not None:
             self._close_grant(self._grant, now)
+        # Nobody waits: the time in which nothing comes begins with the next wait.
         if not self._wants_round():
             self._seen = None
         elif self._is_enough():
@@ -161,6 +163,7 @@ class Rounds:
         self._grant = None
         self._changed()
         if not cut and enough and head is not None:
+            # A host refuses a contributor's second gradient, but does not know the other hosts'.
             if (found := two_with_one_contributor(members)) is not None:
                 self._void_for(Conflict(found[0], (found[1].host, found[2].host)))
                 return
@@ -214,6 +217,7 @@ class Rounds:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
         if self.block is not None:
             self._queue.leave(self._block_ticket, served=False)
+        # Hosts that were held have refused gradients, whose workers now wait for a new step.
         self._in_doubt |= self._granted
         self.block = self._grant = None
 

@@ -103,6 +103,7 @@ def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
         InvalidArgumentError: It does not fit the array, or the array has no optimizer.
         ResourceExhaustedError: There is no memory for the conversion.
     """
+    # First of all: without an optimizer no gradient is right, whatever its shape.
     learning_rate(array, None)
     rows = isinstance(array, ParameterTable) or foreign.is_rows(given)
     shape = (None, *array.shape) if isinstance(array, ParameterTable) else array.shape

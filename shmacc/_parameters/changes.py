@@ -100,6 +100,7 @@ def of_update(
     gradients = {**found.means, **given}
     made = []
     for name, array in known.items():
+        # A table may lose rows although it has no gradient.
         if isinstance(array, ParameterTable):
             if any(name in names for names in (gradients, *asked)):
                 made.append(
@@ -212,6 +213,7 @@ def _table_change(
     """
     what = f"the ids of table {table.name!r}"
     ids, rows = np.empty(0, np.int64), np.empty(0, table.dtype.numpy)
+    # New contents take the place of the gradient.
     if table.name in asked.values:
         taken = None
     if taken is not None:

@@ -95,6 +95,7 @@ def load(
         raise InvalidArgumentError(
             f"{os.fspath(path)} has {_listed(states)}; asked for: {_listed(what)}"
         )
+    # All states are checked before the first object is changed.
     to_load = {name: one._to_load(states[name]) for name, one in what.items()}  # noqa: SLF001
     parameters = [to_load[name] for name, one in what.items() if isinstance(one, Parameters)]
     accumulators = [to_load[name] for name, one in what.items() if isinstance(one, Accumulator)]
@@ -160,6 +161,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
             for name, one in what.items()
             if isinstance(one, Accumulator)
         }
+        # Each state is of one instant; they belong together only if nothing ended in between.
         if ages == [_age(one) for one in what.values()]:
             break
     else:
@@ -169,6 +171,8 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
     steps = {what[name]._token: int(states[name]["step"]) for name in what.keys() - rounds.keys()}  # noqa: SLF001
     for name, seen in rounds.items():
         update, step = seen["update"], int(states[name]["step"])
+        # The round's gradients are in the parameters already: after a load they must not come
+        # twice.
         if update and (update["is_in"] or steps.get(seen["belongs_to"]) == step + 1):
             states[name] = saved_state.emptied(states[name], step + 1)
     return states

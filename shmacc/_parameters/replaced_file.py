@@ -36,6 +36,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         if opened is None:
             name = _hidden(target)
             at_end.callback(name.unlink, missing_ok=True)
+            # The clean-up is registered before the file exists: a signal handler may raise in
+            # between.
             opened = _core.open_file(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         at_end.callback(opened.close)
         file = at_end.enter_context(os.fdopen(opened.fileno(), "wb", closefd=False))
@@ -43,11 +45,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         file.flush()
         if replaced is not None:
             _give_rights(opened.fileno(), replaced)
+        # The contents before the name: after a power failure the name leads to the old file or to
+        # all of the new one.
         os.fsync(opened.fileno())
         if name is None:
             _link(opened.fileno(), target, directory.fileno())
         else:
             name.replace(target)
+        # The new name is in the directory, which has a cache of its own.
         os.fsync(directory.fileno())
 
 

@@ -215,6 +215,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             Everything else as for reading.
         """
         array, dtype = self[name], self._specs[self._numbers[name]].dtype
+        # NumPy's own assignment would round, wrap or drop without a word.
         array[...] = arrays.converted(value, dtype, f"the numbers for array {name!r}").view(
             array.dtype
         )

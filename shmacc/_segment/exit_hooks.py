@@ -20,6 +20,7 @@ from shmacc._segment.exits import Hook
 
 def close_with(owner: object, handle: _core.Handle) -> "weakref.finalize[..., Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
+    # The hooks hold no owner: they would keep it from being collected.
     at_exit = _leave_at_exit(handle)
     if _child_errors.is_unpickling():
         # Once the child has unpickled its process object, multiprocessing forgets its finalizers.

@@ -92,6 +92,7 @@ class Opened(Owner):
         own: Any,
         asked: Spec[Any] | None,
     ) -> None:
+        # From here on the object owns the handle: what fails below must close it.
         self._handle = handle
         self._segment_name = segment_name
         self._owners = owners

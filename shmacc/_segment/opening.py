@@ -168,6 +168,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
             return None
         if handle is None:
             # No living process is creating the file, so any process may remove it.
+            # Its maker died before the file was complete.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 continue  # another process may have removed it, and made a segment
             raise removal.refusal(name, found, version)

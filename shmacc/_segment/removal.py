@@ -93,6 +93,7 @@ def _unlink_closed(name: SegmentName, token: int) -> None:
             return
         raise
     with contextlib.closing(viewed):
+        # The name may lead to a newer segment by now.
         if viewed.config()["token"] == token:
             unlink_viewed(name, viewed, if_unused=False)
 
@@ -115,6 +116,7 @@ def unlink_viewed(
         PermissionDeniedError: The segment is another user's.
         DeadlineExceededError: Another process holds the name lock for too long.
     """
+    # Before the mark: whoever may not remove the name must not mark it as removed.
     may_remove(name)
     semaphore = semaphore_path(name.system_name, viewed.config()["token"])
     try:
@@ -173,6 +175,7 @@ def is_taken(name: SegmentName) -> bool:
     """Return whether the name is taken. First finish a removal that a dead process began."""
     try:
         with contextlib.closing(view(name)) as viewed:
+            # Marked, but still named: its remover died in between.
             if viewed.unlinked:
                 unlink_viewed(name, viewed, if_unused=False)
                 return False

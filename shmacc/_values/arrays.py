@@ -38,6 +38,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
         InvalidArgumentError: The conversion is refused, or the value is no array at all.
         ResourceExhaustedError: There is no memory for the conversion.
     """
+    # Most gradients need no conversion: the extension tells in one call.
     plain = _core.plain_array(value, dtype.plain_type)
     if plain is not None:
         return plain
@@ -281,6 +282,7 @@ def _named(value: object) -> str:
 
 def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Keep integers exact: NumPy makes floats of a list with numbers on both sides of 2**63."""
+    # Once more, by element: `rounded` has lost what the integers were.
     objects = np.asarray(value, dtype=object)
     if rounded.size == 0 or not all(type(number) is int for number in objects.flat):
         return rounded

@@ -116,6 +116,7 @@ class Observation:
                 if process.alive
                 and held is not None
                 and process.entry == held["participant"]
+                # The entry may be another process's by now.
                 and entries[process.entry]["token"] == held["token"]
             ),
             None,
@@ -131,6 +132,7 @@ class Observation:
             config=config,
             state=state,
             tables=view.tables(),
+            # Without the lock: if nothing was committed meanwhile, all of it belongs together.
             steady=state["generation"] == generation,
             processes=attached,
             identities={number: identity(entry) for number, entry in entries.items()},

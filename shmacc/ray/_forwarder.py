@@ -110,6 +110,7 @@ class Incarnation:
                 quiet, held = now - changed, self._segment.is_held
                 pause = _HELD if held else min(max(_SHORTEST, quiet * _SHARE), _LONGEST)
                 resting = held or quiet >= _RESTING
+                # Nothing has changed: one read of shared memory a pass, until a report is due.
                 if resting and count == before and now < due and not answered:
                     answered = self._wait(min(pause, due - now))
                     continue

@@ -361,6 +361,7 @@ class Chief(ModelInMemory):
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
         buffers = {name: taken[name].value for name in self._buffers if name in taken}
+        # Copies: these arrays change only with the update, as a whole.
         numbers, left = self._run.copy(), self._left.copy()
         left[ranks] = False  # a replica that gives a gradient has come back
         left[leaving] = True  # set last: the round may also have their last gradients

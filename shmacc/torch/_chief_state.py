@@ -108,6 +108,7 @@ class ModelInMemory:
                 f"The state is of {len(state['left'])} replicas, but there are {self._total}"
             )
         self._check_shared()  # else others would not see what is loaded
+        # A round that is open has gradients of the parameters that end here.
         self._give_up()
         self._others.forget()
         # Gradients that replicas compute from a mixture of old and new parameters carry the group's

@@ -173,6 +173,7 @@ class InPlace:
 
     def begin(self, step: int) -> None:
         """Have the parameters count as half updated until the update of this round has ended."""
+        # Not 0, which means complete, nor 1, which `load` writes.
         self._run[run.UPDATING] = step + 2
 
     def give_up(self) -> None:
@@ -206,6 +207,7 @@ class InPlace:
         for name, value in values.items():
             if name != run.RUN:
                 self.arrays[name] = value
+        # The arrays first: DONE says that all of them are written.
         self._run[run.STEP] = values[run.RUN][run.STEP]
         self._run[run.DONE] = done
         self._run[run.UPDATING] = 0
