@@ -1,108 +1,248 @@
-"""Every call that waits for a lock has a timeout, because a stopped process may hold the lock."""
+"""Every call returns by its timeout, whatever a stopped process has locked.
+
+docs/guarantees.md: "A process stopped *inside* an apply or take delays the others while it is
+stopped; their timeouts work."
+"""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+import os
+import select
+import signal
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers import segment_layout as layout
 from helpers.lock_holder import held
-from helpers.segment_layout import lane_byte
+from helpers.stepping_tracer import Traced, refusal
 from helpers.support import LONG
 
 import shmacc
-from shmacc import AccumulatorGroup, Parameters, errors, optim
+from shmacc import (
+    AccumulatorGroup,
+    ConditionalAccumulator,
+    IndexedSlicesSpec,
+    Parameters,
+    SparseConditionalAccumulator,
+    TensorSpec,
+    _core,
+    errors,
+    optim,
+)
+from shmacc._base import names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-GROUP, PARAMS = "g", "p"
-Both = dict[str, Any]
-CALLS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
-    "restore": (GROUP, lambda both, _, **t: both[GROUP].restore(both["state of g"], **t)),
-    "set_global_step": (GROUP, lambda both, _, **t: both[GROUP].set_global_step(7, **t)),
-    "advance_step": (GROUP, lambda both, _, **t: both[GROUP].advance_step(7, **t)),
-    "unseal": (GROUP, lambda both, _, **t: both[GROUP].unseal(**t)),
-    "state": (GROUP, lambda both, _, **t: both[GROUP].state(**t)),
-    "snapshot": (GROUP, lambda both, _, **t: both[GROUP].snapshot(**t)),
-    "contributors": (GROUP, lambda both, _, **t: both[GROUP].contributors(**t)),
-    "take": (GROUP, lambda both, _, **t: both[GROUP].take(1, **t)),
-    "apply": (GROUP, lambda both, _, **t: both[GROUP].apply({}, 9, **t)),
-    "restore of parameters": (
-        PARAMS,
-        lambda both, _, **t: both[PARAMS].restore(both["state of p"], **t),
-    ),
-    "state of parameters": (PARAMS, lambda both, _, **t: both[PARAMS].state(**t)),
-    "snapshot of parameters": (PARAMS, lambda both, _, **t: both[PARAMS].snapshot(**t)),
-    "load, the group": (GROUP, lambda both, path, **t: shmacc.load(path, named(both), **t)),
-    "load, the parameters": (PARAMS, lambda both, path, **t: shmacc.load(path, named(both), **t)),
-    "save, the group": (GROUP, lambda both, path, **t: shmacc.save(path, named(both), **t)),
-    "save, the parameters": (PARAMS, lambda both, path, **t: shmacc.save(path, named(both), **t)),
+    from helpers.stepping_tracer import Mark
+
+NAME: Final = "stood.on"
+SPECS: Final = {"rows": IndexedSlicesSpec((None, 2), "f4"), "array": TensorSpec((2,), "f4")}
+KINDS: Final[dict[str, Callable[[str | None], Any]]] = {
+    "sparse": lambda name: SparseConditionalAccumulator("f4", (None, 2), name),
+    "dense": lambda name: ConditionalAccumulator("f4", (2,), name),
+    "group": lambda name: AccumulatorGroup(SPECS, name, lanes=2),
+    "parameters": lambda name: Parameters({"a": np.zeros(3)}, name, optimizer=optim.SGD(1.0)),
 }
 
 
-def named(both: Both) -> Both:
-    return {name: both[name] for name in (GROUP, PARAMS)}
+def _apply(acc: Any, **more: Any) -> object:
+    rows = [1], np.ones((1, 2), np.float32)
+    if isinstance(acc, AccumulatorGroup):
+        return acc.apply({"rows": rows, "array": [1, 2]}, acc.global_step, **more)
+    gradient = rows if isinstance(acc, SparseConditionalAccumulator) else ([1, 2],)
+    return acc.apply_grad(*gradient, local_step=acc.global_step, **more)
 
 
-def content(both: Both) -> list[Any]:
-    states = [both[name].state(timeout=LONG) for name in (GROUP, PARAMS)]
+def _in_a_round(acc: Any, **more: Any) -> None:
+    with acc.round(1, **more):
+        pass
+
+
+def _apply_partial(acc: Any, count: int, **more: Any) -> object:
+    kind = {SparseConditionalAccumulator: "sparse", ConditionalAccumulator: "dense"}
+    with KINDS[kind.get(type(acc), "group")](None) as other:
+        for _ in range(count):
+            _apply(other)
+        partial = other.take_partial(count)
+    return acc.apply_partial(partial, acc.global_step, **more)
+
+
+# Of a segment, a state of it, and a file of that.
+Call = Callable[..., object]
+ANY: Final[dict[str, Call]] = {
+    "snapshot": lambda it, *_, **t: it.snapshot(**t),
+    "state": lambda it, *_, **t: it.state(**t),
+    "restore": lambda it, state, _, **t: it.restore(state, **t),
+    "save": lambda it, _, path, **t: shmacc.save(path, {"it": it}, **t),
+    "load": lambda it, _, path, **t: shmacc.load(path, {"it": it}, **t),
+}
+OF_ACCUMULATORS: Final[dict[str, Call]] = {
+    "apply": lambda acc, *_, **t: _apply(acc, **t),
+    "apply of a contributor": lambda acc, *_, **t: _apply(acc, contributor=3, **t),
+    "apply_partial": lambda acc, *_, **t: _apply_partial(acc, 2, **t),
+    "apply_partial of nothing": lambda acc, *_, **t: _apply_partial(acc, 0, **t),
+    "take": lambda acc, *_, **t: acc.take(1, **t),
+    "take_partial": lambda acc, *_, **t: acc.take_partial(1, **t),
+    "take_partial of anything": lambda acc, *_, **t: acc.take_partial(0, **t),
+    "round": lambda acc, *_, **t: _in_a_round(acc, **t),
+    "contributors": lambda acc, *_, **t: acc.contributors(**t),
+    "set_global_step": lambda acc, *_, **t: acc.set_global_step(7, **t),
+    "advance_step": lambda acc, *_, **t: acc.advance_step(7, **t),
+    "unseal": lambda acc, *_, **t: acc.unseal(**t),
+}
+CASES: Final = [
+    *itertools.product(("sparse", "dense", "group"), ANY | OF_ACCUMULATORS),
+    *itertools.product(("parameters",), ANY),
+]
+
+
+def content(*segments: Any) -> list[Any]:
+    states = [segment.state(timeout=LONG) for segment in segments]
     return [{key: array.tolist() for key, array in state.items()} for state in states]
 
 
-@pytest.fixture
-def both() -> Iterator[Both]:
-    with (
-        Parameters({"w": np.zeros(3)}, PARAMS, optimizer=optim.SGD(1.0)) as params,
-        AccumulatorGroup(params.member_specs(), GROUP, lanes=2) as group,
-    ):
-        states = {"state of g": group.state(), "state of p": params.state()}
-        group.apply({"w": np.ones(3)}, 0)
-        with group.round(1) as taken:
-            params.update(taken)
-        group.apply({"w": np.ones(3)}, 1)
-        yield {GROUP: group, PARAMS: params, **states}
-        group.unlink()
-        params.unlink()
-
-
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("kind", "call"), CASES, ids=lambda each: each)
 def test_a_call_ends_by_its_timeout_while_a_stopped_process_has_the_lock(
-    both: Both, tmp_path: Path, call: str
+    tmp_path: Path, kind: str, call: str
 ) -> None:
-    path = tmp_path / "saved"
-    shmacc.save(path, named(both))
-    before, saved = content(both), path.read_bytes()
-    name, make = CALLS[call]
-    with ExitStack() as stack:
-        for lane in range(2 if name == GROUP else 1):
-            stack.enter_context(held(name, lane_byte(lane)))
-        for timeout in (0, 0.05):
-            with pytest.raises(errors.DeadlineExceededError):
-                make(both, path, timeout=timeout)
-    assert content(both) == before
-    assert path.read_bytes() == saved
-    for wrong in (-1, math.nan, "1", True):
-        with pytest.raises(errors.InvalidArgumentError, match="timeout"):
-            make(both, path, timeout=wrong)
-    make(both, path, timeout=LONG)  # it was given up wholly, and can be made
-    if call != "take":
-        make(both, path, timeout=None)
+    path, make = tmp_path / "saved", (ANY | OF_ACCUMULATORS)[call]
+    with KINDS[kind](NAME) as it:
+        state = it.state()
+        if kind != "parameters":
+            _apply(it)
+        shmacc.save(path, {"it": it})
+        before, saved = content(it), path.read_bytes()
+        with ExitStack() as stack:
+            for lane in range(2 if kind == "group" else 1):
+                stack.enter_context(held(NAME, layout.lane_byte(lane)))
+            for timeout in (0, 0.05):
+                with pytest.raises(errors.DeadlineExceededError):
+                    make(it, state, path, timeout=timeout)
+        assert content(it) == before
+        assert path.read_bytes() == saved
+        for wrong in (-1, math.nan, "1", True):
+            with pytest.raises(errors.InvalidArgumentError, match="timeout"):
+                make(it, state, path, timeout=wrong)
+        make(it, state, path, timeout=LONG)  # nothing of it was left half done
+        it.unlink()
 
 
-def test_every_public_method_has_a_timeout_or_waits_for_nobody() -> None:
-    """The listed methods of accumulators and parameters wait for nobody."""
-    no_wait = "cancel close finish get items keys values member_specs num_accumulated stats unlink"
-    for kind in (
-        shmacc.SparseConditionalAccumulator,
-        shmacc.ConditionalAccumulator,
-        AccumulatorGroup,
-        Parameters,
+def test_a_gradient_that_does_not_fit_ends_by_its_timeout() -> None:
+    """It may be stale, which only the lock can tell."""
+    gradient = [1], np.ones((1, 3), np.float32)
+    with KINDS["sparse"](NAME) as acc:
+        with held(NAME), pytest.raises(errors.DeadlineExceededError):
+            acc.apply_grad(*gradient, timeout=0.05)
+        with pytest.raises(errors.InvalidArgumentError):
+            acc.apply_grad(*gradient, timeout=LONG)
+        acc.unlink()
+
+
+# Public methods that are neither above nor below.
+ELSEWHERE: Final = {
+    *("apply_grad", "apply_indexed_slices_grad", "take_grad", "take_indexed_slices_grad"),
+    "attach",  # test_attach_timeout.py
+    *("wait_step", "steps"),  # take no lock
+    *("take_async", "round_async", "wait_step_async", "steps_async"),  # the same in a thread
+}
+WITHOUT_A_WAIT: Final = {
+    *("cancel", "close", "finish", "get", "items", "keys", "values", "member_specs"),
+    *("num_accumulated", "stats", "unlink"),
+}
+
+
+def test_every_public_method_has_a_tested_timeout_or_never_waits() -> None:
+    timed = {"update", "skip", *ELSEWHERE, *(call.split()[0] for call in ANY | OF_ACCUMULATORS)}
+    found: set[str] = set()
+    kinds = SparseConditionalAccumulator, ConditionalAccumulator, AccumulatorGroup, Parameters
+    for one in (shmacc, *kinds):
+        for name, method in inspect.getmembers(one, inspect.isroutine):
+            if name.startswith("_") or name in WITHOUT_A_WAIT:
+                continue
+            has = "timeout" in inspect.signature(method).parameters
+            assert has or one is shmacc, (one, name)
+            found |= {name} if has else set()
+    assert found == timed
+
+
+@pytest.fixture(params=[1, 2], ids=["one lane", "two lanes"])
+def both(request: pytest.FixtureRequest) -> Iterator[tuple[AccumulatorGroup, Parameters]]:
+    with (
+        Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1.0)) as params,
+        AccumulatorGroup(params.member_specs(), NAME, lanes=request.param) as group,
     ):
-        for name, method in inspect.getmembers(kind, callable):
-            if not name.startswith("_") and name not in no_wait.split():
-                assert "timeout" in inspect.signature(method).parameters, (kind, name)
+        group.apply({"a": np.ones(3)}, 0)
+        yield group, params
+        params.unlink()
+        group.unlink()
+
+
+@pytest.mark.parametrize("segment", ["params", NAME])
+@pytest.mark.parametrize("call", [shmacc.save, shmacc.load])
+def test_a_save_or_load_of_both_ends_by_its_timeout(
+    segment: str, call: Any, both: tuple[AccumulatorGroup, Parameters], tmp_path: Path
+) -> None:
+    path, named = tmp_path / "saved", dict(zip(("g", "p"), both, strict=True))
+    shmacc.save(path, named)
+    before, saved = content(*both), path.read_bytes()
+    with held(segment), pytest.raises(errors.DeadlineExceededError):
+        call(path, named, timeout=0.05)
+    assert content(*both) == before
+    assert path.read_bytes() == saved
+    call(path, named, timeout=LONG)
+
+
+@pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
+@pytest.mark.parametrize("call", ["update", "skip"])
+def test_an_update_is_made_though_a_worker_stops_in_an_apply(
+    call: str, both: tuple[AccumulatorGroup, Parameters]
+) -> None:
+    """Its commit needs no lock of the worker's; the block's end waits for that lock."""
+    group, params = both
+    reader, writer = os.pipe()
+    view = _core.view(names.segment_name(NAME).path)[2]
+    assert view is not None
+    lane = group.lanes - 1
+
+    def one_round(_: Mark) -> None:
+        with group.round(1) as taken:
+            done = getattr(params, call)(taken, timeout=0.05)
+            os.write(writer, b"made" if done else b"was in")
+        os.write(writer, b"ended")
+
+    def is_between() -> bool:
+        return group.stats().update == "begun" and not view.lock_state(lane)[0]
+
+    def hear() -> bytes:
+        assert select.select([reader], [], [], LONG)[0], "the chief waits on"
+        return os.read(reader, 100)
+
+    with Traced(one_round) as chief:
+        chief.run_until(is_between)
+        with held(NAME, layout.lane_byte(lane)):
+            chief.stop()
+            os.kill(chief.pid, signal.SIGCONT)
+            assert hear() == b"made"
+            assert params.step == 1
+            assert group.stats().update == "begun"
+        assert hear() == b"ended"
+        assert chief.end() == 0
+    view.close()
+    os.close(reader)
+    os.close(writer)
+    stats = group.stats()
+    assert (stats.global_step, stats.update, stats.round_pid, stats.taken) == (1, None, None, 1)
+    made = [0.0] * 3 if call == "skip" else [-1.0] * 3
+    assert params["a"].tolist() == made
+    group.apply({"a": np.ones(3)}, 1)
+    with group.round(1) as taken:
+        assert params.update(taken)
+    assert params["a"].tolist() == [number - 1 for number in made]
