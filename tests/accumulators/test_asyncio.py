@@ -39,7 +39,7 @@ def until_taken(acc: Accumulator) -> None:
     until(lambda: acc.stats().round_pid is not None)
 
 
-async def in_line(acc: Accumulator, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+async def queued(acc: Accumulator, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Start a task whose take is in the queue."""
     task = asyncio.create_task(wait)
     await until_async(lambda: acc.stats().waiting > 0)
@@ -68,7 +68,7 @@ def untouched(acc: Accumulator, count: int, step: int = 0) -> None:
 
 
 async def test_a_take_is_awaited_while_the_loop_goes_on(acc: Accumulator) -> None:
-    task = await in_line(acc, acc.take_async(2))
+    task = await queued(acc, acc.take_async(2))
     acc.apply_grad(1.0)
     acc.apply_grad(2.0)
     taken = await task
@@ -79,7 +79,7 @@ async def test_a_take_is_awaited_while_the_loop_goes_on(acc: Accumulator) -> Non
 
 async def test_a_cancelled_wait_consumes_nothing(acc: Accumulator) -> None:
     acc.apply_grad(1.0)
-    await cancelled(await in_line(acc, acc.take_async(2)))
+    await cancelled(await queued(acc, acc.take_async(2)))
     assert threading.active_count() == 1
     untouched(acc, 1)
 
@@ -88,7 +88,7 @@ async def test_a_cancelled_wait_consumes_nothing(acc: Accumulator) -> None:
 async def test_a_cancel_after_the_gradients_consumes_nothing(
     acc: Accumulator, *, delivered: bool
 ) -> None:
-    task = await in_line(acc, acc.take_async(1))
+    task = await queued(acc, acc.take_async(1))
     acc.apply_grad(1.0)
     until_taken(acc)  # the task does not know yet
     if delivered:
@@ -172,7 +172,7 @@ async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator)
             acc.take(1)  # would block the loop, and so the block's end, for ever
         with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
             acc.apply_grad(1.0, local_step=NEVER_STALE)
-        other = await in_line(acc, acc.take_async(1))
+        other = await queued(acc, acc.take_async(1))
     assert acc.apply_grad(2.0, local_step=1)
     assert (await other).value.item() == 2.0
 
@@ -189,13 +189,13 @@ def test_the_loops_own_calls_see_a_take_before_its_task_does(
             return taken.count
 
     async def main(other: Accumulator) -> None:
-        task = await in_line(acc, chief())
+        task = await queued(acc, chief())
         other.apply_grad(1.0)
         until_taken(acc)
         assert other.apply_grad(2.0, local_step=NEVER_STALE)
         assert await task == 2
         assert acc.global_step == 1
-        task = await in_line(acc, chief())
+        task = await queued(acc, chief())
         other.apply_grad(4.0, local_step=1)
         until_taken(acc)
         assert other.take(1).value.item() == 4.0
@@ -208,7 +208,7 @@ def test_the_loops_own_calls_see_a_take_before_its_task_does(
 
 
 async def test_a_new_step_replaces_a_take_that_its_task_has_not_received(acc: Accumulator) -> None:
-    task = await in_line(acc, acc.take_async(1))
+    task = await queued(acc, acc.take_async(1))
     acc.apply_grad(1.0)
     until_taken(acc)
     assert acc.advance_step(7) == 1  # before the loop comes to the task
@@ -219,12 +219,12 @@ async def test_a_new_step_replaces_a_take_that_its_task_has_not_received(acc: Ac
 
 
 async def test_close_and_cancel_end_waits(acc: Accumulator) -> None:
-    task = await in_line(acc, acc.take_async(1))
+    task = await queued(acc, acc.take_async(1))
     acc.cancel()
     with pytest.raises(errors.CancelledError, match="was cancelled"):
         await task
     other = shmacc.attach(acc.shared_name)
-    task = await in_line(acc, other.take_async(1))
+    task = await queued(acc, other.take_async(1))
     follower = asyncio.create_task(other.wait_step_async(0))
     await asyncio.sleep(0)
     other.close()

@@ -1,4 +1,4 @@
-"""Gradients with ids as programs have them: ids with gaps, empty batches, a step as the shape."""
+"""Sparse gradients as programs make them: ids with gaps, empty batches, a step for a shape."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_private_handles_pickle_too_and_errors_come_back(
 # Takes of several processes stand in one line: its order, its head, and every way to leave it.
 
 
-def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apart]:
+def queue_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apart]:
     """Start a process that takes for each number, in this order."""
     takers = []
     for place, number in enumerate(numbers, start=1):
@@ -88,7 +88,7 @@ def line_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apar
 
 
 def test_first_come_first_served(crew: Crew, acc: ConditionalAccumulator) -> None:
-    takers = line_up(crew, acc, 1, 1, 2, 1)
+    takers = queue_up(crew, acc, 1, 1, 2, 1)
     for step, value in enumerate([1.0, 2.0]):
         assert acc.apply_grad(value, local_step=step)
     # The next round is the third's, which needs two.
@@ -102,7 +102,7 @@ def test_first_come_first_served(crew: Crew, acc: ConditionalAccumulator) -> Non
 def test_the_head_of_the_queue_blocks_takes_behind_it(
     crew: Crew, acc: ConditionalAccumulator
 ) -> None:
-    first, second = line_up(crew, acc, 3, 1)
+    first, second = queue_up(crew, acc, 3, 1)
     for value in (1.0, 2.0):
         acc.apply_grad(value)
         # Enough for the second, but it is the first's turn.
@@ -130,7 +130,7 @@ def test_when_the_head_gives_up_the_next_is_served(crew: Crew, acc: ConditionalA
 
 
 def test_a_partial_take_of_0_waits_for_nobody(crew: Crew, acc: ConditionalAccumulator) -> None:
-    (first,) = line_up(crew, acc, 2)
+    (first,) = queue_up(crew, acc, 2)
     for seal in (False, True):
         acc.apply_grad(1.0)
         partial = acc.take_partial(0, timeout=0, seal=seal)
@@ -148,7 +148,7 @@ def test_a_partial_take_of_0_leaves_a_complete_round_to_the_head(
 ) -> None:
     """The head owns the round even before it wakes up."""
     acc.apply_grad(1.0)
-    (first,) = line_up(crew, acc, 2)
+    (first,) = queue_up(crew, acc, 2)
     until(lambda: sleeps_in("acc", first.pid, "waits in the queue"))
     stop(first.pid)
     acc.apply_grad(2.0)
@@ -164,7 +164,7 @@ def test_a_partial_take_of_0_leaves_a_complete_round_to_the_head(
 
 
 def test_cancel_ends_waits_in_every_process(crew: Crew, acc: ConditionalAccumulator) -> None:
-    takers = line_up(crew, acc, 1, 2)
+    takers = queue_up(crew, acc, 1, 2)
     with shmacc.attach("acc") as other:
         other.cancel()
     for taker in takers:
@@ -172,7 +172,7 @@ def test_cancel_ends_waits_in_every_process(crew: Crew, acc: ConditionalAccumula
             taker.result()
     assert acc.stats().waiting == 0
     # It is no lasting state.
-    (later,) = line_up(crew, acc, 1)
+    (later,) = queue_up(crew, acc, 1)
     acc.apply_grad(5.0)
     assert later.result() == (5.0, 1, 0)
 

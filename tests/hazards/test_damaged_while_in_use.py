@@ -163,7 +163,7 @@ def test_rows_may_change_their_shard_while_they_are_divided() -> None:
         assert victim.result(every_call.PATIENCE) > 0
 
 
-def _wait_in_line(pipe: Pipe) -> str:
+def _wait_in_queue(pipe: Pipe) -> str:
     acc = every_call.make(Scenario("dense", applies=0), VICTIM)
     pipe.say(names.segment_name(VICTIM).path)
     try:
@@ -181,7 +181,7 @@ def _fill(directory: Path) -> None:
 
 def test_a_take_that_cannot_read_the_queue_leaves_it() -> None:
     """Reading may need memory for what others claim to have used; without it, an error."""
-    with Apart(_wait_in_line, shm=1 << 20) as victim:
+    with Apart(_wait_in_queue, shm=1 << 20) as victim:
         path = Path(f"/proc/{victim.pid}/root{victim.hear()}")
         with SegmentFile(path) as file:
             until(lambda: file.record("waiter").ticket)

@@ -53,7 +53,7 @@ def _follow() -> int:
 
 
 @contextmanager
-def in_line(acc: Any, *numbers: int) -> Iterator[list[Apart]]:
+def queued(acc: Any, *numbers: int) -> Iterator[list[Apart]]:
     """Start processes that wait in the queue, in this order."""
     with ExitStack() as stack:
         waiting = []
@@ -72,7 +72,7 @@ def wakes(process: Apart) -> int:
 def test_takes_far_back_and_waits_for_the_step_sleep(
     acc: ConditionalAccumulator,
 ) -> None:
-    with Apart(_follow) as follower, in_line(acc, *[2] * (NEAR + 2)) as waiting:
+    with Apart(_follow) as follower, queued(acc, *[2] * (NEAR + 2)) as waiting:
         until(lambda: acc.stats().attached == NEAR + 4)
         time.sleep(LONG_AGO)
         before, start = [wakes(follower), wakes(waiting[-1])], time.monotonic()
@@ -87,7 +87,7 @@ def test_takes_far_back_and_waits_for_the_step_sleep(
 
 def test_a_take_goes_on_when_all_in_front_of_it_die(acc: ConditionalAccumulator) -> None:
     def served_after() -> float:
-        with in_line(acc, *[3] * (NEAR + 2), 1) as waiting:
+        with queued(acc, *[3] * (NEAR + 2), 1) as waiting:
             acc.apply_grad(1.0, acc.global_step)
             time.sleep(LONG_AGO)
             *front, last = waiting
@@ -133,7 +133,7 @@ def test_a_signal_breaks_a_long_sleep(
     acc: ConditionalAccumulator, call: Callable[[Any], Any]
 ) -> None:
     """Of a take far back in the queue, and of a wait for the step."""
-    with in_line(acc, *[2] * NEAR):
+    with queued(acc, *[2] * NEAR):
         soon(lambda: float(run_apart(_interrupted, call)), AT_ONCE)
         acc.cancel()
 

@@ -49,7 +49,7 @@ def wait_for(number: int) -> int:
         return int(acc.take(number, timeout=LONG).count)
 
 
-def in_line() -> int:
+def queued() -> int:
     return sum(take.alive for take in shmacc.inspection.describe(NAME).queue)
 
 
@@ -60,7 +60,7 @@ def waiting(*numbers: int) -> Iterator[list[Apart]]:
         waiters = []
         for place, number in enumerate(numbers, start=1):
             waiters.append(stack.enter_context(Apart(wait_for, number)))
-            until(lambda place=place: in_line() == place)  # type: ignore[misc]
+            until(lambda place=place: queued() == place)  # type: ignore[misc]
         yield waiters
 
 

@@ -1,4 +1,4 @@
-"""The soak's books find what they are for: each fault of an accumulator that is made to have it."""
+"""The soak's books detect each fault that an accumulator is made to have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak's training campaigns find what they are for, and nothing if nothing is wrong."""
+"""The soak's training detects each fault that a run is made to have."""
 
 from __future__ import annotations
 

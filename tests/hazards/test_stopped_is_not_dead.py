@@ -27,9 +27,9 @@ from helpers.stepping_stops import (
     TAKING,
     THIRD,
     add,
-    in_line,
     middle,
     others,
+    queued,
     stopped_half_way,
     take,
     take_in_vain,
@@ -100,7 +100,7 @@ def test_waiting_takes_can_leave_while_the_locks_owner_is_stopped() -> None:
     """By their timeout or by cancel, which need no lock."""
     step = middle(APPLYING)
     with (
-        in_line((take_in_vain, 5, 0.5), (take, 5)) as (hasty, patient),
+        queued((take_in_vain, 5, 0.5), (take, 5)) as (hasty, patient),
         stopped(APPLYING.act, step) as owner,
     ):
         generation = inspection.describe(NAME).generation
@@ -153,7 +153,7 @@ def add_often(times: int) -> list[tuple[float, float]]:
 
 def test_a_stopped_take_keeps_its_place_in_the_queue() -> None:
     APPLYING.prepare().write(path())
-    with in_line((take, 3), (take, 1)) as (first, second):
+    with queued((take, 3), (take, 1)) as (first, second):
         first.signal(signal.SIGSTOP)
         # With the first one's number reached, it would take at once; so it is waited for, but
         # only for a while, and only once.
@@ -176,7 +176,7 @@ def test_a_stopped_take_keeps_its_place_in_the_queue() -> None:
 
 def test_the_death_of_a_stopped_take_is_noticed() -> None:
     APPLYING.prepare().write(path())
-    with in_line((take, 2), (take, 1)) as (first, second):
+    with queued((take, 2), (take, 1)) as (first, second):
         first.signal(signal.SIGSTOP)
         run_apart(add_often, 1)
         first.kill()
@@ -188,7 +188,7 @@ def test_a_stopped_take_that_was_cancelled_delays_nobody() -> None:
     """Not even processes that saw it at the head before."""
     APPLYING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
-    with acc, in_line((take, 3)) as (first,):
+    with acc, queued((take, 3)) as (first,):
         first.signal(signal.SIGSTOP)
         assert acc.apply_grad(*THIRD, local_step=NEVER_STALE)
         acc.cancel()

@@ -240,7 +240,7 @@ def idle(name: str) -> None:
         signal.pause()
 
 
-def wait_in_line(name: str, num_required: int) -> None:
+def wait_in_queue(name: str, num_required: int) -> None:
     """Wait in the queue for a take, which may be cancelled."""
     with shmacc.attach(name) as acc:
         try:

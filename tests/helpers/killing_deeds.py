@@ -202,16 +202,16 @@ def left_by_the_dead() -> None:
             os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108
 
 
-def _stand_in_line(pipe: Pipe) -> None:
+def _wait_in_queue(pipe: Pipe) -> None:
     with shmacc.attach(NAME) as acc:
         pipe.say()
         acc.take(2)
 
 
-def with_a_dead_one_in_line() -> None:
+def with_a_dead_take() -> None:
     """Leave a filled segment whose queue still holds the take of a dead process."""
     filled()
-    with Apart(_stand_in_line) as process, shmacc.attach(NAME) as acc:
+    with Apart(_wait_in_queue) as process, shmacc.attach(NAME) as acc:
         process.hear()
         until(lambda: acc.stats().waiting == 1)
 
@@ -245,10 +245,10 @@ DEEDS: Final = (
     Deed("finding what the dead left", left_by_the_dead, nothing, lambda _: create()),
     Deed("attaching", filled_and_attached, nothing, _attach),
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),
-    Deed("applying behind the dead", with_a_dead_one_in_line, _attach, SCENE.operation),
+    Deed("applying behind the dead", with_a_dead_take, _attach, SCENE.operation),
     Deed(
         "taking behind the dead",
-        with_a_dead_one_in_line,
+        with_a_dead_take,
         _attach,
         lambda acc: acc.take(1, timeout=0),
     ),

@@ -109,7 +109,7 @@ def others(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
 
 
 @contextmanager
-def in_line(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
+def queued(*functions: tuple[Any, ...]) -> Iterator[list[Apart]]:
     """Start processes that take, and wait until they are in the queue in this order."""
     with ExitStack() as stack:
         processes: list[Apart] = []

@@ -86,7 +86,7 @@ def test_every_answer_follows_the_schema(crew: Crew) -> None:
         acc.apply_grad([3, 5], np.ones((2, 4), np.float32))
         ConditionalAccumulator(np.float32, [2], "left").close()
         inspect_tool.path_of("junk").write_bytes(b"no segment" * 1000)
-        taker = start(crew, inspect_tool.wait_in_line, "table", 5)
+        taker = start(crew, inspect_tool.wait_in_queue, "table", 5)
         until(lambda: acc.stats().waiting == 1)
         for command, status in (
             ("list", 0),

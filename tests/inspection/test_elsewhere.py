@@ -78,7 +78,7 @@ def _copy_installed(distribution: str, packages: Path) -> None:
 def holder(crew: Crew) -> Iterator[int]:
     """A process that is stopped with a table's lock, while another waits in the queue."""
     with SparseConditionalAccumulator("f4", [50_000, 16], "table", mode=0o644) as acc:
-        start(crew, inspect_tool.wait_in_line, "table", 10**6)
+        start(crew, inspect_tool.wait_in_queue, "table", 10**6)
         until(lambda: acc.stats().waiting == 1)
         with stopped_with_the_lock(crew, "table") as pid:
             yield pid

@@ -139,7 +139,7 @@ def test_numbers_out_of_range_with_a_valid_checksum_are_reported() -> None:
 def test_a_process_stopped_in_an_apply_is_reported(
     table: SparseConditionalAccumulator, crew: Crew
 ) -> None:
-    taker = start(crew, inspect_tool.wait_in_line, "table", 10**9)
+    taker = start(crew, inspect_tool.wait_in_queue, "table", 10**9)
     until(lambda: table.stats().waiting == 1)
     with inspect_tool.stopped_with_the_lock(crew, "table") as pid:
         # Nothing here waits for the lock: it would wait until the end of the test.

@@ -116,7 +116,7 @@ def test_a_glob_skips_segments_that_the_verb_is_not_for(crew: Crew) -> None:
         ConditionalAccumulator(np.float32, [2], "c0") as first,
         ConditionalAccumulator(np.float32, [2], "c2") as last,
     ):
-        takers = [start(crew, inspect_tool.wait_in_line, name, 3) for name in ("c0", "c2")]
+        takers = [start(crew, inspect_tool.wait_in_queue, name, 3) for name in ("c0", "c2")]
         until(lambda: first.stats().waiting == last.stats().waiting == 1)
         named = run("cancel", "c0", "c1", "--yes")
         assert (named.returncode, named.stdout) == (2, "")

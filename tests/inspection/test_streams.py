@@ -17,7 +17,7 @@ from helpers.inspect_tool import (
     run,
     start,
     stopped_with_the_lock,
-    wait_in_line,
+    wait_in_queue,
 )
 from helpers.support import LONG, until
 
@@ -44,7 +44,7 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
 
 def test_in_a_pipe_each_cell_is_a_word(table: SparseConditionalAccumulator, crew: Crew) -> None:
     ConditionalAccumulator(np.float32, [2], "left").close()
-    taker = start(crew, wait_in_line, "table", 5)
+    taker = start(crew, wait_in_queue, "table", 5)
     until(lambda: table.stats().waiting == 1)
     title, *rows = run("list").stdout.splitlines()
     columns = title.split()
@@ -153,7 +153,7 @@ def test_a_reader_that_closes_its_pipe_ends_the_command_quietly() -> None:
 def test_cancel_says_what_else_it_ends(crew: Crew) -> None:
     """A take that waits for the lock is not in the queue yet, and is cancelled too."""
     with stopped_with_the_lock(crew, "table"):
-        taker = start(crew, wait_in_line, "table", 9)
+        taker = start(crew, wait_in_queue, "table", 9)
         until(lambda: "waits-for-the-lock" in run("show", "table").stdout)
         rehearsal = run("cancel", "table")
         assert f"pid {taker.pid}" in rehearsal.stdout

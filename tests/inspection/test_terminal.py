@@ -19,7 +19,7 @@ from helpers.inspect_tool import (
     run,
     start,
     stopped_with_the_lock,
-    wait_in_line,
+    wait_in_queue,
 )
 from helpers.standing_still import apply, begin, hold_a_round, pause, stop
 from helpers.support import LONG, until
@@ -67,7 +67,7 @@ def bias() -> Iterator[ConditionalAccumulator]:
 
 @pytest.fixture
 def taker(embeddings: SparseConditionalAccumulator, crew: Crew) -> Apart:
-    child = start(crew, wait_in_line, "embeddings", 5)
+    child = start(crew, wait_in_queue, "embeddings", 5)
     until(lambda: embeddings.stats().waiting == 1)
     return child
 
@@ -226,7 +226,7 @@ def test_watch_shows_many_segments(crew: Crew) -> None:
             terminal.press(keys)
             terminal.wait_for(f"▶  {selected}")
         # The one that waits for longest comes first.
-        start(crew, wait_in_line, "seg33", 4)
+        start(crew, wait_in_queue, "seg33", 4)
         terminal.press("ss")
         terminal.wait_for("by waited", "░░░░░░░░ 0/4")
         terminal.press("\x1b[H")

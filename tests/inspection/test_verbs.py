@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from helpers.inspect_tool import COMMAND, ask, path_of, run, semaphore_of, start, wait_in_line
+from helpers.inspect_tool import COMMAND, ask, path_of, run, semaphore_of, start, wait_in_queue
 from helpers.standing_still import begin, pause
 from helpers.stepping_calls import NAMES, Calling, needs_failures
 from helpers.support import LONG, until
@@ -78,7 +78,7 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
     for _ in range(2):
         embeddings.apply_grad([3, 5], np.full((2, 4), 2, np.float32))
     embeddings.apply_grad([3], np.full((1, 4), np.nan, np.float32))
-    taker = start(crew, wait_in_line, "embeddings", 7)
+    taker = start(crew, wait_in_queue, "embeddings", 7)
     until(lambda: embeddings.stats().waiting == 1)
     said = ask("show", "embeddings", "--rows", "1", "--values")
     assert "error" not in said
@@ -188,7 +188,7 @@ def test_remove_removes_all_names_or_none(bias: ConditionalAccumulator, namespac
 
 
 def test_cancel_ends_waiting_takes(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
-    waiting = [start(crew, wait_in_line, "embeddings", 9) for _ in range(2)]
+    waiting = [start(crew, wait_in_queue, "embeddings", 9) for _ in range(2)]
     until(lambda: embeddings.stats().waiting == 2)
     rehearsal = run("cancel", "embeddings")
     assert rehearsal.returncode == 0

@@ -127,7 +127,7 @@ def test_the_end_of_a_block_counts_once_however_often_it_is_sent() -> None:
     assert table.owner.leave("t", table.now, consume=True)
     assert table.owner.leave("t", table.now, consume=False), "a late message of its changes nothing"
     assert table.owner.step == 1
-    assert isinstance(table.ask(1), Ended), "a late message of its does not join the line again"
+    assert isinstance(table.ask(1), Ended), "a late message of its does not join the queue again"
 
 
 def test_shards_that_lost_their_pieces_get_them_again() -> None:

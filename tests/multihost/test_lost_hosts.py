@@ -132,14 +132,14 @@ def test_cancel_ends_waits_but_no_block() -> None:
     table.ask(1, "u")
     table.owner.cancel(table.now)
     assert isinstance(table.owner.answer("u"), Ended)
-    assert isinstance(table.ask(1, "u"), Ended), "its next call does not put it in the line again"
+    assert isinstance(table.ask(1, "u"), Ended), "its next call does not put it in the queue again"
     assert isinstance(table.owner.answer("t"), Opened)
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
     table.apply("a", 1)
     table.ask(1, "v")
     table.settle()
-    assert isinstance(table.ask(1, "v"), Opened), "the line goes on"
+    assert isinstance(table.ask(1, "v"), Opened), "the queue goes on"
 
 
 def test_a_contributor_at_two_hosts_makes_the_step_void(caplog: pytest.LogCaptureFixture) -> None:

@@ -316,7 +316,7 @@ def test_a_new_step_ends_a_block(group: shmacc.ray.AccumulatorGroup, journals: J
 
 
 @pytest.mark.usefixtures("group", "journals")
-def test_chiefs_wait_in_line() -> None:
+def test_chiefs_wait_in_the_queue() -> None:
     steps = []
 
     def lead() -> None:

@@ -1,4 +1,4 @@
-"""Rounds update as torch's optimizers do, with their settings, one for each group of parameters."""
+"""Rounds update as torch's optimizers do, with each parameter group's own settings."""
 
 from __future__ import annotations
 

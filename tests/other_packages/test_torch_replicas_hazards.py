@@ -58,7 +58,7 @@ def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None
 
 
 @pytest.fixture
-def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
+def queued() -> Iterator[Callable[[SyncReplicas], Any]]:
     """Enter a chief's round in a thread; return when it waits, with its future."""
     with ThreadPoolExecutor() as executor:
 
@@ -74,12 +74,12 @@ def in_line() -> Iterator[Callable[[SyncReplicas], Any]]:
         yield wait
 
 
-def test_a_waiting_chief_does_not_go_on_from_half_an_update(in_line: Any) -> None:
+def test_a_waiting_chief_does_not_go_on_from_half_an_update(queued: Any) -> None:
     model, other = one_layer(), one_layer()
     with pair(model, other) as (first, replica), chief_of(one_layer()) as second:
         hand_over(replica, other)
         with pytest.raises(ZeroDivisionError), first.round(timeout=LONG):  # noqa: PT012
-            waits = in_line(second)  # all was well when it began to wait
+            waits = queued(second)  # all was well when it began to wait
             raise ZeroDivisionError
         with pytest.raises(errors.FailedPreconditionError, match="half updated"):
             waits.result(LONG)
@@ -129,9 +129,9 @@ def test_two_chiefs_are_warned_of_each_other(
         second.close()
 
 
-def test_the_end_of_a_training_ends_all_chiefs(in_line: Any) -> None:
+def test_the_end_of_a_training_ends_all_chiefs(queued: Any) -> None:
     with chief_of(one_layer()) as first:
-        waits = in_line(first)
+        waits = queued(first)
         chief_of(one_layer()).close()
         with pytest.raises(errors.FinishedError):
             waits.result(LONG)

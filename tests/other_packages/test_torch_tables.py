@@ -1,4 +1,4 @@
-"""Embeddings of ids that appear during training equal a dict and torch's own."""
+"""Tables of embeddings whose ids appear during training equal a dict and torch's embeddings."""
 
 from __future__ import annotations
 
