@@ -190,7 +190,8 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[AccumulatorGroup, Par
 def test_a_save_or_load_of_both_ends_by_its_timeout(
     segment: str, call: Any, both: tuple[AccumulatorGroup, Parameters], tmp_path: Path
 ) -> None:
-    path, named = tmp_path / "saved", dict(zip(("g", "p"), both, strict=True))
+    path = tmp_path / "saved"
+    named: dict[str, Any] = dict(zip(("g", "p"), both, strict=True))
     shmacc.save(path, named)
     before, saved = content(*both), path.read_bytes()
     with held(segment), pytest.raises(errors.DeadlineExceededError):
