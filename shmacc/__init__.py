@@ -46,7 +46,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._values.specs": ("IndexedSlicesSpec", "TensorSpec"),
         "shmacc._accumulators.single": ("ConditionalAccumulatorBase",),
         "shmacc._segment.stats": ("Stats",),
-        "shmacc._run": ("run",),
+        "shmacc._run.run": ("run",),
         "shmacc._accumulators.rounds": ("Round",),
         "shmacc._accumulators.steps": ("Steps",),
         "shmacc._version": ("__version__",),

@@ -22,7 +22,7 @@ from shmacc._parameters.parameters import Parameters
 from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._parameters.table_spec import TableSpec
 from shmacc._parameters.tables import Table
-from shmacc._run import run
+from shmacc._run.run import run
 from shmacc._segment.stats import Stats
 from shmacc._values.slices import IndexedSlices
 from shmacc._values.specs import IndexedSlicesSpec, TensorSpec

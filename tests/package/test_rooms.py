@@ -26,7 +26,7 @@ _LISTS: Final = runpy.run_path(str(TOOL))
 ORDER: Final = (
     *("_base", "_values", "optim", "init", "_segment", "testing", "inspection"),
     *("_accumulators", "_parameters", "_attach", "sparse", "raw_ops", "jax", "torch"),
-    *("_run_child", "_run", "_run_file", "_multihost", "ray"),
+    *("_run", "_multihost", "ray"),
 )
 NATIVE_FOLDERS: Final[tuple[str, ...]] = _LISTS["NATIVE_FOLDERS"]
 

@@ -39,7 +39,7 @@ def test_each_gradient_counts_once_whichever_process_is_killed(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shmacc._run._PAUSES", (0.0,))
+    monkeypatch.setattr("shmacc._run.children._PAUSES", (0.0,))
     journal, over = tmp_path / "journal", threading.Event()
     journal.touch()
     killer = threading.Thread(target=run_roles.kill_at_random, args=(journal, kills, over))
@@ -78,7 +78,7 @@ def test_too_many_kills_end_the_run(role: str, caplog: pytest.LogCaptureFixture)
 
 
 def test_old_kills_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("shmacc._run._PERIOD", 0.0)
+    monkeypatch.setattr("shmacc._run.children._PERIOD", 0.0)
     calls = str(tmp_path / "calls")
     assert (
         shmacc.run(

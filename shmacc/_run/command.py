@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from shmacc._run import run
+from shmacc._run.run import run
 from shmacc.errors import ShmaccError, WorkerDiedError
 
 _DESCRIPTION = """\

@@ -1,0 +1,1 @@
+"""Starts a chief and workers, and starts again those that are killed."""
