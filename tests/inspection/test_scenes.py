@@ -129,106 +129,69 @@ class Stage:
         return worker
 
 
-Played = tuple["Apart | None", "Callable[[], Any] | None"]  # who is at fault; what strikes it
+# Each returns the process at fault, if there is one, which a scene may then stop or kill.
 
 
-def chief_dies(stage: Stage) -> Played:
+def chief_hangs(stage: Stage) -> Apart:
     chief = stage.hung_chief()
     stage.wait()
-    return chief, lambda: kill(chief)
+    return chief
 
 
-def chief_hangs(stage: Stage) -> Played:
-    chief = stage.hung_chief()
-    stage.wait()
-    return chief, None
-
-
-def chief_hangs_and_looks_in(stage: Stage) -> Played:
+def chief_hangs_and_looks_in(stage: Stage) -> Apart:
     chief = stage.chief(look_in_from_a_thread, pause)
     stage.wait()
-    return chief, None
+    return chief
 
 
-def chief_stops(stage: Stage) -> Played:
-    chief = stage.hung_chief()
+def chief_leaves(stage: Stage) -> None:
+    stage.chief().result()
     stage.wait()
-    return chief, lambda: stop(chief)
 
 
-def chief_leaves(stage: Stage) -> Played:
-    chief = stage.chief()
-    chief.result()
-    stage.wait()
-    return None, None
-
-
-def chief_hangs_in_its_block(stage: Stage) -> Played:
+def chief_hangs_in_its_block(stage: Stage) -> Apart:
     chief = begin(stage.crew, apply, hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
     for _ in range(2):
         begin(stage.crew, wait_for_ever)
     until(lambda: doing("waits for the step") == 2)
-    return chief, None
+    return chief
 
 
-def chief_hangs_in_its_block_before_another(stage: Stage) -> Played:
-    chief, _ = chief_hangs_in_its_block(stage)
+def chief_hangs_in_its_block_before_another(stage: Stage) -> Apart:
+    chief = chief_hangs_in_its_block(stage)
     begin(stage.crew, take(1))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
-    return chief, None
+    return chief
 
 
-def chief_stops_in_its_block(stage: Stage) -> Played:
-    chief, _ = chief_hangs_in_its_block(stage)
-    return chief, lambda: stop(chief)
-
-
-def first_chief_hangs(stage: Stage) -> Played:
+def first_chief_hangs(stage: Stage) -> Apart:
     chief = begin(stage.crew, pause)
     stage.wait()
-    return chief, None
+    return chief
 
 
-def first_chief_stops(stage: Stage) -> Played:
-    chief = begin(stage.crew, pause)
+def first_chief_never_comes(stage: Stage) -> None:
     stage.wait()
-    return chief, lambda: stop(chief)
 
 
-def first_chief_dies(stage: Stage) -> Played:
-    chief = begin(stage.crew, pause)
-    stage.wait()
-    return chief, lambda: kill(chief)
-
-
-def first_chief_never_comes(stage: Stage) -> Played:
-    stage.wait()
-    return None, None
-
-
-def second_chief_hangs(stage: Stage) -> Played:
+def second_chief_hangs(stage: Stage) -> Apart:
     """The first chief took, and was replaced."""
     stage.hung_chief()
     return chief_hangs(stage)
 
 
-def second_chief_dies(stage: Stage) -> Played:
-    stage.hung_chief()
-    return chief_dies(stage)
-
-
-def second_chief_of_a_dead_one_hangs(stage: Stage) -> Played:
+def second_chief_of_a_dead_one_hangs(stage: Stage) -> Apart:
     kill(stage.hung_chief())
     return chief_hangs(stage)
 
 
-def second_chief_of_one_that_works_now_dies(stage: Stage) -> Played:
+def second_chief_of_one_that_works_now_hangs(stage: Stage) -> Apart:
     stage.chief(apply, wait_for_ever)
-    return chief_dies(stage)
+    return chief_hangs(stage)
 
 
-def chief_dies_while_others_apply(stage: Stage) -> Played:
+def chief_hangs_while_others_apply(stage: Stage) -> Apart:
     def apply_now_and_then(acc: Any) -> None:
         while True:
             apply(acc)
@@ -239,36 +202,24 @@ def chief_dies_while_others_apply(stage: Stage) -> Played:
     for _ in range(2):
         begin(stage.crew, wait_for_ever)
     until(lambda: doing("waits for the step") == 2)
-    return chief, lambda: kill(chief)
+    return chief
 
 
-def worker_hangs(stage: Stage) -> Played:
+def worker_hangs(stage: Stage) -> Apart:
     worker = stage.head(2, pause)
     stage.wait(1)
-    return worker, None
+    return worker
 
 
-def worker_stops(stage: Stage) -> Played:
-    worker, _ = worker_hangs(stage)
-    return worker, lambda: stop(worker)
-
-
-def worker_dies(stage: Stage) -> Played:
-    worker, _ = worker_hangs(stage)
-    return worker, lambda: kill(worker)
-
-
-def worker_leaves(stage: Stage) -> Played:
+def worker_leaves(stage: Stage) -> None:
     stage.head(2).result()
     stage.wait(1)
-    return None, None
 
 
-def workers_never_come(stage: Stage) -> Played:
+def workers_never_come(stage: Stage) -> None:
     begin(stage.crew, take(3))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
     stage.wait()
-    return None, None
 
 
 @dataclass(frozen=True)
@@ -277,6 +228,7 @@ class Scene:
 
     Attributes:
         play: Sets it up.
+        strike: What is done to the process at fault then: `kill`, `stop`, or nothing.
         kind: What it is called.
         proved: Whether it is proved.
         beside: The same beside others that were there before: (kind, proved, whether the one at
@@ -284,7 +236,8 @@ class Scene:
         later: The same beside others that came later.
     """
 
-    play: Callable[[Stage], Played]
+    play: Callable[[Stage], Apart | None]
+    strike: Callable[[Apart], Any] | None
     kind: StallKind
     proved: bool
     beside: tuple[StallKind, bool, bool] | None = None
@@ -297,35 +250,39 @@ _NAMED: Final = (TAKER, False, True)
 _UNNAMED: Final = (TAKER, False, False)  # it is not known who was to take
 _WORKERS: Final = (APPLIER, False, False)
 SCENES: Final = (
-    Scene(chief_dies, NOBODY, proved=True),
-    Scene(chief_hangs, TAKER, proved=False),
-    Scene(chief_hangs_and_looks_in, TAKER, proved=False),
-    Scene(chief_stops, NOBODY, proved=True),
-    Scene(chief_leaves, NOBODY, proved=True),
-    Scene(chief_hangs_in_its_block, TAKER, proved=False),
-    Scene(chief_hangs_in_its_block_before_another, TAKER, proved=False),
-    Scene(chief_stops_in_its_block, StallKind.ROUND_HOLDER_STOPPED, proved=True),
-    Scene(first_chief_hangs, TAKER, proved=False, beside=_UNNAMED, later=_UNNAMED),
-    Scene(first_chief_stops, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
-    Scene(first_chief_dies, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
-    Scene(first_chief_never_comes, NOBODY, proved=True, beside=_UNNAMED, later=_UNNAMED),
-    Scene(second_chief_hangs, TAKER, proved=False),
-    Scene(second_chief_dies, NOBODY, proved=True),
-    Scene(second_chief_of_a_dead_one_hangs, TAKER, proved=False),
-    Scene(second_chief_of_one_that_works_now_dies, NOBODY, proved=True),
-    Scene(chief_dies_while_others_apply, NOBODY, proved=True),
-    Scene(worker_hangs, APPLIER, proved=False),
-    Scene(worker_stops, StallKind.APPLIERS_STOPPED, proved=True),
-    Scene(worker_dies, QUORUM, proved=True),
-    Scene(worker_leaves, QUORUM, proved=True, later=_WORKERS),
-    Scene(workers_never_come, QUORUM, proved=True, beside=_WORKERS, later=_WORKERS),
+    Scene(chief_hangs, kill, NOBODY, proved=True),
+    Scene(chief_hangs, None, TAKER, proved=False),
+    Scene(chief_hangs_and_looks_in, None, TAKER, proved=False),
+    Scene(chief_hangs, stop, NOBODY, proved=True),
+    Scene(chief_leaves, None, NOBODY, proved=True),
+    Scene(chief_hangs_in_its_block, None, TAKER, proved=False),
+    Scene(chief_hangs_in_its_block_before_another, None, TAKER, proved=False),
+    Scene(chief_hangs_in_its_block, stop, StallKind.ROUND_HOLDER_STOPPED, proved=True),
+    Scene(first_chief_hangs, None, TAKER, proved=False, beside=_UNNAMED, later=_UNNAMED),
+    Scene(first_chief_hangs, stop, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
+    Scene(first_chief_hangs, kill, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
+    Scene(first_chief_never_comes, None, NOBODY, proved=True, beside=_UNNAMED, later=_UNNAMED),
+    Scene(second_chief_hangs, None, TAKER, proved=False),
+    Scene(second_chief_hangs, kill, NOBODY, proved=True),
+    Scene(second_chief_of_a_dead_one_hangs, None, TAKER, proved=False),
+    Scene(second_chief_of_one_that_works_now_hangs, kill, NOBODY, proved=True),
+    Scene(chief_hangs_while_others_apply, kill, NOBODY, proved=True),
+    Scene(worker_hangs, None, APPLIER, proved=False),
+    Scene(worker_hangs, stop, StallKind.APPLIERS_STOPPED, proved=True),
+    Scene(worker_hangs, kill, QUORUM, proved=True),
+    Scene(worker_leaves, None, QUORUM, proved=True, later=_WORKERS),
+    Scene(workers_never_come, None, QUORUM, proved=True, beside=_WORKERS, later=_WORKERS),
 )
 
 
 @pytest.mark.parametrize(
     ("scene", "beside"),
     [
-        pytest.param(scene, beside, id=f"{scene.play.__name__}-{beside}")
+        pytest.param(
+            scene,
+            beside,
+            id=f"{scene.play.__name__}-{getattr(scene.strike, '__name__', '')}-{beside}",
+        )
         for scene in SCENES
         for beside in ("nobody", "before", "later")
         # Where others make no difference, the scene without them is one of the older tests.
@@ -337,16 +294,15 @@ def test_the_process_at_fault_is_named_and_no_other(crew: Crew, scene: Scene, be
     if beside == "before":
         bystanders(crew)
         kind, proved, named = scene.beside or (kind, proved, True)
-    culprit, strike = scene.play(Stage(crew))
-    pid = culprit.pid if culprit is not None else None
-    if strike is not None:
-        strike()
+    culprit = scene.play(Stage(crew))
+    if culprit is not None and scene.strike is not None:
+        scene.strike(culprit)
     if beside == "later":
         bystanders(crew)
         kind, proved, named = scene.later or (kind, proved, True)
     becomes(NAME, kind, proved=proved)
     # A process that attaches may be about to record the death of the one at fault.
-    at_fault = {pid} if named and pid is not None else set()
+    at_fault = {culprit.pid} if named and culprit is not None else set()
     until(lambda: accused(the_stall()) == at_fault)
     if beside == "before":
         every_verb_says(the_stall(), proved=proved)
