@@ -73,7 +73,7 @@ def _produce(number: int) -> bool:
 
 
 @pytest.mark.parametrize("make_room", ["take_partial", "advance_step", "round"])
-def test_what_else_makes_room(acc: ConditionalAccumulator, make_room: str) -> None:
+def test_other_calls_make_room_too(acc: ConditionalAccumulator, make_room: str) -> None:
     with Apart(apply, 4.0) as waiting:
         wait_for_room(waiting)
         if make_room == "round":

@@ -80,7 +80,7 @@ def test_a_death_during_the_wait_ends_it(acc: ConditionalAccumulator, how: str) 
         assert acc.take(2, timeout=0).count == 2
 
 
-def test_without_on_death_a_take_waits_on(acc: ConditionalAccumulator) -> None:
+def test_a_take_without_on_death_waits_on(acc: ConditionalAccumulator) -> None:
     with worker() as dead:
         dead.kill()
     with pytest.raises(errors.DeadlineExceededError):

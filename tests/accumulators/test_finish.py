@@ -78,7 +78,7 @@ WAITS: Final[dict[str, Callable[[Any], object]]] = {
 
 
 def wait_for_it(how: str, *, pipe: Pipe) -> str:
-    """Wait in vain; return how the wait ended."""
+    """Wait; return how the wait ended."""
     with ConditionalAccumulator.attach(NAME) as own:
         pipe.say()
         try:

@@ -71,7 +71,7 @@ def fill(acc: Any) -> None:
 
 
 def saved_and_loaded(state: Mapping[str, Any]) -> Any:
-    """As it comes back from a file."""
+    """Return the state as it comes back from a file."""
     file = io.BytesIO()
     np.savez(file, **state)
     file.seek(0)
@@ -85,7 +85,7 @@ MAKE: Final = [sparse, dense, group]
     ("make", "lanes", "again", "lanes_again"),
     [(sparse, 1, sparse, 3), (dense, 3, dense, 1), (group, 1, group, 1), (group, 3, turned, 1)],
 )
-def test_an_equal_accumulator_goes_on_from_it(
+def test_an_equal_accumulator_goes_on_from_a_state(
     make: Callable[[int], Any], lanes: int, again: Callable[[int], Any], lanes_again: int
 ) -> None:
     with make(lanes) as acc, again(lanes_again) as other:
@@ -103,7 +103,7 @@ def test_an_equal_accumulator_goes_on_from_it(
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_it_replaces_everything(make: Callable[[], Any]) -> None:
+def test_a_restore_replaces_everything(make: Callable[[], Any]) -> None:
     with make() as acc:
         fill(acc)
         state, pending = acc.state(), acc.num_accumulated()
@@ -122,7 +122,7 @@ def test_it_replaces_everything(make: Callable[[], Any]) -> None:
         same_taken(acc.take(1), want)
 
 
-def test_its_contributors_are_in_the_round_whatever_their_lane() -> None:
+def test_restored_contributors_are_in_the_round_whatever_their_lane() -> None:
     with group(lanes=3) as acc, group(lanes=4) as other:
         for k in range(12):
             acc.apply({"array": [1, 1, 1]}, 0, contributor=k)
@@ -138,7 +138,9 @@ def test_its_contributors_are_in_the_round_whatever_their_lane() -> None:
 
 
 @pytest.mark.parametrize(("make", "lanes"), [(sparse, 3), (dense, 1), (group, 3)])
-def test_of_an_empty_one_it_is_a_step(make: Callable[[int], Any], lanes: int) -> None:
+def test_the_state_of_an_empty_accumulator_restores_its_step(
+    make: Callable[[int], Any], lanes: int
+) -> None:
     with make(lanes) as acc, make(lanes) as other:
         acc.set_global_step(3)
         fill(other)
@@ -151,7 +153,7 @@ def test_of_an_empty_one_it_is_a_step(make: Callable[[int], Any], lanes: int) ->
         same_taken(other.take(1), acc.take(1))
 
 
-def test_it_ends_a_round_that_is_open() -> None:
+def test_a_restore_ends_an_open_round() -> None:
     ended = r"ended before its block: .*\brestore\b"
     with sparse() as acc:
         fill(acc)
@@ -168,13 +170,13 @@ def test_it_ends_a_round_that_is_open() -> None:
 
 
 def say_and_take(number: int, *, pipe: Pipe) -> int:
-    """Say that it is about to take, and take; return how many gradients there were."""
+    """Say that it is about to take, and take; return how many gradients it got."""
     with ConditionalAccumulator.attach("acc") as own:
         pipe.say()
         return own.take(number, timeout=LONG).count
 
 
-def test_a_take_that_waits_gets_it(acc: ConditionalAccumulator) -> None:
+def test_a_waiting_take_gets_what_is_restored(acc: ConditionalAccumulator) -> None:
     for _ in range(3):
         acc.apply_grad(1.0)
     state = acc.state()
@@ -186,8 +188,8 @@ def test_a_take_that_waits_gets_it(acc: ConditionalAccumulator) -> None:
         assert head.result() == 3
 
 
-def test_an_apply_that_waits_for_a_round_waits_no_more(acc: ConditionalAccumulator) -> None:
-    """Its gradient is of before: it is dropped at once, in the block."""
+def test_a_restore_ends_an_applys_wait_for_a_round(acc: ConditionalAccumulator) -> None:
+    """Its gradient is of the old timeline: it is dropped at once, in the block."""
 
     def waits_for_the_end() -> bool:
         activity = inspection.describe("acc").processes[0].activity

@@ -174,7 +174,7 @@ def cases_of(started: str) -> list[tuple[str, bool]]:
 
 
 def fate(started: str, end: str) -> str | None:
-    """What a take is told of such a child."""
+    """Return what takes are told of such a child; None: nothing."""
     if started == "fork" and end in NO_FAILURES_OF_PROGRAMS:
         return None
     return ENDS[end]

@@ -149,14 +149,14 @@ class Slow:
         self._error = error
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Be viewed; a signal comes meanwhile."""
+        """Send a signal while NumPy reads this array."""
         signal.raise_signal(signal.SIGUSR1)
         for _ in range(3):  # where handlers run
             pass
         return np.ones(2, dtype)
 
     def __float__(self) -> float:
-        """Be a number, likewise."""
+        """Send a signal while this number is read."""
         return float(self.__array__()[0])
 
 

@@ -196,7 +196,7 @@ QUICK += "cancel bias --yes; metrics --json"
 
 @pytest.mark.parametrize("line", QUICK.split("; "))
 @pytest.mark.usefixtures("bias")
-def test_it_imports_only_what_it_needs(line: str) -> None:
+def test_the_command_imports_only_what_it_needs(line: str) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", COMMAND, *line.split()],
         capture_output=True,

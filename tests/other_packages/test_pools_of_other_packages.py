@@ -58,7 +58,7 @@ def apply(_: int) -> bool:
 
 
 def news(acc: ConditionalAccumulator) -> Any:
-    """The reasons of deaths that a take is told."""
+    """The reasons of deaths that a take reports."""
     try:
         acc.take(2**40, timeout=0, on_death="raise")
     except errors.WorkerDiedError as error:

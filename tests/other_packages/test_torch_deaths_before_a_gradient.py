@@ -63,7 +63,7 @@ def viewer_that_fails() -> None:
 
 
 def told(replicas: Any) -> Any:
-    """What the next wait is told of deaths; None: nothing."""
+    """What the next wait reports of deaths; None: nothing."""
     try:
         with replicas.round(timeout=0.01, on_death="raise"):
             pytest.fail("there was no gradient")

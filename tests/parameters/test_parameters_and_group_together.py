@@ -103,7 +103,7 @@ def test_an_update_refuses_another_parameters_group(specs: str) -> None:
 
 
 def test_an_unused_group_belongs_to_the_first_parameters() -> None:
-    """Of a program that was started in vain, and again."""
+    """A program may have been started for nothing, and is started again."""
     for _ in range(2):
         with made(if_exists="replace") as params:
             AccumulatorGroup(params.member_specs(), GROUP).close()

@@ -115,7 +115,7 @@ def test_failures_are_started_again_if_asked(
     assert second.endswith(", and is started again (2 of 3)")
 
 
-def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_that_a_child_started_end_with_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="end"):
         shmacc.run(
             _fail_beside_grandchild, run_roles.have_child_and_sleep, workers=1, args=(tmp_path,)

@@ -151,14 +151,14 @@ def test_replace_leaves_another_users_segment() -> None:
         acc.unlink()
 
 
-def test_of_two_that_replace_at_once_one_wins() -> None:
+def test_one_of_two_processes_that_replace_at_once_wins() -> None:
     for _ in range(10):
         make().close()
         assert outcomes_of_two("replace") == ["FailedPreconditionError", "made it"]
     inspection.remove(NAME)
 
 
-def test_of_two_that_make_it_at_once_one_does() -> None:
+def test_one_of_two_processes_that_create_at_once_does_it() -> None:
     for _ in range(10):
         assert outcomes_of_two("error") == ["AlreadyExistsError", "made it"]
         inspection.remove(NAME)

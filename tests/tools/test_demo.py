@@ -53,12 +53,6 @@ def number_of(what: str, output: str) -> int:
     return int(output.partition(f" {what}")[0].split()[-1].replace(",", ""))
 
 
-def test_the_demo_is_short() -> None:
-    modules = [TOOLS / "demo.py", *(TOOLS / "shmacc_demo").glob("*.py")]
-    assert len(modules) <= 5
-    assert sum(len(module.read_text().splitlines()) for module in modules) <= 400
-
-
 def test_a_gradient_is_a_function_of_seed_step_worker_and_state(text: Arrays) -> None:
     state = model.start(len(text["counts"]), Plan())
     one, other, another = (Batches(text, Plan(seed=seed)) for seed in (7, 7, 8))
