@@ -54,7 +54,7 @@ BUCKET_ENTRIES: int
 SLOT_BYTES: int
 SEMAPHORE_BYTES: int
 
-class TakenRound:
+class RoundResult:
     def __init__(self, advance: bool, seal: bool, ends: Any | None = None) -> None: ...
     @property
     def count(self) -> int: ...
@@ -131,21 +131,21 @@ class Handle:
     def drop_if_stale(self, local_step: int, gradients: int, timeout: float | None) -> bool: ...
     def take(
         self,
-        taken: TakenRound,
+        taken: RoundResult,
         num_required: int,
         at_least: int,
         timeout: float | None,
         raise_departures: bool,
     ) -> None: ...
-    def look(self, taken: TakenRound, timeout: float | None) -> None: ...
+    def look(self, taken: RoundResult, timeout: float | None) -> None: ...
     def reduce(
         self, pieces: list[Any], count: int, weight: int
     ) -> tuple[IndexArray, IndexArray, IndexArray, npt.NDArray[np.uint8]]: ...
     def check_departures(self) -> None: ...
-    def keep(self, taken: TakenRound) -> bool: ...
+    def keep(self, taken: RoundResult) -> bool: ...
     def open_round(
         self,
-        taken: TakenRound,
+        taken: RoundResult,
         num_required: int,
         at_least: int,
         timeout: float | None,
@@ -202,7 +202,7 @@ class RoundBlock:
     def __init__(
         self,
         handle: Handle,
-        make: Callable[[TakenRound], Any],
+        make: Callable[[RoundResult], Any],
         num_required: int,
         at_least: int,
         timeout: float | None,
@@ -213,7 +213,7 @@ class Round(RoundBlock, Generic[_Result_co]):
     def __init__(
         self,
         handle: Handle,
-        make: Callable[[TakenRound], Any],
+        make: Callable[[RoundResult], Any],
         num_required: int,
         at_least: int,
         timeout: float | None,
@@ -231,7 +231,7 @@ class AsyncBlock(RoundBlock, Generic[_Result_co]):
     def __init__(
         self,
         handle: Handle,
-        make: Callable[[TakenRound], Any],
+        make: Callable[[RoundResult], Any],
         num_required: int,
         at_least: int,
         timeout: float | None,
@@ -266,7 +266,7 @@ class BlockAccess:
     @property
     def handle(self) -> Handle: ...
     @property
-    def taken(self) -> TakenRound: ...
+    def taken(self) -> RoundResult: ...
     @property
     def given(self) -> Any: ...
     def open(self, timeout: float | None, caller: Caller | None) -> Any: ...

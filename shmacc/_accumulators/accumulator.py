@@ -20,7 +20,7 @@ from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.steps import Stepped
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._base.reports import MemberConfig, Terms
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._segment.options import Owners
 from shmacc._segment.stats import Stats, stats_of
 from shmacc._values import arguments
@@ -138,10 +138,10 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
             self._told.add(warning)
             _logger.warning(warning, *values)
 
-    def _taken(self, taken: TakenRound) -> _Taken_co:
+    def _taken(self, taken: RoundResult) -> _Taken_co:
         raise NotImplementedError
 
-    def _partial(self, taken: TakenRound) -> _Partial_co:
+    def _partial(self, taken: RoundResult) -> _Partial_co:
         raise NotImplementedError
 
     @classmethod

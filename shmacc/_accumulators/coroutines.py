@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 from shmacc import _core
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._values import arguments
 from shmacc.errors import FailedPreconditionError, ResourceExhaustedError
 
@@ -137,7 +137,7 @@ class AsyncRound(_core.AsyncBlock[_Result_co]):
 
 async def take(
     handle: _core.Handle,
-    finish: Callable[[TakenRound], _Result],
+    finish: Callable[[RoundResult], _Result],
     num_required: object,
     timeout: object,
     at_least: object,

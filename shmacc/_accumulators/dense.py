@@ -6,7 +6,7 @@ from shmacc._accumulators import gradient_checks, results, rounds
 from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._accumulators.taken import DensePartial, DenseTaken
 from shmacc._base.array_types import ValueArray
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
 
@@ -161,11 +161,11 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         """
         return rounds.take(self._handle, self._gradient, num_required, timeout)
 
-    def _gradient(self, taken: TakenRound) -> ValueArray:
+    def _gradient(self, taken: RoundResult) -> ValueArray:
         return results.to_dtype(self._dtype, taken.values(0))
 
-    def _taken(self, taken: TakenRound) -> DenseTaken:
+    def _taken(self, taken: RoundResult) -> DenseTaken:
         return results.dense_taken(taken, self._member_spec)
 
-    def _partial(self, taken: TakenRound) -> DensePartial:
+    def _partial(self, taken: RoundResult) -> DensePartial:
         return results.dense_partial(taken, self._member_spec)

@@ -10,7 +10,7 @@ from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import layout
 from shmacc._base.signals import pass_on
-from shmacc._core import Answer, TakenRound
+from shmacc._core import Answer, RoundResult
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
 from shmacc._values.specs import TensorSpec
@@ -239,10 +239,10 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             raise InvalidArgumentError(f"The group has no member {name!r}; it has {known}{more}")
         return member
 
-    def _taken(self, taken: TakenRound) -> GroupTaken:
+    def _taken(self, taken: RoundResult) -> GroupTaken:
         return results.group_taken(taken, self._spec.members)
 
-    def _partial(self, taken: TakenRound) -> GroupPartial:
+    def _partial(self, taken: RoundResult) -> GroupPartial:
         return results.group_partial(taken, self._spec.members)
 
 

@@ -17,7 +17,7 @@ from shmacc._accumulators.taken import (
 )
 from shmacc._base.array_types import ValueArray
 from shmacc._base.signals import pass_on
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._values import arrays
 from shmacc._values.dtypes import DType
 from shmacc.errors import ResourceExhaustedError
@@ -41,7 +41,7 @@ def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
         ) from error
 
 
-def sparse_taken(taken: TakenRound, spec: AccumulatedMember) -> SparseTaken:
+def sparse_taken(taken: RoundResult, spec: AccumulatedMember) -> SparseTaken:
     """Return the result of a sparse accumulator; a snapshot without gradients has no rows."""
     if taken.count == 0:
         none = _no_rows(taken, spec)
@@ -52,7 +52,7 @@ def sparse_taken(taken: TakenRound, spec: AccumulatedMember) -> SparseTaken:
     return _sparse_taken(taken, 0, spec, taken.count, taken.weight)
 
 
-def dense_taken(taken: TakenRound, spec: AccumulatedMember) -> DenseTaken:
+def dense_taken(taken: RoundResult, spec: AccumulatedMember) -> DenseTaken:
     """Return the result of a dense accumulator; a snapshot without gradients has zeros."""
     if taken.count == 0:
         value = to_dtype(spec.dtype, dense_partial(taken, spec).value)
@@ -60,13 +60,13 @@ def dense_taken(taken: TakenRound, spec: AccumulatedMember) -> DenseTaken:
     return _dense_taken(taken, 0, spec, taken.count, taken.weight)
 
 
-def sparse_partial(taken: TakenRound, spec: AccumulatedMember) -> SparsePartial:
+def sparse_partial(taken: RoundResult, spec: AccumulatedMember) -> SparsePartial:
     if taken.count == 0:
         return _no_rows(taken, spec)
     return _sparse_partial(taken, 0, taken.count, taken.weight)
 
 
-def dense_partial(taken: TakenRound, spec: AccumulatedMember) -> DensePartial:
+def dense_partial(taken: RoundResult, spec: AccumulatedMember) -> DensePartial:
     """Return the partial of a dense accumulator; without gradients it has zeros."""
     if taken.count == 0:
         shape = (0,) if spec.shape is None else [dim or 0 for dim in spec.shape]
@@ -75,7 +75,7 @@ def dense_partial(taken: TakenRound, spec: AccumulatedMember) -> DensePartial:
     return _dense_partial(taken, 0, taken.count, taken.weight)
 
 
-def group_taken(taken: TakenRound, specs: tuple[AccumulatedMember, ...]) -> GroupTaken:
+def group_taken(taken: RoundResult, specs: tuple[AccumulatedMember, ...]) -> GroupTaken:
     members: dict[str, SparseTaken | DenseTaken] = {}
     for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]
@@ -84,7 +84,7 @@ def group_taken(taken: TakenRound, specs: tuple[AccumulatedMember, ...]) -> Grou
     return GroupTaken(members, taken.count, taken.step, taken.weight, taken.contributors)
 
 
-def group_partial(taken: TakenRound, specs: tuple[AccumulatedMember, ...]) -> GroupPartial:
+def group_partial(taken: RoundResult, specs: tuple[AccumulatedMember, ...]) -> GroupPartial:
     members: dict[str, SparsePartial | DensePartial] = {}
     for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]
@@ -94,7 +94,7 @@ def group_partial(taken: TakenRound, specs: tuple[AccumulatedMember, ...]) -> Gr
 
 
 def _sparse_taken(
-    taken: TakenRound, i: int, spec: AccumulatedMember, count: int, weight: int
+    taken: RoundResult, i: int, spec: AccumulatedMember, count: int, weight: int
 ) -> SparseTaken:
     return SparseTaken(
         taken.indices(i),
@@ -109,14 +109,14 @@ def _sparse_taken(
 
 
 def _dense_taken(
-    taken: TakenRound, i: int, spec: AccumulatedMember, count: int, weight: int
+    taken: RoundResult, i: int, spec: AccumulatedMember, count: int, weight: int
 ) -> DenseTaken:
     return DenseTaken(
         to_dtype(spec.dtype, taken.values(i)), count, taken.step, weight, taken.contributors
     )
 
 
-def _sparse_partial(taken: TakenRound, i: int, count: int, weight: int) -> SparsePartial:
+def _sparse_partial(taken: RoundResult, i: int, count: int, weight: int) -> SparsePartial:
     return SparsePartial(
         taken.indices(i),
         taken.values(i),
@@ -129,11 +129,11 @@ def _sparse_partial(taken: TakenRound, i: int, count: int, weight: int) -> Spars
     )
 
 
-def _dense_partial(taken: TakenRound, i: int, count: int, weight: int) -> DensePartial:
+def _dense_partial(taken: RoundResult, i: int, count: int, weight: int) -> DensePartial:
     return DensePartial(taken.values(i), count, taken.step, weight, taken.contributors)
 
 
-def _no_rows(taken: TakenRound, spec: AccumulatedMember) -> SparsePartial:
+def _no_rows(taken: RoundResult, spec: AccumulatedMember) -> SparsePartial:
     first, *rest = spec.shape or (None,)
     dims = [dim or 0 for dim in rest]
     shape = [-1 if first is None else first]

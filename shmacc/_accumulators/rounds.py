@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shmacc import _core
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._values import arguments
 
 _Result = TypeVar("_Result")
@@ -18,7 +18,7 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 def take(
     handle: _core.Handle,
-    finish: Callable[[TakenRound], _Result],
+    finish: Callable[[RoundResult], _Result],
     num_required: object,
     timeout: object,
     at_least: object = None,
@@ -37,7 +37,7 @@ def take(
     """
     required, least = arguments.required(num_required, at_least, 0 if partial else 1)
     seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
-    taken = TakenRound(not partial, seal)
+    taken = RoundResult(not partial, seal)
     try:
         # No call with a star: CPython 3.11 crashes if memory runs out during such a call.
         handle.take(taken, required, least, seconds, raises)
@@ -49,13 +49,13 @@ def take(
 
 def look(
     handle: _core.Handle,
-    finish: Callable[[TakenRound], _Result],
+    finish: Callable[[RoundResult], _Result],
     timeout: object = None,
     *,
     partial: bool,
 ) -> _Result:
     """Return what a take of all pending gradients would return; consume nothing."""
-    taken = TakenRound(not partial, seal=False)
+    taken = RoundResult(not partial, seal=False)
     handle.look(taken, arguments.timeout(timeout))
     return finish(taken)
 

@@ -21,7 +21,7 @@ from shmacc._accumulators.taken import DensePartial, SparsePartial
 from shmacc._base.array_types import ValueArray
 from shmacc._base.reports import Terms
 from shmacc._base.signals import pass_on
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._values import arguments, arrays
 from shmacc._values.arguments import describe_shape
 from shmacc.errors import (
@@ -34,7 +34,7 @@ from shmacc.errors import (
 _NUMBERED = re.compile(r"[0-9]+\.values")
 
 
-def to_arrays(taken: TakenRound, specs: tuple[AccumulatedMember, ...]) -> dict[str, ValueArray]:
+def to_arrays(taken: RoundResult, specs: tuple[AccumulatedMember, ...]) -> dict[str, ValueArray]:
     """Return the state that the extension has read into `taken`."""
     state: dict[str, ValueArray] = {
         "members": np.array([spec.name for spec in specs]),

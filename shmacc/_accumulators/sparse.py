@@ -6,7 +6,7 @@ from shmacc._accumulators import gradient_checks, results, rounds
 from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._accumulators.taken import SparseGradient, SparsePartial, SparseTaken
 from shmacc._base.reports import Terms
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments, foreign
 from shmacc._values.slices import IndexedSlices
@@ -302,17 +302,17 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         """
         return rounds.take(self._handle, self._slices, num_required, timeout)
 
-    def _gradient(self, taken: TakenRound) -> SparseGradient:
+    def _gradient(self, taken: RoundResult) -> SparseGradient:
         return SparseGradient(
             taken.indices(0), results.to_dtype(self._dtype, taken.values(0)), taken.shape(0)
         )
 
-    def _slices(self, taken: TakenRound) -> IndexedSlices:
+    def _slices(self, taken: RoundResult) -> IndexedSlices:
         values = results.to_dtype(self._dtype, taken.values(0))
         return IndexedSlices(values, taken.indices(0), taken.shape(0))
 
-    def _taken(self, taken: TakenRound) -> SparseTaken:
+    def _taken(self, taken: RoundResult) -> SparseTaken:
         return results.sparse_taken(taken, self._member_spec)
 
-    def _partial(self, taken: TakenRound) -> SparsePartial:
+    def _partial(self, taken: RoundResult) -> SparsePartial:
         return results.sparse_partial(taken, self._member_spec)

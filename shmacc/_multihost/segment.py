@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from shmacc import _core
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch
@@ -29,7 +29,7 @@ class Content:
     pieces: dict[int, Piece]
 
     @classmethod
-    def of(cls, taken: TakenRound, names: list[str]) -> Self:
+    def of(cls, taken: RoundResult, names: list[str]) -> Self:
         """Make the content from a round that is divided among shards; `names` are its members."""
         columns = [Columns.of(shard) for shard in taken.columns()]
         pieces = {
@@ -67,7 +67,7 @@ class LocalSegment:
 
     def hold(self) -> Content:
         """Open a round, unless one is open; return a copy of its content. Consumes nothing."""
-        taken = TakenRound(advance=False, seal=False, ends=self._ends)
+        taken = RoundResult(advance=False, seal=False, ends=self._ends)
         if self._round:
             self._handle.look(taken, None)
         else:

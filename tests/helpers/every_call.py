@@ -24,7 +24,7 @@ from helpers.support import SANITIZED
 import shmacc
 from shmacc import inspection, testing
 from shmacc._base import names
-from shmacc._core import TakenRound
+from shmacc._core import RoundResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -206,7 +206,7 @@ def _look_divided(acc: Any, scenario: Scenario) -> None:
     size = int(np.prod(scenario.shape))
     whole = [size // 3, size // 3, size]
     ends = {"sparse": [[0] * 3], "dense": [whole], "group": [[0] * 3, whole]}[scenario.kind]
-    taken = TakenRound(advance=False, seal=False, ends=np.array(ends, np.int64))
+    taken = RoundResult(advance=False, seal=False, ends=np.array(ends, np.int64))
     acc._handle.look(taken, None)
     for columns in taken.columns():
         for column in columns:

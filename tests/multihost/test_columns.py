@@ -66,10 +66,10 @@ def test_a_division_must_cover_everything() -> None:
         assert group.num_accumulated() == 1
 
 
-def divided(group: HostGroup, ends: object) -> _core.TakenRound:
+def divided(group: HostGroup, ends: object) -> _core.RoundResult:
     """Return what a look finds, divided at `ends` (None: undivided)."""
     given = None if ends is None else np.array(ends, np.int64)
-    taken = _core.TakenRound(advance=False, seal=False, ends=given)
+    taken = _core.RoundResult(advance=False, seal=False, ends=given)
     group.handle.look(taken, None)
     return taken
 
@@ -88,8 +88,8 @@ def test_divided_sums_are_in_columns_only_and_undivided_ones_are_not() -> None:
 
 
 def test_a_kept_round_is_for_a_take_with_the_same_division() -> None:
-    def take(ends: object, required: int = 0) -> _core.TakenRound:
-        taken = _core.TakenRound(advance=False, seal=False, ends=ends)
+    def take(ends: object, required: int = 0) -> _core.RoundResult:
+        taken = _core.RoundResult(advance=False, seal=False, ends=ends)
         group.handle.take(taken, required, required, 0.0, raise_departures=False)
         return taken
 

@@ -158,20 +158,20 @@ Raises:
 }  // namespace
 
 void bind_handle(nb::module_& m) {
-    nb::class_<TakenRound>(m, "TakenRound")
+    nb::class_<RoundResult>(m, "RoundResult")
         .def(nb::init<bool, bool, nb::handle>(), nb::arg("advance"), nb::arg("seal"),
              nb::arg("ends").none() = nb::none())
-        .def_prop_ro("count", &TakenRound::count)
-        .def_prop_ro("step", &TakenRound::step)
-        .def_prop_ro("weight", &TakenRound::weight)
-        .def_prop_ro("serial", &TakenRound::serial)
-        .def_prop_ro("contributors", &TakenRound::contributors)
-        .def("members", &TakenRound::members)
-        .def("indices", &TakenRound::indices, nb::arg("i"))
-        .def("values", &TakenRound::values, nb::arg("i"))
-        .def("shape", &TakenRound::shape, nb::arg("i"))
-        .def("row_counts", &TakenRound::row_counts, nb::arg("i"))
-        .def("columns", &TakenRound::columns);
+        .def_prop_ro("count", &RoundResult::count)
+        .def_prop_ro("step", &RoundResult::step)
+        .def_prop_ro("weight", &RoundResult::weight)
+        .def_prop_ro("serial", &RoundResult::serial)
+        .def_prop_ro("contributors", &RoundResult::contributors)
+        .def("members", &RoundResult::members)
+        .def("indices", &RoundResult::indices, nb::arg("i"))
+        .def("values", &RoundResult::values, nb::arg("i"))
+        .def("shape", &RoundResult::shape, nb::arg("i"))
+        .def("row_counts", &RoundResult::row_counts, nb::arg("i"))
+        .def("columns", &RoundResult::columns);
 
     nb::class_<Caller>(m, "Caller").def(nb::init<>());
     nb::class_<Answer>(m, "Answer")

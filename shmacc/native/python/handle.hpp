@@ -217,7 +217,7 @@ class Handle {
 
     // Puts the result in `taken`. A returned result would be lost if a signal handler raised right after the call,
     // since handlers run between bytecodes. If the result does not reach the user, the caller passes it to `keep`.
-    void take(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
+    void take(RoundResult& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
               bool raise_departures) {
         const OpenSegment::Use segment = begin_take(num_required);
         if (!take_kept(taken))
@@ -225,16 +225,16 @@ class Handle {
         note_taken(taken);
     }
     // The calling thread or task has the round of `taken`, and so knows the step after it.
-    void note_taken(const TakenRound& taken) { reads_.note_own(taken.read()); }
+    void note_taken(const RoundResult& taken) { reads_.note_own(taken.read()); }
     // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
-    bool take_kept(TakenRound& taken) { return kept_.pass_on(taken); }
+    bool take_kept(RoundResult& taken) { return kept_.pass_on(taken); }
     // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether there
     // was anything to keep.
     bool keep(nb::object taken) { return !closed_ && kept_.keep(std::move(taken)); }
 
     // Hands out the round as `take` would, but keeps it, and takes no gradients of its step, until `consume_round`. The
     // round belongs to this thread, or with a `caller` is offered to the caller's thread.
-    void open_round(TakenRound& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
+    void open_round(RoundResult& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
                     bool raise_departures, const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
         HeldRounds::Opening opening(rounds_);
@@ -255,7 +255,7 @@ class Handle {
     // The calling thread takes over the round that it was offered. False: the round was given up meanwhile.
     bool hold_round(uint64_t serial) { return segment().own_round().hold(serial); }
     // Puts what a take would give now in `taken`.
-    void look(TakenRound& taken, std::optional<double> timeout) {
+    void look(RoundResult& taken, std::optional<double> timeout) {
         const int64_t deadline = deadline_after(timeout);
         const OpenSegment::Use segment = attached();
         need_numpy();
@@ -593,7 +593,7 @@ class Handle {
                             std::to_string(segment->config().capacity) + ": it would never be reached");
         return segment;
     }
-    void take_in(OpenSegment& segment, TakenRound& taken, int64_t num_required, int64_t at_least,
+    void take_in(OpenSegment& segment, RoundResult& taken, int64_t num_required, int64_t at_least,
                  std::optional<double> timeout, bool hold, bool raise_departures, const Caller* caller) {
         const Division* const division = taken.division(*segment.specs());
         const ThreadNumber loop = caller ? caller->thread() : kNoThread;

@@ -24,7 +24,7 @@ namespace shmacc {
 
 class RoundBlock {
   public:
-    // make: turns a TakenRound into the result.
+    // make: turns a RoundResult into the result.
     RoundBlock(nb::object handle, nb::object make, int64_t num_required, int64_t at_least,
                std::optional<double> timeout, bool raise_departures)
         : handle_(std::move(handle)), make_(std::move(make)), num_required_(num_required),
@@ -125,12 +125,12 @@ class RoundBlock {
 
   private:
     Handle& handle() { return *nb::inst_ptr<Handle>(handle_); }
-    TakenRound& round() { return *nb::inst_ptr<TakenRound>(taken_); }
+    RoundResult& round() { return *nb::inst_ptr<RoundResult>(taken_); }
     uint64_t serial() { return taken_.is_valid() ? round().serial() : 0; }
     void start() {
         give_up();
         consumed_ = false;
-        taken_ = nb::cast(new TakenRound(true, false), nb::rv_policy::take_ownership);
+        taken_ = nb::cast(new RoundResult(true, false), nb::rv_policy::take_ownership);
     }
     void give_up() {
         if (serial() != 0) handle().give_up_round(serial());

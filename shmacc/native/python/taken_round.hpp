@@ -7,8 +7,8 @@
 // both advance the step or neither does (a mean is no partial), both seal or neither does (a caller that asks for a
 // seal gets one), and both are divided among the same shards or neither is.
 //
-//   Invariant: from the commit on the round is in a TakenRound, whatever fails. Putting it there, keeping it, and
-//              passing it on to another TakenRound need no memory and run no Python.
+//   Invariant: from the commit on the round is in a RoundResult, whatever fails. Putting it there, keeping it, and
+//              passing it on to another RoundResult need no memory and run no Python.
 #pragma once
 
 #include "accumulators/round_copy.hpp"
@@ -17,10 +17,10 @@
 
 namespace shmacc {
 
-class TakenRound {
+class RoundResult {
   public:
     // ends: as for `division_of`.
-    TakenRound(bool advance, bool seal, nb::handle ends = nb::none())
+    RoundResult(bool advance, bool seal, nb::handle ends = nb::none())
         : advance_(advance), seal_(seal), division_(division_of(ends)) {}
 
     bool advances() const { return advance_; }
@@ -147,7 +147,7 @@ class KeptRounds {
   public:
     // Returns whether there was anything to keep. An empty round is not kept: nothing is lost with it.
     bool keep(nb::object round) {
-        TakenRound& kept = in(round);
+        RoundResult& kept = in(round);
         if (!kept.taken_ || kept.taken_->count == 0 || kept.serial() != 0) return false;
         nb::object* at = &first_;
         while (at->is_valid() && !kept.was_kept_) at = &in(*at).next_;
@@ -157,9 +157,9 @@ class KeptRounds {
         return true;
     }
     // Passes the oldest kept round of the same sort on to `to`, if there is one.
-    bool pass_on(TakenRound& to) {
+    bool pass_on(RoundResult& to) {
         for (nb::object* at = &first_; at->is_valid();) {
-            TakenRound& kept = in(*at);
+            RoundResult& kept = in(*at);
             const bool own = kept.origin_.is_here();
             if (own && (kept.advance_ != to.advance_ || kept.seal_ != to.seal_ ||
                         !(kept.division_ == to.division_))) {
@@ -180,7 +180,7 @@ class KeptRounds {
     }
 
   private:
-    static TakenRound& in(const nb::object& round) { return *nb::inst_ptr<TakenRound>(round); }
+    static RoundResult& in(const nb::object& round) { return *nb::inst_ptr<RoundResult>(round); }
 
     nb::object first_;
 };
