@@ -209,7 +209,7 @@ class HeldRounds {
 
     // Throws if this thread has a round open: the thread would wait for an end that only itself can bring about.
     void refuse_in_round() const {
-        for (const Round& round : rounds_)
+        for (const Held& round : rounds_)
             if (round.thread == this_thread() && round.opened.is_here())
                 throw Error(Failure::kFailedPrecondition,
                             "This thread has a round of this accumulator open; it must end before another "
@@ -218,21 +218,21 @@ class HeldRounds {
     bool has(uint64_t serial) { return find(serial) != nullptr; }
     // Notes that the round's update is in, even if RoundState does not say so.
     void note_update(uint64_t serial) {
-        if (Round* const round = find(serial)) round->updated = true;
+        if (Held* const round = find(serial)) round->updated = true;
     }
     bool is_updated(uint64_t serial) {
-        const Round* const round = find(serial);
+        const Held* const round = find(serial);
         return round && round->updated;
     }
     void remove(uint64_t serial) {
         rounds_.erase(std::remove_if(rounds_.begin(), rounds_.end(),
-                                     [serial](const Round& round) { return round.serial == serial; }),
+                                     [serial](const Held& round) { return round.serial == serial; }),
                       rounds_.end());
     }
     // Removes one of this process's rounds and returns its serial; 0: there is none.
     uint64_t pop() {
         while (!rounds_.empty()) {
-            const Round last = rounds_.back();
+            const Held last = rounds_.back();
             rounds_.pop_back();
             if (last.opened.is_here()) return last.serial;
         }
@@ -240,20 +240,20 @@ class HeldRounds {
     }
 
   private:
-    struct Round {
+    struct Held {
         uint64_t serial;
         ThreadNumber thread;
         Origin opened;
         bool updated;
     };
     // A forked child does not hold its parent's rounds.
-    Round* find(uint64_t serial) {
-        for (Round& round : rounds_)
+    Held* find(uint64_t serial) {
+        for (Held& round : rounds_)
             if (round.serial == serial && round.opened.is_here()) return &round;
         return nullptr;
     }
 
-    std::vector<Round> rounds_;
+    std::vector<Held> rounds_;
     size_t opening_ = 0;
 };
 
