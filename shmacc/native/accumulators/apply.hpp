@@ -35,8 +35,8 @@ class Apply : public Operation {
         bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
         for (bool everywhere = contributors_everywhere(request);;) {
             if (!waited) activity.now(kWaitsForLock);
-            ApplySession session(segment_, contributor_of(request), everywhere,
-                                 lock_deadline(request.deadline), interruption_);
+            LaneSession session(segment_, contributor_of(request), everywhere,
+                                lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded(refused);
             if (!waited) activity.now(kApplies);
             // Read before the queue is: a take may leave the queue without a lock, and announces that only once.
@@ -103,7 +103,7 @@ class Apply : public Operation {
     // Drops a gradient that does not fit the round if it is stale. Returns whether it was.
     bool drop_if_stale(ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock);
-        ApplySession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
+        LaneSession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
         if (!session.held()) apply_deadline_exceeded({});
         if (!is_refused(session.round, is_closed(session.round), request)) return false;
         drop(session, activity, request.count);
@@ -113,7 +113,7 @@ class Apply : public Operation {
     // For Load: replaces all gradients by the request's, and the step by the request's step. Ends an open round; a
     // finished accumulator goes on. `commit_replaced` commits, `session.roll_back` undoes it; if this throws, nothing
     // has changed. session: has all lanes' locks.
-    void replace(ApplySession& session, const ApplyRequest& request) {
+    void replace(LaneSession& session, const ApplyRequest& request) {
         RoundState& round = session.round;
         round.discarded += static_cast<uint64_t>(session.pending().count);
         round.step = request.local_step;
@@ -124,7 +124,7 @@ class Apply : public Operation {
         round.spread = ++round.round;
         put(session, request);
     }
-    void commit_replaced(ApplySession& session) {
+    void commit_replaced(LaneSession& session) {
         session.round.needs = session.state.generation + 1;
         segment_.round().commit(session.round);
         Lane::keep_no_undo(session.before, session.state);
@@ -142,7 +142,7 @@ class Apply : public Operation {
 
         // Whether another attempt would fail, too. Checked first, since an attempt looks up the gradient's rows under
         // the lock, which takes long, and a waiting process tries twenty times a second.
-        bool still(const ApplySession& session, int64_t now_pending, const SegmentFile& file) const {
+        bool still(const LaneSession& session, int64_t now_pending, const SegmentFile& file) const {
             return needed != 0 && pending != 0 && pending == now_pending && round == session.round.round &&
                    lane == session.lane_number() && !file.has_room(needed);
         }
@@ -184,7 +184,7 @@ class Apply : public Operation {
                 "apply at the round's own step, which is refused, or after the block");
     }
 
-    void drop(ApplySession& session, ActivityScope& activity, int64_t gradients) {
+    void drop(LaneSession& session, ActivityScope& activity, int64_t gradients) {
         session.state.dropped += static_cast<uint64_t>(gradients);
         session.commit();
         activity.count(&Participant::dropped, gradients);
@@ -201,7 +201,7 @@ class Apply : public Operation {
     }
     // Whether this gradient must be compared with other lanes: because its contributor may be there, or because it is
     // the lane's first gradient and has another shape than the declared one, so that other lanes may disagree.
-    bool must_look_everywhere(ApplySession& session, const ApplyRequest& request) const {
+    bool must_look_everywhere(LaneSession& session, const ApplyRequest& request) const {
         if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
         for (size_t i = 0; i < request.member_count; ++i) {
             const MemberGradient& gradient = *request.members[i];
@@ -211,7 +211,7 @@ class Apply : public Operation {
         }
         return false;
     }
-    bool has_contributor(ApplySession& session, const ApplyRequest& request, bool everywhere) {
+    bool has_contributor(LaneSession& session, const ApplyRequest& request, bool everywhere) {
         if (request.contributors.empty()) return false;
         const auto set = static_cast<uint32_t>(segment_.specs()->size()) - 1;
         const auto count = static_cast<uint32_t>(request.contributors.size());
@@ -234,7 +234,7 @@ class Apply : public Operation {
     }
 
     // Adds the whole gradient; if this throws, nothing has changed.
-    void put(ApplySession& session, const ApplyRequest& request) {
+    void put(LaneSession& session, const ApplyRequest& request) {
         LaneState& state = session.state;
         session.begin_round();
         if (__builtin_add_overflow(state.count, request.count, &state.count) ||
@@ -257,8 +257,8 @@ class Apply : public Operation {
     // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If none
     // are, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give that back first,
     // and a gradient that still does not fit is an error. last: they have given it back.
-    bool put_in_if_room(ApplySession& session, const ApplyRequest& request, ActivityScope& activity,
-                        bool last, Refused& refused) {
+    bool put_in_if_room(LaneSession& session, const ApplyRequest& request, ActivityScope& activity, bool last,
+                        Refused& refused) {
         activity.now(kApplies);
         try {
             put(session, request);
@@ -281,7 +281,7 @@ class Apply : public Operation {
     }
     // For display, by plain stores under the lane's lock, which a death may leave in part: how old a gradient without a
     // step can be. Its process applied the one before, then read parameters, then computed it.
-    void note_unchecked(ApplySession& session, const ApplyRequest& request) {
+    void note_unchecked(LaneSession& session, const ApplyRequest& request) {
         const Participant& entry = segment_.presence().own();
         if (!has_applied(entry) || request.partial) return;
         Unchecked& seen = session.lane().unchecked();
@@ -294,7 +294,7 @@ class Apply : public Operation {
     // Takes all locks itself. False: it gave nothing back, since the round is not empty any more or takes no gradients.
     bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {
         activity.now(kWaitsForLock);
-        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         if (!session.held()) apply_deadline_exceeded(refused);
         activity.now(kApplies);
         if (session.count() > 0 || is_closed(session.state)) return false;
@@ -302,13 +302,13 @@ class Apply : public Operation {
         return true;
     }
     // Call it before the commit: if the process dies in between, others learn of its death (presence.hpp).
-    void note_applied(const ApplySession& session, const ApplyRequest& request) {
+    void note_applied(const LaneSession& session, const ApplyRequest& request) {
         Participant& entry = segment_.presence().own();
         store_relaxed(entry.applied_ns, timestamp_ns());
         entry.applied_step = session.round.step;
         entry.contributor = contributor_of(request).value_or(-1);
     }
-    void add_members(ApplySession& session, const ApplyRequest& request) {
+    void add_members(LaneSession& session, const ApplyRequest& request) {
         const size_t count = request.member_count + !request.contributors.empty();
         session.expect(count);
         MemberGradient::Need need;
@@ -341,7 +341,7 @@ class Apply : public Operation {
         of_each(request, [&](MemberGradient& gradient) { gradient.add(*member++, undo); });
         if (contributors) contributors->add(*member, undo);
     }
-    void prepare(ApplySession& session, MemberGradient& gradient, MemberGradient::Need& need) {
+    void prepare(LaneSession& session, MemberGradient& gradient, MemberGradient::Need& need) {
         Member& member = session.member(gradient.member());
         check_shape(member, gradient.dims());
         if (session.everywhere()) check_other_lanes(session, gradient);
@@ -354,7 +354,7 @@ class Apply : public Operation {
         need.undo_bytes += more.undo_bytes + kUndoAlign;
         session.state.applied_bytes += gradient.bytes();
     }
-    void check_other_lanes(const ApplySession& session, const MemberGradient& gradient) {
+    void check_other_lanes(const LaneSession& session, const MemberGradient& gradient) {
         for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
             if (i == session.lane_number()) continue;
             LaneState state = segment_.recovered(i);
@@ -376,7 +376,7 @@ class Apply : public Operation {
         }
     }
     // Call it after the session's commit. If two lanes commit at the same time, at least one sees the other's count.
-    void wake_head_if_reached(ApplySession& session, uint32_t head) {
+    void wake_head_if_reached(LaneSession& session, uint32_t head) {
         if (head == WaitQueue::kNobody) return;  // no take can join while the lane's lock is held
         full_barrier();
         WaitQueue& queue = segment_.wait_queue();

@@ -84,7 +84,7 @@ class Tables {
 class RoundCopy {
   public:
     // heads: another take is the head of the queue and the round belongs to it, so this one gets nothing.
-    RoundCopy(RoundSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
+    RoundCopy(AllLanesSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
         : taken{0, 0, 0, 0, session.state.step, session.state.restores, {}, {}, 0, Output(0)},
           nothing_(heads), round_(session.state.round), applied_(session.applied()) {
         if (heads || session.count() == 0) return;
@@ -112,7 +112,7 @@ class RoundCopy {
     }
 
     // Every change of a round increments its number or `applied`, or changes the step (set_step).
-    bool is_of(const RoundSession& session, bool heads) const {
+    bool is_of(const AllLanesSession& session, bool heads) const {
         return nothing_ == heads && round_ == session.state.round && applied_ == session.applied() &&
                taken.step == session.state.step;
     }
@@ -191,7 +191,7 @@ class RoundCopy {
         return fits;
     }
     // Returns the room that each shard's columns need. Rows that several lanes have count several times.
-    static std::vector<ColumnsRoom> room_of(RoundSession& session, const MemberSpecs& specs,
+    static std::vector<ColumnsRoom> room_of(AllLanesSession& session, const MemberSpecs& specs,
                                             const Division& division) {
         std::vector<ColumnsRoom> rooms(division.shards);
         for (uint32_t number = 0; number + 1 < specs.size(); ++number) {

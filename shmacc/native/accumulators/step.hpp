@@ -13,7 +13,7 @@ class Step : public Operation {
     // Returns the old step, and the timeline.
     std::pair<int64_t, uint64_t> set_step(int64_t step, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, kNothingChanged);
         if (is_final(session.state))
             refuse_in_update(session.state, "The step cannot be set, which would keep the gradients");
@@ -27,7 +27,7 @@ class Step : public Operation {
     // Moves the step on, if `step` is higher. Returns how many pending gradients were dropped, and the timeline.
     std::pair<int64_t, uint64_t> advance_step(int64_t step, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, kNothingChanged);
         if (step <= session.state.step) return {0, session.state.restores};
         if (session.state.final.phase == kUpdateBegun)
@@ -48,7 +48,7 @@ class Step : public Operation {
     // Ties the accumulator to the parameters with that token. False: it belongs to other parameters.
     bool belong_to(uint64_t parameters) {
         if (segment_.round().snapshot().final.parameters == parameters) return true;
-        RoundSession session(segment_, monotonic_ns() + kLockPatience, interruption_);
+        AllLanesSession session(segment_, monotonic_ns() + kLockPatience, interruption_);
         if (!session.held()) return true;  // a stopped process may hold a lock; the first update checks again
         RoundState& state = session.state;
         const bool unused = state.takes == 0 && session.count() == 0 && !is_closed(state);
@@ -60,7 +60,7 @@ class Step : public Operation {
 
     void unseal(int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, kNothingChanged);
         if (round_is_open(session.state))
             throw Error(Failure::kFailedPrecondition,

@@ -36,7 +36,7 @@ class Take : public Operation {
             bool look = false;
             RoundHolder in_the_way{};
             {
-                RoundSession session(segment_, lock_deadline(request.deadline), interruption);
+                AllLanesSession session(segment_, lock_deadline(request.deadline), interruption);
                 if (!session.held()) deadline_exceeded(request, dropped_before);
                 if (!dropped_before) dropped_before = session.dropped();
                 activity.now(kTakes);
@@ -100,7 +100,7 @@ class Take : public Operation {
     // updated: this process knows that the round's update is in.
     bool consume_round(uint64_t serial, bool updated) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, kForever, interruption_);
+        AllLanesSession session(segment_, kForever, interruption_);
         const RoundState round = session.state;
         if (round.holder.serial != serial || !round_is_open(round)) return false;
         if (round.final.phase == kUpdateBegun && !updated) {
@@ -119,7 +119,7 @@ class Take : public Operation {
     // Returns what a take of all gradients would give now. Consumes nothing, and waits only for the lock.
     RoundCopy look(bool advance_step, const Division* division, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, lock_deadline(deadline), interruption_);
+        AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, "nothing was read");
         return RoundCopy(session, *segment_.specs(),
                          {0, 0, kForever, division, advance_step, false, false, false, {}}, false);
@@ -129,7 +129,7 @@ class Take : public Operation {
     void check_departures() {
         if (!segment_.departures().any()) return;
         ActivityScope activity(segment_, kWaitsForLock);
-        RoundSession session(segment_, kForever, interruption_);
+        AllLanesSession session(segment_, kForever, interruption_);
         raise_departures(session);
     }
 
@@ -177,7 +177,7 @@ class Take : public Operation {
     // For a message: the processes that have died or failed during this step or the one before, and whose gradients
     // the round may therefore lack. This does not mark a departure as told (departures.hpp). It asks the kernel about
     // deaths only if the take has waited in the queue.
-    std::string missed(RoundSession& session, bool has_waited) {
+    std::string missed(AllLanesSession& session, bool has_waited) {
         if (has_waited) segment_.wait_queue().sweep();
         std::vector<Events::Gone> lost = segment_.events().gone_since(session.state.step - 1);
         if (lost.empty()) return "";
@@ -187,7 +187,7 @@ class Take : public Operation {
     }
     // Throws if workers have died or failed. Each departure ends the wait of one take
     // (departures.hpp).
-    void raise_departures(RoundSession& session) {
+    void raise_departures(AllLanesSession& session) {
         segment_.wait_queue().sweep();
         const std::vector<Departure> news = segment_.departures().news();
         if (news.empty()) return;
@@ -197,7 +197,7 @@ class Take : public Operation {
         throw error;
     }
     // The contributors that the departed processes have in the round.
-    std::vector<int64_t> contributors_of(RoundSession& session, const std::vector<Departure>& departures) {
+    std::vector<int64_t> contributors_of(AllLanesSession& session, const std::vector<Departure>& departures) {
         std::vector<int64_t> appliers, contributors;
         for (const Departure& process : departures) appliers.push_back(applier_of(process.token));
         for (Member& set : session.in_lanes(static_cast<uint32_t>(segment_.specs()->size()) - 1)) {
@@ -253,7 +253,7 @@ class Take : public Operation {
     // Hands out the round and keeps it until `consume_round`; until then no gradient joins it, and no other take is
     // served. Only RoundState changes, in one commit, so after a death at any instant the round is either open or not.
     // An open round whose process is proved dead does not count as open (round_is_open), and has all its gradients.
-    void open_round(RoundSession& session, const TakeRequest& request, RoundCopy& copy) {
+    void open_round(AllLanesSession& session, const TakeRequest& request, RoundCopy& copy) {
         RoundState& state = session.state;
         check_step_can_advance(state);
         const Presence& presence = segment_.presence();
@@ -273,7 +273,7 @@ class Take : public Operation {
     }
 
     // Consumes and commits. The round must be the one that was copied.
-    void consume(RoundSession& session, const TakeRequest& request, const RoundCopy& copy) {
+    void consume(AllLanesSession& session, const TakeRequest& request, const RoundCopy& copy) {
         if (request.advance_step) check_step_can_advance(session.state);
         if (copy.nothing()) {  // the round is another take's
             session.state.takes += 1;
@@ -283,7 +283,7 @@ class Take : public Operation {
         }
         session.commit();
     }
-    void consume(RoundSession& session, bool advance_step, bool seal) {
+    void consume(AllLanesSession& session, bool advance_step, bool seal) {
         note_taking();
         RoundState& state = session.state;
         state.dropped = session.dropped();

@@ -73,7 +73,7 @@ class Load {
     OpenSegment* replace_if_free(std::deque<ActivityScope>& activities) {
         Uninterrupted uninterrupted;
         std::deque<ParametersSession> parameters;
-        std::deque<ApplySession> accumulators;
+        std::deque<LaneSession> accumulators;
         for (const Arrays& each : arrays_) {
             parameters.emplace_back(*each.segment, soon(), uninterrupted);
             if (!parameters.back().held()) return each.segment;
@@ -101,7 +101,7 @@ class Load {
         return nullptr;
     }
     // If this throws, nothing has changed.
-    void prepare(std::deque<ParametersSession>& parameters, std::deque<ApplySession>& accumulators) {
+    void prepare(std::deque<ParametersSession>& parameters, std::deque<LaneSession>& accumulators) {
         Uninterrupted uninterrupted;
         size_t put = 0, prepared = 0;
         try {

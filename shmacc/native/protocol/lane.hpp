@@ -180,7 +180,7 @@ class Lane {
     //   a member holds at most 5/4 of `most` and kSpare in that region (in the index: twice that).
     //
     // Rounds without gradients count. Memory is given back by the first gradient of a later round, or by a take or
-    // a new step that finds a member idle for kSmallRounds rounds (RoundSession::give_memory_back).
+    // a new step that finds a member idle for kSmallRounds rounds (AllLanesSession::give_memory_back).
     static constexpr uint64_t kSpare = 1 << 17;  // a segment stays within 1 MiB of its need
     static constexpr uint64_t kSmallRounds = 8;
     static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }

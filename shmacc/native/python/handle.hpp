@@ -630,7 +630,7 @@ class Handle {
     bool sweep(OpenSegment& segment, int64_t patience) {
         WithoutGil released;
         Waiting waiting(released, *this);
-        ApplySession session(segment, std::nullopt, false, monotonic_ns() + patience, waiting);
+        LaneSession session(segment, std::nullopt, false, monotonic_ns() + patience, waiting);
         if (session.held()) segment.wait_queue().sweep();
         return session.held();
     }

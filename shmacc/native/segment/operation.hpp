@@ -103,7 +103,7 @@ class Operation {
                         "which gives the same gradients, and call Parameters.update or Parameters.skip");
     }
     // what: what was not done.
-    void check_held(const RoundSession& session, const char* what) {
+    void check_held(const AllLanesSession& session, const char* what) {
         if (!session.held())
             throw Error(Failure::kDeadlineExceeded, std::string("Another process kept the lock; ") + what,
                         {{"step", segment_.round().snapshot().step}});
@@ -115,7 +115,7 @@ class Operation {
         segment_.wait_queue().announce_progress();
         segment_.wait_queue().wake_head();
     }
-    void commit(RoundSession& session) {
+    void commit(AllLanesSession& session) {
         session.commit();
         let_others_go_on(session);
     }

@@ -1,7 +1,7 @@
 // The locks that an operation holds, and the recovered state on which it works.
 //
-// An apply holds the lock of one lane (ApplySession), so as many applies as there are lanes can run at a time.
-// An operation that changes what all lanes share, or reads the whole round, holds all locks (RoundSession).
+// An apply holds the lock of one lane (LaneSession), so as many applies as there are lanes can run at a time.
+// An operation that changes what all lanes share, or reads the whole round, holds all locks (AllLanesSession).
 // All locks are acquired in order of lanes; but a process waits long for a lock only while it holds none: signal
 // handlers run in that wait, and may use the accumulator.
 #pragma once
@@ -134,12 +134,12 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
 }
 
 // Changes one lane, under its lock.
-class ApplySession {
+class LaneSession {
   public:
     // contributor: the gradient's, if it has one; the gradient goes to the contributor's lane. everywhere: take
     // all lanes' locks.
-    ApplySession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
-                 Interruption& interruption)
+    LaneSession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
+                Interruption& interruption)
         : segment_(segment), locks_(segment), everywhere_(everywhere) {
         if (!acquire(contributor, everywhere, deadline, interruption)) return;
         locks_.guard([&] {
@@ -249,7 +249,7 @@ class ApplySession {
 };
 
 // Changes the round, under all lanes' locks.
-class RoundSession {
+class AllLanesSession {
   private:
     template <class Of>
     auto sum_of(Of of) const {
@@ -259,7 +259,7 @@ class RoundSession {
     }
 
   public:
-    RoundSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
+    AllLanesSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
         : segment_(segment), locks_(segment) {
         if (!locks_.acquire_all(deadline, interruption)) return;
         locks_.guard([&] {
