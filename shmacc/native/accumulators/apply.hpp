@@ -177,7 +177,7 @@ class Apply : public Operation {
     }
 
     void refuse_in_own_block(const RoundHolder& holder) const {
-        if (segment_.own_round().to_this_thread(holder) == OwnRound::State::kThreads)
+        if (segment_.own_round().to_this_thread(holder) == OwnRound::Whose::kThreads)
             throw Error(
                 Failure::kFailedPrecondition,
                 "This thread has a round of this accumulator open, and the apply would wait for its end; "

@@ -45,7 +45,7 @@ class Caller {
 // has ended, and `hold` returns false for it. A forked child forgets its parent's round (OpenSegment::after_fork).
 class OwnRound {
   public:
-    enum class State { kOthers, kOffered, kHeld, kThreads };
+    enum class Whose { kOthers, kOffered, kHeld, kThreads };
 
     // Needs all lanes' locks. loop: the event loop's thread, to which the round is offered; none: the round is
     // this thread's.
@@ -62,11 +62,11 @@ class OwnRound {
         return true;
     }
     // Who has the open round, as seen by this thread, which is about to wait for the round's end.
-    State to_this_thread(const RoundHolder& holder) const {
+    Whose to_this_thread(const RoundHolder& holder) const {
         if (serial_ != holder.serial || token_ != holder.token || thread_ != this_thread())
-            return State::kOthers;
-        if (!offered_) return State::kThreads;
-        return held_ == holder.serial ? State::kHeld : State::kOffered;
+            return Whose::kOthers;
+        if (!offered_) return Whose::kThreads;
+        return held_ == holder.serial ? Whose::kHeld : Whose::kOffered;
     }
     void give_up() { serial_ = 0; }
 

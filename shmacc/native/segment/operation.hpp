@@ -122,13 +122,13 @@ class Operation {
     // Call it before a wait for this round's end. True: the round was offered to this very thread, and is given up.
     bool give_up_offered(const RoundHolder& holder) {
         switch (segment_.own_round().to_this_thread(holder)) {
-            case OwnRound::State::kOthers:
-            case OwnRound::State::kThreads: return false;
-            case OwnRound::State::kHeld:
+            case OwnRound::Whose::kOthers:
+            case OwnRound::Whose::kThreads: return false;
+            case OwnRound::Whose::kHeld:
                 throw Error(Failure::kFailedPrecondition,
                             "This call would wait for a round that this thread's event loop has open, which "
                             "cannot end while the thread waits; await it, or call it in asyncio.to_thread");
-            case OwnRound::State::kOffered: break;
+            case OwnRound::Whose::kOffered: break;
         }
         segment_.own_round().give_up();
         segment_.give_up_round(holder.serial);
