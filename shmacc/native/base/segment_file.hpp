@@ -270,7 +270,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
 
     int fd() const { return writable_ ? writable_.get() : readable_.get(); }
     Id id() const { return id_; }
-    struct stat status() const {
+    struct stat attributes() const {
         struct stat found{};
         const bool is_open = fstat(fd(), &found) == 0;
         if (!is_open && errno != EBADF) system_failure("Looking at its file", errno);
@@ -286,20 +286,20 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
     void set_size(uint64_t size) { size_.store(size, std::memory_order_relaxed); }
     uint64_t size() const { return size_.load(std::memory_order_relaxed); }
 
-    struct State {
+    struct Status {
         bool open;  // the descriptor is still this file's
         bool intact;  // the file still has its original length
         bool named;  // some name still leads to it
     };
-    State state() const {
+    Status status() const {
         struct stat found{};
         const bool open = fstat(fd(), &found) == 0 && Id{found.st_dev, found.st_ino} == id_;
         return {open, open && static_cast<uint64_t>(found.st_size) == size(), open && found.st_nlink > 0};
     }
     // Call before anything is locked, reserved or touched.
-    void check_open() const { status(); }
+    void check_open() const { attributes(); }
     // How many bytes of memory the file has.
-    uint64_t occupied() const { return static_cast<uint64_t>(status().st_blocks) * 512; }
+    uint64_t occupied() const { return static_cast<uint64_t>(attributes().st_blocks) * 512; }
     // Checks a size that the segment's records claim, before memory is allocated or reserved for it.
     void check_occupied(uint64_t bytes) const {
         if (bytes > occupied()) data_loss("a recorded size is larger than what the segment occupies");

@@ -17,7 +17,7 @@ class SegmentReader {
     bool unlinked() const { return header<uint64_t>(offsetof(Header, unlinked)) != 0; }
     bool used() const { return in_use(file()); }
     // How many names the file has, including hard links that others have made; 0: it was removed.
-    uint64_t links() const { return file().status().st_nlink; }
+    uint64_t links() const { return file().attributes().st_nlink; }
     uint64_t allocated_bytes() const { return file().occupied(); }
 
   protected:

@@ -119,7 +119,7 @@ class Lock {
         // The first slices are short: if the token died with its owner, one of them ends soon.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
             wait_for_token(deadline, slice);  // until a token, the end of a slice, or a signal
-            const auto [open, intact, named] = file_.state();
+            const auto [open, intact, named] = file_.status();
             if (open && record_lock()) {
                 if (intact) store(fairness_.keep_off_ns, int64_t{0});
                 return Acquired::kAfterWaiting;
@@ -167,7 +167,7 @@ class Lock {
 
   private:
     bool usable() const {
-        const SegmentFile::State file = file_.state();
+        const SegmentFile::Status file = file_.status();
         return file.open && file.intact;
     }
     // False: the deadline passed. Holds no lock while it checks for interruptions.

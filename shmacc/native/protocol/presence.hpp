@@ -201,7 +201,7 @@ class Presence {
     void end(bool failed) {
         if (claimed()) store(own().ending, uint32_t{failed ? kEndsFailed : kEndsInOrder});
     }
-    void leave(const SegmentFile::State& file, bool failed) {
+    void leave(const SegmentFile::Status& file, bool failed) {
         if (!claimed()) return;
         const uint32_t i = index_;
         claimed_ = false;

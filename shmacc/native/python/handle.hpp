@@ -114,7 +114,7 @@ class Handle {
         const KeptRounds kept = std::exchange(kept_, {});  // dropped last: that may run Python
         OpenSegment::Use segment = std::move(*segment_);
         segment_.reset();
-        if (!segment->file().state().intact) return;
+        if (!segment->file().status().intact) return;
         segment->fail(failure);
         // Waits of this handle look at closed_ when woken.
         segment->wait_queue().wake_all();
@@ -134,7 +134,7 @@ class Handle {
         if (!segment_) return;
         if (maker_.is_here()) unlink_own_names();
         if (finishes()) (*segment_)->finish_for_others();
-        if (!segment_ || !(*segment_)->file().state().intact) return;
+        if (!segment_ || !(*segment_)->file().status().intact) return;
         const std::optional<std::string> failure = failure_of(error);
         if (!segment_) return;  // failure_of runs Python, and another thread has closed the handle
         (*segment_)->fail(failure);
@@ -293,7 +293,7 @@ class Handle {
     void give_up_round(uint64_t serial) {
         if (!segment_ || !rounds_.has(serial)) return;
         rounds_.remove(serial);
-        if ((*segment_)->file().state().intact) (*segment_)->give_up_round(serial);
+        if ((*segment_)->file().status().intact) (*segment_)->give_up_round(serial);
     }
 
     int64_t set_step(int64_t step, std::optional<double> timeout) {
@@ -369,7 +369,7 @@ class Handle {
     // Ends the call that waits for this caller. The call fails unless it already has what it waited for.
     void end_wait(Caller& caller) {
         caller.leave();
-        if (!segment_ || !(*segment_)->file().state().intact) return;  // closed: no call waits any more
+        if (!segment_ || !(*segment_)->file().status().intact) return;  // closed: no call waits any more
         const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
         segment->wait_queue().wake_own();
         segment->wait_queue().announce_progress();
@@ -434,7 +434,7 @@ class Handle {
         } catch (...) {
             // open_semaphore may have made a semaphore after another process had removed the segment and its names:
             // nobody else would remove it.
-            const SegmentFile::State file = segment.file().state();
+            const SegmentFile::Status file = segment.file().status();
             if (file.open && !file.named) ::unlink(semaphore_path.c_str());
             throw;
         }
@@ -452,8 +452,8 @@ class Handle {
 
     nb::dict config() const { return describe_config(segment()); }
     nb::dict state() const { return describe_state(intact()); }
-    uint32_t mode() const { return segment().file().status().st_mode & 07777u; }
-    uint32_t owner() const { return segment().file().status().st_uid; }
+    uint32_t mode() const { return segment().file().attributes().st_mode & 07777u; }
+    uint32_t owner() const { return segment().file().attributes().st_uid; }
 
     // From now on this handle has the duty to remove these names, or takes it over from a process that is dead, now or
     // when this handle is closed: whoever goes on with its run ends it. Not from one that lives, and not if the segment
@@ -516,7 +516,7 @@ class Handle {
     // name must lead to a finished run.
     bool finishes() const {
         return segment_ && owns_ && maker_.is_here() && !has_arrays((*segment_)->config().kind) &&
-               (*segment_)->file().state().intact;
+               (*segment_)->file().status().intact;
     }
     void take_duty_over(OpenSegment& segment, bool with_signals) {
         with_name_lock(segment.file(), with_signals, [&] {
@@ -536,9 +536,9 @@ class Handle {
         if (!own_names_) return;
         const auto [path, semaphore_path] = *own_names_;
         const OpenSegment::Use segment = OpenSegment::for_operation(segment_->shared());
-        if (!owns_ && segment->file().state().intact) take_duty_over(*segment, false);
+        if (!owns_ && segment->file().status().intact) take_duty_over(*segment, false);
         if (!owns_) return;
-        if (segment->file().state().open) {
+        if (segment->file().status().open) {
             unlink_names(segment->file(), path, semaphore_path, false, false);
         } else if (segment->file().is_at(path)) {  // other code has closed its descriptor
             const auto reopened = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);

@@ -109,7 +109,7 @@ struct ReadOnlyArray {
         if (locked) munlock(memory(), bytes);  // if it fails, so does what needs it
         bool done = read_only && locked && drop(MADV_DONTNEED);
         const std::shared_ptr<const SegmentFile> open = done ? nullptr : file.lock();
-        if (open && open->state().open) {
+        if (open && open->status().open) {
             done = map_private(memory(), bytes, open->fd(), offset) != MAP_FAILED;
             failed = std::string("mmap: ") + std::strerror(errno);
         }

@@ -130,7 +130,7 @@ class OpenSegment {
     // that they would belong to the segment's owner. Otherwise it uses private ones, and its waits may take up
     // to Lock::kSlice longer.
     void open_semaphore(const std::string& path) {
-        const struct stat file = mapping_->file().status();
+        const struct stat file = mapping_->file().attributes();
         const bool may_make = geteuid() == file.st_uid || geteuid() == 0;
         if (lanes_[0]->lockable()) {  // this process has semaphores; makes missing ones for others
             if (may_make && access(path.c_str(), F_OK) != 0 && errno == ENOENT)
@@ -173,10 +173,10 @@ class OpenSegment {
     void leave() {
         if (!is_open()) return;
         if (operations_ > 0) {
-            if (mapping_->file().state().intact) presence_.end(failed_);
+            if (mapping_->file().status().intact) presence_.end(failed_);
             return;
         }
-        presence_.leave(mapping_->file().state(), failed_);
+        presence_.leave(mapping_->file().status(), failed_);
         attached_ = failed_ = false;
     }
     // The last handle that was closed determines how the process leaves. reason: why the process failed; "":
@@ -193,15 +193,15 @@ class OpenSegment {
     void now_attached() { attached_ = true; }
 
     // Whether cleanup may touch the segment: not if an error is being thrown because the file was truncated.
-    bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().state().intact; }
+    bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().status().intact; }
     // Call before anything mapped is touched: a truncated file's pages are gone.
     void check_intact() const {
-        if (mapping_->file().status().st_size != static_cast<off_t>(file_size(config_)))
+        if (mapping_->file().attributes().st_size != static_cast<off_t>(file_size(config_)))
             data_loss("its file was truncated");
     }
     // As above, and throws NotFoundError if the name was removed while in use.
     void check_file() const {
-        const struct stat found = mapping_->file().status();
+        const struct stat found = mapping_->file().attributes();
         if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
         load_barrier();  // if the name is gone, a mark made before is seen (mark_given_up)
         if (found.st_nlink == 0 && !load(header_.unlinked))
@@ -216,7 +216,7 @@ class OpenSegment {
     // left them: before Lane::begin, so that nobody looks for them. What the file occupies besides the recorded sizes is
     // known only roughly (the fixed regions grow as well), so this looks when that has become more.
     void give_unrecorded_back(const std::vector<LaneState>& lanes) {
-        if (!file().state().intact) return;
+        if (!file().status().intact) return;
         uint64_t recorded = 0;
         for (size_t i = 0; i < lanes.size(); ++i) recorded += lanes_[i]->recorded(lanes[i]);
         const auto besides = [&] { return file().occupied() - std::min(file().occupied(), recorded); };
@@ -303,7 +303,7 @@ class OpenSegment {
 
     // The kernel drops the remaining record locks with the descriptor.
     void close() {
-        presence_.leave(mapping_->file().state(), failed_);
+        presence_.leave(mapping_->file().status(), failed_);
         mapping_->file().kept_free = nullptr;
         lanes_.clear();
         mapping_.reset();

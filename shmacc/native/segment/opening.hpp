@@ -103,7 +103,7 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
     this_process();
     Opened opened{Found::kNothing, SegmentFile::open(path, access, owners), {}, {}};
     if (!opened.file) return opened;
-    const struct stat status = opened.file->status();
+    const struct stat status = opened.file->attributes();
     opened.found = check_config(opened.file->fd(), static_cast<uint64_t>(status.st_size), opened.config);
     // The name lock does not count: a remover may hold it.
     const auto is_held = [](int fd) {
@@ -177,7 +177,7 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     fill(*file, config);
 
     const Descriptor being_made = NamedSemaphore::make(semaphore_path, config.lanes, config.mode,
-                                                       file->status().st_uid);
+                                                       file->attributes().st_uid);
     if (!being_made) system_failure("Making a semaphore", EEXIST);  // cannot happen: its name is random
     bool named = false;
     try {
@@ -197,7 +197,7 @@ inline bool look_again(OpenSegment& segment, const std::string& path, const std:
     if (load(segment.header().unlinked)) {
         if (file.is_at(path) && unlink(path.c_str()) != 0 && errno != ENOENT) {
             if (errno != EPERM && errno != EACCES) system_failure("Removing it", errno);
-            belongs_to_another(file.status(),
+            belongs_to_another(file.attributes(),
                                std::string("; it was given up, and this user cannot remove its name: ") +
                                    std::strerror(errno));
         }

@@ -28,7 +28,7 @@ class HeldLocks {
             while (end_ < lanes && add(end_, std::min(deadline, monotonic_ns() + kSlice), uninterrupted)) {
             }
             if (end_ == lanes) return true;
-            release(segment_.file().state().intact);
+            release(segment_.file().status().intact);
             if (past(deadline)) return false;
             interruption.check();
             segment_.check_file();
@@ -54,7 +54,7 @@ class HeldLocks {
         try {
             act();
         } catch (...) {
-            release(segment_.file().state().intact);  // the file may have been truncated
+            release(segment_.file().status().intact);  // the file may have been truncated
             throw;
         }
     }
