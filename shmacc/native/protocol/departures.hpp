@@ -53,10 +53,10 @@ class Departures {
           table_(mapping, kDepartedRegion, kMaxDeparted, header.departed_top) {}
 
     // This process, which is attached, has failed. It may go on.
-    void fail(const std::string& reason) {
+    void note_failure(const std::string& reason) {
         // First, so that a process that finds the failure finds the reason.
         write_reason(file_, presence_.index(), identity_of(presence_.token()), reason);
-        presence_.fail();
+        presence_.note_failure();
     }
 
     // A sweep found this participant's process gone: records it. Returns whether the process died. entry: a copy.

@@ -193,7 +193,7 @@ class Presence {
         if (contributor >= 0 && !has_applied(entry)) store_relaxed(entry.contributor, contributor);
     }
     // This attached process has failed, but stays attached.
-    void fail() {
+    void note_failure() {
         Participant& entry = own();
         if (is_worker(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
     }

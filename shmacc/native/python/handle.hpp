@@ -115,7 +115,7 @@ class Handle {
         OpenSegment::Use segment = std::move(*segment_);
         segment_.reset();
         if (!segment->file().status().intact) return;
-        segment->fail(failure);
+        segment->note_failure(failure);
         // Waits of this handle look at closed_ when woken.
         segment->wait_queue().wake_all();
         segment->wait_queue().announce_progress();
@@ -137,7 +137,7 @@ class Handle {
         if (!segment_ || !(*segment_)->file().status().intact) return;
         const std::optional<std::string> failure = failure_of(error);
         if (!segment_) return;  // failure_of runs Python, and another thread has closed the handle
-        (*segment_)->fail(failure);
+        (*segment_)->note_failure(failure);
         (*segment_)->presence().end(failure.has_value());
     }
     bool closed() const { return closed_; }

@@ -181,10 +181,10 @@ class OpenSegment {
     }
     // The last handle that was closed determines how the process leaves. reason: why the process failed; "":
     // the reason was recorded before; none: the process has not failed.
-    void fail(const std::optional<std::string>& reason) {
+    void note_failure(const std::optional<std::string>& reason) {
         failed_ = reason.has_value();
         if (!reason || reason->empty() || !presence_.claimed()) return;
-        departures_.fail(*reason);
+        departures_.note_failure(*reason);
         events_.add_failure(presence_.own(), round_.snapshot().step, *reason);
     }
 
