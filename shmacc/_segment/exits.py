@@ -82,7 +82,7 @@ def end(handle: _core.Handle, hook: Hook, error: BaseException | None = None) ->
     elif chosen is Way.LEAVE:
         handle.leave(error)
     elif chosen is Way.ANNOUNCE_END:
-        handle.end(error)
+        handle.announce_end(error)
     else:
         _LeavesLast(handle).start()
 

@@ -198,7 +198,7 @@ class Presence {
         if (is_worker(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
     }
     // This process is ending. Its threads may go on until it has ended.
-    void end(bool failed) {
+    void announce_end(bool failed) {
         if (claimed()) store(own().ending, uint32_t{failed ? kEndsFailed : kEndsInOrder});
     }
     void leave(const SegmentFile::Status& file, bool failed) {

@@ -184,7 +184,7 @@ void bind_handle(nb::module_& m) {
         .def("check_writes", &Handle::check_writes)
         .def("close", &Handle::close, nb::arg("error").none() = nb::none())
         .def("leave", &Handle::leave, nb::arg("error").none())
-        .def("end", &Handle::end, nb::arg("error").none())
+        .def("announce_end", &Handle::announce_end, nb::arg("error").none())
         .def_prop_ro("closed", &Handle::closed)
         .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
              nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())

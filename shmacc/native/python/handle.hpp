@@ -130,7 +130,7 @@ class Handle {
         segment->leave();
     }
     // For a process that ends while its threads still work: tells others that it has left, and closes nothing.
-    void end(nb::handle error) {
+    void announce_end(nb::handle error) {
         if (!segment_) return;
         if (maker_.is_here()) unlink_own_names();
         if (finishes()) (*segment_)->finish_for_others();
@@ -138,7 +138,7 @@ class Handle {
         const std::optional<std::string> failure = failure_of(error);
         if (!segment_) return;  // failure_of runs Python, and another thread has closed the handle
         (*segment_)->note_failure(failure);
-        (*segment_)->presence().end(failure.has_value());
+        (*segment_)->presence().announce_end(failure.has_value());
     }
     bool closed() const { return closed_; }
 

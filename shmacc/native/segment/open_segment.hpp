@@ -173,7 +173,7 @@ class OpenSegment {
     void leave() {
         if (!is_open()) return;
         if (operations_ > 0) {
-            if (mapping_->file().status().intact) presence_.end(failed_);
+            if (mapping_->file().status().intact) presence_.announce_end(failed_);
             return;
         }
         presence_.leave(mapping_->file().status(), failed_);
