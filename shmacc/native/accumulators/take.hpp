@@ -70,7 +70,7 @@ class Take : public Operation {
                         taken = std::move(copy->taken);
                         if (request.seal) segment_.events().add(kSealed, activity.entry(), taken->step);
                         if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
-                        entry.leave();
+                        entry.quit();
                         let_others_go_on(session);
                         return;
                     }

@@ -24,7 +24,7 @@ class QueueEntry {
     ~QueueEntry() {
         innermost_ = outer_;
         if (!joined() || !origin_.is_here() || !segment_.reachable()) return;
-        leave();
+        quit();
         try {
             wait_queue_.wake_head();  // another take may be the head now
             wait_queue_.announce_progress();
@@ -41,7 +41,7 @@ class QueueEntry {
         index_ = wait_queue_.join(num_required);
         ticket_ = load(wait_queue_[index_].ticket);
     }
-    void leave() {
+    void quit() {
         if (joined()) wait_queue_.leave(index_);
         index_ = WaitQueue::kNobody;
     }
