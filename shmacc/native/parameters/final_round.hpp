@@ -38,7 +38,7 @@ class UpdatedRound {
     // Notes in the round that its update is in. If a lane is busy until the deadline, the round still says that the
     // update has begun, as after a death between 3 and 4. But this process remembers that the update is in
     // (HeldRounds), so it can end the block.
-    void end(int64_t deadline, Interruption& interruption) {
+    void note_in(int64_t deadline, Interruption& interruption) {
         is_in_ = true;
         HeldLocks locks(segment_);
         if (!locks.acquire_all(deadline, interruption)) return;

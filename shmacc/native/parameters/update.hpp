@@ -83,7 +83,7 @@ class Update : public Operation {
             session.commit(request.step + 1);
             break;
         }
-        round.end(request.deadline, interruption_);
+        round.note_in(request.deadline, interruption_);
         return true;
     }
 
