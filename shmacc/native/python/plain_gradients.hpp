@@ -20,7 +20,7 @@ inline bool is_plain(PyObject* value, int type_number) {
 
 // The fast path failed: returns, so that Python retries and reports the error. But if a signal handler raised the
 // exception, passes it on, as handlers.py does, with the function that called the extension in its traceback.
-inline void give_up(nb::python_error& error) {
+inline void pass_on(nb::python_error& error) {
     const bool ends_program = !error.matches(PyExc_Exception);
     error.restore();
     if (ends_program) throw nb::python_error();
@@ -40,7 +40,7 @@ inline nb::object plain_array(nb::handle value, int type_number) {
         if (!array) array = array_of_buffer(value.ptr());
         return array && is_plain(array.ptr(), type_number) ? array : nb::none();
     } catch (nb::python_error& error) {
-        give_up(error);
+        pass_on(error);
         return nb::none();
     }
 }
