@@ -50,7 +50,7 @@ class Lane {
     // Of a member that is a table. Needs the lock.
     Compared& compared(uint32_t member) { return compared_[member]; }
     // The number of members, plus 1 for the set of contributors.
-    uint32_t tables() const { return static_cast<uint32_t>(specs_.size()); }
+    uint32_t member_count() const { return static_cast<uint32_t>(specs_.size()); }
     MemberStates& states(uint32_t member) { return members_[member]; }
     Unchecked& unchecked() { return header_.unchecked; }
     const MemberState& current(uint32_t member, const LaneState& state) const {
@@ -60,7 +60,7 @@ class Lane {
     // How many rows all members have in this round; approximate without the lock.
     uint64_t rows(uint64_t round) const {
         uint64_t rows = 0;
-        for (uint32_t i = 0; i + 1 < tables(); ++i) {
+        for (uint32_t i = 0; i + 1 < member_count(); ++i) {
             const MemberState& member = members_[i].copies[current_copy(members_[i], committed_.generation())];
             if (load_relaxed(member.round) == round) rows += load_relaxed(member.rows);
         }
@@ -163,7 +163,7 @@ class Lane {
     uint64_t recorded(const LaneState& state) const {
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < kLaneRegions; ++i) bytes += page_up(state.reserved[i]);
-        for (uint32_t i = 0; i < tables(); ++i)
+        for (uint32_t i = 0; i < member_count(); ++i)
             for (uint64_t each : current(i, state).reserved) bytes += page_up(each);
         return bytes;
     }
@@ -339,7 +339,7 @@ inline void Lane::recover(LaneState& state, uint64_t deaths) {
         put_arrays_back(state, records);
     else if (records > 0)
         put_back(state, records);
-    for (uint32_t i = 0; i < tables(); ++i)
+    for (uint32_t i = 0; i < member_count(); ++i)
         for (MemberState& copy : members_[i].copies)
             if (load_relaxed(copy.generation) > state.generation) store(copy.generation, uint64_t{0});
     state.leftovers += std::min(load(header_.journal.new_rows), kMaxRows);
@@ -358,7 +358,7 @@ inline void Lane::put_back(LaneState& state, uint64_t records) {
         std::memcpy(&record, log, sizeof record);
         const bool numbers = record.member & kUndoNumbers;
         record.member &= static_cast<uint16_t>(~kUndoNumbers);
-        if (record.member >= tables()) data_loss("an undo record names no member");
+        if (record.member >= member_count()) data_loss("an undo record names no member");
         if (!member || member->number() != record.member) {
             member.emplace(*this, record.member, state);
             const uint64_t padding = -(state.reserved[kUndoRows] - rows_left) % kUndoAlign;

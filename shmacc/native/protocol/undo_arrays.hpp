@@ -58,7 +58,7 @@ inline void Lane::put_arrays_back(LaneState& state, uint64_t entries) {
         std::memcpy(&array, log, sizeof array);
         log += sizeof array;
         log_left -= sizeof array;
-        if (array.member >= tables() - 1) data_loss("an undo record names no array");
+        if (array.member >= member_count() - 1) data_loss("an undo record names no array");
         if (array.listed && array.entries > log_left / sizeof(int64_t)) data_loss("its undo log is too long");
         const unsigned char* const listed = log;
         if (array.listed) {

@@ -313,7 +313,7 @@ class AllLanesSession {
             LaneState& now = lanes_[i];
             const LaneState before = now;
             std::vector<Member> shrunk;
-            for (uint32_t number = 0; number < lane.tables(); ++number) {
+            for (uint32_t number = 0; number < lane.member_count(); ++number) {
                 if (!all && !idle(lane.current(number, now))) continue;
                 Member member(lane, number, now);
                 if (member.begin_round(state.round, all)) shrunk.push_back(std::move(member));
