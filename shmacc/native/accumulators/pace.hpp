@@ -49,7 +49,7 @@ class PaceKeeper {
     }
     // Of the gradients of this round: for which of them it waited.
     void find_late(int64_t step, int64_t gradients) {
-        Table<Participant>& table = segment_.presence().table();
+        Entries<Participant>& table = segment_.presence().table();
         const uint32_t top = table.size();
         // At most a few entries for each gradient, lest takes of few gradients beside many processes get slow.
         if (top > 64 + 4 * static_cast<uint64_t>(gradients)) return;

@@ -54,9 +54,9 @@ struct ChangedRows {
 };
 
 // An array's entries that change, as the undo log has them: the rows, or pieces of the whole array.
-struct Entries {
+struct ChangedEntries {
     // group: a piece has a multiple of this many bytes.
-    Entries(const ChangedRows& rows, uint64_t array_bytes, uint64_t group)
+    ChangedEntries(const ChangedRows& rows, uint64_t array_bytes, uint64_t group)
         : bytes(rows.rows ? rows.bytes : group * std::max<uint64_t>(1, kPieceBytes / group)),
           count(rows.rows ? rows.count : (array_bytes + bytes - 1) / bytes) {}
 
@@ -132,7 +132,7 @@ class ArrayGradient : public MemberChange {
 
         const ArrayGradient& asked_;
         const SlotShape slots_;
-        const Entries entries_;
+        const ChangedEntries entries_;
         unsigned char* regions_[std::size(kArrayRegions)] = {};
     };
 
@@ -166,7 +166,7 @@ class ArrayContents : public MemberChange {
         }
         void log(UndoLog& log) const override {
             for (const Region& region : asked_.regions_) {
-                const Entries entries = asked_.entries_of(region);
+                const ChangedEntries entries = asked_.entries_of(region);
                 SavedArray saved{asked_.member(), entries.count, asked_.rows_.rows != nullptr, {}};
                 saved.regions[region.number] = {entries.bytes, region.bytes};
                 log.add(saved, asked_.rows_.rows);
@@ -175,7 +175,7 @@ class ArrayContents : public MemberChange {
         void change(Saving& saving, int64_t) override {
             using Byte = unsigned char;
             for (const Region& region : asked_.regions_) {
-                const Entries entries = asked_.entries_of(region);
+                const ChangedEntries entries = asked_.entries_of(region);
                 const TouchedArray<Byte> touched{changed_region(member_, region.number, region.bytes),
                                                  {},
                                                  static_cast<const Byte*>(region.values),
@@ -190,7 +190,7 @@ class ArrayContents : public MemberChange {
       private:
         const ArrayContents& asked_;
     };
-    Entries entries_of(const Region& region) const { return {rows_, region.bytes, 1}; }
+    ChangedEntries entries_of(const Region& region) const { return {rows_, region.bytes, 1}; }
 
     const ChangedRows rows_;
     const std::vector<Region> regions_;

@@ -213,7 +213,7 @@ class Departures {
 
     const SegmentFile& file_;
     Presence& presence_;
-    Table<Departed> table_;
+    Entries<Departed> table_;
 };
 
 }  // namespace shmacc

@@ -62,9 +62,9 @@ namespace shmacc {
 // A table in shared memory. Its entries are reserved a page at a time before they are touched. Entries from
 // `top` on are free.
 template <class Entry>
-class Table {
+class Entries {
   public:
-    Table(Mapping& mapping, uint32_t region, uint32_t capacity, uint32_t& top)
+    Entries(Mapping& mapping, uint32_t region, uint32_t capacity, uint32_t& top)
         : mapping_(mapping), region_(region), capacity_(capacity), top_(top),
           entries_(reinterpret_cast<Entry*>(mapping.map_table(region, uint64_t{capacity} * sizeof(Entry)))) {}
 
@@ -225,7 +225,7 @@ class Presence {
     uint32_t index() const { return index_; }
     uint64_t token() const { return token_; }
     Participant& own() { return table_[index_]; }
-    Table<Participant>& table() { return table_; }
+    Entries<Participant>& table() { return table_; }
 
     // Whether the process that had entry i under this token lives. (F_GETLK does not show a process its own
     // locks.) The token was stored with release after the lock was taken: a reader that sees the token finds
@@ -280,7 +280,7 @@ class Presence {
 
   private:
     int fd_;
-    Table<Participant> table_;
+    Entries<Participant> table_;
     std::atomic<uint32_t> index_{kNobody};  // set during the claim
     std::atomic<bool> claimed_{false};  // set at the end of the claim
     uint64_t token_ = 0;  // written before index_

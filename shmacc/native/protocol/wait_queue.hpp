@@ -235,7 +235,7 @@ class WaitQueue {
     Presence& presence_;
     Departures& departures_;
     Events& events_;
-    Table<Waiter> table_;
+    Entries<Waiter> table_;
 };
 
 }  // namespace shmacc
