@@ -220,7 +220,7 @@ class Apply : public Operation {
             LaneState state = i == session.lane_number() ? session.state : segment_.recovered(i);
             Member member(*segment_.lanes()[i], set, state);
             if (member.state.round != session.round.round) continue;
-            if (!Rows<float>(member).has_any(request.contributors.data(), count)) continue;
+            if (!SparseSums<float>(member).has_any(request.contributors.data(), count)) continue;
             if (!request.partial) return true;
             throw Error(Failure::kAlreadyExists,
                         "A contributor of the partial is in the round already; nothing was added");

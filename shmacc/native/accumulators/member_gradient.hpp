@@ -52,16 +52,16 @@ class SparseMemberGradient : public MemberGradient {
     uint64_t bytes() const override { return bytes_; }
     void sort() override { gradient_.sort(); }
     Need prepare(Member& member) override {
-        found_ = Rows<T>(member).prepare(gradient_);
+        found_ = SparseSums<T>(member).prepare(gradient_);
         const uint64_t added = gradient_.count() - found_.fresh;
         return {found_.fresh, added, added * member.row_bytes()};
     }
-    void add(Member& member, Undo& undo) override { Rows<T>(member).add(gradient_, found_, undo); }
+    void add(Member& member, Undo& undo) override { SparseSums<T>(member).add(gradient_, found_, undo); }
 
   private:
     const uint64_t bytes_;
     Gradient<T> gradient_;
-    typename Rows<T>::Found found_;
+    typename SparseSums<T>::Found found_;
 };
 
 template <class T>

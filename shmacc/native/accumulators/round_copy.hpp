@@ -51,11 +51,11 @@ struct TakeRequest {
     ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
 };
 
-// A sparse member's tables, one in each lane.
+// A sparse member's sums in each lane.
 template <class T>
-class Tables {
+class LaneSums {
   public:
-    explicit Tables(std::vector<Member>& in_lanes) : in_lanes_(in_lanes) {
+    explicit LaneSums(std::vector<Member>& in_lanes) : in_lanes_(in_lanes) {
         std::vector<RowSource<T>> sources;
         for (Member& member : in_lanes) {
             // Proves the sizes that the segment claims, before memory is allocated for them.
@@ -72,7 +72,7 @@ class Tables {
 
     // All rows, ascending, reduced. False: a result does not fit.
     bool read(RowTargets<T>& to, const Reduce& reduce) {
-        return merge_ ? merge_->read(to, reduce) : Rows<T>(in_lanes_[0]).read(to, reduce);
+        return merge_ ? merge_->read(to, reduce) : SparseSums<T>(in_lanes_[0]).read(to, reduce);
     }
 
   private:
@@ -104,7 +104,7 @@ class RoundCopy {
         if (columns) taken.shards = columns->written();
         std::vector<Member> in_lanes = session.in_lanes(members);
         if (in_lanes.empty()) return;
-        Tables<float> set(in_lanes);
+        LaneSums<float> set(in_lanes);
         taken.contributor_count = set.rows();
         taken.contributors = Output(set.rows() * sizeof(int64_t));
         Output ones(set.rows() * sizeof(int64_t)), none(0);
@@ -149,15 +149,15 @@ class RoundCopy {
         TakenMember& out = taken.members.emplace_back(
             TakenMember{std::move(sum), 0, Output(0), Output(0), Output(0)});
         if (spec.kind == kSparse) {
-            Tables<T> tables(in_lanes);
+            LaneSums<T> sums(in_lanes);
             if (columns)
                 return columns->write_rows<T>(line, width,
-                                              [&](RowTargets<T>& to) { return tables.read(to, reduce); });
-            out.rows = tables.rows();
+                                              [&](RowTargets<T>& to) { return sums.read(to, reduce); });
+            out.rows = sums.rows();
             out.indices = Output(out.rows * sizeof(int64_t));
             out.contributions = Output(out.rows * sizeof(int64_t));
             out.values = Output(out.rows * first.row_bytes());
-            return read_rows(tables, out.indices, out.values, out.contributions, width, reduce);
+            return read_rows(sums, out.indices, out.values, out.contributions, width, reduce);
         }
         std::vector<const T*> arrays;  // their sizes are proved before memory is allocated
         for (Member& member : in_lanes) arrays.push_back(Buffer<T>(member).sums());
@@ -166,13 +166,13 @@ class RoundCopy {
         return reduce_arrays(static_cast<T*>(out.values.get()), arrays, width, reduce);
     }
     template <class T>
-    static bool read_rows(Tables<T>& tables, Output& rows, Output& values, Output& counts, uint64_t width,
+    static bool read_rows(LaneSums<T>& sums, Output& rows, Output& values, Output& counts, uint64_t width,
                           const Reduce& reduce) {
         const uint64_t row_bytes = width * sizeof(T);
         RowTargets<T> to({{static_cast<int64_t*>(rows.get()), static_cast<int64_t*>(counts.get()),
-                           static_cast<T*>(values.get()), tables.rows()}},
-                         is_streamed(values.get(), tables.rows() * row_bytes, row_bytes));
-        return tables.read(to, reduce);
+                           static_cast<T*>(values.get()), sums.rows()}},
+                         is_streamed(values.get(), sums.rows() * row_bytes, row_bytes));
+        return sums.read(to, reduce);
     }
     // Reduces a dense member, and writes each shard's run of elements into that shard's columns.
     template <class T>

@@ -5,9 +5,9 @@
 
 namespace shmacc {
 
-template class Rows<float>;
-template class Rows<double>;
-template class Rows<int64_t>;
-template class Rows<uint64_t>;
+template class SparseSums<float>;
+template class SparseSums<double>;
+template class SparseSums<int64_t>;
+template class SparseSums<uint64_t>;
 
 }  // namespace shmacc

@@ -1,4 +1,4 @@
-// The table of a sparse member: adds a gradient's rows, and reads all rows. Needs the lane's lock.
+// The sums of a sparse member in a lane: adds a gradient's rows, and reads all rows. Needs the lane's lock.
 #pragma once
 
 #include "protocol/round_shape.hpp"
@@ -13,15 +13,16 @@
 namespace shmacc {
 
 template <class T>
-class Rows {
+class SparseSums {
   public:
-    explicit Rows(Member& member) : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
+    explicit SparseSums(Member& member)
+        : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
 
     // The slots of a gradient's rows.
     struct Found {
         std::unique_ptr<Run[]> runs;
         uint32_t count = 0;
-        uint64_t fresh = 0;  // rows that the table does not have yet
+        uint64_t fresh = 0;  // rows that have no sums yet
         const Run* begin() const { return runs.get(); }
         const Run* end() const { return runs.get() + count; }
     };
@@ -29,7 +30,7 @@ class Rows {
     Found prepare(const Gradient<T>& gradient);
     // Adds the gradient's rows, between begin and commit.
     void add(const Gradient<T>& gradient, const Found& found, Undo& undo);
-    // Whether the table has any of these rows. The rows must ascend.
+    // Whether there are sums for any of these rows. The rows must ascend.
     bool has_any(const int64_t* keys, uint32_t count);
     // All rows, ascending, reduced. False: a result does not fit the dtype.
     bool read(RowTargets<T>& to, const Reduce& reduce);
@@ -107,7 +108,7 @@ class Rows {
         inserts.finish();
     }
 
-    // Adds rows that the table does not have yet.
+    // Adds rows that have no sums yet.
     template <uint64_t kWidth>
     void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums,
                 Inserts& inserts) {
@@ -125,7 +126,7 @@ class Rows {
         state_.rows = slot;
     }
 
-    // Adds `length` rows of the gradient, from `at` on, to consecutive rows of the table.
+    // Adds `length` rows of the gradient, from `at` on, to consecutive rows.
     template <uint64_t kWidth>
     void add_piece(const Gradient<T>& gradient, uint32_t at, uint32_t length, Slot* slots, T* sums) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
@@ -192,7 +193,7 @@ class Rows {
 };
 
 template <class T>
-typename Rows<T>::Found Rows<T>::prepare(const Gradient<T>& gradient) {
+typename SparseSums<T>::Found SparseSums<T>::prepare(const Gradient<T>& gradient) {
     Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
     found.count = member_.index(hash_).find(gradient.keys(), gradient.count(), table(state_.rows),
                                             state_.rows, found.runs.get());
@@ -201,27 +202,27 @@ typename Rows<T>::Found Rows<T>::prepare(const Gradient<T>& gradient) {
     return found;
 }
 template <class T>
-void Rows<T>::add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
+void SparseSums<T>::add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
     with_width(state_.row_elements, [&](auto width) { add_rows<width.value>(gradient, found, undo); });
     state_.index_filled += found.fresh;
 }
 template <class T>
-bool Rows<T>::has_any(const int64_t* keys, uint32_t count) {
+bool SparseSums<T>::has_any(const int64_t* keys, uint32_t count) {
     std::unique_ptr<Run[]> runs(new Run[count]);
     const uint32_t found = member_.index(hash_).find(keys, count, table(state_.rows), state_.rows, runs.get());
     return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
 }
 template <class T>
-bool Rows<T>::read(RowTargets<T>& to, const Reduce& reduce) {
+bool SparseSums<T>::read(RowTargets<T>& to, const Reduce& reduce) {
     return to.fill(state_.row_elements, state_.rows, [&](auto width, auto streamed, auto& targets) {
         return read_rows<width.value, streamed.value>(targets, reduce);
     });
 }
 
 // Compiled in sparse_sums.cpp.
-extern template class Rows<float>;
-extern template class Rows<double>;
-extern template class Rows<int64_t>;
-extern template class Rows<uint64_t>;
+extern template class SparseSums<float>;
+extern template class SparseSums<double>;
+extern template class SparseSums<int64_t>;
+extern template class SparseSums<uint64_t>;
 
 }  // namespace shmacc

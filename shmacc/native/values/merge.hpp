@@ -1,4 +1,4 @@
-// Merges the rows of several tables or arrays: a sparse member's tables in the lanes of a round, or its rows as several
+// Merges the rows of several tables or arrays: a sparse member's sums in the lanes of a round, or its rows as several
 // hosts have sent them. Equal rows are added up in the order of their sources.
 #pragma once
 
