@@ -262,7 +262,7 @@ class TableChange : public MemberChange {
         }
 
         const Rows& rows_;
-        IdTable table_;
+        Table table_;
     };
 
     const Rows rows_;

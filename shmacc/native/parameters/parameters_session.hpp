@@ -39,7 +39,7 @@ class ParametersSession {
         for (const MemberChange* change : changes) {
             Member table = member(change->member());
             if (table.spec().kind != kTable || lane().compared(table.number()).all) continue;
-            if (!IdTable(table).compare(kMostRows)) return false;
+            if (!Table(table).compare(kMostRows)) return false;
         }
         return true;
     }

@@ -117,9 +117,9 @@ struct Removal {
 };
 
 // Changes a table, or reads all of it, under the lane's lock: one object for each operation.
-class IdTable {
+class Table {
   public:
-    explicit IdTable(Member& member)
+    explicit Table(Member& member)
         : member_(member), state_(member.state), spec_(member.spec()), shape_(record_of(spec_)),
           committed_rows_(state_.rows), hash_(member.lane().hash_key()) {
         if (state_.rows > 0 && state_.row_elements != shape_.numbers())

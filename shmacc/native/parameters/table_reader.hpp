@@ -10,10 +10,10 @@
 
 namespace shmacc {
 
-class IdReader {
+class TableReader {
   public:
     // regions: the regions that this process mapped in earlier reads of the table.
-    IdReader(OpenSegment& segment, uint32_t member, ReadRegions regions)
+    TableReader(OpenSegment& segment, uint32_t member, ReadRegions regions)
         : segment_(segment), lane_(*segment.lanes()[0]), member_(member), spec_((*segment.specs())[member]),
           shape_(record_of(spec_)), hash_(lane_.hash_key()), regions_(std::move(regions)) {
         look();

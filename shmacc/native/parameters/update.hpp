@@ -128,7 +128,7 @@ class Update : public Operation {
   private:
     static void read_table(ParametersSession& session, TableCopy& copy) {
         Member member = session.member(copy.table);
-        IdTable table(member);
+        Table table(member);
         const auto all = table.all();
         const uint64_t number = member.spec().number_bytes(), stride = table.shape().numbers() * number;
         const uint64_t bytes = copy.whole ? stride : table.shape().width * number;

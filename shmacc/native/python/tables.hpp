@@ -19,7 +19,7 @@ class TableAccess {
     void rows(nb::handle ids, uint32_t slot, nb::handle to) {
         const ArrayBuffer<int64_t> wanted(ids, 1);
         const ArrayBuffer<unsigned char> target(to, 1, PyBUF_WRITABLE);
-        read([&](IdReader& reader, const MemberSpec& spec) {
+        read([&](TableReader& reader, const MemberSpec& spec) {
             const RecordShape& shape = reader.shape();
             if (slot > shape.slots.count)
                 throw Error(Failure::kInvalidArgument, "The table has no such slot");
@@ -34,12 +34,12 @@ class TableAccess {
             });
         });
     }
-    void contains(nb::handle ids, nb::handle to) { read_each(ids, to, &IdReader::contains); }
-    void last_steps(nb::handle ids, nb::handle to) { read_each(ids, to, &IdReader::last_steps); }
+    void contains(nb::handle ids, nb::handle to) { read_each(ids, to, &TableReader::contains); }
+    void last_steps(nb::handle ids, nb::handle to) { read_each(ids, to, &TableReader::last_steps); }
     nb::object ids(std::optional<int64_t> before) {
         need_numpy();
         std::vector<int64_t> found;
-        read([&](IdReader& reader, const MemberSpec&) { found = reader.all(before); });
+        read([&](TableReader& reader, const MemberSpec&) { found = reader.all(before); });
         Output memory(found.size() * sizeof(int64_t));
         std::copy(found.begin(), found.end(), static_cast<int64_t*>(memory.get()));
         return array_of<int64_t>(memory, found.size());
@@ -47,7 +47,7 @@ class TableAccess {
     // Returns (rows, rows ever removed, updates, bytes in shared memory).
     std::tuple<uint64_t, int64_t, int64_t, uint64_t> state() {
         MemberState state{};
-        read([&](IdReader& reader, const MemberSpec&) { state = reader.state(); });
+        read([&](TableReader& reader, const MemberSpec&) { state = reader.state(); });
         uint64_t bytes = 0;
         for (const uint64_t reserved : state.reserved) bytes += reserved;
         return {state.in_table, state.removed, state.count, bytes};
@@ -60,19 +60,19 @@ class TableAccess {
         ReadRegions regions = regions_;
         {
             const WithoutGil released;
-            IdReader reader(*segment, number_, std::move(regions));
+            TableReader reader(*segment, number_, std::move(regions));
             call(reader, (*segment->specs())[number_]);
             regions = reader.regions();
         }
         regions_ = std::move(regions);  // another thread may set it as well: both values are sound
     }
-    // Calls a function of IdReader that writes one T for each id.
+    // Calls a function of TableReader that writes one T for each id.
     template <class T>
-    void read_each(nb::handle ids, nb::handle to, void (IdReader::*act)(const int64_t*, uint64_t, T*)) {
+    void read_each(nb::handle ids, nb::handle to, void (TableReader::*act)(const int64_t*, uint64_t, T*)) {
         const ArrayBuffer<int64_t> wanted(ids, 1);
         const ArrayBuffer<T> target(to, 1, PyBUF_WRITABLE);
         if (target.size() != wanted.size()) throw Error(Failure::kInvalidArgument, "Sizes disagree");
-        read([&](IdReader& reader, const MemberSpec&) {
+        read([&](TableReader& reader, const MemberSpec&) {
             (reader.*act)(wanted.data(), wanted.size(), target.writable());
         });
     }
