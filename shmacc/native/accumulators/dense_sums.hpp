@@ -22,7 +22,7 @@ class Buffer {
         if (first)
             std::copy(values, values + count, to);
         else if (!add_into(to, sums(), values, count))
-            Gradient<T>::sum_overflows();
+            SortedRows<T>::sum_overflows();
         state_.buffer = other();
     }
 

@@ -43,7 +43,7 @@ class MemberGradient {
 template <class T>
 class SparseMemberGradient : public MemberGradient {
   public:
-    // counts: as for Gradient. All arrays must outlive this.
+    // counts: as for SortedRows. All arrays must outlive this.
     SparseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
                          const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
         : MemberGradient(member, std::move(dims), count, weight), bytes_(rows * width * sizeof(T)),
@@ -60,7 +60,7 @@ class SparseMemberGradient : public MemberGradient {
 
   private:
     const uint64_t bytes_;
-    Gradient<T> gradient_;
+    SortedRows<T> gradient_;
     typename SparseSums<T>::Found found_;
 };
 

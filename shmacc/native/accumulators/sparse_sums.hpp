@@ -27,9 +27,9 @@ class SparseSums {
         const Run* end() const { return runs.get() + count; }
     };
     // Finds the gradient's rows, and reserves room for those that are new.
-    Found prepare(const Gradient<T>& gradient);
+    Found prepare(const SortedRows<T>& gradient);
     // Adds the gradient's rows, between begin and commit.
-    void add(const Gradient<T>& gradient, const Found& found, Undo& undo);
+    void add(const SortedRows<T>& gradient, const Found& found, Undo& undo);
     // Whether there are sums for any of these rows. The rows must ascend.
     bool has_any(const int64_t* keys, uint32_t count);
     // All rows, ascending, reduced. False: a result does not fit the dtype.
@@ -71,7 +71,7 @@ class SparseSums {
 
     // kWidth: the row's width, or 0 for any.
     template <uint64_t kWidth>
-    void add_rows(const Gradient<T>& gradient, const Found& found, Undo& undo) {
+    void add_rows(const SortedRows<T>& gradient, const Found& found, Undo& undo) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         Slot* table = this->table(state_.rows + found.fresh);
         T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
@@ -110,7 +110,7 @@ class SparseSums {
 
     // Adds rows that have no sums yet.
     template <uint64_t kWidth>
-    void append(const Gradient<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums,
+    void append(const SortedRows<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums,
                 Inserts& inserts) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const int64_t* keys = gradient.keys();
@@ -128,7 +128,7 @@ class SparseSums {
 
     // Adds `length` rows of the gradient, from `at` on, to consecutive rows.
     template <uint64_t kWidth>
-    void add_piece(const Gradient<T>& gradient, uint32_t at, uint32_t length, Slot* slots, T* sums) {
+    void add_piece(const SortedRows<T>& gradient, uint32_t at, uint32_t length, Slot* slots, T* sums) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         if (gradient.counted()) {
             for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.contributions(at + j));
@@ -142,7 +142,7 @@ class SparseSums {
             for (uint32_t j = 0; j < length; ++j)
                 fits = add_numbers(sums + j * width, gradient.row(at + j, width), width) && fits;
         }
-        if (!fits) Gradient<T>::sum_overflows();
+        if (!fits) SortedRows<T>::sum_overflows();
     }
 
     // In a damaged segment the number may be anything, so the sum may wrap around. In a sound one it cannot.
@@ -193,7 +193,7 @@ class SparseSums {
 };
 
 template <class T>
-typename SparseSums<T>::Found SparseSums<T>::prepare(const Gradient<T>& gradient) {
+typename SparseSums<T>::Found SparseSums<T>::prepare(const SortedRows<T>& gradient) {
     Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
     found.count = member_.index(hash_).find(gradient.keys(), gradient.count(), table(state_.rows),
                                             state_.rows, found.runs.get());
@@ -202,7 +202,7 @@ typename SparseSums<T>::Found SparseSums<T>::prepare(const Gradient<T>& gradient
     return found;
 }
 template <class T>
-void SparseSums<T>::add(const Gradient<T>& gradient, const Found& found, Undo& undo) {
+void SparseSums<T>::add(const SortedRows<T>& gradient, const Found& found, Undo& undo) {
     with_width(state_.row_elements, [&](auto width) { add_rows<width.value>(gradient, found, undo); });
     state_.index_filled += found.fresh;
 }

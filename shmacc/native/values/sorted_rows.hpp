@@ -43,13 +43,13 @@ inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
 }
 
 template <class T>
-class Gradient {
+class SortedRows {
   public:
     // counts: contributions of each row, or null for `weight` each. All arrays must outlive this.
     // ascending: whether keys are strictly ascending already (from check_rows).
     // Call `sort` before anything else.
-    Gradient(const int64_t* keys, const T* values, const int64_t* counts, int64_t weight, uint32_t count,
-             uint64_t width, bool ascending)
+    SortedRows(const int64_t* keys, const T* values, const int64_t* counts, int64_t weight, uint32_t count,
+               uint64_t width, bool ascending)
         : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width),
           ascending_(ascending) {}
 
