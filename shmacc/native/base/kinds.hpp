@@ -9,30 +9,30 @@
 namespace shmacc {
 
 // A number of the layout and its name. Python has no others (python/layout.cpp passes on all tables of them).
-struct Named {
+struct NamedNumber {
     uint32_t number;
     const char* name;
 };
 template <size_t kCount>
-constexpr bool is_named(const Named (&table)[kCount], uint32_t number) {
-    for (const Named& entry : table)
+constexpr bool is_named(const NamedNumber (&table)[kCount], uint32_t number) {
+    for (const NamedNumber& entry : table)
         if (entry.number == number) return true;
     return false;
 }
 
 // Kinds of segments and members. A member is sparse or dense; in parameters it is dense or a table.
 enum Kind : uint32_t { kSparse = 1, kDense = 2, kGroup = 3, kArrays = 4, kParameters = 5, kTable = 6 };
-constexpr Named kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"},           {kGroup, "group"},
-                                {kArrays, "arrays"}, {kParameters, "parameters"}, {kTable, "table"}};
+constexpr NamedNumber kKindNames[] = {{kSparse, "sparse"}, {kDense, "dense"},           {kGroup, "group"},
+                                      {kArrays, "arrays"}, {kParameters, "parameters"}, {kTable, "table"}};
 constexpr bool has_arrays(uint32_t kind) { return kind == kArrays || kind == kParameters; }
 enum Reduction : uint32_t { kMean = 1, kSum = 2, kCmean = 3 };
-constexpr Named kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
+constexpr NamedNumber kReductionNames[] = {{kMean, "MEAN"}, {kSum, "SUM"}, {kCmean, "CMEAN"}};
 // The types of sums. Half types are summed as float32, integers in 64 bits, complex numbers as pairs.
 enum Sum : uint32_t { kFloat32 = 1, kFloat64 = 2, kInt64 = 3, kUint64 = 4 };
-constexpr Named kSumNames[] = {{kFloat32, "float32"},
-                               {kFloat64, "float64"},
-                               {kInt64, "int64"},
-                               {kUint64, "uint64"}};
+constexpr NamedNumber kSumNames[] = {{kFloat32, "float32"},
+                                     {kFloat64, "float64"},
+                                     {kInt64, "int64"},
+                                     {kUint64, "uint64"}};
 
 // How updates change an array of parameters (parameters/optimizers.hpp).
 enum OptimizerKind : uint32_t {
@@ -45,7 +45,7 @@ enum OptimizerKind : uint32_t {
     kAdamW,
     kOptimizerKinds
 };
-constexpr Named kOptimizerNames[] = {
+constexpr NamedNumber kOptimizerNames[] = {
     {kSgd, "SGD"},   {kAdagrad, "Adagrad"}, {kRmsprop, "RMSprop"},
     {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
 };
@@ -53,7 +53,7 @@ static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimize
 // An option is a bit that is added to an optimizer's kind. Processes of before 1.0.0 refuse parameters that
 // have an option or AdamW.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
-constexpr Named kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
+constexpr NamedNumber kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
 
 // Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first. With
 // kWeightDecay the last number is the weight decay.
@@ -86,7 +86,7 @@ struct OptimizerSpec {
 
 // How the initial contents of a table's rows are made (parameters/initial.hpp).
 enum InitialKind : uint64_t { kConstant = 1, kUniform = 2, kNormal = 3 };
-constexpr Named kInitialNames[] = {{kConstant, "Constant"}, {kUniform, "Uniform"}, {kNormal, "Normal"}};
+constexpr NamedNumber kInitialNames[] = {{kConstant, "Constant"}, {kUniform, "Uniform"}, {kNormal, "Normal"}};
 // Properties of a table; never changed. numbers: the fields of the class in init.py, in order, without the seed.
 struct TableSpec {
     uint64_t initial;

@@ -19,7 +19,7 @@ enum EventKind : uint32_t {
     kFinished,
     kEventKinds
 };
-constexpr Named kEventNames[] = {
+constexpr NamedNumber kEventNames[] = {
     {kNoEvent, ""},          {kDeath, "died"},          {kCancelled, "cancelled"},
     {kSealed, "sealed"},     {kRecovered, "recovered"}, {kFailure, "failed"},
     {kFinished, "finished"},
@@ -50,7 +50,7 @@ enum Activity : uint32_t {
     kUpdates,
     kActivities
 };
-constexpr Named kActivityNames[] = {
+constexpr NamedNumber kActivityNames[] = {
     {kIdle, "idle"},
     {kWaitsForLock, "waits for the lock"},
     {kApplies, "applies"},

@@ -31,7 +31,7 @@ static_assert(std::size(kTableRegions) == std::size(kArrayRegions));
 // A view of one table (segment_reader.hpp) has the fixed regions, those of one lane, and those of one member.
 constexpr uint32_t kViewedRegions = kFixedRegions + kLaneRegions + kMemberRegions;
 
-constexpr Named kRegionNames[] = {
+constexpr NamedNumber kRegionNames[] = {
     {kHeaderRegion, "header"},
     {kDirectoryRegion, "directory"},
     {kParticipantsRegion, "participants"},

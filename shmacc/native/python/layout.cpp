@@ -9,9 +9,9 @@ namespace shmacc {
 namespace {
 
 template <size_t kCount>
-nb::dict by_name(const Named (&table)[kCount]) {
+nb::dict by_name(const NamedNumber (&table)[kCount]) {
     nb::dict numbers;
-    for (const Named& entry : table) numbers[entry.name] = entry.number;
+    for (const NamedNumber& entry : table) numbers[entry.name] = entry.number;
     return numbers;
 }
 
@@ -29,7 +29,7 @@ void export_layout(nb::module_& m) {
     m.attr("SUMS") = by_name(kSumNames);
     m.attr("OPTIMIZERS") = by_name(kOptimizerNames);
     nb::list decoupled;
-    for (const Named& kind : kOptimizerNames)
+    for (const NamedNumber& kind : kOptimizerNames)
         if (OptimizerSpec{kind.number, {}}.decoupled()) decoupled.append(kind.name);
     m.attr("DECOUPLED") = nb::tuple(decoupled);
     m.attr("OPTIMIZER_OPTIONS") = by_name(kOptimizerOptions);
@@ -37,7 +37,7 @@ void export_layout(nb::module_& m) {
     m.attr("MAX_ROWS") = kMaxRows;
     m.attr("ACTIVITIES") = by_name(kActivityNames);
     nb::dict sizes;
-    for (const Named& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
+    for (const NamedNumber& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
     m.attr("SUM_BYTES") = sizes;
     m.attr("REGION_SPAN") = kRegionSpan;
     m.attr("PAGE_BYTES") = kPage;
