@@ -34,7 +34,7 @@ from shmacc.inspection._records import (
 
 UNREADABLE = "unreadable"
 _AS_ITS_OWNER = "look as its owner, or as root"
-_MOST_TOKENS = 2  # two processes may each post one when they release (lock.hpp)
+_MOST_PERMITS = 2  # two processes may each post one when they release (lock.hpp)
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.005  # seconds
 _COMPARED_FOR = 2.0  # seconds; other segments wait to be checked
@@ -193,7 +193,7 @@ def _semaphore(name: SegmentName, seen: Description) -> Iterator[Finding]:
             f"it belongs to uid {status.st_uid}, its segment to uid {seen.summary.owner_uid}",
             remedy,
         )
-    if seen.lock.tokens is not None and seen.lock.tokens > _MOST_TOKENS:
+    if seen.lock.tokens is not None and seen.lock.tokens > _MOST_PERMITS:
         yield note(
             semaphore,
             "semaphore_value",
@@ -217,7 +217,7 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
         yield note(
             subject,
             "token_lost",
-            "the semaphore is at 0 though the lock is free: a process died with its token",
+            "the semaphore is at 0 though the lock is free: a process died with its permit",
             NOTHING + "the next operation that waits corrects it",
         )
 

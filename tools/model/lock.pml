@@ -9,7 +9,7 @@
  * deadline has passed, so it is left out. Any thread that wants the lock may get it first.
  *
  * Checked, too: the semaphore stays between 0 and THREADS; whatever the dead have left in it, all others get through.
- * If nobody died, a token is left for the next process. With -DNO_SLICES (no deaths, no stops) tokens alone bring
+ * If nobody died, a permit is left for the next process. With -DNO_SLICES (no deaths, no stops) permits alone bring
  * everyone through: a slice is needed only after a death.
  */
 #ifndef THREADS
@@ -91,11 +91,11 @@ inline queue_with_threads() {
 inline acquire() {
   do
   :: queue_with_threads();
-     if                                                       /* sem_trywait, wait_for_token */
+     if                                                       /* sem_trywait, wait_for_permit */
      :: atomic { runs(my) && semaphore > 0 -> semaphore-- };
         if
         :: atomic { runs(my) && lock_is_mine_to_take -> set_record_lock() }; break
-        :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }   /* the token is dropped */
+        :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }   /* the permit is dropped */
         fi
 #ifndef NO_SLICES
      :: atomic { runs(my) && lock_is_mine_to_take -> set_record_lock() }; break   /* a slice is over */
@@ -155,7 +155,7 @@ init {
 #define everyone_is_through (through(0) && through(1) && through(THREADS - 1))
 #define owner_is_stopped (stopped != NOBODY && record_lock == stopped)
 
-/* No process can make a step: every living one is through, and if nobody died, a token is left for the next. */
+/* No process can make a step: every living one is through, and if nobody died, a permit is left for the next. */
 active proctype quiescence() {
   atomic {
     timeout ->

@@ -255,7 +255,7 @@ struct QueueHead {
 // Which process gets the lock first; only hints, see lock.hpp.
 struct Fairness {
     uint64_t asked;  // 1: a process was passed over for a while
-    int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only processes that slept may take a token; 0: all may
+    int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only processes that slept may take a permit; 0: all may
 };
 
 // The contributor (or, as a negative number, the pid of a process that names none) that was the last of `rounds`

@@ -7,21 +7,21 @@
 //
 // In front of the record lock is a named semaphore, which is a hint and nothing more: it lets waiters sleep until
 // a release instead of spinning on the record lock, and its value proves nothing. To acquire the lane, a process
-// waits for a token of the semaphore, at most for a slice of time. Then it tries the record lock, even without
-// a token; if it gets the record lock, it owns the lane. If not, its token is thrown away. To release the lane,
-// the owner drops the record lock, then makes sure that there is a token.
+// waits for a permit of the semaphore, at most for a slice of time. Then it tries the record lock, even without
+// a permit; if it gets the record lock, it owns the lane. If not, its permit is thrown away. To release the lane,
+// the owner drops the record lock, then makes sure that there is a permit.
 //
 //   Invariant: a process that writes to committed state holds the record lock.
-//   Progress:  if no process holds the record lock, then either there is a token, or every waiter's slice
-//              ends within kSlice and one of them gets the lock; its release makes a token.
+//   Progress:  if no process holds the record lock, then either there is a permit, or every waiter's slice
+//              ends within kSlice and one of them gets the lock; its release makes a permit.
 //
 // Each instant of death:
-//   after the semaphore, before the record lock   the token is lost; slices end; the next release
+//   after the semaphore, before the record lock   the permit is lost; slices end; the next release
 //                                                 finds the value 0 and posts.
 //   holding the record lock                       the kernel drops it; as above. The next owner undoes what
 //                                                 was half written (commit.hpp).
 //   after the record lock, before the post        as in the first case.
-// Two releasers may both see 0 and both post: the value is 2 then. The next process that takes a token but
+// Two releasers may both see 0 and both post: the value is 2 then. The next process that takes a permit but
 // fails to get the record lock uses up the surplus one.
 //
 // Memory order. On every machine an owner sees all stores of the last owner: dropping a record lock and setting
@@ -32,7 +32,7 @@
 // semaphore and the words of fairness are hints and need no order.
 //
 // Fairness. A critical section usually lasts microseconds; to sleep and wake takes tens of microseconds. So a
-// process without a token spins briefly before it sleeps. But then a process that applies in a loop would
+// process without a permit spins briefly before it sleeps. But then a process that applies in a loop would
 // always be faster than one that must wake up first. A process that was passed over for a millisecond therefore
 // asks (Fairness::asked), and the next release keeps others off for as long as a sleeper takes to wake. This
 // decides only which process tries first, never which process owns the lock. It expires by itself, whichever
@@ -114,11 +114,11 @@ class Lock {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
         // An operation that gets the mutex at once has just checked the file.
-        if ((how == Acquired::kAtOnce || usable()) && token_at_once() && record_lock()) return how;
+        if ((how == Acquired::kAtOnce || usable()) && permit_at_once() && record_lock()) return how;
         const int64_t since = monotonic_ns();
-        // The first slices are short: if the token died with its owner, one of them ends soon.
+        // The first slices are short: if the permit died with its owner, one of them ends soon.
         for (int64_t slice = kMillisecond;; slice = std::min(2 * slice, kSlice)) {
-            wait_for_token(deadline, slice);  // until a token, the end of a slice, or a signal
+            wait_for_permit(deadline, slice);  // until a permit, the end of a slice, or a signal
             const auto [open, intact, named] = file_.status();
             if (open && record_lock()) {
                 if (intact) store(fairness_.keep_off_ns, int64_t{0});
@@ -191,13 +191,13 @@ class Lock {
         if (deadline == kForever) return slice;
         return std::clamp<int64_t>(deadline - monotonic_ns(), 0, slice);
     }
-    void wait_for_token(int64_t deadline, int64_t slice) {
+    void wait_for_permit(int64_t deadline, int64_t slice) {
         int64_t until = monotonic_ns() + slice_until(deadline, slice);
         timespec when{static_cast<time_t>(until / 1000000000), static_cast<long>(until % 1000000000)};
         sem_clockwait(queue_, CLOCK_MONOTONIC, &when);
     }
 
-    bool token_at_once() {
+    bool permit_at_once() {
         if (load(fairness_.keep_off_ns) == 0 && sem_trywait(queue_) == 0) return true;
         for (const int64_t since = monotonic_ns();;) {
             for (int i = 0; i < 16; ++i) relax();
