@@ -73,7 +73,7 @@ ENTRY_BYTES = {
 PAGE_BYTES = _core.PAGE_BYTES
 BUCKET_BYTES = _core.BUCKET_BYTES
 BUCKET_ENTRIES = _core.BUCKET_ENTRIES
-SLOT_BYTES = _core.SLOT_BYTES
+ROW_PLACE_BYTES = _core.ROW_PLACE_BYTES
 STEP_BYTES = 8
 """The size of a row's last step, in a table of parameters."""
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES

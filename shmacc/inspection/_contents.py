@@ -230,13 +230,13 @@ def _committed_slots(
 
 def _read_slots(view: _core.SegmentView, count: int) -> tuple[IndexArray, IndexArray]:
     """Return the rows in the first `count` slots, and the contributions of each."""
-    if count * layout.SLOT_BYTES > view.allocated_bytes:
+    if count * layout.ROW_PLACE_BYTES > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
     rows, others = np.empty(count, np.int64), np.empty(count, np.int64)
-    piece = _PIECE // layout.SLOT_BYTES
+    piece = _PIECE // layout.ROW_PLACE_BYTES
     for first in range(0, count, piece):
-        size = min(piece, count - first) * layout.SLOT_BYTES
-        raw = view.read(layout.REGIONS["slots"], first * layout.SLOT_BYTES, size)
+        size = min(piece, count - first) * layout.ROW_PLACE_BYTES
+        raw = view.read(layout.REGIONS["slots"], first * layout.ROW_PLACE_BYTES, size)
         pairs = np.frombuffer(raw, np.int64).reshape(-1, 2)
         rows[first : first + piece], others[first : first + piece] = pairs[:, 0], pairs[:, 1]
     return rows, others

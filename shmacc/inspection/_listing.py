@@ -273,13 +273,13 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
                     reserved[region] += state["reserved"][at]
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
             used["slots"] += (
-                state["rows"] * layout.SLOT_BYTES
+                state["rows"] * layout.ROW_PLACE_BYTES
             )  # 0 for a table of parameters; `by_id` counts its slots
             buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
             used[f"rows {buffer}"] += bytes_of(seen.config, member, state)
             rows = rows_by_id(state)
             if state["by_id"] is not None:
-                used["slots"] += state["by_id"]["slots"] * layout.SLOT_BYTES
+                used["slots"] += state["by_id"]["slots"] * layout.ROW_PLACE_BYTES
                 used["rows 1"] += state["by_id"]["slots"] * layout.STEP_BYTES
             for at, slot in enumerate(slots_of(seen.config, member, rows)):
                 used["rows 0" if rows is not None else _SLOT_REGIONS[at]] += slot.bytes_used

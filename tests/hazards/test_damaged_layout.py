@@ -50,7 +50,7 @@ def test_the_tests_know_where_records_are() -> None:
     assert (layout.VERSION, layout.MAX_RANK) == (_core.VERSION, _core.MAX_RANK)
     assert tuple(sorted(_core.REGIONS, key=_core.REGIONS.__getitem__)) == layout.REGIONS
     entries = layout.Participant, layout.Waiter, layout.Bucket, layout.Slot
-    sizes = _core.PARTICIPANT_BYTES, _core.WAITER_BYTES, _core.BUCKET_BYTES, _core.SLOT_BYTES
+    sizes = _core.PARTICIPANT_BYTES, _core.WAITER_BYTES, _core.BUCKET_BYTES, _core.ROW_PLACE_BYTES
     assert tuple(map(ctypes.sizeof, entries)) == sizes
     with shmacc.SparseConditionalAccumulator("f4", (9, None), "known") as acc:
         acc.set_global_step(7)

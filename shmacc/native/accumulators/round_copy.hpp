@@ -60,11 +60,11 @@ class LaneSums {
         for (Member& member : in_lanes) {
             // Proves the sizes that the segment claims, before memory is allocated for them.
             const uint64_t count = member.state.rows;
-            const Slot* slots = member.array<Slot>(kSlots, count);
+            const RowPlace* places = member.array<RowPlace>(kPlaces, count);
             const T* rows = member.array<T>(kRows0, count * member.state.row_elements);
             if (in_lanes.size() > 1 && count > 0)
                 sources.push_back(
-                    {&slots->row, &slots->contributions, sizeof(Slot) / sizeof(int64_t), rows, count});
+                    {&places->row, &places->contributions, sizeof(RowPlace) / sizeof(int64_t), rows, count});
         }
         if (in_lanes.size() > 1) merge_.emplace(std::move(sources), in_lanes[0].state.row_elements);
     }
@@ -202,11 +202,11 @@ class RoundCopy {
                 std::vector<uint64_t> rows(division.shards);
                 for (Member& member : in_lanes) {
                     // Proves the sizes that the segment claims, before memory is allocated for them.
-                    const Slot* const slots = member.array<Slot>(kSlots, member.state.rows);
+                    const RowPlace* const places = member.array<RowPlace>(kPlaces, member.state.rows);
                     if (member.row_bytes() != row_bytes) data_loss("its lanes' shapes disagree");
                     member.array<unsigned char>(kRows0, member.state.rows * row_bytes);
                     for (uint64_t i = 0; i < member.state.rows; ++i)
-                        ++rows[shard_of(slots[i].row, division.shards)];
+                        ++rows[shard_of(places[i].row, division.shards)];
                 }
                 for (uint32_t shard = 0; shard < division.shards; ++shard) {
                     rooms[shard].rows += rows[shard];

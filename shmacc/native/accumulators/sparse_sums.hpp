@@ -18,7 +18,7 @@ class SparseSums {
     explicit SparseSums(Member& member)
         : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
 
-    // The slots of a gradient's rows.
+    // The places of a gradient's rows.
     struct Found {
         std::unique_ptr<Run[]> runs;
         uint32_t count = 0;
@@ -44,10 +44,10 @@ class SparseSums {
     bool read_rows(Targets& targets, const Reduce& reduce) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const uint32_t count = static_cast<uint32_t>(state_.rows);
-        const Slot* table = this->table(count);
+        const RowPlace* places = this->places(count);
         const T* sums = member_.array<T>(kRows0, count * width);
         int64_t* const keys = targets.scratch(count);
-        for (uint32_t i = 0; i < count; ++i) keys[i] = table[i].row;
+        for (uint32_t i = 0; i < count; ++i) keys[i] = places[i].row;
         std::vector<uint32_t> order;
         if (!strictly_ascending(keys, count)) {
             DistinctRows distinct = distinct_rows(keys, count);
@@ -57,14 +57,15 @@ class SparseSums {
         bool fits = true;
         for (uint32_t i = 0; i < count; ++i) {
             if (!order.empty() && i + kAhead < count) {
-                __builtin_prefetch(&table[order[i + kAhead]]);
+                __builtin_prefetch(&places[order[i + kAhead]]);
                 prefetch_row(sums + order[i + kAhead] * width, width);
             }
-            const uint32_t slot = order.empty() ? i : order[i];
-            const int64_t contributions = table[slot].contributions;
+            const uint32_t place = order.empty() ? i : order[i];
+            const int64_t contributions = places[place].contributions;
             if (contributions <= 0) data_loss("a row has no contributions");
-            T* const to = targets.add(i, table[slot].row, contributions);
-            fits = reduce_row<kWidth, kStreamed>(to, sums + slot * width, width, contributions, reduce) && fits;
+            T* const to = targets.add(i, places[place].row, contributions);
+            fits = reduce_row<kWidth, kStreamed>(to, sums + place * width, width, contributions, reduce) &&
+                   fits;
         }
         return fits;
     }
@@ -73,7 +74,7 @@ class SparseSums {
     template <uint64_t kWidth>
     void add_rows(const SortedRows<T>& gradient, const Found& found, Undo& undo) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
-        Slot* table = this->table(state_.rows + found.fresh);
+        RowPlace* places = this->places(state_.rows + found.fresh);
         T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
         Inserts inserts(member_.index(hash_));
         const Run* const end = found.end();
@@ -88,21 +89,21 @@ class SparseSums {
         for (const Run& run : found) {
             if (end - &run > kAhead) {
                 const Run& later = (&run)[kAhead];
-                if (later.slot != kAbsent) {
-                    __builtin_prefetch(&table[later.slot], 1);
-                    prefetch_row(sums + later.slot * width, width);
+                if (later.place != kAbsent) {
+                    __builtin_prefetch(&places[later.place], 1);
+                    prefetch_row(sums + later.place * width, width);
                 }
             }
-            if (run.slot == kAbsent) {
-                append<kWidth>(gradient, at, run.length, table, sums, inserts);
+            if (run.place == kAbsent) {
+                append<kWidth>(gradient, at, run.length, places, sums, inserts);
                 at += run.length;
                 continue;
             }
             for (uint32_t done = 0, length; done < run.length; done += length, at += length) {
                 length = std::min(longest, run.length - done);
-                const uint32_t slot = run.slot + done;
-                undo.save<kWidth>(table + slot, sums + slot * width, slot, length, width);
-                add_piece<kWidth>(gradient, at, length, table + slot, sums + slot * width);
+                const uint32_t place = run.place + done;
+                undo.save<kWidth>(places + place, sums + place * width, place, length, width);
+                add_piece<kWidth>(gradient, at, length, places + place, sums + place * width);
             }
         }
         inserts.finish();
@@ -110,30 +111,31 @@ class SparseSums {
 
     // Adds rows that have no sums yet.
     template <uint64_t kWidth>
-    void append(const SortedRows<T>& gradient, uint32_t at, uint32_t count, Slot* table, T* sums,
+    void append(const SortedRows<T>& gradient, uint32_t at, uint32_t count, RowPlace* places, T* sums,
                 Inserts& inserts) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const int64_t* keys = gradient.keys();
         const uint32_t end = at + count;
-        uint64_t slot = state_.rows;
-        for (uint32_t i = at; i < end; ++i, ++slot) {
+        uint64_t place = state_.rows;
+        for (uint32_t i = at; i < end; ++i, ++place) {
             const int64_t key = keys[i];
-            table[slot].row = key;
-            table[slot].contributions = gradient.contributions(i);
-            copy_numbers(sums + slot * width, gradient.row(i, width), width);
-            inserts.add(key, slot);
+            places[place].row = key;
+            places[place].contributions = gradient.contributions(i);
+            copy_numbers(sums + place * width, gradient.row(i, width), width);
+            inserts.add(key, place);
         }
-        state_.rows = slot;
+        state_.rows = place;
     }
 
     // Adds `length` rows of the gradient, from `at` on, to consecutive rows.
     template <uint64_t kWidth>
-    void add_piece(const SortedRows<T>& gradient, uint32_t at, uint32_t length, Slot* slots, T* sums) {
+    void add_piece(const SortedRows<T>& gradient, uint32_t at, uint32_t length, RowPlace* places, T* sums) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         if (gradient.counted()) {
-            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.contributions(at + j));
+            for (uint32_t j = 0; j < length; ++j)
+                add_contributions(places[j], gradient.contributions(at + j));
         } else {
-            for (uint32_t j = 0; j < length; ++j) add_contributions(slots[j], gradient.weight());
+            for (uint32_t j = 0; j < length; ++j) add_contributions(places[j], gradient.weight());
         }
         bool fits = true;
         if (gradient.contiguous() && length > 1) {
@@ -146,12 +148,12 @@ class SparseSums {
     }
 
     // In a damaged segment the number may be anything, so the sum may wrap around. In a sound one it cannot.
-    static void add_contributions(Slot& slot, int64_t more) {
-        slot.contributions = static_cast<int64_t>(static_cast<uint64_t>(slot.contributions) +
-                                                  static_cast<uint64_t>(more));
+    static void add_contributions(RowPlace& place, int64_t more) {
+        place.contributions = static_cast<int64_t>(static_cast<uint64_t>(place.contributions) +
+                                                   static_cast<uint64_t>(more));
     }
 
-    Slot* table(uint64_t rows) { return member_.array<Slot>(kSlots, rows); }
+    RowPlace* places(uint64_t rows) { return member_.array<RowPlace>(kPlaces, rows); }
 
     // Reserves room for `fresh` new rows, and rebuilds the index if it would be crowded.
     void reserve(uint64_t fresh) {
@@ -160,7 +162,7 @@ class SparseSums {
         if (rows > kMaxRows || (row_bytes && rows > kRegionSpan / row_bytes))
             throw Error(Failure::kResourceExhausted,
                         "An accumulator holds at most 2**32 rows and 2**40 bytes");
-        member_.ensure_reserved(kSlots, rows * sizeof(Slot));
+        member_.ensure_reserved(kPlaces, rows * sizeof(RowPlace));
         member_.ensure_reserved(kRows0, rows * row_bytes);
         const uint64_t leftovers = member_.lane_state().leftovers - state_.leftovers_before;
         if (fresh && Index::crowded(state_.index_filled + leftovers + fresh, state_.index_buckets))
@@ -181,9 +183,9 @@ class SparseSums {
         state_.index_filled = state_.rows;
         if (!empty) std::fill_n(member_.array<Bucket>(other, buckets), buckets, Bucket{});
         state_.leftovers_before = member_.lane_state().leftovers;
-        const Slot* table = this->table(state_.rows);
+        const RowPlace* places = this->places(state_.rows);
         Inserts inserts(member_.index(hash_));
-        for (uint64_t slot = 0; slot < state_.rows; ++slot) inserts.add(table[slot].row, slot);
+        for (uint64_t place = 0; place < state_.rows; ++place) inserts.add(places[place].row, place);
         inserts.finish();
     }
 
@@ -195,9 +197,9 @@ class SparseSums {
 template <class T>
 typename SparseSums<T>::Found SparseSums<T>::prepare(const SortedRows<T>& gradient) {
     Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
-    found.count = member_.index(hash_).find(gradient.keys(), gradient.count(), table(state_.rows),
+    found.count = member_.index(hash_).find(gradient.keys(), gradient.count(), places(state_.rows),
                                             state_.rows, found.runs.get());
-    for (const Run& run : found) found.fresh += run.slot == kAbsent ? run.length : 0;
+    for (const Run& run : found) found.fresh += run.place == kAbsent ? run.length : 0;
     reserve(found.fresh);
     return found;
 }
@@ -209,8 +211,8 @@ void SparseSums<T>::add(const SortedRows<T>& gradient, const Found& found, Undo&
 template <class T>
 bool SparseSums<T>::has_any(const int64_t* keys, uint32_t count) {
     std::unique_ptr<Run[]> runs(new Run[count]);
-    const uint32_t found = member_.index(hash_).find(keys, count, table(state_.rows), state_.rows, runs.get());
-    return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.slot != kAbsent; });
+    const uint32_t found = member_.index(hash_).find(keys, count, places(state_.rows), state_.rows, runs.get());
+    return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.place != kAbsent; });
 }
 template <class T>
 bool SparseSums<T>::read(RowTargets<T>& to, const Reduce& reduce) {

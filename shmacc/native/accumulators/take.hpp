@@ -201,10 +201,10 @@ class Take : public Operation {
         std::vector<int64_t> appliers, contributors;
         for (const Departure& process : departures) appliers.push_back(applier_of(process.token));
         for (Member& set : session.in_lanes(static_cast<uint32_t>(segment_.specs()->size()) - 1)) {
-            const Slot* const slots = set.array<Slot>(kSlots, set.state.rows);
+            const RowPlace* const places = set.array<RowPlace>(kPlaces, set.state.rows);
             for (uint64_t i = 0; i < set.state.rows; ++i)
-                if (std::find(appliers.begin(), appliers.end(), slots[i].contributions) != appliers.end())
-                    contributors.push_back(slots[i].row);
+                if (std::find(appliers.begin(), appliers.end(), places[i].contributions) != appliers.end())
+                    contributors.push_back(places[i].row);
         }
         std::sort(contributors.begin(), contributors.end());
         return contributors;

@@ -23,18 +23,18 @@
 //   Shapes        two shapes for each member, for rounds whose shape is not the declared one
 // and for each member of the lane, one of which is the set of contributors: a sparse member whose rows are the
 // contributors, of width 0:
-//   Index0/1      hash table from row number to slot; one is current, a larger one is built in the other
-//   Slots         {row number, contributions} of each row in use, in order of first use
-//   Rows0         the rows' sums, one slot after the other; for a dense member one of two buffers
+//   Index0/1      hash table from row number to place; one is current, a larger one is built in the other
+//   Places        {row number, contributions} of each row in use, in order of first use
+//   Rows0         the rows' sums, one place after the other; for a dense member one of two buffers
 //   Rows1         a dense member's other buffer
 //
 // Shared arrays and parameters have one lane, in which nothing is accumulated. Array m is the front of member
 // m's Rows0. For parameters, Index0 and Index1 contain the array's optimizer slots (kArrayRegions), and the
 // undo log belongs to the running update (SavedArray). A table of parameters uses its regions as a sparse
 // member does, except:
-//   Slots         {id, stamp} of each slot that was ever given to an id (stamp_of_given, stamp_of_free)
-//   Rows0         for each slot the row, then the optimizer's numbers for it
-//   Rows1         for each slot the step of the round that last changed the row; for a free slot the next free one
+//   Places        {id, stamp} of each place that was ever given to an id (stamp_of_given, stamp_of_free)
+//   Rows0         for each place the row, then the optimizer's numbers for it
+//   Rows1         for each place the step of the round that last changed the row; for a free place the next free one
 //
 // All words are native and little-endian. The version is checked first, so a segment of another layout is
 // refused, never misread.
@@ -210,11 +210,11 @@ struct MemberState {
         int64_t weight;  // sum of these gradients' weights
         int64_t removed;  // table: rows removed, ever
     };
-    uint64_t rows;  // sparse: slots in use; dense: 0; table: slots that were ever given to an id
+    uint64_t rows;  // sparse: places in use; dense: 0; table: places that were ever given to an id
     uint64_t row_elements;  // numbers in a row (dense: in the array; table: with the optimizer's)
     union {
         uint64_t shape;  // which of the two in Shapes is the round's; kDeclaredShape: the declared one
-        uint64_t free_slot;  // table: the first free slot plus 1; 0: none is free
+        uint64_t free_place;  // table: the first free place plus 1; 0: none is free
     };
     union {
         uint64_t buffer;  // dense: which Rows region holds the sum

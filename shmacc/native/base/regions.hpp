@@ -20,12 +20,12 @@ enum Region : uint32_t {
     kFixedRegions
 };
 enum LaneRegion : uint32_t { kUndoLog, kUndoRows, kShapes, kLaneRegions };
-enum MemberRegion : uint32_t { kIndex0, kIndex1, kSlots, kRows0, kRows1, kMemberRegions };
+enum MemberRegion : uint32_t { kIndex0, kIndex1, kPlaces, kRows0, kRows1, kMemberRegions };
 // The regions of an array of parameters: its contents, then its optimizer's slots.
 constexpr uint32_t kArrayRegions[] = {kRows0, kIndex0, kIndex1};
 
 // The regions of a table: rows with the optimizer's numbers; last steps or free links; ids with their stamps.
-constexpr uint32_t kTableRegions[] = {kRows0, kRows1, kSlots};
+constexpr uint32_t kTableRegions[] = {kRows0, kRows1, kPlaces};
 static_assert(std::size(kTableRegions) == std::size(kArrayRegions));
 
 // A view of one table (segment_reader.hpp) has the fixed regions, those of one lane, and those of one member.
@@ -44,7 +44,7 @@ constexpr NamedNumber kRegionNames[] = {
     {kFixedRegions + kShapes, "shapes"},
     {kFixedRegions + kLaneRegions + kIndex0, "index 0"},
     {kFixedRegions + kLaneRegions + kIndex1, "index 1"},
-    {kFixedRegions + kLaneRegions + kSlots, "slots"},
+    {kFixedRegions + kLaneRegions + kPlaces, "slots"},
     {kFixedRegions + kLaneRegions + kRows0, "rows 0"},
     {kFixedRegions + kLaneRegions + kRows1, "rows 1"},
 };

@@ -8,31 +8,31 @@
 
 namespace shmacc {
 
-struct Slot {
+struct RowPlace {
     int64_t row;
     int64_t contributions;  // table: a stamp
 };
-// Stamps of a table's slot: the operation that committed this generation gave the slot to an id, or freed it.
+// Stamps of a table's place: the operation that committed this generation gave the place to an id, or freed it.
 constexpr int64_t stamp_of_given(uint64_t generation) { return static_cast<int64_t>(generation << 1); }
 constexpr int64_t stamp_of_free(uint64_t generation) { return static_cast<int64_t>(generation << 1 | 1); }
 
 constexpr uint32_t kBucketEntries = 10;
 
-// One cache line of the index: ten entries of a 16-bit tag (0: free) and a slot number.
+// One cache line of the index: ten entries of a 16-bit tag (0: free) and a place number.
 struct Bucket {
     alignas(64) uint16_t tags[kBucketEntries];
     uint32_t stamp;
-    uint32_t slots[kBucketEntries];
+    uint32_t places[kBucketEntries];
 };
 static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
-constexpr uint64_t kMaxRows = 0xfffffff0u;  // slots are 32-bit numbers
+constexpr uint64_t kMaxRows = 0xfffffff0u;  // places are 32-bit numbers
 
-// Consecutive slots of a member. Their old contributions follow (int64 each), or with kUndoNumbers their old row
+// Consecutive places of a member. Their old contributions follow (int64 each), or with kUndoNumbers their old row
 // numbers.
 struct UndoRecord {
-    uint32_t first_slot;
-    uint16_t slots;
+    uint32_t first_place;
+    uint16_t places;
     uint16_t member;  // with kUndoNumbers added, if row numbers follow
 };
 constexpr uint16_t kUndoNumbers = 1 << 15;

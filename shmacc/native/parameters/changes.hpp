@@ -245,7 +245,7 @@ class TableChange : public MemberChange {
                 const TouchedArray<T> touched{records,
                                               {records + shape.width, records + shape.width + shape.slot_width},
                                               static_cast<const T*>(rows_.values),
-                                              table_.slots().data(),
+                                              table_.places().data(),
                                               rows_.ids.count,
                                               rows_.row_bytes / sizeof(T),
                                               0,

@@ -1,46 +1,46 @@
 // A table of parameters: rows whose ids are not known beforehand, changed under the lock, read without it.
 //
 // A table uses the regions of an accumulator's sparse member (layout.hpp), with the same index. But its rows come and
-// go one by one, so each slot has a stamp that says whether it is in use: the lane's generation when the slot was
+// go one by one, so each place has a stamp that says whether it is in use: the lane's generation when the place was
 // given to its id, or when it was freed.
 //
-//   Invariant: at the committed generation g, the table's rows are the slots below MemberState::rows whose stamp says
+//   Invariant: at the committed generation g, the table's rows are the places below MemberState::rows whose stamp says
 //              that they were given at g or before. No two of them have the same id, and the index leads to each.
-//              The other slots below MemberState::rows form a linked list, which starts at MemberState::free_slot:
-//              each stores the next free slot's number in place of its step.
+//              The other places below MemberState::rows form a linked list, which starts at MemberState::free_place:
+//              each stores the next free place's number instead of its step.
 //
 // An update, between `begin` and its commit, which makes generation G = g + 1:
-//   1  saves the ids, stamps and steps that it is going to change in slots below `rows`, and counts them as saved
-//   2  writes the steps, and stamps the slots that it gives to new ids as given at G
+//   1  saves the ids, stamps and steps that it is going to change in places below `rows`, and counts them as saved
+//   2  writes the steps, and stamps the places that it gives to new ids as given at G
 //   3  writes the new rows' first contents; then, row by row, saves and changes rows (parameters/optimizers.hpp)
 //   4  writes the new ids
-//   5  stamps the slots of removed ids as free from G on, and links them
+//   5  stamps the places of removed ids as free from G on, and links them
 //   6  adds entries to the index; or builds a new one, in the region that is not current, with stamp G
-// It gives only slots that were free at g to new ids. Those that it frees itself are for later updates.
+// It gives only places that were free at g to new ids. Those that it frees itself are for later updates.
 //
-// At each instant of death the log has the old content of slots below `rows`, and Lane::recover puts it back
-// (undo_arrays.hpp) before it commits G itself. Rows of free slots need not be put back: nobody reads them. Slots
+// At each instant of death the log has the old content of places below `rows`, and Lane::recover puts it back
+// (undo_arrays.hpp) before it commits G itself. Rows of free places need not be put back: nobody reads them. Places
 // from `rows` on may keep a stamp of G, but nobody reads them until a later update gives them to ids, and stamps them
-// again. A dead update's index entries lead to slots that are free or have another id; a lookup compares stamp and id,
+// again. A dead update's index entries lead to places that are free or have another id; a lookup compares stamp and id,
 // so it ignores them (LaneState::leftovers counts such entries). A dead update's new index is not current, and no
 // later index gets its stamp.
 //
 // Readers take no lock, and never wait. A reader loads the committed state, of a generation g. In the index of this
-// state it finds a slot below `rows` that has the id and, by its stamp, was given at g or before. It copies the row and
-// checks that the slot's id and stamp are unchanged. Then it has the id's row, because:
+// state it finds a place below `rows` that has the id and, by its stamp, was given at g or before. It copies the row and
+// checks that the place's id and stamp are unchanged. Then it has the id's row, because:
 //
-//   * The stamp of a slot in use changes only in step 5, and changes back only if step 5 is undone. Until then no id
-//     gets the slot: an update gives away only slots that a commit has freed, and a commit is not undone. No
-//     generation is used twice. So an unchanged stamp means that the slot belonged to the id all the time. An unchanged
-//     id proves less: while the reader slept, the slot may have gone to another id, and then back to the first one.
-//   * The next owner of the slot writes its numbers after a barrier (Lane::begin's), and the slot was stamped as free
+//   * The stamp of a place in use changes only in step 5, and changes back only if step 5 is undone. Until then no id
+//     gets the place: an update gives away only places that a commit has freed, and a commit is not undone. No
+//     generation is used twice. So an unchanged stamp means that the place belonged to the id all the time. An unchanged
+//     id proves less: while the reader slept, the place may have gone to another id, and then back to the first one.
+//   * The next owner of the place writes its numbers after a barrier (Lane::begin's), and the place was stamped as free
 //     before that barrier. A reader that has copied one of these numbers and passed a load_barrier sees that stamp or
 //     a later one.
 //   * A stamp above g is of an update that had not committed when the reader began: the id is being added, so the
-//     reader may find it or not. No stamp of g or before comes from a dead update: its slots have been put back, or
+//     reader may find it or not. No stamp of g or before comes from a dead update: its places have been put back, or
 //     lie from `rows` on, and the reader loaded `rows` together with g.
 //
-// If a reader finds no such slot, or another stamp afterwards, then this very id has changed, or the index is not
+// If a reader finds no such place, or another stamp afterwards, then this very id has changed, or the index is not
 // current any more. So the reader loads the state again, and searches again unless the index is still the same. (It
 // compares the index's stamp, not its place: a new index is built in the place of the one before the last, which a
 // reader that slept may be reading.) An id that is in the table at g is in the index of g, and entries are neither
@@ -56,7 +56,7 @@
 
 namespace shmacc {
 
-// The record of each slot in a table's Rows0: the row, then the optimizer's slots for it.
+// The record of each place in a table's Rows0: the row, then the optimizer's slots for it.
 struct RecordShape {
     uint64_t width;  // numbers in the row
     uint64_t slot_width;  // numbers in each optimizer's slot
@@ -78,19 +78,19 @@ void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id
                     static_cast<T>(initial_of_slot(spec.optimizer, k)));
 }
 
-// The slots in use at a committed generation (for the lock's owner: the current one).
-struct SlotsInUse {
-    const Slot* table;
+// The places in use at a committed generation (for the lock's owner: the current one).
+struct PlacesInUse {
+    const RowPlace* table;
     uint64_t rows;
     uint64_t generation;
 
     bool in_use(int64_t stamp) const {
         return stamp > 0 && (stamp & 1) == 0 && static_cast<uint64_t>(stamp) >> 1 <= generation;
     }
-    bool have(uint64_t slot, int64_t id) const {
-        return slot < rows && load(table[slot].row) == id && in_use(load(table[slot].contributions));
+    bool have(uint64_t place, int64_t id) const {
+        return place < rows && load(table[place].row) == id && in_use(load(table[place].contributions));
     }
-    void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
+    void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
 };
 
 // Calls act(T{}) with the type of the numbers of parameters.
@@ -128,8 +128,8 @@ class Table {
     }
 
     const RecordShape& shape() const { return shape_; }
-    // After prepare: the slots of the changed ids, in their order.
-    const std::vector<int64_t>& slots() const { return slots_; }
+    // After prepare: the places of the changed ids, in their order.
+    const std::vector<int64_t>& places() const { return places_; }
     uint64_t committed_rows() const { return committed_rows_; }
     // How many index entries are left over if the operation dies before its commit.
     uint64_t new_entries() const { return rebuilds_ ? 0 : fresh_.size(); }
@@ -139,8 +139,8 @@ class Table {
         return member_.array<T>(kRows0, end_ * shape_.numbers());
     }
 
-    // Compares the next slots with the index, `most` at most: throws if it does not lead to a row. Without that, an
-    // update would make the row anew, as a second one of its id. Each process compares all slots before its first
+    // Compares the next places with the index, `most` at most: throws if it does not lead to a row. Without that, an
+    // update would make the row anew, as a second one of its id. Each process compares all places before its first
     // update, and later as many as it adds. True: all were compared.
     bool compare(uint64_t most) {
         Compared& compared = member_.lane().compared(member_.number());
@@ -160,19 +160,19 @@ class Table {
         return compared.all;
     }
 
-    // Finds a slot for each id, and reserves room for new ids. Nothing is changed yet, and nothing throws after this
+    // Finds a place for each id, and reserves room for new ids. Nothing is changed yet, and nothing throws after this
     // in a sound segment.
     void prepare(const Ids& changed, const Removal& removal) {
-        const Slot* const table = member_.array<Slot>(kSlots, committed_rows_);
+        const RowPlace* const table = member_.array<RowPlace>(kPlaces, committed_rows_);
         const int64_t* const links = member_.array<int64_t>(kRows1, committed_rows_);
-        const SlotsInUse known{table, committed_rows_, member_.lane_state().generation};
+        const PlacesInUse known{table, committed_rows_, member_.lane_state().generation};
         if (changed.count > kMaxRows || removal.ids.count > kMaxRows || removal.kept.count > kMaxRows)
             refuse_size();
         ids_ = changed.ids;
-        slots_.resize(changed.count);
-        const auto found = [&](uint32_t i, uint64_t slot) {
-            slots_[i] = static_cast<int64_t>(slot);
-            if (slot == kAbsent) fresh_.push_back(i);
+        places_.resize(changed.count);
+        const auto found = [&](uint32_t i, uint64_t place) {
+            places_[i] = static_cast<int64_t>(place);
+            if (place == kAbsent) fresh_.push_back(i);
         };
         // What replaces all rows needs no index, and makes a damaged one anew.
         rebuilds_ = removal.all_others && !index_is_sound();
@@ -181,18 +181,18 @@ class Table {
         else
             find(changed, known, found);
         if (!fresh_.empty() && !removal.all_others) check_around_new_ids();
-        free_ = state_.free_slot;
+        free_ = state_.free_place;
         end_ = committed_rows_;
-        for (const uint32_t i : fresh_) slots_[i] = next_free(known, links);
-        find(removal.ids, known, [&](uint32_t i, uint32_t slot) {
-            if (slot != kAbsent) {
-                freed_.push_back(slot);
+        for (const uint32_t i : fresh_) places_[i] = next_free(known, links);
+        find(removal.ids, known, [&](uint32_t i, uint32_t place) {
+            if (place != kAbsent) {
+                freed_.push_back(place);
                 return;
             }
             const int64_t* const at = std::lower_bound(changed.ids, changed.ids + changed.count,
                                                        removal.ids.ids[i]);
             if (at != changed.ids + changed.count && *at == removal.ids.ids[i])
-                freed_.push_back(static_cast<uint64_t>(slots_[at - changed.ids]));
+                freed_.push_back(static_cast<uint64_t>(places_[at - changed.ids]));
         });
         if (removal.all_others || removal.updated_before) free_others(removal, known, links);
         std::sort(freed_.begin(), freed_.end());
@@ -207,21 +207,21 @@ class Table {
                                  ? "make the table with a larger one"
                                  : "remove rows in the same update (remove=, forget=), or skip "
                                    "the round"));
-        for (const int64_t slot : slots_)
-            if (slot < static_cast<int64_t>(committed_rows_)) touched_.push_back(slot);
+        for (const int64_t place : places_)
+            if (place < static_cast<int64_t>(committed_rows_)) touched_.push_back(place);
         for (const uint32_t i : fresh_)
-            if (slots_[i] < static_cast<int64_t>(committed_rows_)) marked_.push_back(slots_[i]);
-        for (const uint64_t slot : freed_)
-            if (slot < committed_rows_) marked_.push_back(static_cast<int64_t>(slot));
+            if (places_[i] < static_cast<int64_t>(committed_rows_)) marked_.push_back(places_[i]);
+        for (const uint64_t place : freed_)
+            if (place < committed_rows_) marked_.push_back(static_cast<int64_t>(place));
         reserve();
     }
 
-    // An update saves ids, stamps and steps of slots that it gives away or frees (`marked`), then steps and rows of
-    // slots whose rows it changes (`touched`).
+    // An update saves ids, stamps and steps of places that it gives away or frees (`marked`), then steps and rows of
+    // places whose rows it changes (`touched`).
     SavedArray saved_marks() const {
         SavedArray saved{member_.number(), marked_.size(), 1, {}};
         saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
-        saved.regions[2] = {sizeof(Slot), committed_rows_ * sizeof(Slot)};
+        saved.regions[2] = {sizeof(RowPlace), committed_rows_ * sizeof(RowPlace)};
         return saved;
     }
     const std::vector<int64_t>& marked() const { return marked_; }
@@ -241,11 +241,11 @@ class Table {
     // Does steps 1 to 3. new_steps: the last step of each changed id; null: all get new_step.
     template <class T>
     void give(Saving& saving, const int64_t* new_steps, int64_t new_step) {
-        Slot* const table = member_.array<Slot>(kSlots, end_);
+        RowPlace* const table = member_.array<RowPlace>(kPlaces, end_);
         int64_t* const steps = this->steps();
-        for (const int64_t slot : marked_) {
-            saving.to = save_numbers(saving.to, &steps[slot], 1, false);
-            saving.to = save_numbers(saving.to, &table[slot], 1, false);
+        for (const int64_t place : marked_) {
+            saving.to = save_numbers(saving.to, &steps[place], 1, false);
+            saving.to = save_numbers(saving.to, &table[place], 1, false);
         }
         for (size_t i = 0; i < touched_.size(); ++i) {
             if (i + kAhead < touched_.size()) __builtin_prefetch(&steps[touched_[i + kAhead]], 1);
@@ -255,25 +255,25 @@ class Table {
         compiler_barrier();
         store_relaxed(*saving.saved, saving.count);
         compiler_barrier();
-        for (size_t i = 0; i < slots_.size(); ++i) steps[slots_[i]] = new_steps ? new_steps[i] : new_step;
+        for (size_t i = 0; i < places_.size(); ++i) steps[places_[i]] = new_steps ? new_steps[i] : new_step;
         for (const uint32_t i : fresh_)
-            store_relaxed(table[slots_[i]].contributions, stamp_of_given(generation()));
+            store_relaxed(table[places_[i]].contributions, stamp_of_given(generation()));
         store_barrier();
         T* const records = this->records<T>();
         for (const uint32_t i : fresh_)
             initial_record(spec_, shape_, ids_[i],
-                           records + static_cast<uint64_t>(slots_[i]) * shape_.numbers());
+                           records + static_cast<uint64_t>(places_[i]) * shape_.numbers());
     }
     // Steps 4 to 6.
     void name() {
-        Slot* const table = member_.array<Slot>(kSlots, end_);
+        RowPlace* const table = member_.array<RowPlace>(kPlaces, end_);
         int64_t* const steps = this->steps();
-        for (const uint32_t i : fresh_) store(table[slots_[i]].row, ids_[i]);
-        state_.free_slot = free_;
+        for (const uint32_t i : fresh_) store(table[places_[i]].row, ids_[i]);
+        state_.free_place = free_;
         for (size_t i = freed_.size(); i-- > 0;) {
             store(table[freed_[i]].contributions, stamp_of_free(generation()));
-            store_relaxed(steps[freed_[i]], static_cast<int64_t>(state_.free_slot));
-            state_.free_slot = freed_[i] + 1;
+            store_relaxed(steps[freed_[i]], static_cast<int64_t>(state_.free_place));
+            state_.free_place = freed_[i] + 1;
         }
         state_.rows = end_;
         state_.in_table = in_table_;
@@ -283,12 +283,12 @@ class Table {
             return;
         }
         Inserts inserts(member_.index(hash_));
-        for (const uint32_t i : fresh_) inserts.add(ids_[i], static_cast<uint64_t>(slots_[i]));
+        for (const uint32_t i : fresh_) inserts.add(ids_[i], static_cast<uint64_t>(places_[i]));
         inserts.finish();
         state_.index_filled += fresh_.size();
     }
 
-    // All ids, ascending, with their slots. Do not call it after `prepare`.
+    // All ids, ascending, with their places. Do not call it after `prepare`.
     std::vector<std::pair<int64_t, uint64_t>> all() {
         const auto found = by_id(in_use());
         const auto same = [](const auto& one, const auto& next) { return one.first == next.first; };
@@ -302,11 +302,12 @@ class Table {
     static constexpr size_t kAhead = 16;
     static constexpr uint64_t kCompared = 1024, kLeastCompared = 64;
 
-    SlotsInUse in_use() {
-        return {member_.array<Slot>(kSlots, committed_rows_), committed_rows_, member_.lane_state().generation};
+    PlacesInUse in_use() {
+        return {member_.array<RowPlace>(kPlaces, committed_rows_), committed_rows_,
+                member_.lane_state().generation};
     }
     template <class Found>
-    void find(const Ids& wanted, const SlotsInUse& known, Found found) {
+    void find(const Ids& wanted, const PlacesInUse& known, Found found) {
         if (committed_rows_ == 0 || state_.index_buckets == 0) {
             for (uint32_t i = 0; i < wanted.count; ++i) found(i, kAbsent);
             return;
@@ -317,18 +318,18 @@ class Table {
             index_is_damaged(wanted.ids[0], false);
         }
     }
-    // The ids that are in the table, ascending, with their slots.
-    std::vector<std::pair<int64_t, uint64_t>> by_id(const SlotsInUse& known) const {
+    // The ids that are in the table, ascending, with their places.
+    std::vector<std::pair<int64_t, uint64_t>> by_id(const PlacesInUse& known) const {
         std::vector<std::pair<int64_t, uint64_t>> found;
         found.reserve(std::min(state_.in_table, committed_rows_));
-        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
-            if (known.in_use(known.table[slot].contributions))
-                found.emplace_back(known.table[slot].row, slot);
+        for (uint64_t place = 0; place < committed_rows_; ++place)
+            if (known.in_use(known.table[place].contributions))
+                found.emplace_back(known.table[place].row, place);
         std::sort(found.begin(), found.end());
         return found;
     }
     template <class Found>
-    void find_without_index(const Ids& wanted, const SlotsInUse& known, Found found) const {
+    void find_without_index(const Ids& wanted, const PlacesInUse& known, Found found) const {
         const auto there = by_id(known);
         auto at = there.begin();
         for (uint32_t i = 0; i < wanted.count; ++i) {
@@ -336,23 +337,23 @@ class Table {
             found(i, at != there.end() && at->first == wanted.ids[i] ? at->second : kAbsent);
         }
     }
-    // Throws if the index does not lead to a row of these slots, `count` <= kCompared.
+    // Throws if the index does not lead to a row of these places, `count` <= kCompared.
     void compare(uint64_t first, uint64_t count) {
-        const SlotsInUse known = in_use();
-        uint64_t slots[kCompared];
+        const PlacesInUse known = in_use();
+        uint64_t places[kCompared];
         int64_t ids[kCompared];
         Ids there{ids, 0};
-        for (uint64_t slot = first; slot < first + count; ++slot) {
-            if (!known.in_use(known.table[slot].contributions)) continue;
-            slots[there.count] = slot;
-            ids[there.count++] = known.table[slot].row;
+        for (uint64_t place = first; place < first + count; ++place) {
+            if (!known.in_use(known.table[place].contributions)) continue;
+            places[there.count] = place;
+            ids[there.count++] = known.table[place].row;
         }
         const int64_t* damaged = nullptr;
         bool twice = false;
-        find(there, known, [&](uint32_t i, uint32_t slot) {
-            if (slot == slots[i]) return;
+        find(there, known, [&](uint32_t i, uint32_t place) {
+            if (place == places[i]) return;
             damaged = &ids[i];
-            twice = slot != kAbsent;
+            twice = place != kAbsent;
         });
         if (damaged) index_is_damaged(*damaged, twice);
     }
@@ -394,33 +395,33 @@ class Table {
     }
     // The generation that the running update will commit.
     uint64_t generation() const { return member_.lane_state().generation + 1; }
-    int64_t next_free(const SlotsInUse& known, const int64_t* links) {
+    int64_t next_free(const PlacesInUse& known, const int64_t* links) {
         if (free_ == 0) return static_cast<int64_t>(end_++);
-        const uint64_t slot = free_ - 1;
-        if (slot >= committed_rows_ || known.in_use(known.table[slot].contributions) ||
+        const uint64_t place = free_ - 1;
+        if (place >= committed_rows_ || known.in_use(known.table[place].contributions) ||
             ++reused_ > committed_rows_ - state_.in_table)
-            data_loss("a table's free slots are no list");
-        free_ = static_cast<uint64_t>(links[slot]);
-        return static_cast<int64_t>(slot);
+            data_loss("a table's free places are no list");
+        free_ = static_cast<uint64_t>(links[place]);
+        return static_cast<int64_t>(place);
     }
-    // Reads all slots. steps: their last steps.
-    void free_others(const Removal& removal, const SlotsInUse& known, const int64_t* steps) {
+    // Reads all places. steps: their last steps.
+    void free_others(const Removal& removal, const PlacesInUse& known, const int64_t* steps) {
         std::vector<bool> kept(committed_rows_);
-        for (const int64_t slot : slots_)
-            if (static_cast<uint64_t>(slot) < committed_rows_) kept[static_cast<uint64_t>(slot)] = true;
-        find(removal.kept, known, [&](uint32_t, uint32_t slot) {
-            if (slot != kAbsent) kept[slot] = true;
+        for (const int64_t place : places_)
+            if (static_cast<uint64_t>(place) < committed_rows_) kept[static_cast<uint64_t>(place)] = true;
+        find(removal.kept, known, [&](uint32_t, uint32_t place) {
+            if (place != kAbsent) kept[place] = true;
         });
-        for (uint64_t slot = 0; slot < committed_rows_; ++slot)
-            if (!kept[slot] && known.in_use(known.table[slot].contributions) &&
-                (removal.all_others || steps[slot] < *removal.updated_before))
-                freed_.push_back(slot);
+        for (uint64_t place = 0; place < committed_rows_; ++place)
+            if (!kept[place] && known.in_use(known.table[place].contributions) &&
+                (removal.all_others || steps[place] < *removal.updated_before))
+                freed_.push_back(place);
     }
     uint32_t other_index() const { return state_.index ? kIndex0 : kIndex1; }
     void reserve() {
         const uint64_t bytes = shape_.numbers() * spec_.number_bytes();
         if (end_ > kMaxRows || (bytes && end_ > kRegionSpan / bytes)) refuse_size();
-        member_.ensure_reserved(kSlots, end_ * sizeof(Slot));
+        member_.ensure_reserved(kPlaces, end_ * sizeof(RowPlace));
         member_.ensure_reserved(kRows0, end_ * bytes);
         member_.ensure_reserved(kRows1, end_ * sizeof(int64_t));
         const uint64_t leftovers = member_.lane_state().leftovers - state_.leftovers_before;
@@ -434,20 +435,20 @@ class Table {
             member_.ensure_reserved(other_index(), buckets_ * sizeof(Bucket), false);
             member_.array<Bucket>(other_index(), buckets_);
         }
-        member_.array<Slot>(kSlots, end_);
+        member_.array<RowPlace>(kPlaces, end_);
         member_.array<unsigned char>(kRows0, end_ * bytes);
         steps();
     }
-    void build_index(const Slot* table) {
+    void build_index(const RowPlace* table) {
         state_.index = other_index() - kIndex0;
         state_.index_buckets = buckets_;
         state_.index_stamp = static_cast<uint32_t>(generation());
         state_.index_filled = in_table_;
         state_.leftovers_before = member_.lane_state().leftovers;
-        const SlotsInUse known{table, end_, generation()};
+        const PlacesInUse known{table, end_, generation()};
         Inserts inserts(member_.index(hash_));
-        for (uint64_t slot = 0; slot < end_; ++slot)
-            if (known.in_use(table[slot].contributions)) inserts.add(table[slot].row, slot);
+        for (uint64_t place = 0; place < end_; ++place)
+            if (known.in_use(table[place].contributions)) inserts.add(table[place].row, place);
         inserts.finish();
     }
 
@@ -458,11 +459,11 @@ class Table {
     const uint64_t committed_rows_;
     const RowHash hash_;
     const int64_t* ids_ = nullptr;
-    std::vector<int64_t> slots_;
+    std::vector<int64_t> places_;
     std::vector<uint32_t> fresh_;  // positions of new ids in ids_
     std::vector<uint64_t> freed_;
-    std::vector<int64_t> marked_;  // slots below committed_rows_ that are given away or freed
-    std::vector<int64_t> touched_;  // slots below committed_rows_ of changed ids
+    std::vector<int64_t> marked_;  // places below committed_rows_ that are given away or freed
+    std::vector<int64_t> touched_;  // places below committed_rows_ of changed ids
     uint64_t in_table_ = 0, free_ = 0, end_ = 0, reused_ = 0, buckets_ = 0;
     bool rebuilds_ = false;
 };

@@ -23,7 +23,7 @@ class TableReader {
     const MemberState& state() const { return state_; }
     const RecordShape& shape() const { return shape_; }
 
-    // Calls found(i, slot) for each id that is in the table, in any order, and calls it again if the slot has changed
+    // Calls found(i, place) for each id that is in the table, in any order, and calls it again if the place has changed
     // meanwhile. Calls absent(i) for each id that is not in the table.
     template <class Found, class Absent>
     void each(const int64_t* ids, uint64_t count, Found found, Absent absent) {
@@ -61,10 +61,10 @@ class TableReader {
             constexpr uint64_t kWidth = fixed.value;
             each(
                 ids, count,
-                [&](uint64_t i, uint64_t slot) {
+                [&](uint64_t i, uint64_t place) {
                     const uint64_t numbers = kWidth ? kWidth : width;
                     copy_numbers(to + i * numbers,
-                                 reinterpret_cast<const T*>(records_) + slot * shape_.numbers() + from,
+                                 reinterpret_cast<const T*>(records_) + place * shape_.numbers() + from,
                                  numbers);
                 },
                 absent);
@@ -76,18 +76,18 @@ class TableReader {
     // Writes the last step of each id; -1: it is not in the table.
     void last_steps(const int64_t* ids, uint64_t count, int64_t* to) {
         each(
-            ids, count, [&](uint64_t i, uint64_t slot) { to[i] = load_relaxed(steps_[slot]); },
+            ids, count, [&](uint64_t i, uint64_t place) { to[i] = load_relaxed(steps_[place]); },
             [&](uint64_t i) { to[i] = -1; });
     }
     // The ids in ascending order; with `before`, only those whose last step is below it.
     std::vector<int64_t> all(std::optional<int64_t> before) {
         std::vector<int64_t> ids;
-        for (uint64_t slot = 0; slot < state_.rows; ++slot) {
-            const int64_t stamp = load(known_.table[slot].contributions);
+        for (uint64_t place = 0; place < state_.rows; ++place) {
+            const int64_t stamp = load(known_.table[place].contributions);
             if (!known_.in_use(stamp)) continue;
-            const int64_t id = load_relaxed(known_.table[slot].row), step = load_relaxed(steps_[slot]);
+            const int64_t id = load_relaxed(known_.table[place].row), step = load_relaxed(steps_[place]);
             load_barrier();
-            if (load_relaxed(known_.table[slot].contributions) == stamp && (!before || step < *before))
+            if (load_relaxed(known_.table[place].contributions) == stamp && (!before || step < *before))
                 ids.push_back(id);
         }
         std::sort(ids.begin(), ids.end());
@@ -100,7 +100,7 @@ class TableReader {
     static constexpr uint32_t kBlock = 4096;
 
     // item(i): the i-th id; number(i): its position in the arguments of `each`. missing: gets the positions of ids
-    // that have no slot. left: gets those of ids whose slot changed meanwhile.
+    // that have no place. left: gets those of ids whose place changed meanwhile.
     template <class Item, class Number, class Found>
     void look_up(uint64_t count, Item item, Number number, Found found, std::vector<uint64_t>& missing,
                  std::vector<uint64_t>& left) {
@@ -115,12 +115,12 @@ class TableReader {
         for (uint64_t base = 0; base < count; base += kBlock) {
             const auto block = static_cast<uint32_t>(std::min<uint64_t>(kBlock, count - base));
             for (uint32_t i = 0; i < block; ++i) ids[i] = item(base + i);
-            index.find_each(ids, block, known, [&](uint32_t i, uint32_t slot) {
-                if (slot == kAbsent) return missing.push_back(number(base + i));
-                const Slot& at = known_.table[slot];
+            index.find_each(ids, block, known, [&](uint32_t i, uint32_t place) {
+                if (place == kAbsent) return missing.push_back(number(base + i));
+                const RowPlace& at = known_.table[place];
                 const int64_t stamp = load(at.contributions);
                 if (known_.in_use(stamp)) {
-                    found(number(base + i), slot);
+                    found(number(base + i), place);
                     load_barrier();
                     if (load_relaxed(at.contributions) == stamp && load_relaxed(at.row) == ids[i]) return;
                 }
@@ -129,13 +129,13 @@ class TableReader {
         }
     }
 
-    // SlotsInUse that fetches the rows as well.
-    struct Fetching : SlotsInUse {
-        Fetching(const SlotsInUse& known, const unsigned char* records, uint64_t stride, uint64_t bytes)
-            : SlotsInUse(known), records_(records), stride_(stride), bytes_(bytes) {}
-        void fetch(uint64_t slot) const {
-            SlotsInUse::fetch(slot);
-            const unsigned char* const record = records_ + slot * stride_;
+    // PlacesInUse that fetches the rows as well.
+    struct Fetching : PlacesInUse {
+        Fetching(const PlacesInUse& known, const unsigned char* records, uint64_t stride, uint64_t bytes)
+            : PlacesInUse(known), records_(records), stride_(stride), bytes_(bytes) {}
+        void fetch(uint64_t place) const {
+            PlacesInUse::fetch(place);
+            const unsigned char* const record = records_ + place * stride_;
             for (uint64_t i = 0; i < bytes_; i += 64) __builtin_prefetch(record + i);
         }
 
@@ -164,7 +164,7 @@ class TableReader {
         const auto index = kIndex0 + static_cast<uint32_t>(state_.index);
         buckets_ = reinterpret_cast<Bucket*>(const_cast<unsigned char*>(
             region(index, state_.index_buckets * sizeof(Bucket))));  // only `insert` writes to them
-        known_.table = reinterpret_cast<const Slot*>(region(kSlots, state_.rows * sizeof(Slot)));
+        known_.table = reinterpret_cast<const RowPlace*>(region(kPlaces, state_.rows * sizeof(RowPlace)));
         records_ = region(kRows0, state_.rows * shape_.numbers() * spec_.number_bytes());
         steps_ = reinterpret_cast<const int64_t*>(region(kRows1, state_.rows * sizeof(int64_t)));
     }
@@ -186,7 +186,7 @@ class TableReader {
     const RowHash hash_;
     ReadRegions regions_;
     MemberState state_{};
-    SlotsInUse known_{};
+    PlacesInUse known_{};
     Bucket* buckets_ = nullptr;
     const unsigned char* records_ = nullptr;
     const int64_t* steps_ = nullptr;

@@ -28,7 +28,7 @@
 // which commits next in the lane, clears them first.
 //
 // Data outside these records is written so that it means nothing before the commit:
-//   * new rows go to slots >= MemberState::rows, new index entries point to such slots;
+//   * new rows go to places >= MemberState::rows, new index entries point to such places;
 //   * a grown index is built in the region that is not current;
 //   * a dense sum is written to the buffer that is not current;
 //   * a new shape is written to the one of two that is not current;
@@ -45,7 +45,7 @@
 // `publish` stores how many undo records are complete (`restore` saves row numbers, too, in records of their
 // own); only then does the operation change the rows of these records.
 //
-//   Invariant: if journal.generation != generation + 1, the slots below `rows` of all members of the current
+//   Invariant: if journal.generation != generation + 1, the places below `rows` of all members of the current
 //              round contain committed rows. If it is equal, they do once the first journal.records undo records
 //              are put back.
 //
@@ -61,8 +61,8 @@
 //   in recover                      the next owner does it again, with the same result: the stamp is valid
 //                                   until recover's own commit.
 // A RoundState is committed in the same way, and nothing is changed in place for it.
-// Index entries left behind by an undone operation point to slots >= rows, or later to a slot that belongs to
-// another row; a lookup compares the row number in the slot, so they only occupy entries. No record says which
+// Index entries left behind by an undone operation point to places >= rows, or later to a place that belongs to
+// another row; a lookup compares the row number in the place, so they only occupy entries. No record says which
 // member's index contains them: LaneState::leftovers counts them for the lane, and each index assumes that it
 // contains all that were left since it was built.
 //
@@ -76,7 +76,7 @@
 // stores visible in another order does so for other processors, and only until the kernel has released the
 // dead process's lock. So a `compiler_barrier` is enough between two stores whose order matters to `recover`;
 // `publish`, which runs once for every few rows, needs no fence on any machine. For the same reason an index
-// entry's tag is stored after its slot number. (Rows that are streamed into the undo log: undo_rows.hpp.)
+// entry's tag is stored after its place number. (Rows that are streamed into the undo log: undo_rows.hpp.)
 //
 // Two readers without the lock need fences: `snapshot`; and inspection, which reads rows through the descriptor
 // and checks afterwards whether an operation ran.
@@ -222,11 +222,11 @@ inline void verify(const MemberState& state, uint64_t generation, const MemberSp
                (state.count == 0 || row_bytes <= state.reserved[kRows0 + state.buffer]);
     } else {
         const bool table = spec.kind == kTable;
-        fits = state.rows * sizeof(Slot) <= state.reserved[kSlots] &&
+        fits = state.rows * sizeof(RowPlace) <= state.reserved[kPlaces] &&
                (row_bytes == 0 || state.rows <= state.reserved[kRows0] / row_bytes) &&
                state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index] &&
                (table ? state.in_table : state.rows) <= state.index_buckets * kBucketEntries &&
-               (table ? state.in_table <= state.rows && state.free_slot <= state.rows &&
+               (table ? state.in_table <= state.rows && state.free_place <= state.rows &&
                             state.removed <= INT64_MAX - static_cast<int64_t>(kMaxRows) &&
                             state.rows * sizeof(int64_t) <= state.reserved[kRows1]
                       : state.shape <= kDeclaredShape && state.buffer <= 1);

@@ -17,7 +17,7 @@ class Member;
 // How much of a table of parameters this process has compared with the table's index (table.hpp).
 struct Compared {
     bool all = false;
-    uint64_t next = 0;  // the slot to go on with
+    uint64_t next = 0;  // the place to go on with
 };
 
 class Lane {
@@ -300,16 +300,16 @@ class Member {
 // Returns whether the state records less reserved memory now.
 inline bool Member::shrink(uint64_t rows, uint64_t row_bytes, uint64_t rounds) {
     uint64_t needed[kMemberRegions] = {};
-    needed[kSlots] = rows * sizeof(Slot);
+    needed[kPlaces] = rows * sizeof(RowPlace);
     needed[kRows0] = std::max<uint64_t>(rows, 1) * row_bytes;
     needed[kRows1] = spec().kind == kDense ? row_bytes : 0;
     const bool large_index = state.index_buckets > 2 * Index::buckets_for(rows) + Lane::kSpare / sizeof(Bucket);
     bool small = large_index;
-    for (uint32_t region = kSlots; region < kMemberRegions; ++region)
+    for (uint32_t region = kPlaces; region < kMemberRegions; ++region)
         small |= Lane::is_large(state.reserved[region], needed[region]);
     state.small_rounds = small ? state.small_rounds + rounds : 0;
     if (state.small_rounds < Lane::kSmallRounds) return false;
-    for (uint32_t region = kSlots; region < kMemberRegions; ++region)
+    for (uint32_t region = kPlaces; region < kMemberRegions; ++region)
         if (Lane::is_large(state.reserved[region], needed[region]))
             state.reserved[region] = Lane::with_room(needed[region]);
     if (large_index) forget_index();
@@ -366,21 +366,21 @@ inline void Lane::put_back(LaneState& state, uint64_t records) {
             saved += padding;
             rows_left -= padding;
         }
-        if (uint64_t{record.first_slot} + record.slots > member->state.rows)
+        if (uint64_t{record.first_place} + record.places > member->state.rows)
             data_loss("an undo record names no row");
         const uint64_t row_bytes = member->row_bytes();
-        auto* table = member->array<Slot>(kSlots, member->state.rows);
+        auto* table = member->array<RowPlace>(kPlaces, member->state.rows);
         // Cannot overflow: rows * row_bytes is at most a region.
         auto* rows = member->array<unsigned char>(kRows0, member->state.rows * row_bytes);
-        const uint64_t log_bytes = sizeof record + record.slots * sizeof(int64_t);
-        const uint64_t bytes = numbers ? 0 : record.slots * row_bytes;
+        const uint64_t log_bytes = sizeof record + record.places * sizeof(int64_t);
+        const uint64_t bytes = numbers ? 0 : record.places * row_bytes;
         if (log_bytes > log_left || bytes > rows_left) data_loss("its undo log is too long");
-        for (uint32_t j = 0; j < record.slots; ++j) {
-            Slot& slot = table[record.first_slot + j];
-            std::memcpy(numbers ? &slot.row : &slot.contributions, log + sizeof record + j * sizeof(int64_t),
-                        sizeof(int64_t));
+        for (uint32_t j = 0; j < record.places; ++j) {
+            RowPlace& place = table[record.first_place + j];
+            std::memcpy(numbers ? &place.row : &place.contributions,
+                        log + sizeof record + j * sizeof(int64_t), sizeof(int64_t));
         }
-        std::copy(saved, saved + bytes, rows + record.first_slot * row_bytes);
+        std::copy(saved, saved + bytes, rows + record.first_place * row_bytes);
         log += log_bytes;
         log_left -= log_bytes;
         saved += bytes;

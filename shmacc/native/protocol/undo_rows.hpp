@@ -36,11 +36,12 @@ class Undo {
     }
     // Saves consecutive rows, which may be changed once this returns. kWidth: the numbers in a row, or 0 for any.
     template <uint64_t kWidth, class T>
-    void save(const Slot* __restrict__ slots, const T* rows, uint32_t slot, uint32_t length, uint64_t width) {
-        const UndoRecord record{slot, static_cast<uint16_t>(length), member_};
+    void save(const RowPlace* __restrict__ places, const T* rows, uint32_t place, uint32_t length,
+              uint64_t width) {
+        const UndoRecord record{place, static_cast<uint16_t>(length), member_};
         std::memcpy(log_, &record, sizeof record);
         auto* __restrict__ contributions = reinterpret_cast<int64_t*>(log_ + sizeof record);
-        for (uint32_t j = 0; j < length; ++j) contributions[j] = slots[j].contributions;
+        for (uint32_t j = 0; j < length; ++j) contributions[j] = places[j].contributions;
         log_ += sizeof record + length * sizeof(int64_t);
         const uint64_t bytes = length * width * sizeof(T);
         if (streamed_)
@@ -55,27 +56,27 @@ class Undo {
     // Saves all committed rows of the member, and their numbers. After that, other rows may overwrite them.
     void save_all(Member& member) {
         const uint64_t rows = member.before.rows, row_bytes = member.spec().row_bytes(member.before);
-        const Slot* slots = member.array<Slot>(kSlots, rows);
+        const RowPlace* places = member.array<RowPlace>(kPlaces, rows);
         const auto* sums = member.array<unsigned char>(kRows0, rows * row_bytes);
         start(static_cast<uint16_t>(member.number()));
         for (uint64_t at = 0; at < rows; at += kPieceSlots) {
-            const auto slot = static_cast<uint32_t>(at);
+            const auto place = static_cast<uint32_t>(at);
             const auto length = static_cast<uint32_t>(std::min<uint64_t>(kPieceSlots, rows - at));
-            save<0>(slots + at, sums + at * row_bytes, slot, length, row_bytes);
-            save_numbers(slots + at, slot, length);
+            save<0>(places + at, sums + at * row_bytes, place, length, row_bytes);
+            save_numbers(places + at, place, length);
         }
     }
 
   private:
     static constexpr uint64_t kPieceSlots = 1024;
 
-    void save_numbers(const Slot* slots, uint32_t slot, uint32_t length) {
-        const UndoRecord record{slot, static_cast<uint16_t>(length),
+    void save_numbers(const RowPlace* places, uint32_t place, uint32_t length) {
+        const UndoRecord record{place, static_cast<uint16_t>(length),
                                 static_cast<uint16_t>(member_ | kUndoNumbers)};
         std::memcpy(log_, &record, sizeof record);
         log_ += sizeof record;
         for (uint32_t j = 0; j < length; ++j, log_ += sizeof(int64_t))
-            std::memcpy(log_, &slots[j].row, sizeof(int64_t));
+            std::memcpy(log_, &places[j].row, sizeof(int64_t));
         lane_.publish(++records_);
     }
     unsigned char* first(uint32_t region, const LaneState& state) const {

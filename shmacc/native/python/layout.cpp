@@ -47,7 +47,7 @@ void export_layout(nb::module_& m) {
     m.attr("DEPARTED_BYTES") = sizeof(Departed);
     m.attr("BUCKET_BYTES") = sizeof(Bucket);
     m.attr("BUCKET_ENTRIES") = kBucketEntries;
-    m.attr("SLOT_BYTES") = sizeof(Slot);
+    m.attr("ROW_PLACE_BYTES") = sizeof(RowPlace);
     m.attr("SEMAPHORE_BYTES") = sizeof(sem_t);
 }
 

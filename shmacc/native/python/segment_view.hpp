@@ -200,27 +200,27 @@ class SegmentView : public SegmentReader {
     // hundredth of a second for a million rows, comparing ten times as long: only the copies must be of one round, or
     // of one index. none: they are not, since a round ended or an index was replaced meanwhile.
     //
-    // Gradients may arrive while the copies are made. Within a round a row keeps its slot and its number, and its entry
+    // Gradients may arrive while the copies are made. Within a round a row keeps its place and its number, and its entry
     // in the index keeps its position until the index is replaced; so rows that were there before are compared with an
-    // index that is read later. The same holds for a table of parameters, whatever updates end meanwhile: a slot that,
+    // index that is read later. The same holds for a table of parameters, whatever updates end meanwhile: a place that,
     // by its stamp, was given at the generation of the first look has had its id all the time (table.hpp).
     nb::object compare() const {
         const bool by_id = specs_[member_].kind == kTable;
         const Snapshot before = snapshot();
         const MemberState table = before.lanes[lane_].members[member_];
         const uint64_t generation = before.lanes[lane_].state.generation;
-        const uint64_t slots = by_id || in_round(before, lane_, member_) ? table.rows : 0;
-        if (table.index > 1 || slots > kMaxRows || table.index_buckets > kRegionSpan / sizeof(Bucket))
+        const uint64_t places = by_id || in_round(before, lane_, member_) ? table.rows : 0;
+        if (table.index > 1 || places > kMaxRows || table.index_buckets > kRegionSpan / sizeof(Bucket))
             data_loss("its index is out of range");
-        file().check_occupied(std::max(table.index_buckets * sizeof(Bucket), slots * sizeof(Slot)));
+        file().check_occupied(std::max(table.index_buckets * sizeof(Bucket), places * sizeof(RowPlace)));
 
-        TableCopy copy(SlotsInUse{nullptr, slots, generation}, by_id);
+        TableCopy copy(PlacesInUse{nullptr, places, generation}, by_id);
         const uint32_t first_region = kFixedRegions + kLaneRegions;
-        std::vector<Slot> piece(std::min<uint64_t>(slots, 4096));
-        for (uint64_t first = 0; first < slots; first += piece.size()) {
-            const uint64_t count = std::min<uint64_t>(piece.size(), slots - first);
-            read_exactly(offset_of(first_region + kSlots) + first * sizeof(Slot), piece.data(),
-                         count * sizeof(Slot));
+        std::vector<RowPlace> piece(std::min<uint64_t>(places, 4096));
+        for (uint64_t first = 0; first < places; first += piece.size()) {
+            const uint64_t count = std::min<uint64_t>(piece.size(), places - first);
+            read_exactly(offset_of(first_region + kPlaces) + first * sizeof(RowPlace), piece.data(),
+                         count * sizeof(RowPlace));
             for (uint64_t i = 0; i < count; ++i) copy.add(piece[i]);
         }
         std::vector<Bucket> buckets(table.index_buckets);
@@ -236,7 +236,7 @@ class SegmentView : public SegmentReader {
         const auto stamp = static_cast<uint32_t>(table.index_stamp);
         nb::dict out = copy.compare(Index(buckets.data(), buckets.size(), stamp, RowHash(config_.hash_key)),
                                     buckets.size(), after.lanes[lane_].state.generation);
-        out["rows"] = by_id ? table.in_table : slots;
+        out["rows"] = by_id ? table.in_table : places;
         // The most that a row's count may be.
         out["possible"] = by_id ? 0 : later.weight;
         out["committed"] = after.lanes[lane_].state.generation != generation;

@@ -13,24 +13,24 @@ namespace shmacc {
 
 class TableCopy {
   public:
-    // known: tells which slots are in use, if by_id (a table of parameters); else all are.
-    TableCopy(const SlotsInUse& known, bool by_id) : known_(known), by_id_(by_id) {
+    // known: tells which places are in use, if by_id (a table of parameters); else all are.
+    TableCopy(const PlacesInUse& known, bool by_id) : known_(known), by_id_(by_id) {
         rows_.reserve(known.rows);
     }
 
-    // Adds the next slot.
-    void add(const Slot& slot) {
+    // Adds the next place.
+    void add(const RowPlace& place) {
         bool in_use = true;
         if (by_id_) {
-            in_use = known_.in_use(slot.contributions);
-            const uint64_t since = static_cast<uint64_t>(slot.contributions) >> 1;
+            in_use = known_.in_use(place.contributions);
+            const uint64_t since = static_cast<uint64_t>(place.contributions) >> 1;
             if (since > known_.generation) later_.push_back(since);
-            freed_ += slot.contributions == stamp_of_free(known_.generation + 1);
+            freed_ += place.contributions == stamp_of_free(known_.generation + 1);
         } else {
-            least_ = std::min(least_, slot.contributions);
-            most_ = std::max(most_, slot.contributions);
+            least_ = std::min(least_, place.contributions);
+            most_ = std::max(most_, place.contributions);
         }
-        rows_.push_back(in_use ? slot.row : kFree);
+        rows_.push_back(in_use ? place.row : kFree);
         compared_ += in_use;
     }
 
@@ -47,7 +47,7 @@ class TableCopy {
         out["highest"] = compared_ > 0 ? rows_.back() : 0;
         out["least_count"] = least_;
         out["most_count"] = most_;
-        // Slots that were given or freed while they were copied: they may have been in use at first. If nothing was
+        // Places that were given or freed while they were copied: they may have been in use at first. If nothing was
         // committed meanwhile, only those that the running operation has freed.
         out["changed"] = generation == known_.generation
                              ? freed_
@@ -63,8 +63,8 @@ class TableCopy {
     struct Known {
         const int64_t* table;
         uint64_t rows;
-        bool have(uint64_t slot, int64_t row) const { return slot < rows && table[slot] == row; }
-        void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
+        bool have(uint64_t place, int64_t row) const { return place < rows && table[place] == row; }
+        void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
     };
     // Returns how many rows a search does not find. If the index has no free entry, a search would walk past all of
     // it, and throws: then nothing is found.
@@ -75,11 +75,11 @@ class TableCopy {
             for (uint64_t first = 0; first < rows_.size(); first += kBlock) {
                 const auto count = static_cast<uint32_t>(std::min<uint64_t>(kBlock, rows_.size() - first));
                 index.find_each(&rows_[first], count, known, [&](uint32_t i, uint32_t at) {
-                    const uint64_t slot = first + i;
-                    if (rows_[slot] == kFree || at == slot) return;
-                    // The row may stand in another slot, too.
-                    index.find_each(&rows_[slot], 1, InSlot{slot, rows_.size()},
-                                    [&](uint32_t, uint32_t own) { lost += own != slot; });
+                    const uint64_t place = first + i;
+                    if (rows_[place] == kFree || at == place) return;
+                    // The row may stand in another place, too.
+                    index.find_each(&rows_[place], 1, InPlace{place, rows_.size()},
+                                    [&](uint32_t, uint32_t own) { lost += own != place; });
                 });
             }
         } catch (const Error&) {
@@ -87,19 +87,19 @@ class TableCopy {
         }
         return lost;
     }
-    // Lets a search find one slot only.
-    struct InSlot {
-        uint64_t slot;
+    // Lets a search find one place only.
+    struct InPlace {
+        uint64_t place;
         uint64_t rows;
-        bool have(uint64_t at, int64_t) const { return at == slot; }
+        bool have(uint64_t at, int64_t) const { return at == place; }
         void fetch(uint64_t) const {}
     };
 
-    const SlotsInUse known_;
+    const PlacesInUse known_;
     const bool by_id_;
-    std::vector<int64_t> rows_;  // by slot
+    std::vector<int64_t> rows_;  // by place
     uint64_t compared_ = 0;
-    std::vector<uint64_t> later_;  // when slots were given or freed, if after the generation of `known`
+    std::vector<uint64_t> later_;  // when places were given or freed, if after the generation of `known`
     uint64_t freed_ = 0;  // those that the next operation freed
     int64_t least_ = std::numeric_limits<int64_t>::max(), most_ = 0;
 };

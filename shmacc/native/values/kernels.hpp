@@ -61,10 +61,10 @@ SHMACC_TWO_WIDTHS static RowExtent extent_of(const int64_t* rows, uint64_t count
     return {least, greatest};
 }
 
-// Whether the keys are the row numbers of these slots.
-SHMACC_TWO_WIDTHS static bool stand_at(const Slot* slots, const int64_t* keys, uint64_t count) {
+// Whether the keys are the row numbers of these places.
+SHMACC_TWO_WIDTHS static bool stand_at(const RowPlace* places, const int64_t* keys, uint64_t count) {
     uint64_t differing = 0;
-    for (uint64_t i = 0; i < count; ++i) differing |= static_cast<uint64_t>(slots[i].row ^ keys[i]);
+    for (uint64_t i = 0; i < count; ++i) differing |= static_cast<uint64_t>(places[i].row ^ keys[i]);
     return differing == 0;
 }
 

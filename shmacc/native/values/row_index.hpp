@@ -1,10 +1,10 @@
-// The hash from row number to slot: open addressing over buckets of one cache line.
+// The hash from row number to place: open addressing over buckets of one cache line.
 //
-// A bucket holds ten entries: a slot number and a 16-bit tag each. The tag has other bits of the hash than those that
-// choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the slots whose tags match:
+// A bucket holds ten entries: a place number and a 16-bit tag each. The tag has other bits of the hash than those that
+// choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the places whose tags match:
 // their row numbers decide. Entries are filled from the front and never freed one by one, so a search ends at the first
 // free entry. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the stamp. (An
-// accumulator uses its first slots. In a table of parameters each slot says whether it is in use: table.hpp.)
+// accumulator uses its first places. In a table of parameters each place says whether it is in use: table.hpp.)
 //
 // 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
 // moves each row about four times in its life.
@@ -38,7 +38,7 @@
 //     far more often than by chance, whatever the seed.
 //   - SipHash takes longer than the rest of a lookup in the caches, and would only stop the attacker who times applies.
 //
-// The index's contents are not trusted: probes are bounded, and only slot numbers below the rows in use are used.
+// The index's contents are not trusted: probes are bounded, and only place numbers below the rows in use are used.
 #pragma once
 
 #ifdef __SSE2__
@@ -54,9 +54,9 @@ namespace shmacc {
 
 constexpr uint32_t kAbsent = UINT32_MAX;
 
-// Successive keys of a gradient that have consecutive slots; if `slot` is kAbsent, keys that have no slots.
+// Successive keys of a gradient that have consecutive places; if `place` is kAbsent, keys that have no places.
 struct Run {
-    uint32_t slot;
+    uint32_t place;
     uint32_t length;
 };
 
@@ -77,13 +77,13 @@ class RowHash {
     Wide addend_;
 };
 
-// The slots of an accumulator: the first `rows` ones are in use.
+// The places of an accumulator: the first `rows` ones are in use.
 struct FirstRows {
-    const Slot* table;
+    const RowPlace* table;
     uint64_t rows;
 
-    bool have(uint64_t slot, int64_t row) const { return slot < rows && table[slot].row == row; }
-    void fetch(uint64_t slot) const { __builtin_prefetch(&table[slot]); }
+    bool have(uint64_t place, int64_t row) const { return place < rows && table[place].row == row; }
+    void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
 };
 
 class Index {
@@ -97,9 +97,9 @@ class Index {
         return filled * 10 > buckets * kBucketEntries * 9;
     }
 
-    // Looks the keys, which ascend, up among the first `rows` slots. `runs` gets runs that together cover all keys, in
+    // Looks the keys, which ascend, up among the first `rows` places. `runs` gets runs that together cover all keys, in
     // order. Returns the number of runs, at most one for each key.
-    uint32_t find(const int64_t* keys, uint32_t count, const Slot* table, uint64_t rows, Run* runs) const {
+    uint32_t find(const int64_t* keys, uint32_t count, const RowPlace* table, uint64_t rows, Run* runs) const {
         RunList list{runs, runs};
         if (rows == 0 || count_ == 0) {
             if (count > 0) list.add(kAbsent, count);
@@ -110,17 +110,17 @@ class Index {
             const uint32_t later = std::min(kBlock, count - base - block);
             const FirstRows known{table, rows};
             if (find_neighbours(keys + base, block, later, known, list)) continue;
-            find_block(keys + base, block, known, [&](uint32_t, uint32_t slot) { list.add(slot, 1); });
+            find_block(keys + base, block, known, [&](uint32_t, uint32_t place) { list.add(place, 1); });
         }
         return static_cast<uint32_t>(list.end - list.begin);
     }
-    // Calls found(i, slot) for each key, in order of i; slot: kAbsent if the key has none. Keys may be in any order.
+    // Calls found(i, place) for each key, in order of i; place: kAbsent if the key has none. Keys may be in any order.
     // known: has the functions of FirstRows.
     template <class Known, class Found>
     void find_each(const int64_t* keys, uint32_t count, const Known& known, Found found) const {
         for (uint32_t base = 0; base < count; base += kBlock)
             find_block(keys + base, std::min(kBlock, count - base), known,
-                       [&](uint32_t i, uint32_t slot) { found(base + i, slot); });
+                       [&](uint32_t i, uint32_t place) { found(base + i, place); });
     }
 
     // The bucket where the search for a row begins, and the row's tag.
@@ -153,7 +153,7 @@ class Index {
                            [&](const Bucket& bucket) { return is_sound(bucket, generation); });
     }
     // The row of this home must be absent, and there must be a free entry.
-    void insert(const Home& home, uint32_t slot) {
+    void insert(const Home& home, uint32_t place) {
         uint64_t at = home.bucket;
         for (uint64_t probe = 0; probe < count_; ++probe) {
             Bucket& bucket = buckets_[at];
@@ -164,7 +164,7 @@ class Index {
             uint32_t free = matching(bucket, 0);
             if (free) {
                 int entry = __builtin_ctz(free);
-                bucket.slots[entry] = slot;
+                bucket.places[entry] = place;
                 store(bucket.tags[entry], home.tag);  // until this store the entry is free
                 return;
             }
@@ -179,33 +179,33 @@ class Index {
     struct RunList {
         Run* begin;
         Run* end;
-        // Adds `length` keys that have `slot` and the slots after it; if `slot` is kAbsent, that have no slots.
-        void add(uint32_t slot, uint32_t length) {
+        // Adds `length` keys that have `place` and the places after it; if `place` is kAbsent, that have no places.
+        void add(uint32_t place, uint32_t length) {
             if (end > begin) {
                 Run& last = end[-1];
-                if (slot == kAbsent ? last.slot == kAbsent
-                                    : last.slot != kAbsent && last.slot + last.length == slot) {
+                if (place == kAbsent ? last.place == kAbsent
+                                     : last.place != kAbsent && last.place + last.length == place) {
                     last.length += length;
                     return;
                 }
             }
-            *end++ = {slot, length};
+            *end++ = {place, length};
         }
-        // The slot after the last key's.
+        // The place after the last key's.
         uint64_t next() const {
-            return end > begin && end[-1].slot != kAbsent ? uint64_t{end[-1].slot} + end[-1].length : kAbsent;
+            return end > begin && end[-1].place != kAbsent ? uint64_t{end[-1].place} + end[-1].length : kAbsent;
         }
     };
 
-    // Guesses a block's slots without the index. Slots are assigned in order of arrival, so rows that arrived together
-    // have adjacent slots. If a gradient resembles an earlier one, its rows may be in consecutive slots, or (rows of a
-    // dense range) in slots as far apart as their numbers. So the first key is tried right after the previous block's
-    // last slot. If the last key is then where one of the two patterns puts it, the keys between are tried by the same
-    // pattern. The row number in a slot decides whether a guess is right. The second pattern also prefetches the slots
+    // Guesses a block's places without the index. Places are assigned in order of arrival, so rows that arrived together
+    // have adjacent places. If a gradient resembles an earlier one, its rows may be in consecutive places, or (rows of a
+    // dense range) in places as far apart as their numbers. So the first key is tried right after the previous block's
+    // last place. If the last key is then where one of the two patterns puts it, the keys between are tried by the same
+    // pattern. The row number in a place decides whether a guess is right. The second pattern also prefetches the places
     // that it expects for the `later` keys after the block.
     bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const FirstRows& known,
                          RunList& list) const {
-        const Slot* const table = known.table;
+        const RowPlace* const table = known.table;
         const uint64_t rows = known.rows;
         uint64_t first = list.next();
         if (!known.have(first, keys[0])) first = search(hash_(keys[0]), keys[0], known);
@@ -231,9 +231,9 @@ class Index {
             for (uint32_t i = count; i < count + later; ++i)
                 __builtin_prefetch(&table[std::min(expected(i), rows - 1)]);
             for (uint32_t i = 0; i < count; ++i) {
-                const uint64_t slot = expected(i);
-                list.add(known.have(slot, keys[i]) ? static_cast<uint32_t>(slot)
-                                                   : search(hash_(keys[i]), keys[i], known),
+                const uint64_t place = expected(i);
+                list.add(known.have(place, keys[i]) ? static_cast<uint32_t>(place)
+                                                    : search(hash_(keys[i]), keys[i], known),
                          1);
             }
             return true;
@@ -245,19 +245,19 @@ class Index {
     template <class Known, class Found>
     void find_block(const int64_t* keys, uint32_t count, const Known& known, Found found) const {
         uint64_t hashes[kBlock];
-        uint32_t slots[kBlock];
+        uint32_t places[kBlock];
         for (uint32_t i = 0; i < count; ++i) {
             hashes[i] = hash_(keys[i]);
             __builtin_prefetch(&buckets_[home(hashes[i])]);
         }
         for (uint32_t i = 0; i < count; ++i) {
-            uint32_t slot = first_match(hashes[i]);
-            if (slot >= known.rows) slot = kAbsent;
-            slots[i] = slot;
-            known.fetch(slot == kAbsent ? 0 : slot);
+            uint32_t place = first_match(hashes[i]);
+            if (place >= known.rows) place = kAbsent;
+            places[i] = place;
+            known.fetch(place == kAbsent ? 0 : place);
         }
         for (uint32_t i = 0; i < count; ++i)
-            found(i, known.have(slots[i], keys[i]) ? slots[i] : search(hashes[i], keys[i], known));
+            found(i, known.have(places[i], keys[i]) ? places[i] : search(hashes[i], keys[i], known));
     }
 
     bool is_sound(const Bucket& bucket, uint64_t generation) const {
@@ -265,13 +265,13 @@ class Index {
         const uint32_t free = matching(bucket, 0);
         return free == 0 || free + (free & -free) == 1u << kBucketEntries;
     }
-    // The first slot with a matching tag in the home bucket or the next one, where most of the overflow goes.
+    // The first place with a matching tag in the home bucket or the next one, where most of the overflow goes.
     uint32_t first_match(uint64_t hash) const {
         uint64_t at = home(hash);
         for (int probe = 0; probe < 2; ++probe) {
             const Bucket& bucket = buckets_[at];
             if (load_relaxed(bucket.stamp) != stamp_) break;
-            if (uint32_t matches = matching(bucket, tag(hash))) return bucket.slots[__builtin_ctz(matches)];
+            if (uint32_t matches = matching(bucket, tag(hash))) return bucket.places[__builtin_ctz(matches)];
             if (bucket.tags[kBucketEntries - 1] == 0 || ++at == count_) break;
         }
         return kAbsent;
@@ -290,8 +290,8 @@ class Index {
             const Bucket& bucket = buckets_[at];
             if (load_relaxed(bucket.stamp) != stamp_) return kAbsent;
             for (uint32_t matches = matching(bucket, tag(hash)); matches; matches &= matches - 1) {
-                uint32_t slot = bucket.slots[__builtin_ctz(matches)];
-                if (known.have(slot, row)) return slot;
+                uint32_t place = bucket.places[__builtin_ctz(matches)];
+                if (known.have(place, row)) return place;
             }
             if (bucket.tags[kBucketEntries - 1] == 0) return kAbsent;
             if (++at == count_) at = 0;
@@ -330,15 +330,15 @@ class Inserts {
   public:
     explicit Inserts(const Index& index) : index_(index) {}
 
-    void add(int64_t row, uint64_t slot) {
+    void add(int64_t row, uint64_t place) {
         Waiting& next = waiting_[added_ % kAhead];
-        if (added_ >= kAhead) index_.insert(next.home, next.slot);
-        next = {index_.home_of(row), static_cast<uint32_t>(slot)};
+        if (added_ >= kAhead) index_.insert(next.home, next.place);
+        next = {index_.home_of(row), static_cast<uint32_t>(place)};
         ++added_;
     }
     void finish() {
         for (uint64_t i = added_ < kAhead ? 0 : added_ - kAhead; i < added_; ++i)
-            index_.insert(waiting_[i % kAhead].home, waiting_[i % kAhead].slot);
+            index_.insert(waiting_[i % kAhead].home, waiting_[i % kAhead].place);
     }
 
   private:
@@ -346,7 +346,7 @@ class Inserts {
 
     struct Waiting {
         Index::Home home;
-        uint32_t slot;
+        uint32_t place;
     };
 
     Index index_;
