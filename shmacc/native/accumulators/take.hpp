@@ -203,7 +203,7 @@ class Take : public Operation {
         for (Member& set : session.in_lanes(static_cast<uint32_t>(segment_.specs()->size()) - 1)) {
             const RowPlace* const places = set.array<RowPlace>(kPlaces, set.state.rows);
             for (uint64_t i = 0; i < set.state.rows; ++i)
-                if (std::find(appliers.begin(), appliers.end(), places[i].contributions) != appliers.end())
+                if (std::find(appliers.begin(), appliers.end(), places[i].applier) != appliers.end())
                     contributors.push_back(places[i].row);
         }
         std::sort(contributors.begin(), contributors.end());

@@ -70,7 +70,7 @@ enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits =
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// What a contributor's place contains (RowPlace::contributions): the process that applied. Greater than kNobodys.
+// What a contributor's place contains (RowPlace::applier): the process that applied. Greater than kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 

@@ -10,7 +10,11 @@ namespace shmacc {
 
 struct RowPlace {
     int64_t row;
-    int64_t contributions;  // table: a stamp
+    union {
+        int64_t contributions;
+        int64_t applier;  // contributors: who applied (applier_of)
+        int64_t stamp;  // table: stamp_of_given, stamp_of_free
+    };
 };
 // Stamps of a table's place: the operation that committed this generation gave the place to an id, or freed it.
 constexpr int64_t stamp_of_given(uint64_t generation) { return static_cast<int64_t>(generation << 1); }

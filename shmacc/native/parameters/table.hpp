@@ -88,7 +88,7 @@ struct PlacesInUse {
         return stamp > 0 && (stamp & 1) == 0 && static_cast<uint64_t>(stamp) >> 1 <= generation;
     }
     bool have(uint64_t place, int64_t id) const {
-        return place < rows && load(table[place].row) == id && in_use(load(table[place].contributions));
+        return place < rows && load(table[place].row) == id && in_use(load(table[place].stamp));
     }
     void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
 };
@@ -256,8 +256,7 @@ class Table {
         store_relaxed(*saving.saved, saving.count);
         compiler_barrier();
         for (size_t i = 0; i < places_.size(); ++i) steps[places_[i]] = new_steps ? new_steps[i] : new_step;
-        for (const uint32_t i : fresh_)
-            store_relaxed(table[places_[i]].contributions, stamp_of_given(generation()));
+        for (const uint32_t i : fresh_) store_relaxed(table[places_[i]].stamp, stamp_of_given(generation()));
         store_barrier();
         T* const records = this->records<T>();
         for (const uint32_t i : fresh_)
@@ -271,7 +270,7 @@ class Table {
         for (const uint32_t i : fresh_) store(table[places_[i]].row, ids_[i]);
         state_.free_place = free_;
         for (size_t i = freed_.size(); i-- > 0;) {
-            store(table[freed_[i]].contributions, stamp_of_free(generation()));
+            store(table[freed_[i]].stamp, stamp_of_free(generation()));
             store_relaxed(steps[freed_[i]], static_cast<int64_t>(state_.free_place));
             state_.free_place = freed_[i] + 1;
         }
@@ -323,8 +322,7 @@ class Table {
         std::vector<std::pair<int64_t, uint64_t>> found;
         found.reserve(std::min(state_.in_table, committed_rows_));
         for (uint64_t place = 0; place < committed_rows_; ++place)
-            if (known.in_use(known.table[place].contributions))
-                found.emplace_back(known.table[place].row, place);
+            if (known.in_use(known.table[place].stamp)) found.emplace_back(known.table[place].row, place);
         std::sort(found.begin(), found.end());
         return found;
     }
@@ -344,7 +342,7 @@ class Table {
         int64_t ids[kCompared];
         Ids there{ids, 0};
         for (uint64_t place = first; place < first + count; ++place) {
-            if (!known.in_use(known.table[place].contributions)) continue;
+            if (!known.in_use(known.table[place].stamp)) continue;
             places[there.count] = place;
             ids[there.count++] = known.table[place].row;
         }
@@ -398,7 +396,7 @@ class Table {
     int64_t next_free(const PlacesInUse& known, const int64_t* links) {
         if (free_ == 0) return static_cast<int64_t>(end_++);
         const uint64_t place = free_ - 1;
-        if (place >= committed_rows_ || known.in_use(known.table[place].contributions) ||
+        if (place >= committed_rows_ || known.in_use(known.table[place].stamp) ||
             ++reused_ > committed_rows_ - state_.in_table)
             data_loss("a table's free places are no list");
         free_ = static_cast<uint64_t>(links[place]);
@@ -413,7 +411,7 @@ class Table {
             if (place != kAbsent) kept[place] = true;
         });
         for (uint64_t place = 0; place < committed_rows_; ++place)
-            if (!kept[place] && known.in_use(known.table[place].contributions) &&
+            if (!kept[place] && known.in_use(known.table[place].stamp) &&
                 (removal.all_others || steps[place] < *removal.updated_before))
                 freed_.push_back(place);
     }
@@ -448,7 +446,7 @@ class Table {
         const PlacesInUse known{table, end_, generation()};
         Inserts inserts(member_.index(hash_));
         for (uint64_t place = 0; place < end_; ++place)
-            if (known.in_use(table[place].contributions)) inserts.add(table[place].row, place);
+            if (known.in_use(table[place].stamp)) inserts.add(table[place].row, place);
         inserts.finish();
     }
 

@@ -83,11 +83,11 @@ class TableReader {
     std::vector<int64_t> all(std::optional<int64_t> before) {
         std::vector<int64_t> ids;
         for (uint64_t place = 0; place < state_.rows; ++place) {
-            const int64_t stamp = load(known_.table[place].contributions);
+            const int64_t stamp = load(known_.table[place].stamp);
             if (!known_.in_use(stamp)) continue;
             const int64_t id = load_relaxed(known_.table[place].row), step = load_relaxed(steps_[place]);
             load_barrier();
-            if (load_relaxed(known_.table[place].contributions) == stamp && (!before || step < *before))
+            if (load_relaxed(known_.table[place].stamp) == stamp && (!before || step < *before))
                 ids.push_back(id);
         }
         std::sort(ids.begin(), ids.end());
@@ -118,11 +118,11 @@ class TableReader {
             index.find_each(ids, block, known, [&](uint32_t i, uint32_t place) {
                 if (place == kAbsent) return missing.push_back(number(base + i));
                 const RowPlace& at = known_.table[place];
-                const int64_t stamp = load(at.contributions);
+                const int64_t stamp = load(at.stamp);
                 if (known_.in_use(stamp)) {
                     found(number(base + i), place);
                     load_barrier();
-                    if (load_relaxed(at.contributions) == stamp && load_relaxed(at.row) == ids[i]) return;
+                    if (load_relaxed(at.stamp) == stamp && load_relaxed(at.row) == ids[i]) return;
                 }
                 left.push_back(number(base + i));
             });

@@ -22,13 +22,13 @@ class TableCopy {
     void add(const RowPlace& place) {
         bool in_use = true;
         if (by_id_) {
-            in_use = known_.in_use(place.contributions);
-            const uint64_t since = static_cast<uint64_t>(place.contributions) >> 1;
+            in_use = known_.in_use(place.stamp);
+            const uint64_t since = static_cast<uint64_t>(place.stamp) >> 1;
             if (since > known_.generation) later_.push_back(since);
-            freed_ += place.contributions == stamp_of_free(known_.generation + 1);
+            freed_ += place.stamp == stamp_of_free(known_.generation + 1);
         } else {
-            least_ = std::min(least_, place.contributions);
-            most_ = std::max(most_, place.contributions);
+            least_ = std::min(least_, place.stamp);
+            most_ = std::max(most_, place.stamp);
         }
         rows_.push_back(in_use ? place.row : kFree);
         compared_ += in_use;
