@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from helpers import interpreter
 from helpers.apart import Apart
-from helpers.departures import NAME, make, news
+from helpers.departures import NAME, news
+from helpers.departures import acc as acc
 from helpers.support import LONG, START_METHODS, until
 
 import shmacc
@@ -27,13 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from helpers.apart import Pipe
-
-
-@pytest.fixture
-def acc() -> Iterator[ConditionalAccumulator]:
-    with make() as made:
-        yield made
-        made.unlink()
 
 
 # How a process is started. Each of these runs a function in a child, and waits for its end.
@@ -254,17 +248,17 @@ ORDERS: Final = tuple(orders())
 
 def act_in_all_orders(given: list[ConditionalAccumulator]) -> None:
     """Be a child that acts in every order, each with its own accumulator."""
-    for acc, order in zip(given, ORDERS, strict=True):
+    for shared, order in zip(given, ORDERS, strict=True):
         own: Any = None
         for act in order:
             if act == "attach":
-                own = ConditionalAccumulator.attach(acc.shared_name)
-            one = own if act.endswith("own") else acc
+                own = ConditionalAccumulator.attach(shared.shared_name)
+            one = own if act.endswith("own") else shared
             if act.startswith("apply"):
                 assert one.apply_grad(1.0, shmacc.NEVER_STALE)
             elif act.startswith("close"):
                 one.close()
-        _kept.append((acc, own))
+        _kept.append((shared, own))
 
 
 def start_a_child_of_all_orders(started: str) -> None:
@@ -281,10 +275,10 @@ def test_a_child_of_several_handles_that_ends_in_order_is_not_dead(started: str)
             for i in range(len(ORDERS))
         ]
         run_program(start_a_child_of_all_orders, started)
-        for acc, order in zip(accumulators, ORDERS, strict=True):
-            assert news(acc) is None, order
-            assert acc.num_accumulated() == sum(act.startswith("apply") for act in order), order
-            assert acc.stats().attached == 1, order
+        for each, order in zip(accumulators, ORDERS, strict=True):
+            assert news(each) is None, order
+            assert each.num_accumulated() == sum(act.startswith("apply") for act in order), order
+            assert each.stats().attached == 1, order
 
 
 def test_a_child_is_attached_by_the_handle_that_it_opened_last(

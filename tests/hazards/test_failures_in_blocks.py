@@ -11,23 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.apart import Apart
-from helpers.departures import NAME, fail_in_a_block, make, news
+from helpers.departures import NAME, fail_in_a_block, news
+from helpers.departures import acc as acc
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, raw_ops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from helpers.apart import Pipe
-
-
-@pytest.fixture
-def acc() -> Iterator[ConditionalAccumulator]:
-    with make() as made:
-        yield made
-        made.unlink()
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
 from helpers.apart import Apart
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from helpers.apart import Pipe
 
 NAME: Final = "gone"
@@ -18,6 +21,13 @@ NAME: Final = "gone"
 
 def make() -> ConditionalAccumulator:
     return ConditionalAccumulator("f8", (), NAME, reduction_type="SUM", lanes=2)
+
+
+@pytest.fixture
+def acc() -> Iterator[ConditionalAccumulator]:
+    with make() as made:
+        yield made
+        made.unlink()
 
 
 def news(acc: Any) -> tuple[Any, ...] | None:
