@@ -1,9 +1,9 @@
 """Columns: the sums or results of many members in few arrays, one member's part after the other.
 
 Each array in a message has a cost of its own, however small it is. So a message from a host to a
-shard, or from a shard to the chief, is one table of its members, one column of all their rows, and
-one of all their values. The extension writes and reads them (shmacc/native/values/columns.hpp), and
-checks what comes in when it reduces it.
+shard, or from a shard to the chief, is the headers of its members' parts, one column of all their
+rows, and one of all their values. The extension writes and reads them
+(shmacc/native/values/columns.hpp), and checks what comes in when it reduces it.
 """
 
 import ctypes
@@ -47,21 +47,21 @@ class Rows:
     """The members of a message, and the rows of its sparse members.
 
     Attributes:
-        table: int64, a line for each member in the message, by number: the member's number, its
+        parts: int64, a line for each member in the message, by number: the member's number, its
             gradients' count and weight, and how many rows (dense: elements) it has.
         numbers: int64: the number of each row.
         counts: int64: the total weight of each row's gradients.
     """
 
-    table: IndexArray
+    parts: IndexArray
     numbers: IndexArray
     counts: IndexArray
 
     def lengths(self, members: IndexArray) -> IndexArray:
         """Return how many rows each of these members, given by ascending numbers, has."""
         found = np.zeros(len(members), np.int64)
-        mine = np.isin(self.table[:, 0], members)
-        found[np.searchsorted(members, self.table[mine, 0])] = self.table[mine, 3]
+        mine = np.isin(self.parts[:, 0], members)
+        found[np.searchsorted(members, self.parts[mine, 0])] = self.parts[mine, 3]
         return found
 
 
@@ -85,7 +85,7 @@ class Columns:
 
     def arrays(self) -> tuple[IndexArray, IndexArray, IndexArray, Bytes]:
         """Return the columns as the extension takes them."""
-        return self.rows.table, self.rows.numbers, self.rows.counts, self.values
+        return self.rows.parts, self.rows.numbers, self.rows.counts, self.values
 
     @property
     def nbytes(self) -> int:
@@ -143,9 +143,9 @@ class Format:
         )
 
     def split(self, columns: Columns) -> list[Array]:
-        """Return the values of each member of the table, as views."""
+        """Return the values of each member with a part, as views."""
         parts, end = [], 0
-        for number, _, _, length in columns.rows.table.tolist():
+        for number, _, _, length in columns.rows.parts.tolist():
             begin = aligned(end)
             end = begin + length * self.widths[number]
             dims = self.dims[number]

@@ -54,7 +54,7 @@ class HostGroup(AccumulatorGroup):
         reduced = Columns.of(self._handle.reduce(given, share.count, share.weight))
         if all(spec.dtype.sums_as_is for spec in self._spec.members):
             return reduced
-        parts = zip(reduced.rows.table[:, 0].tolist(), self._sums.split(reduced), strict=True)
+        parts = zip(reduced.rows.parts[:, 0].tolist(), self._sums.split(reduced), strict=True)
         members = self._spec.members
         values = [results.to_dtype(members[number].dtype, part) for number, part in parts]
         return Columns(reduced.rows, join(values))
@@ -64,7 +64,7 @@ class HostGroup(AccumulatorGroup):
         rows, who, end = reduced.rows, np.empty(0, np.int64), 0
         taken: dict[str, SparseTaken | DenseTaken] = {}
         for (number, count, weight, length), values in zip(
-            rows.table.tolist(), self._results.split(reduced), strict=True
+            rows.parts.tolist(), self._results.split(reduced), strict=True
         ):
             spec = self._spec.members[number]
             if spec.kind == "dense":

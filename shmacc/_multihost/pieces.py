@@ -123,7 +123,7 @@ class Joining:
         """
         found = np.zeros_like(self._plan.ends)
         for shard, own in self._rows.items():
-            found[own.table[:, 0], shard] = own.table[:, 3]
+            found[own.parts[:, 0], shard] = own.parts[:, 3]
         if (found != self._plan.ends - self._plan.begins)[dense].any():
             raise InvalidArgumentError(
                 "A shard does not have the run of a dense member that it should"
@@ -151,10 +151,10 @@ class Joining:
         return rooms
 
     def add(self, shard: int, values: Bytes) -> None:
-        numbers, plan = self._rows[shard].table[:, 0], self._plan
+        numbers, plan = self._rows[shard].parts[:, 0], self._plan
         firsts = np.where(plan.results.sparse[numbers], -1, plan.begins[numbers, shard])
         wholes = [self._wholes[number] for number in numbers.tolist()]
-        lengths = self._rows[shard].table[:, 3].copy()
+        lengths = self._rows[shard].parts[:, 3].copy()
         _core.put_values(wholes, firsts, lengths, self._positions[shard], values)
 
     def taken(self) -> GroupTaken:

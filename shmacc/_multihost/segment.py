@@ -35,7 +35,7 @@ class Content:
         pieces = {
             shard: Piece(own, taken.count, taken.weight, taken.step)
             for shard, own in enumerate(columns)
-            if len(own.rows.table)
+            if len(own.rows.parts)
         }
         members = {names[number]: (count, weight) for number, count, weight in taken.members()}
         who = frozenset(taken.contributors.tolist())

@@ -113,13 +113,13 @@ def piece_of(
 ) -> Piece:
     """Return a piece as a shard may get it; the member has one number in each row."""
     numbers, column = np.array(rows, np.int64), np.array(counts, np.int64)
-    table = np.array([(member, count, count, len(rows))])
-    return Piece(Columns(Rows(table, numbers, column), join([np.array(values)])), count, count, 0)
+    parts = np.array([(member, count, count, len(rows))])
+    return Piece(Columns(Rows(parts, numbers, column), join([np.array(values)])), count, count, 0)
 
 
-def with_table(table: object) -> Piece:
-    """Return a valid piece with this table of parts."""
-    rows = replace(GOOD.columns.rows, table=np.array(table))
+def with_parts(parts: object) -> Piece:
+    """Return a valid piece with these parts."""
+    rows = replace(GOOD.columns.rows, parts=np.array(parts))
     return replace(GOOD, columns=replace(GOOD.columns, rows=rows))
 
 
@@ -133,7 +133,7 @@ MEMBERS = {
     "dense": shmacc.TensorSpec((3,), "int64"),
 }
 GOOD = piece_of([1, 5], [10, 20], [1, 2])
-LINE = GOOD.columns.rows.table[0].tolist()
+LINE = GOOD.columns.rows.parts[0].tolist()
 NONE = np.empty(0, np.int64)
 
 
@@ -157,20 +157,20 @@ NONE = np.empty(0, np.int64)
         (piece_of([1], [1], [1], 2**62), InvalidArgumentError, "more gradients"),
         (piece_of([1], [2**31 - 10], [1]), OutOfRangeError, "does not fit"),
         (piece_of([1], [2**63 - 9], [1]), OutOfRangeError, "does not fit"),
-        (with_table([LINE, LINE]), InvalidArgumentError, "ascending numbers"),
-        (with_table(LINE), InvalidArgumentError, "one dimension, .*and its table two"),
-        (with_table([[0, 2, 2]]), InvalidArgumentError, "of four numbers each"),
+        (with_parts([LINE, LINE]), InvalidArgumentError, "ascending numbers"),
+        (with_parts(LINE), InvalidArgumentError, "one dimension, .*and its headers two"),
+        (with_parts([[0, 2, 2]]), InvalidArgumentError, "of four numbers each"),
         (
             Piece(Columns(Rows(np.array([[1, 1, 1, 2]]), NONE, NONE), join([NONE])), 2, 2, 0),
             InvalidArgumentError,
             "members' lengths",
         ),
-        (with_table([[0, 2, 2, 2**62]]), InvalidArgumentError, "fewer values"),
-        (with_table([[0, 2, 2, 2**61]]), InvalidArgumentError, "fewer values"),
-        (with_table([[0, 2, 2, 1]]), InvalidArgumentError, "do not fit"),
-        (with_table([[0, 2, 2, 3]]), InvalidArgumentError, "fewer values"),
-        (with_table([[0, 2, 1, 2]]), InvalidArgumentError, "weights from these"),
-        (with_table(np.empty((0, 4), np.int64)), InvalidArgumentError, "do not fit"),
+        (with_parts([[0, 2, 2, 2**62]]), InvalidArgumentError, "fewer values"),
+        (with_parts([[0, 2, 2, 2**61]]), InvalidArgumentError, "fewer values"),
+        (with_parts([[0, 2, 2, 1]]), InvalidArgumentError, "do not fit"),
+        (with_parts([[0, 2, 2, 3]]), InvalidArgumentError, "fewer values"),
+        (with_parts([[0, 2, 1, 2]]), InvalidArgumentError, "weights from these"),
+        (with_parts(np.empty((0, 4), np.int64)), InvalidArgumentError, "do not fit"),
     ],
 )
 def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
@@ -211,7 +211,7 @@ def test_a_misaligned_column_is_refused() -> None:
 
     columns, rows = GOOD.columns, GOOD.columns.rows
     wrong = [replace(columns, values=moved(columns.values))]
-    for field in ("table", "numbers", "counts"):
+    for field in ("parts", "numbers", "counts"):
         moved_rows = replace(rows, **{field: moved(getattr(rows, field))})
         wrong.append(replace(columns, rows=moved_rows))
     with HostGroup(MEMBERS) as group:

@@ -163,9 +163,9 @@ def test_a_shard_that_lacks_part_of_a_dense_member_is_refused() -> None:
         part = group.reduce(content.pieces.values(), Share.of(opened, 0))
     assert join(plan, {0: part}, opened)["m"].value.tolist() == [1.0, 1.0]
     for length in (None, 0, 1, 3):
-        table = part.rows.table.copy()
-        table[0, 3] = length or 0
-        rows = {} if length is None else {0: replace(part.rows, table=table)}
+        parts = part.rows.parts.copy()
+        parts[0, 3] = length or 0
+        rows = {} if length is None else {0: replace(part.rows, parts=parts)}
         with pytest.raises(InvalidArgumentError, match="run of a dense member"):
             Joining(plan, opened, rows)
 

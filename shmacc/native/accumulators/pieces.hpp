@@ -11,7 +11,7 @@
 namespace shmacc {
 
 struct Piece {
-    const MemberLine* table;
+    const PartHeader* parts;
     uint64_t lines;
     const int64_t* numbers;
     const int64_t* counts;
@@ -26,10 +26,10 @@ struct Piece {
 class PieceReader {
   public:
     PieceReader(const MemberSpecs& specs, const Piece& piece)
-        : specs_(specs), piece_(piece), table_(piece.table, piece.table + piece.lines) {
+        : specs_(specs), piece_(piece), parts_(piece.parts, piece.parts + piece.lines) {
         check_table();
         uint64_t row = 0, byte = 0;
-        for (const MemberLine& line : table_) {
+        for (const PartHeader& line : parts_) {
             const MemberSpec& spec = specs[static_cast<size_t>(line.number)];
             const auto length = static_cast<uint64_t>(line.length);
             const uint64_t width = row_bytes(spec);
@@ -46,14 +46,14 @@ class PieceReader {
     }
 
     // Returns a member's line; null: the piece does not have the member. Ask for members in ascending order.
-    const MemberLine* find(uint32_t number) const {
-        const bool is_here = line_ < table_.size() && table_[line_].number == number;
-        return is_here ? &table_[line_] : nullptr;
+    const PartHeader* find(uint32_t number) const {
+        const bool is_here = line_ < parts_.size() && parts_[line_].number == number;
+        return is_here ? &parts_[line_] : nullptr;
     }
     // Returns the rows or elements of the member that find() returned last. Call it once per member.
     template <class T>
     RowSource<T> next() {
-        const MemberLine& line = table_[line_++];
+        const PartHeader& line = parts_[line_++];
         const MemberSpec& spec = specs_[static_cast<size_t>(line.number)];
         const auto length = static_cast<uint64_t>(line.length);
         byte_ = part_up(byte_);
@@ -79,7 +79,7 @@ class PieceReader {
   private:
     void check_table() const {
         int64_t last = -1;
-        for (const MemberLine& line : table_) {
+        for (const PartHeader& line : parts_) {
             bool fits = line.number > last && static_cast<uint64_t>(line.number) + 1 < specs_.size() &&
                         line.count >= 1 && line.count <= piece_.count && line.weight >= line.count &&
                         line.weight <= piece_.weight && line.length >= 1;
@@ -88,15 +88,15 @@ class PieceReader {
                 fits = spec.kind == kSparse || static_cast<uint64_t>(line.length) == product(dims_of(spec));
             }
             if (!fits)
-                throw Error(
-                    Failure::kInvalidArgument,
-                    "A piece's table must have ascending numbers of the group's members, counts from 1 to " +
-                        std::to_string(piece_.count) + ", weights from these to " +
-                        std::to_string(piece_.weight) + ", and members' lengths");
+                throw Error(Failure::kInvalidArgument,
+                            "A piece's headers must have ascending numbers of the group's members, counts "
+                            "from 1 to " +
+                                std::to_string(piece_.count) + ", weights from these to " +
+                                std::to_string(piece_.weight) + ", and members' lengths");
             last = line.number;
         }
     }
-    void check_rows(const MemberLine& line, const MemberSpec& spec, uint64_t begin) const {
+    void check_rows(const PartHeader& line, const MemberSpec& spec, uint64_t begin) const {
         const int64_t declared = spec.declared_rows(), most = declared < 0 ? INT64_MAX : declared - 1;
         int64_t last = -1;
         for (uint64_t i = begin; i < begin + static_cast<uint64_t>(line.length); ++i) {
@@ -111,7 +111,7 @@ class PieceReader {
         }
     }
     [[noreturn]] static void wrong_rows() {
-        throw Error(Failure::kInvalidArgument, "A piece's rows do not fit its table");
+        throw Error(Failure::kInvalidArgument, "A piece's rows do not fit its headers");
     }
     [[noreturn]] static void wrong_values() {
         throw Error(Failure::kInvalidArgument, "A piece has more or fewer values than its rows need");
@@ -119,7 +119,7 @@ class PieceReader {
 
     const MemberSpecs& specs_;
     const Piece piece_;
-    std::vector<MemberLine> table_;  // a copy, since others might change the original after the check
+    std::vector<PartHeader> parts_;  // a copy, since others might change the original after the check
     uint64_t line_ = 0, row_ = 0, byte_ = 0;
 };
 
@@ -139,10 +139,10 @@ class ReducedPieces {
         }
         ColumnsWriter writer({room});
         for (uint32_t number = 0; number + 1 < specs_.size(); ++number) {
-            MemberLine sum{number, 0, 0, 0};
+            PartHeader sum{number, 0, 0, 0};
             std::vector<PieceReader*> own;
             for (PieceReader& reader : readers_)
-                if (const MemberLine* const line = reader.find(number)) {
+                if (const PartHeader* const line = reader.find(number)) {
                     add(sum, *line);
                     own.push_back(&reader);
                 }
@@ -156,7 +156,7 @@ class ReducedPieces {
     }
 
   private:
-    void add(MemberLine& sum, const MemberLine& line) const {
+    void add(PartHeader& sum, const PartHeader& line) const {
         if (__builtin_add_overflow(sum.count, line.count, &sum.count) ||
             __builtin_add_overflow(sum.weight, line.weight, &sum.weight) || sum.count > count_ ||
             sum.weight > weight_)
@@ -166,7 +166,7 @@ class ReducedPieces {
     }
     // Reduces one member. False: a result does not fit.
     template <class T>
-    bool reduce(ColumnsWriter& writer, const MemberLine& sum, const std::vector<PieceReader*>& own) const {
+    bool reduce(ColumnsWriter& writer, const PartHeader& sum, const std::vector<PieceReader*>& own) const {
         const MemberSpec& spec = specs_[static_cast<size_t>(sum.number)];
         const Reduce reduce = reduce_by(spec, sum.weight, weight_);
         std::vector<RowSource<T>> sources;

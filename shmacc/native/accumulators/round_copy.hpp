@@ -145,7 +145,7 @@ class RoundCopy {
         sum.dims = round_dims(first);
         const Reduce reduce = request.advance_step ? reduce_by(spec, sum.weight, taken.weight) : not_reduced();
         const uint64_t width = first.state.row_elements;
-        const MemberLine line{sum.number, sum.count, sum.weight, 0};
+        const PartHeader line{sum.number, sum.count, sum.weight, 0};
         TakenMember& out = taken.members.emplace_back(
             TakenMember{std::move(sum), 0, Output(0), Output(0), Output(0)});
         if (spec.kind == kSparse) {
@@ -176,7 +176,7 @@ class RoundCopy {
     }
     // Reduces a dense member, and writes each shard's run of elements into that shard's columns.
     template <class T>
-    static bool divide(ColumnsWriter& columns, MemberLine line, std::vector<const T*> arrays,
+    static bool divide(ColumnsWriter& columns, PartHeader line, std::vector<const T*> arrays,
                        const Division& division, uint32_t components, uint64_t numbers, const Reduce& reduce) {
         bool fits = true;
         const auto member = static_cast<uint32_t>(line.number);

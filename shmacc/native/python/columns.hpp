@@ -8,13 +8,13 @@
 
 namespace shmacc {
 
-// Returns (table, numbers, counts, values): the lines of MemberLine as int64 (members, 4); row numbers and counts as
+// Returns (parts, numbers, counts, values): the headers as int64 (members, 4); row numbers and counts as
 // int64; values as bytes.
 inline nb::tuple arrays_of(Columns& columns) {
-    Output table(columns.table.size() * sizeof(MemberLine));
-    if (!columns.table.empty()) std::memcpy(table.get(), columns.table.data(), table.bytes());
-    const int64_t dims[2] = {static_cast<int64_t>(columns.table.size()), 4};
-    const nb::object lines = array_of<int64_t>(table, dims, 2);
+    Output parts(columns.parts.size() * sizeof(PartHeader));
+    if (!columns.parts.empty()) std::memcpy(parts.get(), columns.parts.data(), parts.bytes());
+    const int64_t dims[2] = {static_cast<int64_t>(columns.parts.size()), 4};
+    const nb::object lines = array_of<int64_t>(parts, dims, 2);
     const nb::object numbers = array_of<int64_t>(columns.numbers, columns.rows);
     const nb::object counts = array_of<int64_t>(columns.counts, columns.rows);
     return nb::make_tuple(lines, numbers, counts, array_of<uint8_t>(columns.values, columns.bytes));
@@ -30,7 +30,7 @@ inline std::optional<Division> division_of(nb::handle ends) {
     return Division{static_cast<uint32_t>(dims[1]), {given.data(), given.data() + given.size()}};
 }
 
-// Keeps the arrays of pieces for as long as they are read. A piece is (table, numbers, counts, values, count, weight).
+// Keeps the arrays of pieces for as long as they are read. A piece is (parts, numbers, counts, values, count, weight).
 // Made and destroyed with the GIL.
 class IncomingPieces {
   public:
@@ -38,22 +38,22 @@ class IncomingPieces {
         for (const nb::handle one : given) {
             const auto fields = nb::cast<nb::tuple>(one);
             if (fields.size() != 6) throw Error(Failure::kInvalidArgument, "A piece has six fields");
-            const auto &table = numbers_.emplace_back(fields[0], 1),
+            const auto &parts = numbers_.emplace_back(fields[0], 1),
                        &rows = numbers_.emplace_back(fields[1], 1),
                        &counts = numbers_.emplace_back(fields[2], 1);
             const auto& values = bytes_.emplace_back(fields[3], 1);
-            constexpr uint64_t kNumbers = sizeof(MemberLine) / sizeof(int64_t);
-            const Dims dims = table.dims(0);
+            constexpr uint64_t kNumbers = sizeof(PartHeader) / sizeof(int64_t);
+            const Dims dims = parts.dims(0);
             if (dims.size() != 2 || dims[1] != kNumbers || rows.dims(0).size() != 1 ||
                 counts.size() != rows.size() || values.dims(0).size() != 1)
                 throw Error(
                     Failure::kInvalidArgument,
-                    "A piece's columns have one dimension, as many counts as rows, and its table two, of "
+                    "A piece's columns have one dimension, as many counts as rows, and its headers two, of "
                     "four numbers each");
-            if (!is_aligned(table) || !is_aligned(rows) || !is_aligned(counts) || !is_aligned(values))
+            if (!is_aligned(parts) || !is_aligned(rows) || !is_aligned(counts) || !is_aligned(values))
                 throw Error(Failure::kInvalidArgument,
                             "A piece's columns must begin at multiples of 8 bytes in memory");
-            pieces_.push_back({reinterpret_cast<const MemberLine*>(table.data()), table.size() / kNumbers,
+            pieces_.push_back({reinterpret_cast<const PartHeader*>(parts.data()), parts.size() / kNumbers,
                                rows.data(), counts.data(), rows.size(), values.data(), values.size(),
                                nb::cast<int64_t>(fields[4]), nb::cast<int64_t>(fields[5])});
         }

@@ -2,7 +2,8 @@
 // message a small array costs more than its bytes, so there are few arrays.)
 //
 // One column has the row numbers of all sparse members, one the counts of these rows. A column of bytes has the values
-// of all members; each member's values begin at a multiple of kPartAlignment. A table lists the members.
+// of all members; each member's values begin at a multiple of kPartAlignment. A header for each member says how long its
+// part is.
 #pragma once
 
 #include <queue>
@@ -19,8 +20,8 @@ inline uint64_t part_up(uint64_t bytes) {
     return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
-// A line of the table: one member. Lines are in ascending order of number.
-struct MemberLine {
+// The header of a member's part. Headers are in ascending order of number.
+struct PartHeader {
     int64_t number;
     int64_t count;  // gradients that had the member
     int64_t weight;  // their weight
@@ -28,7 +29,7 @@ struct MemberLine {
 };
 
 struct Columns {
-    std::vector<MemberLine> table;
+    std::vector<PartHeader> parts;
     uint64_t rows = 0, bytes = 0;  // how many are in use; the memory may be larger
     Output numbers{0}, counts{0}, values{0};
 };
@@ -72,7 +73,7 @@ class ColumnsWriter {
 
     // Calls `read` to write a sparse member's rows into RowTargets, and returns its result. Sets the line's length.
     template <class T, class Read>
-    bool write_rows(MemberLine line, uint64_t width, Read read) {
+    bool write_rows(PartHeader line, uint64_t width, Read read) {
         std::vector<RowTarget<T>> targets;
         bool streamed = true;
         for (size_t shard = 0; shard < columns_.size(); ++shard) {
@@ -99,7 +100,7 @@ class ColumnsWriter {
     // Returns memory for a run of a dense member: line.length elements. Checks the room, since rows that were written
     // before may have changed, and taken more room, after the room was calculated.
     template <class T>
-    T* elements(uint32_t shard, const MemberLine& line, uint32_t components) {
+    T* elements(uint32_t shard, const PartHeader& line, uint32_t components) {
         Columns& own = columns_[shard];
         const uint64_t begin = part_up(own.bytes), room = rooms_[shard].bytes;
         const uint64_t bytes = static_cast<uint64_t>(line.length) * components * sizeof(T);
@@ -114,9 +115,9 @@ class ColumnsWriter {
     static unsigned char* bytes_of(const Columns& columns) {
         return static_cast<unsigned char*>(columns.values.get());
     }
-    static void add(Columns& to, const MemberLine& line, uint64_t bytes) {
+    static void add(Columns& to, const PartHeader& line, uint64_t bytes) {
         if (line.length == 0) return;
-        to.table.push_back(line);
+        to.parts.push_back(line);
         const uint64_t begin = part_up(to.bytes);
         if (begin > to.bytes)
             std::memset(bytes_of(to) + to.bytes, 0, begin - to.bytes);  // these bytes are sent, too
@@ -195,10 +196,10 @@ inline void put_values(const std::vector<Whole>& wholes, const int64_t* position
         const uint64_t first = is_run ? static_cast<uint64_t>(whole.first) : 0;
         if (first > whole.size || whole.length > whole.size - first || (!is_run && whole.length > count - at))
             throw Error(Failure::kInvalidArgument,
-                        "There are more rows than positions, or than the table has");
+                        "There are more rows than positions, or than the array has");
         for (const uint64_t until = at + (is_run ? 0 : whole.length); at < until; ++at)
             if (static_cast<uint64_t>(positions[at]) >= whole.size)
-                throw Error(Failure::kInvalidArgument, "A row's position is not in the table");
+                throw Error(Failure::kInvalidArgument, "A row's position is not in the array");
         end = part_up(end) + whole.length * whole.row_bytes;
     }
     if (at != count || end != bytes)
