@@ -142,10 +142,10 @@ def in_the_update() -> None:
 
     def update_and_crash(*args: Any) -> Any:
         made = args[4]
-        number, region, rate, rows, values, size = made[-1]
+        number, rate, rows, (values,), sizes = made[-1]
         nobodys = mmap.mmap(-1, mmap.PAGESIZE, prot=0)
         unreadable = np.frombuffer(nobodys, np.uint8)[: len(values)]
-        made[-1] = (number, region, rate, rows, unreadable, size)
+        made[-1] = (number, rate, rows, [unreadable], sizes)
         return real(*args)
 
     _core.update = update_and_crash  # type: ignore[assignment]
