@@ -369,7 +369,7 @@ def load(
 ) -> None: ...
 def read_parameters(
     handle: Handle,
-    places: list[tuple[int, int, Any]],
+    copies: list[tuple[int, int, Any]],
     tables: list[tuple[int, bool]],
     timeout: float | None,
 ) -> tuple[

@@ -205,35 +205,36 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
     for (size_t i = 0; i < readers.size(); ++i) readers[i]->note_restored(restored[i]);
 }
 
-// places: (number, region, array to copy into). tables: (number, whether to read the optimizer's slots, too). Returns
+// copies: (number, region, array to copy into). tables: (number, whether to read the optimizer's slots, too). Returns
 // the step, how often each array was updated, and for each table the arrays (ids, rows' numbers as bytes, last steps).
-inline nb::tuple read_parameters(Handle& handle, const nb::list& places, const nb::list& tables,
+inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const nb::list& tables,
                                  std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
     if (segment->config().kind != kParameters)
         throw Error(Failure::kInvalidArgument, "The segment has no parameters");
     std::deque<ArrayBuffer<unsigned char>> views;
     std::vector<Update::ArrayCopy> asked;
-    for (const nb::handle item : places) {
+    for (const nb::handle item : copies) {
         const auto [array, region, to] = unpacked<uint32_t, uint32_t, nb::object>(item);
         if (array >= segment->config().members || region >= std::size(kArrayRegions))
             throw Error(Failure::kInvalidArgument, "The segment has no such array");
         const auto& view = views.emplace_back(to, 1, PyBUF_WRITABLE);
         asked.push_back({array, region, view.writable(), view.size()});
     }
-    std::vector<Update::TableCopy> copies;
+    std::vector<Update::TableCopy> table_copies;
     for (const nb::handle item : tables) {
         const auto [table, whole] = unpacked<uint32_t, bool>(item);
         if (table >= segment->config().members || (*segment->specs())[table].kind != kTable)
             throw Error(Failure::kInvalidArgument, "The segment has no such table");
-        copies.push_back({table, whole});
+        table_copies.push_back({table, whole});
     }
     need_numpy();
     std::vector<int64_t> updates;
     const int64_t deadline = deadline_after(timeout);
-    const int64_t step = handle.update([&](Update& act) { return act.read(asked, copies, updates, deadline); });
+    const int64_t step = handle.update(
+        [&](Update& act) { return act.read(asked, table_copies, updates, deadline); });
     nb::list read = new_list();
-    for (Update::TableCopy& copy : copies) {
+    for (Update::TableCopy& copy : table_copies) {
         const RecordShape shape = record_of((*segment->specs())[copy.table]);
         const uint64_t bytes = (copy.whole ? shape.numbers() : shape.width) *
                                (*segment->specs())[copy.table].number_bytes();

@@ -26,7 +26,7 @@ void bind_parameters(nb::module_& m) {
           nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
     m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"),
           nb::arg("timeout").none() = nb::none());
-    m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("places"), nb::arg("tables"),
+    m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("copies"), nb::arg("tables"),
           nb::arg("timeout").none());
     m.def("initial_rows", &initial_rows, nb::arg("initial"), nb::arg("ids"), nb::arg("width"),
           nb::arg("is_double"), nb::arg("to"));
