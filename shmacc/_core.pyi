@@ -362,6 +362,16 @@ def update(
     changes: list[tuple[Any, ...]],
     timeout: float | None,
 ) -> bool: ...
+def change_copy(
+    handle: Handle,
+    lineage: tuple[int, int, int],
+    parent: tuple[int, int, int] | None,
+    step: int,
+    begun: int,
+    changes: list[tuple[Any, ...]],
+    updates: list[int],
+    timeout: float | None,
+) -> tuple[bool, int]: ...
 def load(
     parameters: list[tuple[Handle, int, list[tuple[Any, ...]], list[int]]],
     accumulators: list[tuple[Handle, int, list[Any], Any]],
@@ -376,6 +386,7 @@ def read_parameters(
     int,
     list[int],
     list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.int64]]],
+    tuple[int, int, int, int],
 ]: ...
 def initial_rows(
     initial: tuple[int, list[float], int],

@@ -56,6 +56,7 @@ class Change(NamedTuple):
         rest: For an array the sizes of the regions. For a table the ids to remove (None: all ids
             not in `rows`), the last steps of the rows (None: the round's step), and which rows to
             forget: (those last updated before this step, except these ids), or None.
+        corrections: Adam's two corrections of the bias; None: by the array's number of updates.
     """
 
     number: int
@@ -63,6 +64,7 @@ class Change(NamedTuple):
     rows: IndexArray | None
     values: ValueArray | list[ValueArray]
     rest: list[int] | tuple[IndexArray | None, IndexArray | None, tuple[int, IndexArray] | None]
+    corrections: tuple[float, float] | None = None
 
     @property
     def as_given(self) -> tuple[Any, ...]:
@@ -73,7 +75,7 @@ class Change(NamedTuple):
             if isinstance(given, list)
             else arrays.bytes_of(given)
         )
-        return (self.number, self.rate, self.rows, as_bytes, self.rest)
+        return (self.number, self.rate, self.rows, as_bytes, self.rest, self.corrections)
 
 
 def learning_rate(array: ParameterMember, rate: float | None) -> float:

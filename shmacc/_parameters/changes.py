@@ -16,21 +16,21 @@ from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class OpenRound(NamedTuple):
-    """A round that a block of this process holds open, as an update is made of it.
+    """A round that is open, as an update is made of it.
 
     Attributes:
-        block: The block.
+        step: Its step.
         means: Its gradients, by array.
         members: All its members, also those that `means` leaves out.
     """
 
-    block: _core.BlockAccess
+    step: int
     means: Mapping[str, Any]
     members: Mapping[str, Any]
 
 
-def round_of(taken: Any, names: Collection[str]) -> OpenRound:
-    """Return the open round that `taken` comes from.
+def round_of(taken: Any, names: Collection[str]) -> tuple[_core.BlockAccess, OpenRound]:
+    """Return the open round that `taken` comes from, and the block that holds it open.
 
     Args:
         taken: The value of the round's block; or a mapping to parts of it. Members that a mapping
@@ -46,7 +46,7 @@ def round_of(taken: Any, names: Collection[str]) -> OpenRound:
     rounds = [(block, given) for block, given in all_given if given is not None]
     found = next((block for block, given in rounds if given is taken), None)
     if found is not None and isinstance(taken, GroupTaken):
-        return OpenRound(found, taken, taken)
+        return found, OpenRound(found.taken.step, taken, taken)
     if found is not None:
         if len(names) > 1:
             raise InvalidArgumentError(
@@ -54,7 +54,7 @@ def round_of(taken: Any, names: Collection[str]) -> OpenRound:
                 'which it is, as in update({"name": taken})'
             )
         means = dict.fromkeys(names, taken)
-        return OpenRound(found, means, means)
+        return found, OpenRound(found.taken.step, means, means)
     if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken):
         # By identity: parts of a round are arrays, which compare element by element.
         parts = {id(part) for part in taken.values()}
@@ -67,7 +67,7 @@ def round_of(taken: Any, names: Collection[str]) -> OpenRound:
             own = given.values() if isinstance(given, GroupTaken) else [given]
             if parts <= {id(part) for part in own}:
                 of_group = given if isinstance(given, GroupTaken) else {}
-                return OpenRound(block, taken, {**of_group, **taken})
+                return block, OpenRound(block.taken.step, taken, {**of_group, **taken})
     raise FailedPreconditionError(
         "An update is made in the block of a round, of what the block was given, or of a mapping "
         "to some of its members: `with group.round(n) as taken: params.update(taken)`; this "
@@ -245,7 +245,7 @@ def _table_change(
         kept, in_round = ids[:0], found.members.get(table.name)
         if isinstance(in_round, SparseTaken) and in_round is not taken:
             kept = np.unique(checked_ids(in_round.indices, f"the ids of table {table.name!r}"))
-        forget = (max(found.block.taken.step - age, -arguments.INT64_MAX), kept)
+        forget = (max(found.step - age, -arguments.INT64_MAX), kept)
     rate = None if taken is None else rate
     return Change(table.number, rate, rows=ids, values=rows, rest=(removed, None, forget))
 

@@ -296,9 +296,9 @@ class Parameters(SharedArrays):
                 how to save them. Nothing was changed, and the round was not made final.
         """
         asked = Asked.checked(values=values, gradients=gradients, remove=remove, forget=forget)
-        found = changes.round_of(taken, self)
+        block, found = changes.round_of(taken, self)
         rates = patterns.learning_rates(learning_rate, self.optimizers)
-        return self._commit(found, asked, rates, arguments.timeout(timeout))
+        return self._commit(block, found, asked, rates, arguments.timeout(timeout))
 
     def skip(
         self,
@@ -323,11 +323,13 @@ class Parameters(SharedArrays):
             InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
         asked = Asked.checked(values=values)
-        found = changes.round_of(taken, self)._replace(means={}, members={})
-        return self._commit(found, asked, {}, arguments.timeout(timeout))
+        block, found = changes.round_of(taken, self)
+        found = found._replace(means={}, members={})
+        return self._commit(block, found, asked, {}, arguments.timeout(timeout))
 
     def _commit(
         self,
+        block: _core.BlockAccess,
         found: changes.OpenRound,
         asked: Asked,
         rates: Mapping[str, float],
@@ -335,7 +337,6 @@ class Parameters(SharedArrays):
     ) -> bool:
         made = changes.of_update(self._members, found, asked, rates)
         self._check_open()
-        block = found.block
         return _core.update(
             self._handle,
             block.handle,
@@ -362,7 +363,7 @@ class Parameters(SharedArrays):
         seconds = arguments.timeout(timeout)
         copies: dict[str, Any] = {array.name: array.empty(0) for array in self._arrays}
         read = [(array.number, 0, copies[array.name]) for array in self._arrays]
-        step, _, tables = self._read(read, seconds, whole=False)
+        step, _, tables, _ = self._read(read, seconds, whole=False)
         for table, (ids, numbers, _) in zip(self._tables, tables, strict=True):
             rows = numbers.view(table.dtype.numpy).reshape(len(ids), *table.shape)
             copies[table.name] = IndexedSlices(rows, ids)
@@ -384,7 +385,7 @@ class Parameters(SharedArrays):
 
     def _read(
         self, copies: list[states.Copy], timeout: float | None, *, whole: bool
-    ) -> tuple[int, list[int], list[states.TableCopy]]:
+    ) -> tuple[int, list[int], list[states.TableCopy], tuple[int, int, int, int]]:
         self._check_open()
         as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in copies]
         tables = [(table.number, whole) for table in self._tables]

@@ -24,14 +24,14 @@ TableCopy = tuple[IndexArray, ValueArray, IndexArray]
 
 def to_state(
     own: Sequence[ParameterArray | ParameterTable],
-    read: Callable[[list[Copy]], tuple[int, list[int], list[TableCopy]]],
+    read: Callable[[list[Copy]], tuple[int, list[int], list[TableCopy], object]],
 ) -> dict[str, ValueArray]:
     """Return the saved state of parameters.
 
     Args:
         own: Their members.
         read: Makes these copies and those of all tables at one instant, and returns the step, each
-            member's number of updates, and the tables.
+            member's number of updates, the tables, and anything.
     """
     state: dict[str, ValueArray] = {}
     copies = []
@@ -40,7 +40,7 @@ def to_state(
             for region, key in enumerate(array.keys(array.number)):
                 state[key] = array.empty(region)
                 copies.append((array.number, region, state[key]))
-    step, updates, tables = read(copies)
+    step, updates, tables, _ = read(copies)
     known = [member for member in own if isinstance(member, ParameterTable)]
     for table, copy in zip(known, tables, strict=True):
         state |= _to_table(table, copy)

@@ -150,6 +150,15 @@ struct FinalRound {
     uint64_t parameters;  // Config::token of the updated parameters, kept for all later rounds; 0: none yet
 };
 
+// Parameters can be one of several copies, on several hosts. These numbers name the last update that the copy has; it
+// has those before it, too, and nothing else. All 0: it is no copy, or something else has changed it.
+struct Lineage {
+    uint64_t phase;  // FinalRound::phase: kNotFinal
+    uint64_t term;
+    uint64_t number;
+    uint64_t digest;  // of all that these updates have changed, to tell copies apart that should be equal
+};
+
 // State of the round in all lanes. Changed only with all lanes' locks. Kept twice; see commit.hpp.
 struct RoundState {
     uint64_t generation;
@@ -160,12 +169,18 @@ struct RoundState {
     uint64_t taken;  // gradients handed out, ever
     uint64_t takes;  // takes that returned a result, ever
     uint64_t opened;  // rounds that were opened, ever
-    uint64_t spread;  // the number of the round in which contributors may be in other lanes than their own
+    union {
+        uint64_t spread;  // the number of the round in which contributors may be in other lanes than their own
+        int64_t begun;  // a copy of parameters: gradients of earlier steps may be computed from half a change
+    };
     uint64_t needs;  // the record is valid from this generation of the first lane on
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
     uint64_t restores;  // how many restores there were, ever; see Header::finished
     RoundHolder holder;
-    FinalRound final;
+    union {
+        FinalRound final;
+        Lineage lineage;  // a copy of parameters
+    };
     uint64_t checksum;
 };
 

@@ -23,6 +23,8 @@ class PreparedChange {
     virtual uint64_t new_entries() const { return 0; }
     // step: the step of the round.
     virtual void change(Saving& saving, int64_t step) = 0;
+    // Adds what `change` has changed to a digest.
+    virtual void add_to(Digest& digest) = 0;
 
   protected:
     Member& member_;
@@ -67,6 +69,19 @@ struct ChangedEntries {
     static constexpr uint64_t kPieceBytes = 4096;
 };
 
+// Adds the rows that have changed, or all `bytes` of the array, to a digest. T: unsigned char for any type of numbers.
+template <class T>
+void add_changed(Digest& digest, const ChangedRows& rows, const unsigned char* array, uint64_t bytes,
+                 uint64_t row_bytes) {
+    const auto* const numbers = reinterpret_cast<const T*>(array);
+    const uint64_t width = row_bytes / sizeof(T);
+    if (!rows.rows) digest.add(numbers, bytes / sizeof(T));
+    for (uint64_t i = 0; rows.rows && i < rows.count; ++i) {
+        digest.add(static_cast<uint64_t>(rows.rows[i]));
+        digest.add(numbers + static_cast<uint64_t>(rows.rows[i]) * width, width);
+    }
+}
+
 // Returns a region of an array, which is mapped from now on.
 inline unsigned char* changed_region(Member& member, uint32_t region, uint64_t bytes) {
     if (bytes > member.state.reserved[kArrayRegions[region]])
@@ -78,7 +93,7 @@ inline unsigned char* changed_region(Member& member, uint32_t region, uint64_t b
 class ArrayGradient : public MemberChange {
   public:
     // bytes: the array's. values: the gradients of the rows, one after the other.
-    ArrayGradient(uint32_t member, double rate, ChangedRows rows, const void* values, uint64_t bytes)
+    ArrayGradient(uint32_t member, const Rate& rate, ChangedRows rows, const void* values, uint64_t bytes)
         : MemberChange(member), rate_(rate), rows_(rows), values_(values), bytes_(bytes) {}
 
     std::unique_ptr<PreparedChange> prepare(Member& member) const override {
@@ -111,6 +126,13 @@ class ArrayGradient : public MemberChange {
             if (asked_.rows_.any())
                 with_number(spec().sum == kFloat64, [&](auto zero) { change<decltype(zero)>(saving); });
         }
+        void add_to(Digest& digest) override {
+            with_number(spec().sum == kFloat64, [&](auto zero) {
+                for (uint32_t i = 0; i <= slots_.count; ++i)
+                    add_changed<decltype(zero)>(digest, asked_.rows_, regions_[i], asked_.bytes_ / group(i),
+                                                asked_.rows_.bytes / group(i));
+            });
+        }
 
       private:
         template <class T>
@@ -136,7 +158,7 @@ class ArrayGradient : public MemberChange {
         unsigned char* regions_[std::size(kArrayRegions)] = {};
     };
 
-    const double rate_;
+    const Rate rate_;
     const ChangedRows rows_;
     const void* const values_;
     const uint64_t bytes_;
@@ -186,6 +208,12 @@ class ArrayContents : public MemberChange {
                 replace(touched, saving);
             }
         }
+        void add_to(Digest& digest) override {
+            for (const Region& region : asked_.regions_)
+                add_changed<unsigned char>(digest, asked_.rows_,
+                                           changed_region(member_, region.number, region.bytes), region.bytes,
+                                           asked_.rows_.bytes);
+        }
 
       private:
         const ArrayContents& asked_;
@@ -202,7 +230,7 @@ class TableChange : public MemberChange {
     // What the rows of these ids get.
     struct Rows {
         Ids ids;
-        std::optional<double> rate;  // the learning rate, if the values are gradients
+        std::optional<Rate> rate;  // if the values are gradients
         const void* values;
         uint64_t row_bytes;  // of values: of a row, or of new contents with the optimizer's slots
         const int64_t* steps = nullptr;  // the step of the round that changed each row last; null: this round's
@@ -233,6 +261,10 @@ class TableChange : public MemberChange {
                 member_.state.count += rows_.ids.count > 0 || member_.spec().optimizer.has(kAsTorch);
             with_number(member_.spec().sum == kFloat64,
                         [&](auto zero) { change<decltype(zero)>(saving, step); });
+        }
+        void add_to(Digest& digest) override {
+            with_number(member_.spec().sum == kFloat64,
+                        [&](auto zero) { table_.add_changed<decltype(zero)>(digest); });
         }
 
       private:

@@ -157,9 +157,10 @@ constexpr bool kDecays = false;
 template <class Rule, class T>
 constexpr bool kDecays<Decayed<Rule, T>> = true;
 
-// Calls act(rule). updates: how often the array was updated, this time included. of_rows: the gradient is sparse.
+// Calls act(rule). of_rows: the gradient is sparse.
 template <class T, class Act>
-auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, bool of_rows, Act act) {
+auto with_rule(const OptimizerSpec& optimizer, double rate, const Corrections& corrections, bool of_rows,
+               Act act) {
     const auto number = [&](size_t i) { return static_cast<T>(optimizer.numbers[i]); };
     const double* const numbers = optimizer.numbers;
     const T learning_rate = static_cast<T>(rate);
@@ -181,10 +182,8 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, int64_t updates, boo
         }
         case kAdam:
         case kAdamW: {
-            const double count = static_cast<double>(updates);
-            const double correction = std::sqrt(1 - std::pow(numbers[2], count));
-            const double corrected = rate * correction / (1 - std::pow(numbers[1], count));
-            const double epsilon = numbers[3] * (optimizer.has(kAsTorch) && !of_rows ? correction : 1);
+            const double corrected = rate * corrections.second / corrections.first;
+            const double epsilon = numbers[3] * (optimizer.has(kAsTorch) && !of_rows ? corrections.second : 1);
             return act(Adam<T>{static_cast<T>(corrected), static_cast<T>(1 - numbers[1]),
                                static_cast<T>(1 - numbers[2]), static_cast<T>(epsilon)});
         }

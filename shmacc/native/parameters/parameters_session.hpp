@@ -2,6 +2,7 @@
 #pragma once
 
 #include "parameters/changes.hpp"
+#include "parameters/default_floats.hpp"
 #include "segment/session.hpp"
 
 namespace shmacc {
@@ -54,6 +55,7 @@ class ParametersSession {
     }
     // Makes the changes that were prepared. step: the step of the round.
     void change(int64_t step) {
+        const DefaultFloats floats;
         uint64_t new_entries = 0;
         for (const auto& change : prepared_) new_entries += change->new_entries();
         lane().begin(state, new_entries);
@@ -64,9 +66,11 @@ class ParametersSession {
         if (saving.streamed) end_of_stream();
     }
     // updates: how often each changed member was updated, in order of the changes; empty: `change` has counted it.
-    void commit(int64_t step, const std::vector<int64_t>& updates = {}) {
+    // lineage: of the copy that the parameters are now (copy.hpp).
+    void commit(int64_t step, const std::vector<int64_t>& updates = {}, const Lineage& lineage = {}) {
         for (size_t i = 0; i < updates.size(); ++i) members_[i].state.count = updates[i];
         round.step = step;
+        round.lineage = lineage;
         ++round.round;
         ++round.takes;
         round.needs = state.generation + 1;
@@ -76,7 +80,21 @@ class ParametersSession {
         lane().give_back(before_, state);
         if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back({state});
     }
-    // For Load (load.hpp).
+    // For copies (copy.hpp): notes the step to which the change leads that begins now.
+    void note_begun(int64_t step) {
+        round.begun = std::max(round.begun, step);
+        segment_.round().commit(round);
+    }
+    // A digest of what `change` has changed. before: that of the changes before.
+    uint64_t digest(uint64_t before) {
+        Digest digest(before);
+        for (size_t i = 0; i < prepared_.size(); ++i) {
+            digest.add(members_[i].number());
+            prepared_[i]->add_to(digest);
+        }
+        return digest.value();
+    }
+    // For Load (load.hpp), and copies.
     void keep_no_journal() { Lane::keep_no_undo(before_, state); }
     void mark() {
         const Presence& presence = segment_.presence();

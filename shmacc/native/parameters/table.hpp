@@ -50,6 +50,7 @@
 // or kill the reader if /dev/shm is full.
 #pragma once
 
+#include "parameters/digest.hpp"
 #include "parameters/initial.hpp"
 #include "parameters/touched_array.hpp"
 #include "protocol/lane.hpp"
@@ -285,6 +286,21 @@ class Table {
         for (const uint32_t i : fresh_) inserts.add(ids_[i], static_cast<uint64_t>(places_[i]));
         inserts.finish();
         state_.index_filled += fresh_.size();
+    }
+
+    // Adds the rows that this update has changed to a digest; of those that it has removed, their ids in any order.
+    template <class T>
+    void add_changed(Digest& digest) {
+        const T* const records = this->records<T>();
+        const RowPlace* const table = member_.array<RowPlace>(kPlaces, end_);
+        for (size_t i = 0; i < places_.size(); ++i) {
+            digest.add(static_cast<uint64_t>(ids_[i]));
+            digest.add(records + static_cast<uint64_t>(places_[i]) * shape_.numbers(), shape_.numbers());
+        }
+        uint64_t removed = 0;
+        for (const uint64_t place : freed_) removed += Digest::of(static_cast<uint64_t>(table[place].row));
+        digest.add(removed);
+        digest.add(in_table_);
     }
 
     // All ids, ascending, with their places. Do not call it after `prepare`.

@@ -53,9 +53,20 @@ SlotShape slots_of(const OptimizerSpec& optimizer, const Dims& dims);
 // The initial value of an optimizer's slot.
 double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
 
+// Adam's corrections of the bias after some updates: 1 - beta_1**updates, and the square root of 1 - beta_2**updates.
+// std::pow is not the same to the bit on every processor, so copies on several hosts are given them.
+struct Corrections {
+    double first, second;
+};
+// The learning rate of an update. No corrections: those after the array's updates.
+struct Rate {
+    double rate;
+    std::optional<Corrections> corrections = {};
+};
+
 // Changes the entries as the optimizer does. updates: how often the array was updated, this time included.
 template <class T>
-void optimize(const OptimizerSpec& optimizer, double rate, int64_t updates, const TouchedArray<T>& array,
+void optimize(const OptimizerSpec& optimizer, const Rate& rate, int64_t updates, const TouchedArray<T>& array,
               Saving& saving);
 
 // Gives the entries their new contents.

@@ -105,9 +105,10 @@ class Update : public Operation {
         uint64_t rows = 0;
         std::optional<Output> ids = {}, steps = {}, records = {};
     };
-    // Copies arrays and tables, and returns their step. updates: gets each array's number of updates.
-    int64_t read(const std::vector<ArrayCopy>& copies, std::vector<TableCopy>& tables,
-                 std::vector<int64_t>& updates, int64_t deadline) {
+    // Copies arrays and tables, and returns the RoundState that they are of. updates: gets each array's number of
+    // updates.
+    RoundState read(const std::vector<ArrayCopy>& copies, std::vector<TableCopy>& tables,
+                    std::vector<int64_t>& updates, int64_t deadline) {
         ActivityScope activity(segment_, kWaitsForLock);
         ParametersSession session(segment_, deadline, interruption_);
         if (!session.held()) deadline_exceeded();
@@ -122,7 +123,14 @@ class Update : public Operation {
         for (TableCopy& copy : tables) read_table(session, copy);
         for (uint32_t i = 0; i + 1 < segment_.specs()->size(); ++i)
             updates.push_back(session.member(i).state.count);
-        return session.round.step;
+        return session.round;
+    }
+
+    [[noreturn]] static void refuse_half_loaded() {
+        throw Error(
+            Failure::kFailedPrecondition,
+            "These parameters take no update: the process that loaded a checkpoint into them died before "
+            "the end, so they and their accumulator may be of different steps; load it again");
     }
 
   private:
@@ -145,12 +153,6 @@ class Update : public Operation {
             steps[i] = last_steps[all[i].second];
             if (bytes) std::memcpy(records + i * bytes, from + all[i].second * stride, bytes);
         }
-    }
-    [[noreturn]] static void refuse_half_loaded() {
-        throw Error(
-            Failure::kFailedPrecondition,
-            "These parameters take no update: the process that loaded a checkpoint into them died before "
-            "the end, so they and their accumulator may be of different steps; load it again");
     }
     [[noreturn]] void deadline_exceeded() {
         throw Error(

@@ -4,6 +4,7 @@
 // Python cannot change meanwhile (arrays.py: row_numbers). Values may change: any bytes are valid numbers.
 #pragma once
 
+#include "parameters/copy.hpp"
 #include "parameters/load.hpp"
 #include "python/handle.hpp"
 
@@ -12,17 +13,18 @@ namespace shmacc {
 // The changes, and the arrays that they read. Made and destroyed with the GIL.
 class IncomingChanges {
   public:
-    // given: in order of the members, tuples (number, learning rate, rows, values, rest). If the learning rate is None,
-    // the values are new contents. For an array, values are those of its regions from the first on, and the rest are
-    // the regions' bytes; of a gradient or of rows there is one. Rows ascend; None: the whole array. A table has ids in
-    // place of rows, and as rest (ids to remove, or None for all others; last steps or None; for rows to forget (the
-    // step that they were last updated before, ids to keep), or None).
+    // given: in order of the members, tuples (number, learning rate, rows, values, rest, corrections of the bias or
+    // None). If the learning rate is None, the values are new contents. For an array, values are those of its regions
+    // from the first on, and the rest are the regions' bytes; of a gradient or of rows there is one. Rows ascend; None:
+    // the whole array. A table has ids in place of rows, and as rest (ids to remove, or None for all others; last steps
+    // or None; for rows to forget (the step that they were last updated before, ids to keep), or None).
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
         for (const nb::handle item : given) {
-            const auto [number, rate, rows, values, rest] =
-                unpacked<uint32_t, std::optional<double>, nb::object, nb::object, nb::object>(item);
+            const auto [number, learning_rate, rows, values, rest, corrections] =
+                unpacked<uint32_t, std::optional<double>, nb::object, nb::object, nb::object, nb::object>(item);
+            const auto rate = rate_of(learning_rate, corrections);
             if (number >= segment.config().members ||
                 (rate && (*segment.specs())[number].optimizer.kind == kNoOptimizer))
                 throw Error(Failure::kInvalidArgument, "The segment has no such array");
@@ -37,7 +39,13 @@ class IncomingChanges {
   private:
     using Change = std::unique_ptr<MemberChange>;
 
-    Change of_array(uint32_t number, std::optional<double> rate, const nb::object& rows,
+    static std::optional<Rate> rate_of(std::optional<double> rate, const nb::object& given) {
+        if (!rate) return std::nullopt;
+        if (given.is_none()) return Rate{*rate};
+        const auto [first, second] = unpacked<double, double>(given);
+        return Rate{*rate, Corrections{first, second}};
+    }
+    Change of_array(uint32_t number, const std::optional<Rate>& rate, const nb::object& rows,
                     const nb::object& values, const nb::object& rest) {
         std::vector<ArrayContents::Region> regions;
         for (const uint64_t bytes : vector_of<uint64_t>(rest)) {
@@ -66,7 +74,7 @@ class IncomingChanges {
                                                        ", as a round hands them out");
         return changed;
     }
-    Change of_table(const MemberSpec& spec, uint32_t number, std::optional<double> rate,
+    Change of_table(const MemberSpec& spec, uint32_t number, const std::optional<Rate>& rate,
                     const nb::object& rows, const nb::object& values, const nb::object& rest) {
         const auto [removed, steps, forget] = unpacked<nb::object, nb::object, nb::object>(rest);
         const auto& numbers = values_.emplace_back(values, 1);
@@ -108,6 +116,11 @@ class IncomingChanges {
     std::vector<Change> owned_;
     MemberChanges changes_;
 };
+
+inline Lineage lineage_of(const nb::object& given) {
+    const auto [term, number, digest] = unpacked<uint64_t, uint64_t, uint64_t>(given);
+    return {kNotFinal, term, number, digest};
+}
 
 // Merges a gradient's rows as an apply does: returns row numbers and rows, in ascending order, each once. indices:
 // memory of their own, which nobody writes to.
@@ -152,13 +165,37 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
         if (round.is_in()) rounds.note_update(serial);
     };
     try {
-        const bool is_new = handle.update([&](Update& act) { return act.update(request, round); });
+        const bool is_new = handle.update<Update>([&](Update& act) { return act.update(request, round); });
         note();
         return is_new;
     } catch (...) {  // for instance from a signal handler that ran after the update
         note();
         throw;
     }
+}
+
+// Changes parameters that are a copy (copy.hpp). lineage and parent: (term, number, digest). Returns whether the change
+// was made now, or was there already, and the copy's digest.
+inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb::object& parent,
+                             int64_t step, int64_t begun, const nb::list& changes, const nb::list& updates,
+                             std::optional<double> timeout) {
+    const OpenSegment::Use segment = handle.attached();
+    const IncomingChanges incoming(*segment, changes);
+    CopyChange request{{},
+                       lineage_of(lineage),
+                       step,
+                       begun,
+                       incoming.get(),
+                       vector_of<int64_t>(updates),
+                       deadline_after(timeout)};
+    if (!parent.is_none()) request.parent = lineage_of(parent);
+    const uint64_t of_each = request.parent ? 0 : segment->config().members;
+    if (request.lineage.term == 0 || request.updates.size() != of_each)
+        throw Error(Failure::kInvalidArgument,
+                    "No copy can have this lineage, or the segment has other arrays");
+    uint64_t digest = 0;
+    const bool made = handle.update<ChangeCopy>([&](ChangeCopy& act) { return act.change(request, digest); });
+    return nb::make_tuple(made, digest);
 }
 
 // parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, members, terms), the last
@@ -206,7 +243,8 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
 }
 
 // copies: (number, region, array to copy into). tables: (number, whether to read the optimizer's slots, too). Returns
-// the step, how often each array was updated, and for each table the arrays (ids, rows' numbers as bytes, last steps).
+// the step, how often each array was updated, for each table the arrays (ids, rows' numbers as bytes, last steps), and
+// of a copy (term, number, digest, the step to which its last change led).
 inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const nb::list& tables,
                                  std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
@@ -231,7 +269,7 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const n
     need_numpy();
     std::vector<int64_t> updates;
     const int64_t deadline = deadline_after(timeout);
-    const int64_t step = handle.update(
+    const RoundState of = handle.update<Update>(
         [&](Update& act) { return act.read(asked, table_copies, updates, deadline); });
     nb::list read = new_list();
     for (Update::TableCopy& copy : table_copies) {
@@ -242,7 +280,9 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const n
                                    array_of<uint8_t>(*copy.records, copy.rows * bytes),
                                    array_of<int64_t>(*copy.steps, copy.rows)));
     }
-    return nb::make_tuple(step, updates, read);
+    const Lineage& copy = of.lineage;
+    return nb::make_tuple(of.step, updates, read,
+                          nb::make_tuple(copy.term, copy.number, copy.digest, of.begun));
 }
 
 }  // namespace shmacc

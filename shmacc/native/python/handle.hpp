@@ -383,9 +383,9 @@ class Handle {
     }
 
     // An operation on parameters (python/changes.hpp).
-    template <class Call>
+    template <class Act, class Call>
     auto update(Call call) {
-        return run<Update>(call);
+        return run<Act>(call);
     }
     // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
     // Skips a handle that another thread has made but not entered yet, since that has no lock.

@@ -1,0 +1,211 @@
+"""Parameters that are one copy of several, on several hosts: all get the same updates, in order.
+
+There is no round on any of the hosts, so an update is prepared once, travels, and is made in each
+copy. A copy says itself which update it has had last (its lineage), in the commit that made it. So
+an update is made once, however often it is asked for, and only in a copy at its parent.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shmacc import _core, optim
+from shmacc._base.array_types import ValueArray
+from shmacc._parameters import changes, states
+from shmacc._parameters.change_checks import Asked, Change
+from shmacc._parameters.parameters import Parameters
+
+
+class Lineage(NamedTuple):
+    """The name of the last update that a copy has; it has those before it, too.
+
+    Attributes:
+        term: The term of the owner that has named the update; 0: it is no copy, or was changed by
+            something else.
+        number: A number that this owner gave to no other update.
+        digest: A digest of all that the updates have changed; each NaN counts as the same number.
+    """
+
+    term: int
+    number: int
+    digest: int = 0
+
+
+class Copy(NamedTuple):
+    """What is known of a copy.
+
+    Attributes:
+        lineage: Its lineage.
+        begun: The step to which its last change led, or leads if it has not come to its end. Of
+            earlier steps its accumulator may have gradients that are computed from half a change.
+        step: The parameters' step.
+    """
+
+    lineage: Lineage
+    begun: int
+    step: int
+
+
+class Update(NamedTuple):
+    """An update that any copy of these parameters can make; it pickles.
+
+    Attributes:
+        step: The step of its round.
+        changes: The changes, with learning rates and corrections of the bias: the results are the
+            same to the bit on every host.
+    """
+
+    step: int
+    changes: list[Change]
+
+
+def look(params: Parameters, timeout: float | None = None) -> Copy:
+    """Return what is known of a copy. Waits for a running update, and undoes a dead process's.
+
+    Raises:
+        DeadlineExceededError: The timeout passed.
+    """
+    step, _, _, copy = _core.read_parameters(params._handle, [], [], timeout)  # noqa: SLF001
+    return _copy(copy, step)
+
+
+def prepare(
+    params: Parameters,
+    means: Mapping[str, Any],
+    step: int,
+    asked: Asked | None = None,
+    rates: Mapping[str, float] | None = None,
+    timeout: float | None = None,
+) -> Update:
+    """Return the update that a round's means make, checked as `Parameters.update` does.
+
+    Args:
+        params: The copy from which the chief trains.
+        means: The round's means, by array.
+        step: The round's step.
+        asked: What else the update is asked for.
+        rates: Learning rates, by array. Other arrays use their optimizers' own.
+        timeout: Seconds to wait for the copy's lock; None: for ever.
+
+    Raises:
+        InvalidArgumentError: As for `Parameters.update`.
+        DeadlineExceededError: The timeout passed.
+    """
+    found = changes.OpenRound(step, means, means)
+    made = changes.of_update(params._members, found, asked or Asked(), rates or {})  # noqa: SLF001
+    _, updates, _, _ = _core.read_parameters(params._handle, [], [], timeout)  # noqa: SLF001
+    optimizers = list(params.optimizers.values())
+    return Update(
+        step,
+        [
+            change._replace(
+                corrections=_corrections(optimizers[change.number], updates[change.number] + 1)
+            )
+            for change in made
+        ],
+    )
+
+
+def make(
+    params: Parameters,
+    update: Update,
+    lineage: tuple[int, int],
+    parent: Lineage,
+    timeout: float | None = None,
+) -> tuple[bool, Lineage]:
+    """Make an update in a copy. Atomic, as every update is.
+
+    Args:
+        params: The copy.
+        update: A result of `prepare`.
+        lineage: The update's term and number.
+        parent: The lineage that the copy must have.
+        timeout: Seconds to wait for another process's use of the copy; None: for ever.
+
+    Returns:
+        Whether the update was made now, or was there already; and the copy's lineage.
+
+    Raises:
+        FailedPreconditionError: The copy has another lineage, or is half loaded.
+        InvalidArgumentError: The update does not fit the parameters.
+        ResourceExhaustedError: Shared memory is full. Nothing was changed.
+        DeadlineExceededError: The timeout passed. Nothing was changed.
+    """
+    after = update.step + 1
+    given = [change.as_given for change in update.changes]
+    made, digest = _core.change_copy(
+        params._handle,  # noqa: SLF001
+        (*lineage, 0),
+        parent,
+        after,
+        after,
+        given,
+        [],
+        timeout,
+    )
+    return made, Lineage(*lineage, digest)
+
+
+def state(params: Parameters, timeout: float | None = None) -> tuple[Copy, dict[str, ValueArray]]:
+    """Return a copy's state, for `replace`, with what is known of the copy at that instant.
+
+    Raises:
+        DeadlineExceededError: The timeout passed.
+        ResourceExhaustedError: This process has no memory for it.
+    """
+    known = []
+
+    def read(
+        places: list[states.Copy],
+    ) -> tuple[int, list[int], list[states.TableCopy], object]:
+        step, updates, tables, copy = params._read(places, timeout, whole=True)  # noqa: SLF001
+        known.append(_copy(copy, step))
+        return step, updates, tables, copy
+
+    saved = states.to_state(params._members, read)  # noqa: SLF001
+    return known[0], saved
+
+
+def replace(
+    params: Parameters,
+    state: Mapping[str, ValueArray],
+    lineage: Lineage,
+    begun: int,
+    timeout: float | None = None,
+) -> bool:
+    """Replace all of a copy by another one's state, or by a checkpoint's. Atomic.
+
+    Args:
+        params: The copy; it may have any lineage, and may be half loaded.
+        state: A result of `state`, or of `Parameters.state`.
+        lineage: What the copy is afterwards.
+        begun: The step that the copy's accumulator must reach before its gradients count.
+        timeout: Seconds to wait for another process's use of the copy; None: for ever.
+
+    Returns:
+        False: the copy has this lineage already, and nothing was changed.
+
+    Raises:
+        InvalidArgumentError: It is no state, or that of other parameters.
+        ResourceExhaustedError: Shared memory is full. Nothing was changed.
+        DeadlineExceededError: The timeout passed. Nothing was changed.
+    """
+    handle, step, given, updates = params._to_load(state)  # noqa: SLF001
+    made, _ = _core.change_copy(handle, lineage, None, step, begun, given, updates, timeout)
+    return made
+
+
+def _copy(read: tuple[int, int, int, int], step: int) -> Copy:
+    term, number, digest, begun = read
+    return Copy(Lineage(term, number, digest), begun, step)
+
+
+def _corrections(optimizer: optim.Optimizer | None, updates: int) -> tuple[float, float] | None:
+    """Return Adam's corrections of the bias after so many updates, by the C library of this host.
+
+    Raising to a power is not the same to the bit on every processor.
+    """
+    if not isinstance(optimizer, optim.Adam):
+        return None
+    first, second = (math.pow(beta, updates) for beta in (optimizer.beta_1, optimizer.beta_2))
+    return 1 - first, math.sqrt(1 - second)

@@ -1,0 +1,112 @@
+// Changes parameters that are one copy of several, on several hosts. Every copy gets the same updates in the same order.
+//
+// There is no round here: rounds are over all hosts. The copy itself says which updates it has (Lineage), in the commit
+// that makes the last of them. So each is made once, however often it is asked for, and only in the copy that it is for.
+// An update's result is the same to the bit on every host: learning rates and corrections of bias are given, each loop
+// has a fixed order of operations, and DefaultFloats are set meanwhile.
+//
+// A change has two commits, under the parameters' lock:
+//
+//   1  The RoundState says which step the change leads to (RoundState::begun).
+//   2  The arrays, the step and the lineage, as in any update (update.hpp).
+//
+//   Invariant: a gradient of the copy's accumulator is computed from whole arrays if its step is not below `begun`.
+//
+// Each instant of death:
+//   before 1            nothing has happened.
+//   between 1 and 2     the next owner of the lock puts the old arrays back. Until then workers may read half of the
+//                       change, and apply gradients that are computed from it: their step is below `begun`. So whoever
+//                       counts gradients moves the accumulator past it first, whether or not the change is made again.
+//   after 2             the change is in. Asking for it again changes nothing.
+//
+// tools/model/replicas searches what hosts make of this. It finds a fault if `begun` is not set, or is not looked at.
+#pragma once
+
+#include "parameters/update.hpp"
+
+namespace shmacc {
+
+struct CopyChange {
+    std::optional<Lineage> parent;  // an update, for this copy only; none: new contents of everything, for any copy
+    Lineage lineage;  // of the copy afterwards; the digest of an update is computed
+    int64_t step;  // of the copy afterwards
+    int64_t begun;  // the step that its accumulator must reach
+    MemberChanges changes;
+    std::vector<int64_t> updates;  // of each array ever, if everything is new
+    int64_t deadline;
+};
+
+class ChangeCopy : public Operation {
+  public:
+    using Operation::Operation;
+
+    // False: the copy has this change already. digest: set to the copy's.
+    bool change(const CopyChange& request, uint64_t& digest) {
+        ActivityScope activity(segment_, kWaitsForLock);
+        for (;; interruption_.check()) {
+            activity.now(kWaitsForLock);
+            ParametersSession session(segment_, request.deadline, interruption_);
+            if (!session.held()) deadline_exceeded();
+            activity.now(kUpdates);
+            const Lineage own = session.round.lineage;
+            const bool whole = !request.parent;
+            if (session.round.sealed && !whole) Update::refuse_half_loaded();
+            if (!session.round.sealed && names_the_same(own, request.lineage) &&
+                (!whole || own.digest == request.lineage.digest)) {
+                digest = own.digest;
+                return false;
+            }
+            if (!whole && !(names_the_same(own, *request.parent) && own.digest == request.parent->digest))
+                refuse(own, *request.parent);
+            if (!session.compare(request.changes)) {
+                if (past(request.deadline)) deadline_exceeded();
+                continue;
+            }
+            digest = make(session, request);
+            return true;
+        }
+    }
+
+  private:
+    static bool names_the_same(const Lineage& one, const Lineage& other) {
+        return one.term == other.term && one.number == other.number;
+    }
+    static uint64_t make(ParametersSession& session, const CopyChange& request) {
+        const bool whole = !request.parent;
+        try {
+            session.prepare(request.changes);
+        } catch (...) {
+            if (whole) session.give_journal_back();
+            throw;
+        }
+        session.note_begun(request.begun);
+        session.change(request.step - 1);
+        Lineage lineage = request.lineage;
+        if (whole) {
+            session.forget_mark();
+            session.keep_no_journal();
+        } else {
+            lineage.digest = session.digest(request.parent->digest);
+        }
+        session.commit(request.step, request.updates, lineage);
+        return lineage.digest;
+    }
+    static std::string described(const Lineage& lineage) {
+        return lineage.term == 0 ? "none that it knows"
+                                 : std::to_string(lineage.number) + " of term " + std::to_string(lineage.term) +
+                                       " (digest " + std::to_string(lineage.digest) + ")";
+    }
+    [[noreturn]] static void refuse(const Lineage& own, const Lineage& parent) {
+        throw Error(Failure::kFailedPrecondition, "This copy's last update is " + described(own) +
+                                                      ", but the change is for a copy whose last is " +
+                                                      described(parent) + "; nothing was changed");
+    }
+    [[noreturn]] void deadline_exceeded() {
+        throw Error(
+            Failure::kDeadlineExceeded,
+            "Another update, snapshot or restore of the parameters kept their lock; nothing was changed",
+            {{"step", segment_.round().snapshot().step}});
+    }
+};
+
+}  // namespace shmacc
