@@ -154,7 +154,7 @@ class FailedPreconditionError(ShmaccError, RuntimeError):
 
 
 class ResourceExhaustedError(ShmaccError, MemoryError):
-    """Shared memory, descriptors or entries of a table have run out. Nothing was changed.
+    """Shared memory, descriptors or entries for processes have run out. Nothing was changed.
 
     What to do: Make room (``shmacc-inspect clean --yes``, a larger /dev/shm, ``ulimit -n``), then
     call it again.

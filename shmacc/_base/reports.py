@@ -50,7 +50,7 @@ class Config(TypedDict):
 
 
 class LaneMemberConfig(Config):
-    """A configuration as a view reports it; `reduction` is the viewed member's."""
+    """A view's report: the segment's configuration, and that of the member that is viewed."""
 
     member: str
     member_kind: int
@@ -61,7 +61,7 @@ class LaneMemberConfig(Config):
 
 
 class RoundHolder(TypedDict):
-    """The process that has a round open, by its entry in the table of processes."""
+    """The process that has a round open, by its entry in the list of processes."""
 
     participant: int
     token: int
@@ -104,7 +104,7 @@ class State(Totals):
 class TableById(TypedDict):
     """The state of a table of parameters, which has rows by id."""
 
-    slots: int  # slots that were ever given to an id
+    slots: int  # places that were ever given to an id
     rows: int
     removed: int  # rows removed since the table was made
     generation: int  # the generation of its lane
@@ -133,11 +133,11 @@ class Compared(TypedDict):
 
     rows: int  # how many the table had
     compared: int  # those that still were its rows when they were copied
-    changed: int  # slots that others may have been in
+    changed: int  # places that others may have been in
     committed: bool  # whether there was a commit meanwhile
     in_operation: bool  # whether an operation was running, or interrupted, afterwards
     lost: int  # rows that a search of the index does not find
-    twice: bool  # whether a row stands in two slots
+    twice: bool  # whether a row stands in two places
     lowest: int
     highest: int
     least_count: int  # fewest and most gradients of a row; not for tables of parameters
@@ -161,7 +161,7 @@ class ObservedState(LaneMemberState, State):
 
 
 class Participant(TypedDict):
-    """An entry of the table of processes."""
+    """An entry of the list of processes."""
 
     entry: int
     token: int

@@ -92,7 +92,7 @@ def attach(name: SegmentName, owners: "Owners", timeout: float | None = None) ->
         DeadlineExceededError: There was no segment until the end of the timeout.
         DataLossError: The file under the name is no segment of this version.
         PermissionDeniedError: The segment is another user's.
-        ResourceExhaustedError: Descriptors or entries of the table of processes have run out.
+        ResourceExhaustedError: Descriptors or entries of the list of processes have run out.
     """
     handle = _attach(name, owners)
     if handle is not None:
@@ -167,8 +167,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         if found == "nothing":
             return None
         if handle is None:
-            # No living process is creating the file, so any process may remove it.
-            # Its maker died before the file was complete.
+            # Its maker died before the file was complete, so any process may remove it.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 continue  # another process may have removed it, and made a segment
             raise removal.refusal(name, found, version)

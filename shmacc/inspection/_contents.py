@@ -30,7 +30,7 @@ _MARKS: tuple[Literal["generation", "in_operation", "undo_records"], ...] = (
 _NO_ROWS = np.empty(0, np.int64)
 _PIECE = 2**20  # bytes of values that are read at once
 _ALIGNED = 16  # bytes
-_RECORD = struct.Struct("<IHH")  # first slot, how many slots, member with or without _NUMBERS
+_RECORD = struct.Struct("<IHH")  # first place, how many places, member with or without _NUMBERS
 _NUMBERS = 1 << 15  # flag: rows' numbers are saved, not their sums and contributions
 
 
@@ -91,8 +91,8 @@ def most_touched(
         found, all_still = [(_NO_ROWS, _NO_ROWS)], True
         for table, of_member in tables(view, config):
             if of_member["name"] == member and of_member["kind"] == layout.KINDS["sparse"]:
-                slots, still = _look_still(table, partial(_committed_slots, table))
-                found.append(slots)
+                touched, still = _look_still(table, partial(_committed_places, table))
+                found.append(touched)
                 all_still &= still
     # Several lanes may have the same row: add up their counts.
     rows, where = np.unique(np.concatenate([rows for rows, _ in found]), return_inverse=True)
@@ -185,7 +185,7 @@ def _summary_of_table(
 def _pieces(
     view: _core.SegmentView, state: LaneMemberState, dtype: dtypes.DType
 ) -> Iterator[ValueArray]:
-    """Yield the committed sums of a table, piece by piece."""
+    """Yield the committed sums of a member in a lane, piece by piece."""
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
     rows = state["rows"] if sparse else min(state["member_count"], 1)
     width = state["row_elements"] * dtype.sums.itemsize
@@ -199,9 +199,9 @@ def _pieces(
         return
     undo = _read_undo(view, state)
     unchanged = np.ones(rows, np.bool_)
-    unchanged[undo.slots] = False
+    unchanged[undo.places] = False
     # Count a row that an uncommitted apply has changed only once, with its saved values.
-    saved = np.ones(undo.slots.size, np.bool_)
+    saved = np.ones(undo.places.size, np.bool_)
     for region, wanted, start in (
         (sums, unchanged, 0),
         (layout.REGIONS["undo rows"], saved, undo.start),
@@ -218,18 +218,18 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
     return numbers
 
 
-def _committed_slots(
+def _committed_places(
     view: _core.SegmentView, state: LaneMemberState
 ) -> tuple[IndexArray, IndexArray]:
-    rows, contributions = _read_slots(view, state["rows"])
+    rows, contributions = _read_places(view, state["rows"])
     undo = _read_undo(view, state)
     rows[undo.overwritten] = undo.numbers
-    contributions[undo.slots] = undo.contributions
+    contributions[undo.places] = undo.contributions
     return rows, contributions
 
 
-def _read_slots(view: _core.SegmentView, count: int) -> tuple[IndexArray, IndexArray]:
-    """Return the rows in the first `count` slots, and the contributions of each."""
+def _read_places(view: _core.SegmentView, count: int) -> tuple[IndexArray, IndexArray]:
+    """Return the rows in the first `count` places, and the contributions of each."""
     if count * layout.ROW_PLACE_BYTES > view.allocated_bytes:
         raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
     rows, others = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -247,14 +247,14 @@ class _Undo:
     """Saved rows of one member, in the order in which they were saved.
 
     Attributes:
-        slots: The slot of each row.
+        places: The place of each row.
         contributions: The committed contributions of each row.
-        overwritten: Slots of rows whose numbers were saved.
+        overwritten: Places of rows whose numbers were saved.
         numbers: The saved numbers of those rows.
         start: Where the member's saved rows begin in the undo rows, in bytes.
     """
 
-    slots: IndexArray
+    places: IndexArray
     contributions: IndexArray
     overwritten: IndexArray
     numbers: IndexArray
@@ -276,7 +276,7 @@ def _read_undo(view: _core.SegmentView, state: LaneMemberState) -> _Undo:
         return _Undo(nothing, nothing, nothing, nothing)
     region = layout.REGIONS["undo log"]
     log = view.read(region, 0, state["reserved"][region])
-    slots, contributions, overwritten, rows = [nothing], [nothing], [nothing], [nothing]
+    places, contributions, overwritten, rows = [nothing], [nothing], [nothing], [nothing]
     row_bytes = state["row_bytes"]
     at, end, start, before = 0, 0, 0, None
     for _ in range(state["undo_records"]):
@@ -294,11 +294,11 @@ def _read_undo(view: _core.SegmentView, state: LaneMemberState) -> _Undo:
         if member == state["member"]:
             if first + count > state["rows"]:
                 raise DataLossError("The segment is damaged: an undo record is out of range")
-            (overwritten if numbers else slots).append(np.arange(first, first + count))
+            (overwritten if numbers else places).append(np.arange(first, first + count))
             (rows if numbers else contributions).append(np.frombuffer(log, np.int64, count, at))
         at += 8 * count
     return _Undo(
-        np.concatenate(slots),
+        np.concatenate(places),
         np.concatenate(contributions),
         np.concatenate(overwritten),
         np.concatenate(rows),

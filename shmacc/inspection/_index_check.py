@@ -31,7 +31,7 @@ _FROM_CHECKPOINT: Final = (
 def damage(name: str, *, most_rows: int | None = None) -> tuple[Finding, ...]:
     """Compare the rows of a segment's tables with the index that leads to them.
 
-    Accumulators have a table of each sparse member, while it has gradients; parameters have tables.
+    Accumulators have an index for each sparse member with gradients; parameters for each table.
 
     Args:
         name: As for `resolve`.
@@ -66,7 +66,7 @@ def of_tables(
     """Yield findings about a segment's tables; `seconds`: how long to try to copy their rows."""
     until, looks = time.monotonic() + seconds, 0
     there = [(table, member["name"]) for table, member in tables(view, view.config())]
-    left = [each for each in there if most_rows is None or _slots(each[0]) <= most_rows]
+    left = [each for each in there if most_rows is None or _places(each[0]) <= most_rows]
     large = len(there) - len(left)
     while left and (looks < _LOOKS or time.monotonic() < until):
         if looks:
@@ -110,7 +110,7 @@ def removal_of(name: SegmentName) -> str:
     return f"end its users, then remove it{who}: {how}"
 
 
-def _slots(view: _core.SegmentView) -> int:
+def _places(view: _core.SegmentView) -> int:
     state = view.state()
     return state["rows"] if state["by_id"] is None else state["by_id"]["slots"]
 
@@ -136,7 +136,7 @@ def _problems(view: _core.SegmentView) -> list[tuple[str, str]] | None:
     if seen is None:
         return None
     found += _of_rows(view, seen)
-    found += _of_counts(seen) if sparse else _of_slots(seen)
+    found += _of_counts(seen) if sparse else _of_places(seen)
     remedy = "" if sparse else _FROM_CHECKPOINT
     if seen["lost"]:
         lost = f"{seen['lost']} of {seen['rows']} rows cannot be found through the index"
@@ -155,16 +155,16 @@ def _of_rows(view: _core.SegmentView, seen: Compared) -> Iterator[str]:
         yield f"row {seen['highest']} is past the declared {declared[0]} rows"
 
 
-def _of_slots(seen: Compared) -> Iterator[str]:
-    """Check how many slots a table of parameters uses.
+def _of_places(seen: Compared) -> Iterator[str]:
+    """Check how many places a table of parameters uses.
 
-    Slots that an update freed or gave away meanwhile may have been in use before. An update that
-    runs, or was left by a dead process, may have freed slots that count as used until its commit.
+    Places that an update freed or gave away meanwhile may have been in use before. An update that
+    runs, or was left by a dead process, may have freed places that count as used until its commit.
     """
     least, most = seen["compared"], seen["compared"] + seen["changed"]
     left = seen["changed"] and not seen["committed"] and not seen["in_operation"]
     if left or not least <= seen["rows"] <= most:
-        yield f"it has {seen['rows']} rows, but {least} of its slots are in use"
+        yield f"it has {seen['rows']} rows, but {least} of its places are in use"
 
 
 def _of_counts(seen: Compared) -> Iterator[str]:

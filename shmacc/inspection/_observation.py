@@ -3,8 +3,8 @@
 What is read is not of one instant, since no lock is taken. `steady` tells whether there was no
 commit meanwhile: then the state, the queue and the processes belong together.
 
-Pids. A process has a pid in its own pid namespace and in those around it. Its entry in the table
-records the first. For the holder of a record lock, the kernel names the pid in the namespace of the
+Pids. A process has a pid in its own pid namespace and in those around it. Its entry has the
+first. For the holder of a record lock, the kernel names the pid in the namespace of the
 process that asks. So the lock that proves a process's life also tells its pid here, and the holder
 of the segment's lock is the living process of the same pid. A process that has no pid here (it is
 in another container, or outside this one) is shown with its own, and marked.

@@ -28,7 +28,7 @@ class AttachedProcess(HasPid):
     """A process that has the segment open, or had it when it died.
 
     Attributes:
-        entry: Its place in the segment's table of processes.
+        entry: Its place in the segment's list of processes.
         pid: Its pid in this pid namespace, if it has one here; else in its own.
         pid_is_here: Whether `pid` is of this pid namespace.
         alive: Whether it holds its presence lock, which proves that it lives.
@@ -109,7 +109,7 @@ class WaitingTake(HasPid):
 
     Attributes:
         position: 1 for the head of the queue.
-        entry: The place of its process in the table.
+        entry: The entry of its process, as in AttachedProcess.
         pid: Its process, as in AttachedProcess; None if unknown.
         pid_is_here: Whether `pid` is of this pid namespace.
         num_required: The number of gradients it waits for.

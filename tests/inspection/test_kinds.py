@@ -345,7 +345,7 @@ def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
         (_lose_some, "of 30 rows cannot be found through the index", True),
         (_fill_up, "30 of 30 rows cannot be found through the index", True),
         (_repeat_an_id, "a row stands in the table twice", False),
-        (_bring_one_back, "it has 30 rows, but 31 of its slots are in use", False),
+        (_bring_one_back, "it has 30 rows, but 31 of its places are in use", False),
     ],
 )
 def test_every_verb_reports_a_damaged_table_and_the_remedy_saves_its_rows(
