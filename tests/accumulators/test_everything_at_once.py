@@ -132,8 +132,8 @@ ROWS: Final = 10_000
 def test_two_processes_that_apply_all_the_time_take_turns() -> None:
     """An apply in a loop gives the lock back and wants it again within microseconds.
 
-    Who sleeps for it takes longer than that to wake up. Left to chance, the first would go on for
-    seconds.
+    The other process sleeps, and takes longer than that to wake up. Left to chance, the first one
+    would go on for seconds.
     """
     fork, processes = multiprocessing.get_context("fork"), 2
     begin, end, done = fork.Barrier(processes), fork.Event(), fork.RawArray("q", processes)

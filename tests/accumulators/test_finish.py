@@ -1,4 +1,4 @@
-"""All processes that wait are told that the run has finished, and all that come later."""
+"""When a run is finished, all waits end, and calls that come later are told."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_take_of_a_large_array_equals_numpy(name: str, more: int) -> None:
 
 
 def shipped(*gradients: Any) -> list[Piece]:
-    """Gradients of a group of one member, each from another host, for the one shard."""
+    """Make pieces for one shard: a host for each gradient of a group of one member."""
     pieces = []
     for given in gradients:
         numbers, values = given if isinstance(given, tuple) else (np.empty(0, np.int64), given)

@@ -312,7 +312,7 @@ def count(acc: Any) -> list[bool]:
 
 @every_start_method
 def test_a_child_that_only_counts_goes_on(crew: Crew) -> None:
-    """Though its parent had read the step before, it cannot know more than that."""
+    """Its first gradient may have been computed before the restore: only this one is dropped."""
     with MAKE["dense"](unlink_on_close=True) as chief, closing(shmacc.attach(NAME)) as parent:
         assert parent.global_step == 0
         chief.restore(chief.state())

@@ -124,8 +124,8 @@ def _becomes_another(*, pipe: Pipe) -> None:
     other.close()
 
 
-def test_a_closed_number_that_now_is_another_accumulators() -> None:
-    """The other one is neither changed nor locked, and its process stays attached to it."""
+def test_a_number_that_another_accumulator_got_is_left_alone() -> None:
+    """The other accumulator is neither changed nor locked, and its process stays attached to it."""
     with Apart(_becomes_another) as process, shmacc.attach("b") as other:
         process.hear()
         before = inspection.describe("b")
@@ -166,7 +166,7 @@ def _becomes_itself(*, pipe: Pipe) -> None:
     again.close()
 
 
-def test_a_closed_number_that_now_is_the_same_accumulators() -> None:
+def test_a_number_that_the_same_accumulator_got_again_is_the_new_handles() -> None:
     """The new handle lives and waits in the queue, though its first entry is dead."""
     with Apart(_becomes_itself) as process:
         with shmacc.attach("a") as first:
@@ -259,7 +259,7 @@ def _becomes_plain_files(path: Path, *, pipe: Pipe) -> None:
         assert f":{path.stat().st_ino} " not in locks.read()
 
 
-def test_closed_numbers_that_now_are_plain_files(tmp_path: Path) -> None:
+def test_numbers_that_plain_files_got_are_left_alone(tmp_path: Path) -> None:
     """The files are neither written, locked nor closed; a private segment's name still goes."""
     file = tmp_path / "plain"
     file.write_bytes(b"intact" * 1000)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def chief_died(acc: Any) -> tuple[Any, ...] | None:
-    """What waits for the step are told of the chief."""
+    """Return the pids and reasons that a wait for the step is told; None: no chief has died."""
     step = acc.global_step
     told: list[tuple[Any, ...] | None] = []
     for wait in (

@@ -106,7 +106,7 @@ def finish(kept: Any) -> Any:
 
 
 def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
-    """Let one call fail; which one it was, and with how many errors it may fail.
+    """Let one call fail; return its number, and how many errors it may fail with.
 
     Args:
         deed: What the process does.

@@ -75,7 +75,7 @@ def _fork_often(
 
 
 def _lets_go() -> None:
-    """The apply under way has the segment's last use, and lets go of it during the fork."""
+    """Close the last handle during an apply, which then closes the segment, perhaps in a fork."""
     gradient = np.arange(5_000), np.ones((5_000, 16))
 
     def attach() -> SparseConditionalAccumulator:

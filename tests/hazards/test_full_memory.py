@@ -178,7 +178,7 @@ SWEEPS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None], int, int
 
 
 @pytest.mark.parametrize("what", SWEEPS)
-def test_every_amount_of_room_is_enough_or_an_error(what: str) -> None:
+def test_an_operation_succeeds_or_raises_with_any_room(what: str) -> None:
     failed, succeeded = run_apart(sweep, *SWEEPS[what], shm=SIZE)
     assert failed > 3
     assert failed + succeeded > 10

@@ -34,9 +34,9 @@ TIMER: Final = signal.SIGALRM
 
 
 class OldKernel:
-    """Interrupts whatever lets the timer's signal through, and the first tries that do not.
+    """Interrupts each reservation that the timer's signal can reach, and the first that it cannot.
 
-    With signals off it interrupts `stubborn` times more (a debugger can).
+    Of those with the signal blocked it interrupts `stubborn` more, as a debugger can.
     """
 
     def __init__(self, stubborn: int = 0) -> None:

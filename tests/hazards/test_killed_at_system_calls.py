@@ -83,8 +83,8 @@ def test_a_kill_at_every_system_call(deed: Deed, record_property: Record) -> Non
     at_every_call(deed, expected(deed), record_property)
 
 
-class _FirstMappingOfTheNamed:
-    """Fails the maker's first mapping after the segment has its name."""
+class _FirstMappingAfterTheName:
+    """Lets the maker's first mapping fail after the segment has got its name."""
 
     def __init__(self) -> None:
         self.names = 0
@@ -107,7 +107,7 @@ def test_a_kill_while_a_maker_removes_what_it_cannot_attach(record_property: Rec
     create().close()
     new = SCENE.testify()
     vain = replace(CREATING, act=lambda _: _create_in_vain())
-    at_every_call(vain, (new, None), record_property, fails=_FirstMappingOfTheNamed)
+    at_every_call(vain, (new, None), record_property, fails=_FirstMappingAfterTheName)
 
 
 def create_and_say_so(pipe: Pipe) -> None:

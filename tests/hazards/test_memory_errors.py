@@ -139,10 +139,10 @@ def test_no_allocation_of_pythons_loses_a_round(sort: str, in_a_row: int) -> Non
 
 
 class _Heap:
-    """The C library's memory, all of it taken, but for so many bytes.
+    """The C library's memory, of which `exhaust` takes all but so many bytes.
 
-    What is taken stays so: there are thousands of pieces at first, and later only those that were
-    free again since. In between there is new memory, without a limit.
+    It is never given back. So the first call takes thousands of pieces, and later ones only what
+    was freed since. `let_grow` lets the C library get new memory again.
     """
 
     # Small ones go to lists by size when they are freed, where only their like finds them.

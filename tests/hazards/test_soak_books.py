@@ -67,7 +67,7 @@ class Sound:
 
 @pytest.fixture(autouse=True)
 def _in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apply nothing twice, unless a test does: faults are at known applies."""
+    """Let workers repeat no apply: the tests put their faults into applies by number."""
     monkeypatch.setattr("helpers.soak_campaigns._ONCE_MORE", 0.0)
 
 

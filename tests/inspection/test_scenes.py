@@ -89,7 +89,7 @@ def bystanders(crew: Crew) -> None:
 
 
 class Stage:
-    """A job whose processes have all reached where they stay."""
+    """Starts the processes of a scene; each method returns when they are where they stay."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
@@ -421,7 +421,7 @@ def test_a_circle_of_waits_is_a_deadlock(crew: Crew, waits: Any, beside: str) ->
 
 
 @pytest.mark.usefixtures("others")
-def test_a_circle_of_three(crew: Crew) -> None:
+def test_a_circle_of_three_segments_is_a_deadlock(crew: Crew) -> None:
     names = [NAME, OTHER, THIRD]
     for first in range(3):
         crew.start(in_a_circle(take(1), names[first], names[first - 1]))

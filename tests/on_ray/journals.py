@@ -64,9 +64,10 @@ for number in itertools.count():
 
 
 class Journals:
-    """Workers, and what they and the rounds of a group say, whose owner is at a step.
+    """Workers of a group, the journals that they write, and the rounds that were taken.
 
-    There are `others` members beyond MEMBERS; each gradient has one of these.
+    The group's owner is at `step`. The group has `others` members beyond MEMBERS; each gradient
+    has one of these.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Training:
     """A chief that publishes the step in each block; a worker on each node, which ends if it lags.
 
     Attributes:
-        step: That of the last array which was published.
+        step: The step that was published last.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -77,7 +77,7 @@ class Training:
 
     @contextlib.contextmanager
     def stays_at(self, step: int, keeper: int) -> Iterator[None]:
-        """Let the last node's keeper go on last; it must have learnt of no step."""
+        """Keep the last node's keeper stopped in the block; meanwhile its segment gets no step."""
         with stopped(keeper):
             wait_for(lambda: self.nodes.id(2) in self.group.hosts())  # it has found the owner
             yield

@@ -62,8 +62,8 @@ class Parameters:
 class Training:
     """The group, its workers, and its chief.
 
-    `homes` is from each worker's number to the node that it is on; a round has `required`: as many
-    as there are without one of the nodes; in its block the chief publishes `parameters`.
+    `homes` says which node each worker is on. A round needs `required` gradients, so few that one
+    node may be missing. In each round's block the chief publishes `parameters`.
     """
 
     def __init__(

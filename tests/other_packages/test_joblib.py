@@ -17,7 +17,7 @@ def _apply(acc: shmacc.ConditionalAccumulator, task: int, step: int) -> bool:
 
 # Not its backend that forks: JAX, which other tests have loaded here, has threads.
 @pytest.mark.parametrize("backend", ["loky", "threading"])
-def test_handles_arrays_and_closures_are_arguments(backend: str) -> None:
+def test_handles_arrays_and_closures_can_be_passed_to_workers(backend: str) -> None:
     # Workers keep the environment, and so the namespace, of the test that they were started in.
     get_reusable_executor(max_workers=2).shutdown(wait=True)
     parallel = joblib.Parallel(n_jobs=2, backend=backend, max_nbytes="1M")

@@ -32,7 +32,7 @@ EACH: Final = 1 if EVERY_INSTANT else 13  # only one of so many points is tried
 
 
 def within(points: Points) -> tuple[str]:
-    """Trace all lines, and instructions of the code for torch; else only the latter's lines."""
+    """Choose the code to trace: `shmacc/torch`; for lines at every instant, all of shmacc."""
     everywhere = EVERY_INSTANT and points is Points.LINES
     return (FOLDER if everywhere else f"{FOLDER}torch{os.sep}",)
 
@@ -118,7 +118,7 @@ PLANS: Final = {
 
 
 def follow(plan: str, ledger: Ledger, pair: Any, numbers: Iterator[int], at: Any) -> bool:
-    """Follow a plan, repeat it until a step returns, check the ledger. Whether an alarm came."""
+    """Follow a plan until a step returns, and check the ledger; return whether an alarm came."""
     replicas, replica = pair
     left: list[int] = []
     answer, came = None, False

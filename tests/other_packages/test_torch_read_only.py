@@ -200,7 +200,7 @@ def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
 
 
 def test_copies_and_unshared_models_may_be_written() -> None:
-    """A copy; the model before it is shared."""
+    """A copy of a shared model, and a model before it is shared."""
     model = Words()
     WRITES["load_state_dict"](model)
     with pair(model, Words(), optimizer=ADAM):

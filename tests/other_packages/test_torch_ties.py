@@ -230,7 +230,7 @@ def exchanged(a: nn.Parameter, b: nn.Parameter) -> None:
 
 
 def followed(a: nn.Parameter, b: nn.Parameter) -> None:
-    """Make each from the other's memory, which gets another gradient."""
+    """Give b the gradient of a, which gets a new one of zeros."""
     kept = a.grad
     a.grad, b.grad = torch.zeros_like(a), kept
 

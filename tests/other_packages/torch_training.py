@@ -136,7 +136,7 @@ def after_the_update() -> None:
 
 
 def in_the_update() -> None:
-    """Die at the last array's contents, which cannot be read: all others are changed then."""
+    """Die in an update after all arrays but the last: the last one's contents cannot be read."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     real = _core.update
 

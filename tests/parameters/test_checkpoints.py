@@ -230,7 +230,7 @@ class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
     PARAMS = "params"
 
 
-def test_the_name_of_an_enum_is_its_string(both: Both, path: Path) -> None:
+def test_a_name_may_be_a_member_of_an_enum_of_strings(both: Both, path: Path) -> None:
     shmacc.save(path, {Name.PARAMS: both["params"]})
     shmacc.load(path, {"params": both["params"]})
 

@@ -104,7 +104,7 @@ def test_a_finished_runs_group_is_refused_with_new_parameters(kind: str, loop: s
 
 
 @pytest.mark.parametrize("by", ["attach", "a new name", "the parameters last"])
-def test_they_are_refused_however_they_were_opened(by: str) -> None:
+def test_a_finished_runs_group_is_refused_however_it_was_opened(by: str) -> None:
     run_apart(train, "a group")
     with ExitStack() as stack:
         if by == "the parameters last":

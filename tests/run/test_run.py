@@ -99,7 +99,7 @@ def test_a_result_that_does_not_pickle_is_the_chiefs_failure() -> None:
 
 
 @pytest.mark.parametrize("what", ["of value", "status", "kill"])
-def test_failures_are_started_again_if_asked(
+def test_a_process_that_failed_is_started_again_if_asked(
     what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     times = shmacc.run(

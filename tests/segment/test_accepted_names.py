@@ -165,7 +165,7 @@ class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
     MODEL = "model"
 
 
-def test_the_name_of_an_enum_is_its_string(namespace: str) -> None:
+def test_a_name_may_be_a_member_of_an_enum_of_strings(namespace: str) -> None:
     with ConditionalAccumulator(np.float32, shared_name=Name.MODEL) as acc:
         assert type(acc.shared_name) is str
         assert f"shmacc.{namespace}:model" in [file.name for file in in_shared_memory(namespace)]

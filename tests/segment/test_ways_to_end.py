@@ -1,4 +1,4 @@
-"""What becomes of a handle, for all that may end: `exits.way` in every combination."""
+"""`exits.way` chooses what becomes of a handle: every combination of its arguments."""
 
 from __future__ import annotations
 
