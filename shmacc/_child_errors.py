@@ -101,10 +101,11 @@ _end: "weakref.ref[_EndOfThread] | None" = None
 
 
 def at_end_of_forking_thread(call: Callable[[], object]) -> None:
-    """Call a function when the thread ends that was the whole of this forked child at first.
+    """In a child that was forked by a side thread, call a function when this thread ends.
 
-    If that was no main thread, Python does nothing at its end, and the kernel ends the process:
-    no function of ``atexit`` is called, nor a finalizer. In other processes this does nothing.
+    A forked child begins with the thread that forked it. If that is not the parent's main thread,
+    the child ends with it, and Python calls neither functions of ``atexit`` nor finalizers. In
+    other processes this does nothing.
     """
     end = _end() if _end is not None else None
     if end is not None:

@@ -109,7 +109,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def _terms(self, contributor: object, weight: object, timeout: object) -> Terms:
         """Return the terms of a single gradient.
 
-        From now on this process's death or failure is news, also by what is wrong here.
+        From now on takes are told if this process dies or fails, even if an argument is bad.
 
         Raises:
             InvalidArgumentError: One of them is bad.
@@ -121,12 +121,13 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         return 1, arguments.weight(weight), who, arguments.timeout(timeout)
 
     def _dropped(self, local_step: int) -> bool:
-        """Return False, for a dropped gradient; log a mistake that would drop others, too, once."""
+        """Return False; warn once of a mistake that dropped this gradient and will drop others."""
         with contextlib.suppress(ShmaccError):  # another thread may close the handle
             if local_step is arguments.NO_STEP and self._handle.step > 0:
                 self._tell(_IS_STALE, self._shared_name, self._handle.step)
             elif self._handle.behind(arguments.int64(local_step, "local_step")):
-                # The first one is computed before the restore; the next ones follow a new read.
+                # One such gradient is normal: it was computed before the restore. A second one
+                # after the same read of the step means that the worker does not read it again.
                 now = threading.get_ident(), self._handle.last_read()
                 if now == self._behind:
                     self._tell(_IS_BEHIND, self._shared_name)

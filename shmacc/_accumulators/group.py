@@ -89,7 +89,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         super()._examine(existing, own, asked)
         if asked is not None:
             self._check_parameters(asked)
-        # Whose answer is wanted even if an exception keeps it from the caller, and where to put it.
+        # A contributor, and where to put the answer to its gradient: an exception of a signal
+        # handler may keep a returned answer from the caller.
         self._awaited: tuple[int, Answer] | None = None
         self._members = {
             spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
@@ -211,7 +212,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             )
         members, count, weight = self._members_of(partial)
         who = gradient_checks.partial_contributors(partial)
-        # No gradients, but the answer is as for some: whether the step was right.
+        # There is nothing to add; the answer still says whether the step was stale.
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         added = self._handle.apply_group(members, step, (count, weight, who, seconds), None)

@@ -1,4 +1,4 @@
-"""The step of an accumulator, and the end of its run: read, set, followed."""
+"""Reads, sets and follows an accumulator's step, and ends its run."""
 
 import logging
 from typing import TYPE_CHECKING

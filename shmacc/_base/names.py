@@ -106,7 +106,7 @@ def written(shared_name: str) -> str:
 
 
 def given(written_name: str) -> str | None:
-    """Return the name whose written form this is; None: it is none's."""
+    """Return the name that has this written form; None: no name has it."""
     try:
         name = _ESCAPE.sub(
             lambda match: bytes.fromhex(match[1].decode()), written_name.encode()
@@ -185,7 +185,7 @@ def semaphore_path(system_name: str, token: int) -> str:
 
 
 def files_in(namespace: str | None) -> tuple[str, ...]:
-    """Return the files of segments and semaphores in a namespace, sorted; None: in all and none."""
+    """Return the files of segments and semaphores in a namespace, sorted; None: all files."""
     found = []
     for file_name in sorted(os.listdir(SHM_DIRECTORY)):
         semaphore = parse_semaphore_file(file_name)

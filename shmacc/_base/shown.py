@@ -6,7 +6,7 @@ _MOST = 250  # characters; a name that is just too long is shown whole
 def shown(given: object) -> str:
     """Return a value as Python writes it, but ``1.5`` for ``np.float64(1.5)``; long text is cut."""
     plain = _plain(given)
-    # NumPy's long doubles stay what they are: their text has no class in it, their repr has.
+    # `item` leaves NumPy's long doubles as they are. Their repr names the class, str does not.
     text = str(plain) if hasattr(plain, "item") and _is_number(plain) else repr(plain)
     return text if len(text) <= _MOST else f"{text[:_MOST]}... ({len(text)} characters)"
 

@@ -78,7 +78,7 @@ class BatchKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The content of a segment when it was held, in numbers.
+    """What a segment contained when it was held: counts and weights, but no rows.
 
     Attributes:
         count: How many gradients.

@@ -19,7 +19,7 @@ from shmacc._multihost.rounds import Rounds
 
 
 class OwnerCore(Rounds):
-    """The owner. It takes the arguments of `Rounds`."""
+    """The owner of a group over hosts; arguments as for `Rounds`."""
 
     # Hosts
 

@@ -16,11 +16,11 @@ from shmacc.errors import FailedPreconditionError, InvalidArgumentError
 
 
 class OpenRound(NamedTuple):
-    """A round that is open, as an update is made of it.
+    """An open round, and the gradients that an update takes from it.
 
     Attributes:
         step: Its step.
-        means: Its gradients, by array.
+        means: The gradients, by array.
         members: All its members, also those that `means` leaves out.
     """
 

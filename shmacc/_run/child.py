@@ -1,4 +1,4 @@
-"""A child's side of `shmacc.run`: it makes one call, and leaves what came of it to its parent.
+"""A child's side of `shmacc.run`: it makes one call, and hands the outcome to its parent.
 
 The result or the exception stands in an anonymous file in memory (memfd), which the parent reads
 when the child has ended. A pipe would block both if the result is large, and would stay open in

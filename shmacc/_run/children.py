@@ -25,7 +25,8 @@ from shmacc.errors import WorkerDiedError
 _PERIOD = 60.0  # seconds for which an end counts
 # Seconds before a process is started again the first, second, ... time.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-# The longest wait for a sentinel: it is silent while a process lives that the child has started.
+# Seconds between two looks at the children. A sentinel does not tell of a child's end while a
+# process lives that the child has started, since that inherited the sentinel's pipe.
 _LOOK = 0.1
 
 _log = logging.getLogger("shmacc")

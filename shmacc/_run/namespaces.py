@@ -15,10 +15,10 @@ from shmacc.errors import FailedPreconditionError
 
 @contextmanager
 def of_children(name: str | None) -> Iterator[str]:
-    """Yield the children's namespace; at the end, of a named one a good end, remove its names."""
+    """Yield the children's namespace; then remove its names, unless a named run has failed."""
     outer = names.current_namespace()
     if name is None:
-        # The outer one's tail may be cut: the random number alone tells runs apart.
+        # A long outer namespace is cut: the random number still tells runs apart.
         own = f"run-{os.getpid()}-{os.urandom(6).hex()}"
         namespace = f"{outer[: names.LONGEST_NAMESPACE - len(own) - 1]}.{own}" if outer else own
         with _cleaner(namespace):
@@ -35,8 +35,8 @@ def of_children(name: str | None) -> Iterator[str]:
         removal.remove_namespace(namespace)
 
 
-# Of a process that removes the names if the run's process is killed: then it reads the end of its
-# standard input, and nothing before. It sweeps until the kernel has killed the children, too.
+# The program of a process that outlives the run's process. If its standard input ends without a
+# byte, the run was killed: it removes the names, for 2 s, until the children are killed, too.
 _CLEANER = """
 import os, sys, time
 folder, *prefixes = sys.argv[1:]

@@ -141,7 +141,7 @@ def _context_for(calls: list[Call], name: str) -> Any:
                 f"The {call.role} must be a function that a child can import, at the top level of "
                 f"a module, but was {call.function!r}: {error}"
             ) from error
-        # The pickled name of a module: also of a partial's function, of an object's class.
+        # A pickle names the module of everything in it, as of the function in a partial.
         if b"\x8c\x08__main__" in pickled and not program.get("__file__"):
             raise InvalidArgumentError(
                 f"The {call.role} {call.function!r} is defined in a notebook or at a prompt, from "
@@ -152,7 +152,7 @@ def _context_for(calls: list[Call], name: str) -> Any:
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Yield a list of the signals that come and ask for an end; let the first do so afterwards."""
+    """Collect signals that ask for an end in a list; after the block, send the first one again."""
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -71,7 +71,7 @@ def end(handle: _core.Handle, hook: Hook, error: BaseException | None = None) ->
         hook: What ends.
         error: The exception that ends it, as far as the hook knows.
     """
-    # Threads and workers end in a process of which that is the end, with or without a main thread.
+    # At the other hooks the process ends anyway, whether or not it has a main thread.
     main_over = hook in {Hook.OBJECT, Hook.CHILD} and not threading.main_thread().is_alive()
     if error is None and main_over:
         error = _uncaught()
@@ -88,13 +88,13 @@ def end(handle: _core.Handle, hook: Hook, error: BaseException | None = None) ->
 
 
 def _others(hook: Hook, *, main_over: bool) -> bool:
-    """Return whether other threads are in the way of the end."""
+    """Return whether other threads keep this process from closing the handle."""
     if main_over:
         # Closing would wake a daemon thread with an error, and CPython may crash while it makes the
         # traceback. The kernel is about to release everything anyway.
         main = threading.main_thread()
         return any(thread is not main for thread in threading.enumerate())
-    # Nor may a collection ask: it may run in a thread that holds the lock of `enumerate`.
+    # Not for OBJECT: a collection may run in a thread that holds the lock of `enumerate`.
     return hook in {Hook.CHILD, Hook.THREAD} and bool(_working_threads())
 
 

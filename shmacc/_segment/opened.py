@@ -68,7 +68,7 @@ class Opened(Owner):
         handle = opening.open_or_create(segment_name, asked, options, contents)
         self._adopt(handle, segment_name, options.owners, own, asked)
         if options.unlink_on_close:
-            # Only now: an object that disagrees with what exists must not remove it.
+            # After `_adopt`, which refuses a segment that differs: that one must keep its name.
             try:
                 semaphore = semaphore_path(segment_name.system_name, self._token)
                 handle.keep_names(segment_name.path, semaphore, options.inherits)
@@ -241,8 +241,8 @@ def _unpickled(
 ) -> _Opened:
     """Attach to the segment of that name; nobody is expected to close the object.
 
-    `known` is the segment's token, and the steps that the pickling process and its thread know: as
-    a forked child does, who unpickles may apply a gradient of them.
+    `known` is the segment's token, and the steps that the pickling process and its thread know.
+    The process that unpickles may apply a gradient of these steps, as a forked child may.
     """
     self = cls.__new__(cls)
     self._adopt(opening.attach(segment_name, owners), segment_name, owners, own, None)

@@ -32,7 +32,7 @@ class Options:
     remove the names is taken over.
 
     Raises:
-        InvalidArgumentError: A keyword has none of its possible values.
+        InvalidArgumentError: A keyword has an impossible value.
     """
 
     mode: int | None

@@ -28,7 +28,7 @@ class Elsewhere:
 
     @classmethod
     def of(cls, look: Look) -> "Elsewhere":
-        """Return that of a look, which all segments of the look share."""
+        """Return the object that all segments of this look share."""
         if look.elsewhere is None:
             look.elsewhere = cls(look)
         assert isinstance(look.elsewhere, cls)  # noqa: S101

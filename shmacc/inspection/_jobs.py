@@ -156,11 +156,11 @@ def _users(seen: Description) -> set[tuple[int, bool]]:
 
 
 def composed(findings: Iterable[Finding], jobs: Jobs) -> tuple[Finding, ...]:
-    """Return the findings; where something of the job is to be started, what comes before it first.
+    """Return the findings; a remedy that starts a process first says what its job needs before.
 
     Args:
-        findings: Of all segments that were asked for.
-        jobs: Theirs.
+        findings: The findings of all segments that were asked for.
+        jobs: The jobs of these segments.
     """
     all_of_them = list(findings)
     ways: dict[str, list[str]] = {}

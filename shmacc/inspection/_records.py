@@ -188,7 +188,7 @@ class ArraysUpdate(HasPid):
 
     @property
     def whose(self) -> str:
-        """The process, as part of a sentence."""
+        """Its process, as messages name it: "pid 7", or "its process"."""
         return "its process" if self.pid is None else f"pid {self.pid_label}"
 
 

@@ -73,7 +73,7 @@ class OwnerActor:
         return incarnation
 
     async def report(self, report: Report, serial: int) -> Order:
-        """Process a report; return the order as soon as it is newer than the one of `serial`."""
+        """Process a report; wait for an order newer than number `serial`, and return it."""
         self._core.report(report, time.monotonic())
         self._wake()
 

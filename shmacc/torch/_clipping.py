@@ -120,7 +120,7 @@ def _gradient(trained: Any) -> "torch.Tensor | None":
 
 
 def _refuse_without_tables(clipped: Container[int], named: AbstractSet[int]) -> None:
-    """Refuse parameters that are a module's except for tables of it: it was meant to be all of it.
+    """Refuse all parameters of a module without its tables: the caller has forgotten the tables.
 
     Args:
         clipped: The ids of the parameters and tables that are clipped.
@@ -155,7 +155,7 @@ def _modules_with(model: nn.Module, path: str) -> Iterator[nn.Module]:
 
 
 def _covers(given: AbstractSet[int], module: nn.Module) -> bool:
-    """Return whether what is given has all gradients of the module's parameters."""
+    """Return whether the parameters that were given include all of the module's with gradients."""
     own = list(module.parameters())
     named = any(id(each) in given for each in own) if own else not given
     return named and all(each.grad is None or id(each) in given for each in own)

@@ -113,7 +113,7 @@ def _are_transposed(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def place_of(one: torch.Tensor) -> tuple[Any, ...]:
-    """Return what makes two tensors the same numbers of the same memory in the same order."""
+    """Return a key that two tensors share if they have the same memory, element for element."""
     return one.data_ptr(), one.dtype, one.shape, one.stride()
 
 

@@ -136,7 +136,12 @@ def _of_torch(
     wanted: Collection[str],
     sparse: Collection[str],
 ) -> dict[str, optim.Optimizer]:
-    """Return the optimizer of each parameter of torch's; of the `wanted` ones it must be right."""
+    """Translate torch's optimizers: return each parameter's.
+
+    Raises:
+        InvalidArgumentError: A parameter is not the model's, is there twice, or is `wanted` and its
+            optimizer cannot take its gradients.
+    """
     names = {id(parameter): name for name, parameter in parameters.items()}
     found: dict[str, optim.Optimizer] = {}
     for kind, parameter, optimizer in given.parts:

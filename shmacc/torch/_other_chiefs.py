@@ -17,7 +17,7 @@ _logger = logging.getLogger("shmacc")
 
 
 class OtherChiefs:
-    """Notes whose rounds there are."""
+    """Counts the chief's own rounds, and so notices another chief's."""
 
     def __init__(self, shared_name: str) -> None:
         """Warn if a living process has taken rounds; the chief itself has none yet."""

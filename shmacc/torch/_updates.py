@@ -416,7 +416,7 @@ def _alike(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> boo
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether they are the same numbers of the same memory, in the same order."""
+    """Return whether both tensors have the same memory, element for element."""
     if one.is_sparse:
         one, other = one.coalesce().values(), other.coalesce().values()
     return (

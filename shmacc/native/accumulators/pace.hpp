@@ -47,7 +47,7 @@ class PaceKeeper {
     static void add(uint64_t& sum, int64_t from, int64_t to) {
         if (from < to && to - from < kLongest) store_relaxed(sum, sum + static_cast<uint64_t>(to - from));
     }
-    // Of the gradients of this round: for which of them it waited.
+    // Finds the contributor that this round's take waited for last.
     void find_late(int64_t step, int64_t gradients) {
         Entries<Participant>& table = segment_.presence().table();
         const uint32_t top = table.size();

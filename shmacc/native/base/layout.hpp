@@ -294,7 +294,7 @@ struct Pace {
 // The gradients that a lane accepted with local_step = kNeverStale. For display only; zero likewise.
 struct Unchecked {
     uint64_t gradients;
-    uint64_t steps;  // sum of the steps since their processes' gradients before
+    uint64_t steps;  // sum, over these gradients, of the steps since the same process's last one
     uint64_t most_steps;
 };
 constexpr int64_t kNeverStale = INT64_MAX;

@@ -40,7 +40,7 @@ class Load {
     struct Gradients {
         OpenSegment* segment;
         ApplyRequest request;
-        uint64_t* timeline;  // set to the one that the load begins
+        uint64_t* timeline;  // is set to the timeline that the load begins
     };
 
     Load(std::vector<Arrays> arrays, std::vector<Gradients> gradients, int64_t deadline,

@@ -141,8 +141,9 @@ class Lane {
         state.round = round;
         state.count = state.weight = 0;
     }
-    // For a restore, which saves all old contents in the undo log: its commit gives the log's memory back.
-    // before: the committed state, to which this adds what reserve_undo has committed since, for `give_back`.
+    // A restore has saved all old contents in the undo log: this lets its commit give the log's memory back.
+    // before: the committed state as read before reserve_undo, whose commit recorded more memory; this adds that, so
+    // that `give_back` finds it.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);

@@ -70,7 +70,7 @@ class Reads {
         read_in_ = fork_generation;
         keep(read, fork_generation);
     }
-    // As in a forked child: another process has read it, and may have passed the step on.
+    // Another process has read it and passed it on: a forked child's parent, or the process that made a pickle.
     void inherit(const StepRead& read) noexcept { keep(read, kAnothers); }
     // A gradient was dropped because this timeline is newer. 0: for another reason.
     void told(int64_t local_step, uint64_t timeline) {
@@ -112,7 +112,7 @@ class Reads {
     // What a context variable holds.
     struct Kept {
         Own own;
-        unsigned long thread;  // that changes it in place; 0: none, since a task keeps it
+        unsigned long thread;  // the thread that may change `own` in place; 0: none, since a task keeps it
     };
 
     std::optional<Own> record() const {

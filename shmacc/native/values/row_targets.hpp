@@ -78,8 +78,8 @@ class RowTargets {
     RowTargets(std::vector<RowTarget<T>> by_shard, bool streamed)
         : by_shard_(std::move(by_shard)), streamed_(streamed) {}
 
-    // Calls `read` to write rows of that width, with the width as a constant (or 0 for any), whether values are
-    // streamed, and the targets.
+    // Calls read(width, streamed, targets), which writes the rows. Width and `streamed` are constants of the compiler;
+    // a width without a loop of its own is 0.
     template <class Read>
     bool fill(uint64_t width, uint64_t rows, Read read) {
         bool fits = true;
