@@ -19,7 +19,7 @@ _Record = TypeVar("_Record")
 
 
 def _set(record: Any, name: str, value: object) -> None:
-    """Accept what ``record.values *= 0.1`` sets: NumPy has scaled the array, and gives it back."""
+    """Allow ``record.values *= 0.1``, which scales the array and then sets it again."""
     before = getattr(record, name, None)
     if before is not value or before is None:
         what_to_do = (

@@ -88,7 +88,7 @@ class Rounds:
         # those were dropped without a new step, or refused during a grant that led to no round.
         self._in_doubt = not self.is_ready
         self._granted = False  # whether there was a grant at this fence
-        # For `_is_stuck`: (gradients, hosts at this fence), and when it first saw these numbers.
+        # How many gradients and hosts at this fence `_is_stuck` last saw, and since when.
         self._seen: tuple[tuple[int, int], float] | None = None
 
     @property

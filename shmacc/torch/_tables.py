@@ -241,7 +241,7 @@ def rows_of(embedding: TableEmbedding) -> Rows:
 def _begins(shape: tuple[int, ...], offsets: object) -> IndexArray:
     """Return where each bag begins among the ids; a copy, which nobody changes meanwhile.
 
-    torch checks only the first and the last: with others it reads foreign memory.
+    torch checks only the first and the last: bad ones in between let it read other memory.
 
     Args:
         shape: That of the ids.

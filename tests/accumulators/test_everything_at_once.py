@@ -157,7 +157,7 @@ def test_two_processes_that_apply_all_the_time_take_turns() -> None:
         assert min(done) > max(done) / 10
 
 
-# Who reads without the lock sees one commit whole, however many are made meanwhile. All of it
+# A reader without the lock sees one whole commit, however many are made meanwhile. All of it
 # happens among threads of one process, so that `make tsan` sees every word that they share.
 ROUNDS: Final = 40
 

@@ -1,4 +1,7 @@
-"""What partial sums count, what is refused, and seals. The models test whole trees of partials."""
+"""Partials count as their gradients do, bad ones are refused, and a seal closes a step.
+
+Whole trees of partials are in the tests against the models.
+"""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ def test_a_snapshot_equals_the_next_take(make: Callable[[int], Any], lanes: int)
             same_taken(second, taken)
 
 
-def test_a_snapshot_of_an_empty_accumulator() -> None:
+def test_a_snapshot_of_an_empty_accumulator_is_an_empty_partial() -> None:
     with SparseConditionalAccumulator("f2", (9, 2)) as acc:
         acc.set_global_step(4)
         none = acc.snapshot()

@@ -178,7 +178,7 @@ def test_a_number_that_the_same_accumulator_got_again_is_the_new_handles() -> No
         process.hear()
         process.say()
         until(lambda: inspection.describe("a").summary.waiting_for == (4,))
-        # Whoever attaches sweeps out the dead.
+        # A process that attaches frees the entries of the dead.
         assert run_apart(_attached) == 2
         assert inspection.describe("a").summary.waiting_for == (4,)
         with shmacc.attach("a") as acc:

@@ -83,7 +83,9 @@ def _use() -> str:
 
 
 @pytest.mark.parametrize("what", INSTEAD)
-def test_another_file_under_the_semaphores_name(semaphore: Path, what: str) -> None:
+def test_another_file_under_the_semaphores_name_is_refused_or_harmless(
+    semaphore: Path, what: str
+) -> None:
     semaphore.unlink()
     INSTEAD[what](semaphore)
     assert run_apart(_use) in {"works", "DataLossError"}

@@ -42,7 +42,7 @@ def test_rows_that_collide_in_one_segment_do_not_in_another() -> None:
         SparseConditionalAccumulator("f4", (None, 1)) as known,
         SparseConditionalAccumulator("f4", (None, 1)) as secret,
     ):
-        # Whoever may read the segment can have the key of its hash.
+        # An attacker who may read the segment knows the key of its hash.
         key = known._handle.config()["hash_key"]
         assert key != secret._handle.config()["hash_key"]
         # Of many rows those that stand in the first hundredth of the index.

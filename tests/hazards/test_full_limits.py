@@ -157,7 +157,7 @@ def _file_size_limit() -> None:
     assert left_behind() == ()
 
 
-def test_file_size_limit() -> None:
+def test_the_file_size_limit_is_named_by_makers_and_stops_no_growth() -> None:
     run_apart(_file_size_limit)
 
 

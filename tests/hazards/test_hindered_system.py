@@ -94,14 +94,14 @@ def _without_inodes() -> None:
             assert testing.leaked_names() == before
             assert os.statvfs(SHM).f_favail == left
 
-        # What is there needs no more of them, however it grows and whoever comes.
+        # An existing segment needs no more inodes, however it grows and whoever attaches.
         assert acc.apply_grad(range(5000), np.ones((5000, 1), "f4"))
         (finding,) = inspection.check("there")
         assert (finding.subject, finding.kind) == (str(SHM), "files_exhausted")
         assert run_apart(lambda: shmacc.attach("there").stats().num_accumulated) == 2
         assert acc.take(2, timeout=0).count == 2
 
-        # But who has lost its semaphore cannot have another one, and says so.
+        # But a process that has lost the semaphore cannot make another one, and says so.
         for semaphore in SHM.glob("sem.*"):
             semaphore.unlink()  # but it is mapped
         assert os.statvfs(SHM).f_favail == 0
@@ -120,7 +120,7 @@ def _attach_without_inodes(*, pipe: Pipe) -> None:
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
 
-def test_no_inode_is_free() -> None:
+def test_errors_without_free_inodes_name_them_and_leave_nothing() -> None:
     run_apart(_without_inodes, shm=SIZE)
 
 
@@ -177,7 +177,7 @@ def _beside_a_read_only_one() -> None:
         run_apart(_on_a_read_only_one)
 
 
-def test_dev_shm_is_mounted_read_only() -> None:
+def test_errors_on_a_read_only_dev_shm_name_it_and_leave_nothing() -> None:
     run_apart(_beside_a_read_only_one, shm=SIZE)
 
 

@@ -154,7 +154,7 @@ def test_the_queue_holds_any_number_of_takes(acc: ConditionalAccumulator) -> Non
             with pytest.raises(errors.CancelledError):
                 take.result()
     acc.apply_grad(1.0)
-    # Whoever joins looks at all of it once more.
+    # The next take that joins the queue scans all of it again.
     assert acc.take(1, timeout=0).count == 1
     assert run_apart(_top, path) == 0
     with ThreadPoolExecutor(1) as pool:

@@ -85,7 +85,7 @@ def test_a_kill_at_every_instruction_of_a_restore(scene: Scene, record_property:
     looks = at_every_instruction(scene, record_property)
     if scene is not SINGLE:
         return
-    # Whoever inspects it sees the one or the other.
+    # Inspection sees the old state or the new one.
     seen = []
     for look in [*looks[:: max(1, len(looks) // LOOKED_AT)], looks[-1]]:
         look.images[NAME].write(path())

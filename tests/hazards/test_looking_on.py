@@ -116,7 +116,7 @@ def _chief(*, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_readers_beside_a_chief_that_is_stopped_and_killed(
+def test_readers_beside_a_chief_that_is_stopped_or_killed_see_whole_rows(
     params: Parameters, end: signal.Signals
 ) -> None:
     for _ in range(4):
@@ -147,7 +147,7 @@ def _with_threads(params: Parameters) -> None:
 
 
 @pytest.mark.threads
-def test_threads_that_read_while_their_process_forks(params: Parameters) -> None:
+def test_threads_read_whole_rows_while_their_process_forks(params: Parameters) -> None:
     with Apart(_chief) as chief:
         chief.hear()
         run_apart(_with_threads, params)

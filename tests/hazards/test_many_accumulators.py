@@ -52,7 +52,7 @@ def _apply(acc: Any, value: float) -> None:
 
 
 @apart()
-def test_five_hundred_in_one_process() -> None:
+def test_five_hundred_in_one_process_cost_what_is_promised() -> None:
     _make(0).unlink()
     _make(1).unlink()  # whatever is imported or cached once is there now
     before, started = used(), time.process_time()
@@ -92,7 +92,7 @@ def _resident() -> int:
 
 
 @apart()
-def test_five_hundred_times_made_and_removed_or_attached() -> None:
+def test_making_and_attaching_five_hundred_times_leaves_nothing() -> None:
     def once() -> None:
         with SparseConditionalAccumulator("f4", None, "again") as acc:
             acc.apply_grad(range(500), np.ones((500, 16)))

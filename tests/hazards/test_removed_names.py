@@ -116,7 +116,7 @@ def test_a_new_segment_under_the_name_is_another_one(acc: ConditionalAccumulator
         assert fresh.apply_grad(10.0)
         with pytest.raises(errors.NotFoundError):
             acc.apply_grad(1.0)
-        # Whoever had the old one can neither remove nor disturb the new one.
+        # The old segment's handle can neither remove nor disturb the new segment.
         acc.unlink()
         acc.close()
         assert fresh.take_grad(1, timeout=0) == 10.0

@@ -65,7 +65,7 @@ def apply(acc: Any) -> None:
 
 
 def _occupied() -> int:
-    # One that has nothing in it any more, and is nobody's, is removed by whoever comes.
+    # The next process that opens the name removes a segment that is empty and unused.
     return path("scribbled").stat().st_blocks if path("scribbled").exists() else 0
 
 

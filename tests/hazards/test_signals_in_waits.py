@@ -108,7 +108,7 @@ def test_a_signal_ends_a_take_in_the_queue(
         "take with a timeout": lambda: acc.take(2, timeout=LONG_TIMEOUT),
     }
     check_breaks(acc, calls[how], number, "waits in the queue")
-    # It has given its place up: who comes now is served.
+    # The interrupted take has left the queue: the next one is served.
     acc.apply_grad(2.0)
     assert acc.take_grad(2, timeout=0) == 3.0
 

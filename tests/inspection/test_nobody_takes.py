@@ -88,7 +88,7 @@ def test_the_cause_is_named_within_ten_seconds() -> None:
 
 
 @impatient
-def test_workers_that_wait_for_a_killed_chiefs_step(crew: Crew) -> None:
+def test_the_killed_chief_is_named_whose_step_workers_wait_for(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     wait_beside_it(crew, 3)
     assert kinds() == [], "the chief may take"
@@ -123,7 +123,7 @@ def test_the_remedy_ends_the_standstill(crew: Crew) -> None:
 
 
 @impatient
-def test_a_dead_chief_beside_a_parent_that_only_keeps_the_segment_open(crew: Crew) -> None:
+def test_a_parent_that_only_keeps_the_segment_open_hides_no_dead_chief(crew: Crew) -> None:
     begin(crew, pause)
     chief = chief_that_has_taken(crew, beside=1)
     wait_beside_it(crew)
@@ -144,7 +144,7 @@ def test_a_chief_that_is_started_again_has_time_to_load(
     assert kinds() == []
 
 
-def test_workers_of_a_chief_that_never_came(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chief_that_never_came_is_reported(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     (worker,) = wait_beside_it(crew)
     patience(monkeypatch, LONG)
     assert kinds() == [], "it may be importing"
@@ -156,7 +156,7 @@ def test_workers_of_a_chief_that_never_came(crew: Crew, monkeypatch: pytest.Monk
 
 
 @impatient
-def test_workers_of_a_chief_that_was_killed_before_its_first_take(crew: Crew) -> None:
+def test_a_chief_killed_before_its_first_take_is_named(crew: Crew) -> None:
     begin(crew, pause)
     chief = begin(crew, take(2))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
@@ -167,7 +167,7 @@ def test_workers_of_a_chief_that_was_killed_before_its_first_take(crew: Crew) ->
 
 
 @impatient
-def test_workers_without_room_of_a_chief_that_was_killed(crew: Crew) -> None:
+def test_workers_without_room_count_as_waiting_for_a_killed_chief(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     for _ in range(2):
         begin(crew, apply_for_ever)
@@ -181,7 +181,7 @@ def test_workers_without_room_of_a_chief_that_was_killed(crew: Crew) -> None:
 
 
 @impatient
-def test_a_chief_that_left_in_order(crew: Crew) -> None:
+def test_a_chief_that_left_in_order_is_reported(crew: Crew) -> None:
     chief = begin(crew, take(1))
     once(crew, apply)
     chief.result()
@@ -190,7 +190,7 @@ def test_a_chief_that_left_in_order(crew: Crew) -> None:
     assert problem().endswith("nobody takes: the processes that took have left")
 
 
-def test_a_stopped_chief(crew: Crew) -> None:
+def test_a_stopped_chief_is_named_with_the_command_that_continues_it(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     (worker,) = wait_beside_it(crew)
     pid = stop(chief)
@@ -222,7 +222,7 @@ def test_a_wait_of_many_short_timeouts_is_one_wait(crew: Crew) -> None:
 
 
 @impatient
-def test_a_take_whose_gradients_have_no_room(crew: Crew) -> None:
+def test_a_take_whose_gradients_have_no_room_is_reported(crew: Crew) -> None:
     """All workers wait for room, which only this take would make."""
     once(crew, apply)
     begin(crew, take(2))
@@ -243,7 +243,7 @@ def test_a_worker_that_looks_for_room_counts_as_waiting(crew: Crew) -> None:
 
 
 @impatient
-def test_a_take_whose_gradients_have_no_memory(crew: Crew) -> None:
+def test_a_take_whose_gradients_have_no_memory_is_reported(crew: Crew) -> None:
     """No capacity stops them, and more processes would not help."""
     name = f"{NAME}-unbounded"
     with SparseConditionalAccumulator(np.float32, [1000, 1024], name) as acc:

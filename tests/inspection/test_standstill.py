@@ -75,7 +75,7 @@ def there(number: int) -> bool:
     return inspection.describe(NAME).stats.num_accumulated == number
 
 
-def test_a_stopped_holder_of_the_lock(crew: Crew) -> None:
+def test_a_stopped_holder_of_the_lock_is_named(crew: Crew) -> None:
     ConditionalAccumulator(np.float32, [2], "another").close()
     with stopped_with_the_lock(crew, NAME) as pid:
         seen_in_every_verb(StallKind.LOCK_HOLDER_STOPPED, f"kill -CONT {pid}")
@@ -89,7 +89,7 @@ def test_a_stopped_holder_of_the_lock(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("segment", [make_lanes], indirect=True)
-def test_a_stopped_holder_of_a_later_lane(crew: Crew) -> None:
+def test_a_stopped_holder_of_a_later_lane_is_named(crew: Crew) -> None:
     """A take has the first lane's lock nearly all the time while it waits for the later one."""
     once(crew, apply)
     with held(NAME, layout.lane_byte(1)) as holder:
@@ -100,7 +100,7 @@ def test_a_stopped_holder_of_a_later_lane(crew: Crew) -> None:
     taker.result()
 
 
-def test_a_stopped_holder_of_an_open_round(crew: Crew) -> None:
+def test_a_stopped_holder_of_an_open_round_is_named(crew: Crew) -> None:
     holder = begin(crew, apply, hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
     assert kinds() == []
@@ -124,7 +124,7 @@ def test_a_look_beside_a_commit_proves_nothing(crew: Crew) -> None:
         assert inspection.describe(NAME).summary.stalls != ()
 
 
-def test_a_stopped_take_that_has_its_gradients(crew: Crew) -> None:
+def test_a_stopped_take_that_has_its_gradients_is_named(crew: Crew) -> None:
     taker = begin_to_take(crew, 2)
     pid = stop(taker)
     worker = begin(crew, apply, pause)
@@ -138,7 +138,7 @@ def test_a_stopped_take_that_has_its_gradients(crew: Crew) -> None:
     assert kinds() == []
 
 
-def test_all_workers_are_stopped(crew: Crew) -> None:
+def test_workers_that_are_all_stopped_are_named(crew: Crew) -> None:
     begin_to_take(crew, 3)
     workers = [begin(crew, apply, pause) for _ in range(2)]
     until(lambda: there(2))
@@ -163,7 +163,7 @@ def test_a_worker_stopped_in_its_wait_for_the_step_is_the_cause(crew: Crew) -> N
     worker.result()
 
 
-def test_a_quorum_that_needs_killed_workers(crew: Crew) -> None:
+def test_a_quorum_that_needs_killed_workers_is_out_of_reach(crew: Crew) -> None:
     begin_to_take(crew, 2)
     worker = begin(crew, apply, pause)
     until(lambda: there(1))
@@ -200,7 +200,7 @@ def test_a_killed_worker_is_the_cause(crew: Crew) -> None:
 
 
 @impatient
-def test_a_quorum_beside_a_parent_that_only_keeps_the_segment_open(crew: Crew) -> None:
+def test_a_parent_that_only_keeps_the_segment_open_counts_for_no_quorum(crew: Crew) -> None:
     """The parent came before the killed worker; a later process may replace the worker."""
     begin(crew, pause)
     begin(crew, take(1), take(2))
@@ -217,7 +217,7 @@ def test_a_quorum_beside_a_parent_that_only_keeps_the_segment_open(crew: Crew) -
 
 
 @impatient
-def test_a_quorum_of_processes_that_apply_and_then_take(crew: Crew) -> None:
+def test_a_quorum_is_out_of_reach_if_all_who_applied_wait_to_take(crew: Crew) -> None:
     begin(crew, apply, take(2))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
     other = begin(crew, pause)

@@ -331,7 +331,7 @@ def test_fish_completes(namespace: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("embeddings")
-def test_a_crowded_screen(crew: Crew) -> None:
+def test_a_crowded_screen_says_how_many_more_there_are(crew: Crew) -> None:
     for _ in range(8):
         begin(crew, pause, name="embeddings")
     with Terminal("watch", "embeddings", *OFTEN, rows=16) as terminal:

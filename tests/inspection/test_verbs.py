@@ -257,7 +257,7 @@ def clean_and_tell(said: int, mark: Mark) -> None:
 @pytest.mark.beyond_asan
 @needs_failures
 @pytest.mark.parametrize("unlinked", [1, 2])
-def test_two_cleaners_at_once(unlinked: int, namespace: str) -> None:
+def test_two_cleaners_at_once_remove_each_name_once(unlinked: int, namespace: str) -> None:
     ConditionalAccumulator("float32", [2], "left").close()
     expected = sorted(testing.leaked_names(namespace))
     reader, writer = os.pipe()

@@ -102,7 +102,9 @@ def test_other_dtypes_of_torch_are_refused(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("dtype", "coalesced"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
 )
-def test_an_embeddings_gradient(dtype: torch.dtype, *, coalesced: bool) -> None:
+def test_an_embeddings_gradient_comes_back_as_a_tensor(
+    dtype: torch.dtype, *, coalesced: bool
+) -> None:
     gradient = embedding_gradient(coalesced=coalesced, dtype=dtype)
     taken = sparse(gradient, dtype)
     assert taken.indices.tolist() == [2, 5]

@@ -92,7 +92,7 @@ def test_which_shapes_are_accepted() -> None:
         assert params["emb"].shape == (4, 3)  # the whole table
 
 
-def test_the_largest_number_of_arrays() -> None:
+def test_the_largest_number_of_arrays_is_accepted() -> None:
     names = [f"layer.{i} ☃" for i in range(4096)]
     with SharedArrays({name: np.full(2, i) for i, name in enumerate(names)}, NAME) as params:
         assert list(params) == names

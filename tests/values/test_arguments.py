@@ -105,7 +105,7 @@ def test_bad_shapes_are_refused(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [2**31, 2**40, 2**63 - 1])
-def test_the_largest_row_number(rows: int) -> None:
+def test_the_largest_row_number_is_accepted(rows: int) -> None:
     with SparseConditionalAccumulator("f4", (rows, 2)) as acc:
         acc.apply_grad([rows - 1], [[1.0, 2.0]])
         assert acc.take_grad(1).shape.tolist() == [rows, 2]
