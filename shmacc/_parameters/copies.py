@@ -1,8 +1,8 @@
 """Parameters that are one copy of several, on several hosts: all get the same updates, in order.
 
-There is no round on any of the hosts, so an update is prepared once, travels, and is made in each
-copy. A copy says itself which update it has had last (its lineage), in the commit that made it. So
-an update is made once, however often it is asked for, and only in a copy at its parent.
+No host has a round of its own. So an update is prepared once, sent to all hosts, and made in each
+copy. The commit that makes an update also names it in the copy (its lineage). So each copy makes an
+update once, however often it is asked for, and only if its last update is the update's parent.
 """
 
 import math
@@ -36,8 +36,8 @@ class Copy(NamedTuple):
 
     Attributes:
         lineage: Its lineage.
-        begun: The step to which its last change led, or leads if it has not come to its end. Of
-            earlier steps its accumulator may have gradients that are computed from half a change.
+        begun: The step that its last change leads to, even if that change is not complete. A
+            gradient of an earlier step may be computed from half a change.
         step: The parameters' step.
     """
 

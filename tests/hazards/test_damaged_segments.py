@@ -175,7 +175,7 @@ DOUBLES: Final = Scenario("dense", dtype="float64", shape=(3,), applies=3)
 
 
 def sizes(*dims: int, rows: int = 1, reserved: int | None = layout.REGION_SPAN) -> Sizes:
-    """The sizes of so many rows of that shape, with a large enough index."""
+    """Sizes that agree for this many rows of that shape, with a large enough index."""
     return Sizes(rows, dims, reserved, buckets=-(-rows // 10), count=3)
 
 

@@ -99,7 +99,7 @@ def _weight_of_bodies(numbers: Numbers, weights: Numbers) -> Numbers:
 
 
 class SparseMember:
-    """A table: all gradients share the first rows, and each has a row of its own above them."""
+    """Rows: all gradients share the first ones, and each has a row of its own above them."""
 
     def __init__(self, dtype: str, width: int, reduction: str, rows: int, touched: int) -> None:
         """Make the bodies. Each touches `touched` of the shared `rows`."""
