@@ -25,8 +25,6 @@ from shmacc.errors import (
 _PAUSE = 0.001  # seconds between two lookups of a name
 _PASSAGE = 2.0  # seconds that a process may take to attach or detach (name_lock.hpp)
 
-_READERS = {1: "shmacc 1.0"}  # releases that read older layout versions
-
 
 class UnfinishedError(DataLossError):
     """The file under the name is empty or unfinished; this version makes no such files.
@@ -253,11 +251,10 @@ def refusal(name: SegmentName, found: str, version: int) -> ShmaccError:
     if found == "nothing":
         return not_found(name)
     if found == "other version":
-        reader = _READERS.get(version, "a newer shmacc" if version > layout.LAYOUT_VERSION else "")
+        which = "a newer" if version > layout.LAYOUT_VERSION else "an older"
         named = DataLossError(
-            f"it was made by another version of shmacc, with layout version {version}"
-            f"{f', which {reader} reads' if reader else ''}; this one reads version "
-            f"{layout.LAYOUT_VERSION}"
+            f"it was made by {which} version of shmacc, with layout version {version}; this one "
+            f"reads version {layout.LAYOUT_VERSION}"
         ).about(name.system_name)
         return DataLossError(
             f"{named}. Use that version; or another name or namespace "

@@ -23,7 +23,7 @@ which all rounds are in the parameters; whether the training is asynchronous. Wi
 UPDATING and DONE are not used.
 
 UPDATING is 0, or the round's step + 2 from the begin of its block on. The one store of DONE ends
-the update. 1: a checkpoint is being loaded, or an earlier version of shmacc has a block."""
+the update. 1: a checkpoint is being loaded."""
 
 
 def half_updated(numbers: ValueArray) -> bool:

@@ -210,9 +210,10 @@ def test_a_segment_of_another_version_is_refused_by_its_version(
     make: Callable[[Path], None], version: int
 ) -> None:
     make(_path("odd"))
-    reader = "shmacc 1.0" if version == 1 else "a newer shmacc"
+    which = "an older" if version == 1 else "a newer"
     words = (
-        f"layout version {version}, which {reader} reads; this one reads version {layout.VERSION}"
+        f"by {which} version of shmacc, with layout version {version}; "
+        f"this one reads version {layout.VERSION}"
     )
     opened: tuple[Callable[[str], Any], ...] = (
         shmacc.attach,

@@ -58,7 +58,7 @@ def everything(both: Both) -> dict[str, bytes]:
     }
 
 
-OF_2_0: Final = {
+TEXTS: Final = {
     optim.SGD(0.1, 0.9): "SGD(learning_rate=0.1, momentum=0.9, nesterov=False)",
     optim.Adagrad(0.1): "Adagrad(learning_rate=0.1, initial_accumulator_value=0.1, epsilon=0.0, "
     "rowwise=False)",
@@ -70,11 +70,11 @@ OF_2_0: Final = {
 }
 
 
-@pytest.mark.parametrize(("optimizer", "written"), OF_2_0.items(), ids=repr)
-def test_a_state_that_version_2_0_wrote_is_restored(
+@pytest.mark.parametrize(("optimizer", "written"), TEXTS.items(), ids=repr)
+def test_an_optimizers_text_in_a_state_stays_as_it_is(
     optimizer: optim.Optimizer | None, written: str
 ) -> None:
-    """It had no options like weight decay; each state has its optimizer's text."""
+    """It is a format: saved files have it. An option that is off is not in it."""
     with Parameters({"a": np.ones(3)}, optimizer=optimizer) as params:
         state = params.state()
         assert state["specs"].tolist() == [f"float64 [3] {written}"]

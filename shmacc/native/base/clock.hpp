@@ -32,12 +32,10 @@ inline int64_t timestamp_ns() {
 constexpr int kShortTime = 26;
 inline uint32_t short_time(int64_t timestamp) { return static_cast<uint32_t>(timestamp >> kShortTime); }
 
-// Converts a timestamp to time since the epoch, by the present wall clock. Before 1.0.0 it was time since the
-// epoch: such a number is past 2001, while a timestamp is less than 31 years. A timestamp in the future comes
-// from an earlier boot, in a /dev/shm on a disk.
+// Converts a timestamp to time since the epoch, by the present wall clock. A timestamp in the future comes from
+// an earlier boot, in a /dev/shm on a disk.
 inline int64_t wall_ns_of(int64_t timestamp) {
-    constexpr int64_t kIn2001 = 1000000000000000000;
-    if (timestamp <= 0 || timestamp >= kIn2001) return timestamp;
+    if (timestamp <= 0) return timestamp;
     int64_t now, wall;
     do {  // reads both clocks in one tick: so a timestamp always gives the same time, until the clock is set
         now = timestamp_ns();

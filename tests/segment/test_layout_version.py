@@ -1,8 +1,8 @@
-"""Every build with layout version 2 goes on with a segment that an early build left.
+"""Every build with layout version 2 goes on with a segment that an earlier build left.
 
 The stored file has a group with two lanes, in its second round, and the parameters that the first
-round has updated. A process that ended left both. It was written down once, page by page, and
-is not made again.
+round has updated. Two processes that ended left both. It was written down once, page by page. If a
+change of the layout fails here, it needs a new version of the layout, and then a new file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import base64
 import json
 import os
 import zlib
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +18,9 @@ import numpy as np
 import pytest
 
 import shmacc
-from shmacc import inspection
 from shmacc._base import layout, names
 
-FILES: Final = json.loads(Path(__file__).with_name("segments_of_2_0.json").read_text())
+FILES: Final = json.loads(Path(__file__).with_name("segments_of_version_2.json").read_text())
 
 
 def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
@@ -36,14 +34,9 @@ def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
 
 
 @pytest.mark.skipif(layout.LAYOUT_VERSION != 2, reason="of layout version 2")
-def test_a_training_of_version_2_0_goes_on(namespace: str) -> None:
+def test_a_training_of_layout_version_2_goes_on(namespace: str) -> None:
     for file_name, file in FILES.items():
         put_back(file_name, file, namespace)
-    for name in ("params", "group"):  # it kept the wall clock's times
-        seen = inspection.describe(name)
-        made = datetime.fromtimestamp(seen.summary.created, UTC)
-        assert (made.year, made.month) == (2026, 11)
-        assert seen.pace == inspection.Pace(0, 0, 0, (), 0, 0, 0)  # it counted none
     with (
         shmacc.Parameters.attach("params") as params,
         shmacc.AccumulatorGroup.attach("group") as group,
