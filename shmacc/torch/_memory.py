@@ -1,4 +1,4 @@
-"""Whether tensors of a model share memory, which they would lose when each gets its own."""
+"""Refuses models whose tensors share memory: each gets its own, and would not be shared then."""
 
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace

@@ -374,7 +374,7 @@ LIMITS: Final = settings(
     max_examples=70,
     stateful_step_count=30,
     deadline=None,  # two cores shared with whatever else runs
-    # Not the explaining of a failure, which takes longer than finding it.
+    # Without explaining a failure, which takes longer than finding it.
     phases=[Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow],
 )

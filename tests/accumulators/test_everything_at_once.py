@@ -125,7 +125,7 @@ def test_each_accepted_gradient_is_taken_once(crew: Crew) -> None:
     assert stats.applied == stats.taken
 
 
-# So many that a turn is longer than anybody looks for a token without sleeping.
+# So many that an apply takes longer than a process looks for a permit before it sleeps.
 ROWS: Final = 10_000
 
 

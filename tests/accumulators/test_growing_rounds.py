@@ -122,7 +122,7 @@ def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) ->
             assert _occupied(namespace) == much
         for _ in range(SMALL_ROUNDS + 1):  # the first gradient of the last one gives it back
             round_of(10)
-        # Half a MiB that a segment may have in any case, in its regions together.
+        # The regions together may have half a MiB whatever the rows.
         assert _occupied(namespace) <= little + 2**19
 
 

@@ -49,7 +49,7 @@ def test_a_seal_refuses_gradients_of_the_step_that_come_later(
             acc.take_partial(2, timeout=0, seal=True)  # does not seal
         partial = acc.take_partial(1, seal=True)
         assert partial.count == 1
-        # Whatever its step, and sums from elsewhere too; each is counted as dropped.
+        # Whatever its step; a partial from elsewhere, too. Each is counted as dropped.
         for step in (0, 1, shmacc.NEVER_STALE):
             assert acc.apply_grad(*gradient, local_step=step) is False
         assert acc.apply_partial(partial) is False

@@ -68,7 +68,7 @@ def test_private_handles_pickle_too_and_errors_come_back(
         otherwise = crew.start(open_otherwise)
         assert private.take_grad(1, timeout=LONG).item() == 1.0
         assert child.result()
-        # The child is gone, and closed it; it is its creator's.
+        # The child has closed it and ended; the segment is its creator's.
         assert private.apply_grad(1.0, local_step=1)
     with pytest.raises(errors.InvalidArgumentError):
         otherwise.result()
@@ -105,7 +105,7 @@ def test_the_head_of_the_queue_blocks_takes_behind_it(
     first, second = queue_up(crew, acc, 3, 1)
     for value in (1.0, 2.0):
         acc.apply_grad(value)
-        # Enough for the second, but it is the first's turn.
+        # Enough for the second take, but the first one's turn comes first.
         assert acc.stats().waiting == 2
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(1, timeout=0)

@@ -135,7 +135,7 @@ def test_a_sum_that_would_wrap_is_refused_at_the_apply(dtype: str, edge: int, ov
         with nothing_changes(acc), pytest.raises(errors.OutOfRangeError):
             acc.apply_grad([abs(over), over])
         with nothing_changes(rows), pytest.raises(errors.OutOfRangeError):
-            # Row 1 comes first and fits; nothing of it may stay.
+            # Row 1 comes first and fits; it must not be added either.
             rows.apply_grad([1, 2], [[abs(over)] * 2, [0, over]])
         with nothing_changes(rows), pytest.raises(errors.OutOfRangeError):
             rows.apply_grad([7, 7], [[edge, 0], [over, 0]])

@@ -94,7 +94,7 @@ def test_size_after_apply_grad_and_take_grad(way: Any) -> None:
             for count in range(1, number + 1):
                 assert way.apply(acc, 10.0, step)
                 assert acc.num_accumulated() == count
-            # All four go, not only the two that were asked for.
+            # All four are taken, not only the two that were asked for.
             acc.take_grad(2)
             assert acc.num_accumulated() == 0
         assert way.apply(acc, 10.0) is False  # the default step is stale by now

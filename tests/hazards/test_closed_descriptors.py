@@ -135,7 +135,7 @@ def test_a_number_that_another_accumulator_got_is_left_alone() -> None:
         assert now.generation == before.generation
         assert now.summary.bytes_reserved == before.summary.bytes_reserved
         assert other.stats().attached == 2
-        # The first one is as it was, and its lock is free.
+        # The first accumulator is unchanged, and its lock is free.
         with shmacc.attach("a") as first:
             assert first.stats().attached == 1
             assert first.num_accumulated() == 1

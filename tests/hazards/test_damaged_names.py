@@ -182,7 +182,7 @@ def test_a_file_that_a_living_process_is_making_is_left_alone(what: str, byte: i
         assert not inspection.clean(leftover)
         assert path.stat().st_ino == inode
         maker.kill()
-        # Now it is proved that nobody finishes it.
+        # Now its maker is dead, so nobody will finish it.
         with ConditionalAccumulator("f4", (), "making") as acc:
             assert path.stat().st_ino != inode
             assert acc.apply_grad(1.0)

@@ -113,7 +113,7 @@ ENDS: Final = {
     "with acc: sys.exit(3)": "SystemExit: 3",
     # multiprocessing's finalizers come before those of `acc`.
     "import multiprocessing.util; own = shmacc.attach(NAME); raise KeyError(5)": "KeyError: 5",
-    # torch.multiprocessing.spawn ends its processes like the first of these.
+    # torch.multiprocessing.spawn ends its processes as the first of these cases.
     "try: raise ValueError('a')\nexcept ValueError: sys.exit(1)": "ValueError: a",
     "try: raise ValueError('a')\nexcept ValueError: raise SystemExit(1) from None": "ValueError: a",
     "try: raise ValueError('a')\nexcept ValueError: sys.exit('no data')": "SystemExit: no data",

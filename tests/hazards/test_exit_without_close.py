@@ -67,7 +67,7 @@ def test_a_named_segment_stays_and_a_private_one_goes_with_its_process(
     assert acc.take(2, timeout=0).value == 3.0
     assert all(finding.severity is Severity.NOTE for finding in inspection.check("exits"))
     if statement.startswith("os."):
-        # Nothing in such a process could still run; the cleaner finds what it left.
+        # Such a process can run no code at its end; a cleaner finds what it left.
         assert len(left_behind()) == 4
         for leftover in inspection.leftovers(namespace=os.environ["SHMACC_NAMESPACE"]):
             assert inspection.clean(leftover)
@@ -98,7 +98,7 @@ def test_a_program_ends_though_daemon_threads_wait(
     assert status == ENDS[ending], complaints
     # The handle is closed at the end, as any open file: their takes may still hear of that.
     assert all(word not in complaints for word in ("Fatal", "terminate", "Segmentation"))
-    # Those who wait are gone, and hold nobody up.
+    # The waiting takes are gone, and delay nobody.
     until(lambda: acc.stats().waiting == 0 and acc.stats().attached == 1)
     assert acc.apply_grad(1.0)
     assert acc.take_grad(1, timeout=0) == 1.0
@@ -166,7 +166,7 @@ def test_results_are_not_shared_memory() -> None:
 STATUS: Final = 7
 CRASHES: Final = ("Fatal", "terminate", "Segmentation")
 
-# What is imported at its first use cannot be when modules are taken down.
+# Modules that are imported at first use: that fails while the interpreter ends.
 WARM_UP: Final = """
     import builtins, gc
     with shmacc.ConditionalAccumulator("f8", ()) as private:
@@ -179,7 +179,7 @@ BEGIN: Final = (
     shmacc.inspection.describe("exits")
     kept = shmacc.attach("exits")
     class Late:
-        # Its own references: modules may be taken down already.
+        # It keeps its own references: modules may be gone by then.
         def __init__(self):
             self.acc, self.shmacc, self.print = shmacc.attach("exits"), shmacc, print
         def work(self, never_stale=shmacc.NEVER_STALE, kept=kept, Exception=Exception):
@@ -264,7 +264,7 @@ def test_finalizers_may_call_everything(acc: ConditionalAccumulator, finalizer: 
     status, output, complaints = run(BEGIN + _ending(finalizer))
     assert (status, complaints) == (STATUS, "")
     if finalizer == "atexit":
-        # Python code runs as long as modules are there: nothing but what is in vain fails then.
+        # While modules exist, Python code runs: only calls that cannot succeed fail.
         assert output == (
             "apply apply take-in-vain:DeadlineExceededError take-all "
             "wait-in-vain:DeadlineExceededError advance stats cancel make attach describe close "
@@ -287,7 +287,7 @@ def test_finalizers_may_call_everything_beside_busy_daemon_threads(
     """These stay in the extension until they need Python; nobody waits for them."""
     with SparseConditionalAccumulator("f8", None, "rows") as rows:
         status, _, complaints = run(BEGIN + DAEMONS + _ending(finalizer))
-        # Their takes may hear of a close, and say so.
+        # Their takes may end with the error of a closed handle, and print it.
         assert status == STATUS, complaints
         assert all(word not in complaints for word in CRASHES), complaints
         until(lambda: acc.stats().attached == 1 and rows.stats().attached == 1)

@@ -142,7 +142,7 @@ def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
     return number, len(errors_of_it) if code else 0
 
 
-# These have no call that others have not, too.
+# Every call of these is in another deed, too.
 CONTAINED: Final = {"creating a private one", "finding what the dead left", "closing"}
 
 
@@ -229,14 +229,14 @@ def test_a_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
         for call in child.calls_to_mark():
             if not call.before or NAMES.get(call.number) != "fcntl":
                 continue
-            # Each that lets go is refused three times.
+            # Each call that releases a lock is refused three times.
             in_a_row = in_a_row + 1 if child.lets_go(call) and in_a_row < 3 else 0
             if in_a_row:
                 refused += 1
                 child.fail(errno.ENOLCK)
         assert refused >= 3
         assert refused % 3 == 0, "it gave up"
-        # It lives on, with nothing locked but its place.
+        # It lives on, and has only its entry locked.
         with suppress(errors.NotFoundError):
             assert not inspection.describe(NAME).lock.held
             assert inspection.describe(NAME).lock.name_pid is None

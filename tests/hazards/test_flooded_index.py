@@ -45,7 +45,7 @@ def test_rows_that_collide_in_one_segment_do_not_in_another() -> None:
         # An attacker who may read the segment knows the key of its hash.
         key = known._handle.config()["hash_key"]
         assert key != secret._handle.config()["hash_key"]
-        # Of many rows those that stand in the first hundredth of the index.
+        # Choose the rows whose home is in the first hundredth of the index.
         rows = random_rows(100 * ROWS)
         flood = np.sort(rows[np.argsort(hash_rows(rows, key))[:ROWS]])
         ordinary = cost(secret, random_rows())

@@ -90,7 +90,7 @@ def _refused() -> None:
 def test_another_users_segment_is_refused(owner: Apart) -> None:
     before = _segment().stat()
     run_apart(_refused, uid=STRANGER)
-    # Not the time of the last access: to look is to read.
+    # Without the time of the last access, which reading changes.
     for field in ("st_ino", "st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_mtime_ns"):
         assert getattr(_segment().stat(), field) == getattr(before, field)
     owner.say(("num_accumulated",))
@@ -116,7 +116,7 @@ def _stay_out() -> None:
     ):
         with pytest.raises(errors.PermissionDeniedError):
             removal()
-    # It was not marked as given up on the way there.
+    # The attempt has not marked it as removed.
     assert not acc._handle.unlinked
     acc.close()
     with shmacc.attach("theirs", owners="any") as again:

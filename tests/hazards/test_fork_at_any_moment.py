@@ -61,7 +61,7 @@ def _fork_often(
             assert private.apply_grad(1.0)
         assert inspection.describe("forked").stats.applied > 0
 
-    # What they import is not to be in the middle of it: that is Python's own hazard.
+    # Import everything first: a fork amid an import is a hazard of Python's own.
     for work in (use, *beside):
         work()
     os.register_at_fork(before=hook)
@@ -115,7 +115,7 @@ class _Cycle:
     def __init__(self) -> None:
         self.acc = shmacc.attach("forked")
         self.itself = self
-        # Else more are made while some are collected, and more again, without end.
+        # Otherwise cycles would be made faster than they are collected.
         time.sleep(0.0005)
 
 
@@ -160,7 +160,7 @@ def _fork_in_the_handler(
         result = wait()
     except (errors.CancelledError, SystemExit) as error:
         if os.getpid() != parent:
-            # It was the parent's wait. What it left is whole, for the child as well.
+            # The wait was the parent's. The child, too, can go on with the accumulator.
             with suppress(errors.FailedPreconditionError):
                 acc.num_accumulated()
             afterwards()

@@ -65,7 +65,7 @@ def _apply(acc: SparseConditionalAccumulator, count: int) -> int:
 
 
 def _child(acc: SparseConditionalAccumulator) -> int:
-    # The parent's threads are not here; what they held must not be held here.
+    # The parent's threads do not exist here, so their locks must be free.
     applied = _apply(acc, 5)
     stats = acc.stats()
     assert stats.attached >= 2
@@ -115,7 +115,7 @@ def test_children_killed_in_an_apply_harm_nobody(acc: SparseConditionalAccumulat
     assert sum(done) > 0
     until(lambda: acc.stats().attached == 1)
     taken = acc.take(1, timeout=0)
-    # Whole gradients only, whatever the children died of.
+    # Gradients are whole, at whatever instant the children died.
     assert taken.row_counts.tolist() == [taken.count] * ROWS
     assert (taken.values == taken.count).all()
 

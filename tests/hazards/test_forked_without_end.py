@@ -99,7 +99,7 @@ def test_children_that_apply_and_end_leave_their_entries_to_the_next(
 ) -> None:
     for _ in range(FORKS):
         run_apart(acc.apply_grad, 1.0)
-    # Some of the dead, whom nobody has met and swept yet.
+    # Some dead processes, whose entries nobody has freed yet.
     assert run_apart(_places_in_use) <= 8
     assert acc.take_grad(1, timeout=0) == FORKS + 1
 

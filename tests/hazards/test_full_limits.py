@@ -147,7 +147,7 @@ def _file_size_limit() -> None:
             make()
         assert "at most 1048576 bytes" in str(caught.value)
         assert "Shared memory is full" not in str(caught.value)
-    # A segment is as long as it will ever be; growing it makes no file longer.
+    # A segment's file has its full length from the start, so growth does not reach the limit.
     assert known.apply_grad(range(50_000), np.ones((50_000, 4)))
     assert known.take(2, timeout=0).row_counts.sum() == 50_100
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

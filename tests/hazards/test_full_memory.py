@@ -154,9 +154,9 @@ def _apply_to_all(group: AccumulatorGroup) -> None:
 
 # What is there, what is applied, and by how much the room grows, up to how much.
 SWEEPS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None], int, int]]] = {
-    # Slots, rows and index are all reserved in this apply.
+    # Places, rows and index are all reserved in this apply.
     "first rows": (_sparse, lambda acc: _apply_rows(acc, range(500), 16), 6 * PAGE, 400 * 1024),
-    # Known and new rows in one gradient: rows and slots grow, the index is built anew.
+    # Known and new rows in one gradient: rows and places grow, the index is built anew.
     "growth of rows, index and undo": (
         lambda: _filled(5000, 4),
         lambda acc: _apply_rows(acc, range(9000), 4),
@@ -170,7 +170,7 @@ SWEEPS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None], int, int
         5 * PAGE,
         280 * 1024,
     ),
-    # Wherever among its members the room runs out: in the first's rows, in the set's index.
+    # Room may run out in any member, or in the set of contributors.
     "a group": (lambda: _group(1), _apply_to_all, 9 * PAGE, 480 * 1024),
     "a group of two lanes": (lambda: _group(2), _apply_to_all, 9 * PAGE, 480 * 1024),
     "a dense buffer": (_dense, _apply_array, 8 * PAGE, 400 * 1024),
@@ -194,7 +194,7 @@ def _creating(make: Callable[[], Any]) -> int:
         except errors.ResourceExhaustedError as error:
             failed += 1
             says_it_all(error)
-            # A name that nobody has is nobody's to remove.
+            # A segment that was not made leaves no name.
             assert testing.leaked_names() == (), f"left behind, with {room} bytes free"
             make_room()
             acc = make()
@@ -225,7 +225,7 @@ def _to_the_brim() -> None:
         _fill(acc)
     says_it_all(caught.value)
     accepted = acc.num_accumulated()
-    # It was really used: the table is most of what there is.
+    # Memory was really full: the table has most of it.
     assert accepted * 1000 * 64 * 4 > SIZE * 0.8
     # What needs no more room goes on.
     assert acc.apply_grad([1, 2], np.ones((2, 64), "f4"))

@@ -105,7 +105,7 @@ HANDLERS: Final[dict[str, Any]] = {
     "closes the same": Process.close,
     "removes the same": Process.unlink,
 }
-# Each call, and each handler, with those of the others from which most is to be feared.
+# Each call and each handler is tested with the most dangerous of the others.
 PAIRS: Final = [
     ("making", "makes"),
     ("making", "looks and cleans"),
@@ -173,7 +173,7 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
     warm.finish()
 
     def handle(*_: object) -> None:
-        # What there is not, or is no more, cannot be attached, closed or removed.
+        # A segment that does not exist, or not any more, cannot be attached, closed or removed.
         with contextlib.suppress(errors.NotFoundError, errors.FailedPreconditionError):
             HANDLERS[handler](process)
 

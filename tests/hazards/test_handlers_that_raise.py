@@ -74,7 +74,7 @@ def _at_every_point(attempt: Callable[[Any], None]) -> None:
 HOW: Final = ("in order", "by an exception", "waiting in vain")
 
 
-# Not at collections: what is raised there Python reports and drops.
+# Not at collections: Python prints and drops exceptions that are raised in them.
 @pytest.mark.parametrize("how", [*HOW, "kept by a variable"])
 def test_a_handler_may_raise_at_every_point_of_a_round(how: str) -> None:
     """Wherever Python can run a handler, and more."""

@@ -82,7 +82,7 @@ def _without_inodes() -> None:
     # Forked before there is anything that it would inherit.
     with Apart(_attach_without_inodes) as stranger, make() as acc:
         before = testing.leaked_names()
-        # A segment takes one, and its semaphore another.
+        # A segment needs one inode, and its semaphore another.
         for left, call in itertools.product((3, 2, 1, 0), calls):
             _leave_inodes(left)
             if left >= 2:
@@ -238,7 +238,7 @@ def _hide_processes() -> bool:
         holder = stack.enter_context(held("there", layout.NAME_BYTE))
         (finding,) = inspection.check("there")
         assert finding.severity is Severity.WRONG, "root sees it"
-        # What the command imports is not for every user to read.
+        # Not every user can read what the command imports.
         assert "is stopped" in inspect_tool.run_here("check", "there")[1]
         run_apart(_look_without_others, holder.pid, uid=4711)
         holder.kill()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from helpers.apart import Pipe
 
 NAME: Final = "idle"
-# Those in front look for the dead in front of them more often than those behind.
+# Takes near the head look for dead ones in front of them more often than those behind.
 NEAR: Final = 8
 # By then slices are as long as they get, and one is over.
 LONG_AGO: Final = 1.3
@@ -189,7 +189,7 @@ def test_a_timeout_names_some_of_many(acc: ConditionalAccumulator) -> None:
             other.kill()
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(1, timeout=0)
-        # The end of the message, after those that are gone.
+        # The end of the message, after the processes that are gone.
         attached = str(caught.value).partition("because of a seal; ")[2]
         named = {int(pid) for pid in re.findall(r"pid (\d+)", attached)}
         assert named <= {other.pid for other in others[15:]} | {os.getpid()}

@@ -152,7 +152,7 @@ def _inspect(*, pipe: Pipe) -> int:
 
 
 def _apply_to(acc: ConditionalAccumulator) -> None:
-    # While its name leads to something else it may only say so.
+    # While its name leads to another file, a call may raise an error that says so.
     with contextlib.suppress(errors.NotFoundError):
         acc.apply_grad(1.0)
 
@@ -186,7 +186,7 @@ def _come_and_go(*, pipe: Pipe) -> None:
         with contextlib.ExitStack() as held:
             with contextlib.suppress(FileNotFoundError):  # it was cleaned already
                 empty = held.enter_context(watched.open("r+b"))
-                # Who removes it looks at its name with this lock held.
+                # A remover looks at the name with this lock held.
                 fcntl.lockf(empty, fcntl.LOCK_EX, 1, layout.NAME_BYTE)
             aside.rename(watched)
         path("unfinished").write_bytes(bytes(4096))

@@ -238,7 +238,7 @@ def test_an_interrupt_while_it_waits_for_the_name(call: str) -> None:
         assert process.hear() == "ready"
         with held(NAME, layout.NAME_BYTE):
             process.say()
-            # It has its place when it asks for the right, and removing asks for nothing else.
+            # It is attached before it needs the permission, and removing needs nothing else.
             until(lambda: any(each.alive for each in inspection.describe(NAME).processes))
             while not process.pipe.poll(0.01):
                 process.signal(signal.SIGINT)

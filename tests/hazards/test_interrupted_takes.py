@@ -96,7 +96,7 @@ def _take_under_fire(kind: Any, rows: int, dtype: str, method: str, hits: int) -
             taken: Any = None
             armed = lasted > 0
             try:
-                # A little more than a take lasts: so some are hit, wherever they are, and some not.
+                # A little longer than a take: so some takes are hit, at any instant.
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 + rng.uniform(0, 1.2 * lasted))
                 began = time.perf_counter()
                 taken = take(acc)

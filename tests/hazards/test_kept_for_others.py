@@ -157,7 +157,7 @@ def test_memory_of_rounds_that_are_over_is_room_for_a_gradient(members: str, lan
         group.take(1, timeout=0)
         kept = free_bytes()
         group.handle.keep_free(kept)
-        # The memory that the round before has left is another lane's, or another member's.
+        # The last round's memory belongs to another lane or member.
         assert group.apply(rows(7, 30_000, members[-1]), 1, contributor=lanes - 1, timeout=LONG)
         assert free_bytes() >= kept
         assert group.take(1, timeout=0)[members[-1]].indices.tolist() == list(range(7, 30_007))

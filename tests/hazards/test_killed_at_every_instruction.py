@@ -82,7 +82,7 @@ def _give_up(acc: Any) -> None:
 
 def _one_member_is_idle(acc: Any) -> None:
     acc.apply({"rows": rows(*MANY, width=64)}, 0)
-    # A take looks for idle members in one of so many rounds.
+    # Only in one of this many rounds does a take look for idle members.
     for step in range(2 * SMALL_ROUNDS - 1):
         acc.take(1)
         acc.apply({"array": array()[:100]}, step + 1)

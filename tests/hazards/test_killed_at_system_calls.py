@@ -64,7 +64,7 @@ def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
             return one, SCENE.testimony(replace(SCENE, operation=deed.act).perform())
         case "unlinking" | "cleaning":
             return one, None
-    # What has another name is not looked for.
+    # The next process does not look under another name.
     return (None, None) if deed.name in UNNAMED else (one, one)
 
 

@@ -42,7 +42,7 @@ OF_A_TABLE: Final = TableScene(
     changed=(1, 5, 6, 7, 8, 9),
     removed=(2, 5),
 )
-# Of the lines, one in so many is interrupted.
+# One in this many lines is interrupted.
 _LINES: Final = 1 if EVERY_INSTANT else 13
 
 

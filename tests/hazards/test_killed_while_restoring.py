@@ -157,7 +157,7 @@ def come_upon_it(mark: Mark) -> None:
 def test_a_kill_at_every_instruction_of_undoing(scene: Scene, record_property: Record) -> None:
     clean = {NAME: scene.prepare()}
     before = scene.testimony(clean[NAME])
-    # As a process left it that was killed just before the commit.
+    # As a process leaves it that is killed just before the commit.
     looks = walk(scene.act, clean, {NAME: scene.perform()}, NAME)
     while scene.testimony(looks[-1].images[NAME]) != before:
         looks.pop()
@@ -167,6 +167,6 @@ def test_a_kill_at_every_instruction_of_undoing(scene: Scene, record_property: R
     record_property("judged", judge(scene, looks, before, before))
     kill(come_upon_it, torn, looks[-1].step // 2)
     assert scene.testify() == before
-    # One that dies while it undoes what another one left that died while it undid it.
+    # A second process dies while it undoes what the first one left, and a third goes on.
     looks = walk(come_upon_it, looks[len(looks) // 2].images, clean, NAME)
     judge(scene, looks, before, before)

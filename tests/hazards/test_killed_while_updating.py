@@ -82,7 +82,7 @@ SCENES: Final = (
     ),
     TableScene("a table's skipped round", _SGD, there=_SIX, gone=(2,), changed=(1, 9), skips=True),
 )
-# What a scribbler might write over a word of the log.
+# What a faulty program might write over a word of the log.
 _WRONG: Final = (0, 7, 1 << 20, 1 << 40, (1 << 64) - 1)
 
 

@@ -51,7 +51,7 @@ NOBODY: Final = -1.0
 _WIDE: Final = 512
 _STOPS: Final = 400 if EVERY_INSTANT else 12
 _FORKS: Final = 3
-# So many ids that come and go crowd an index in every other update.
+# With so many ids coming and going, every other update crowds the index.
 _CROWD: Final = 500
 VERSIONS: Final = 1000.0
 SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))

@@ -122,7 +122,7 @@ def _without_memory_of_pythons(in_a_row: int) -> Iterator[Callable[[Any], Any]]:
     succeeded = 0
     for first in count():
         yield lambda call, first=first: failing(call, first)  # type: ignore[misc]
-        # A single failure may be got over; ten calls in a row without one are past the last one.
+        # A call may survive a failure, so only ten successes in a row mean that none is left.
         succeeded = succeeded + 1 if through else 0
         if succeeded == 10:
             return

@@ -97,7 +97,7 @@ def test_refused_calls_end_in_an_error_or_do_no_harm(call: str) -> None:
         there = set(shmacc.testing.leaked_names(names.current_namespace()))
         said = run_apart(_try, call)
         for what in said.values():
-            # Not what another process would have to be blamed for.
+            # Not an error that blames another process.
             assert not what.startswith(("DataLoss", "DeadlineExceeded", "NotFound")), what
         if call in {"pread64", "getrandom", "locking"}:
             assert "attaching" in said

@@ -218,7 +218,7 @@ def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str, lanes: 
             stack.enter_context(held("removed", layout.lane_byte(lanes - 1)))
         with Apart(_wait_until_truncated, CALLS[call]) as waiter:
             waiter.hear()
-            # Awake it is in the middle of an operation, and ends at the first page it touches.
+            # Once awake it would go on in its operation, and die at the first page that it touches.
             until(lambda: sleeps_in("removed", waiter.pid, doing))
             os.truncate(segment(), 0)
             assert "truncated" in waiter.result()

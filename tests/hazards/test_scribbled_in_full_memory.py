@@ -145,12 +145,12 @@ def test_a_damaged_segment_harms_no_other(damage: str) -> None:
         assert (_occupied(), free_bytes()) == (occupied, 0)
         run_apart(_attach_in_vain)
         assert (_occupied(), free_bytes()) == (occupied, 0)
-        # Nor does it hold up anybody else, in this process or another.
+        # It delays no other segment, in this process or another.
         apply(sound)
         with shmacc.attach("sound") as again:
             assert again.take(2, timeout=0).count == 2
 
-        # And it is got rid of, with not a byte free.
+        # And it can be removed without a free byte.
         staying.kill()
         run_apart(_clean)
         assert "scribbled" not in {s.name.shared_name for s in inspection.list_segments()}

@@ -161,7 +161,7 @@ def test_a_stopped_take_keeps_its_place_in_the_queue() -> None:
         assert max(sleeping for _, sleeping in (*seconds[:2], *seconds[3:])) < 0.9
         assert seconds[2][0] > 0.9
         assert seconds[2][1] < 1.9
-        # Nobody else gets what is the stopped one's.
+        # No other take gets the stopped one's gradients.
         with others((take_in_vain, 1, 0.1)) as (hasty,):
             hasty.result()
         assert not second.pipe.poll()

@@ -56,7 +56,7 @@ def test_growth_into_full_memory_changes_nothing(there: int) -> None:
             failed += 1
             says_it_all(error)
             assert group.stats().update is None  # not final
-            # Readers go on, and what was there is whole.
+            # Readers go on, and the old rows are whole.
             assert params["t"].ids().size == len(params["t"])
             make_room()
             assert _state(params) == before

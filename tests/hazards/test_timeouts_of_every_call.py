@@ -146,7 +146,7 @@ def test_a_gradient_that_does_not_fit_ends_by_its_timeout() -> None:
         acc.unlink()
 
 
-# Public methods that are neither above nor below.
+# Public methods in neither list.
 ELSEWHERE: Final = {
     *("apply_grad", "apply_indexed_slices_grad", "take_grad", "take_indexed_slices_grad"),
     "attach",  # test_attach_timeout.py

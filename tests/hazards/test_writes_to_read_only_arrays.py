@@ -47,7 +47,7 @@ def make_arrays() -> Any:
     return shmacc.SharedArrays({"emb": TABLE}, NAME, unlink_on_close=True)
 
 
-# Who makes it, and who else has it, and the array of that.
+# How to make the object, how to attach another one, and how to get its array.
 SOURCES: Final[dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]]] = {
     "parameters": (make_parameters, lambda: shmacc.Parameters.attach(NAME), lambda it: it["emb"]),
     "a slot": (

@@ -424,7 +424,7 @@ def test_a_busy_segment_is_compared_too(crew: Crew, work: Any, damaged: str) -> 
             found = inspection.check_all(namespace=os.environ["SHMACC_NAMESPACE"])
             kinds = {each.kind for each in found}
             assert not kinds & {"not_compared", "inconsistent"}, found
-        # What is wrong is found, however busy it is.
+        # A fault is found however busy the segment is.
         for number in (0, 1):
             index = layout.region(f"index {number}")
             scribble(path_of(damaged), index + 64 * 100, b"\0" * 64 * 100)

@@ -197,7 +197,7 @@ def test_a_stopped_chief_is_named_with_the_command_that_continues_it(crew: Crew)
     assert kinds() == [NOBODY_TAKES]
     assert problem().endswith(f"and nobody takes: pid {pid}, which could, is stopped")
     seen(NOBODY_TAKES, f"kill -CONT {pid}")
-    # A job that is stopped altogether goes on altogether.
+    # If all processes are stopped, one command continues all of them.
     pids = sorted([pid, stop(worker)])
     (stall,) = inspection.describe(NAME).summary.stalls
     assert stall.command is not None

@@ -80,7 +80,7 @@ def look_in_from_a_thread(acc: Any) -> None:
 def bystanders(crew: Crew) -> None:
     for deed in (pause, pause, look_in, look_in):
         begin(crew, deed)
-    # What comes now is later than they are also by the clock of takes, which is a coarse one.
+    # Takes are timed by a coarse clock: from here on it also shows later times.
     came = time.monotonic()
     until(lambda: time.monotonic() > came + 2 * _stall_facts._TICK)
 

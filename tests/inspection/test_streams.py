@@ -88,7 +88,7 @@ def test_closed_streams_that_are_not_needed_change_nothing() -> None:
     for line in ("$I check 2>&-", "$I check <&- >&- 2>&-"):
         done = shell(line)
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), line
-    # What stderr would have got is not on stdout instead.
+    # Messages for stderr are not on stdout instead.
     assert shell("$I show nobody 2>&-").stdout == ""
 
 

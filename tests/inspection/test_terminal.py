@@ -182,7 +182,7 @@ def test_no_line_wraps(taker: Apart, columns: int) -> None:
         assert max(map(len, tables)) <= columns, "\n".join(tables)
         if sums[0] in arguments:
             assert "Most touched rows" in terminal.text()
-            # Where text goes on below itself, no word is lost.
+            # Text that continues on the next line loses no word.
             unwrapped = re.sub(r"\n {14}", " ", terminal.text())
             assert f"gradients that pid {taker.pid} waits for" in unwrapped
     for segment in (group, parameters, arrays):
@@ -259,7 +259,7 @@ def test_nothing_is_left_over_from_another_size() -> None:
     with Terminal("watch", *OFTEN, columns=150, rows=40, COLUMNS="150") as terminal:
         terminal.wait_for("BYTES/S", "drops/s")
         terminal.resize(72, 14)
-        # A terminal wraps or cuts what it shows: here the worst, all is full of something.
+        # After a change of size a terminal may show anything: here every cell is filled.
         terminal.screen.reset()
         for row in range(14):
             terminal.screen.cursor_position(row + 1, 1)

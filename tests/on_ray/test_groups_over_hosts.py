@@ -233,7 +233,7 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
         nodes.remove(late)
         assert group.take(1, timeout=120)["m"].values.tolist() == [1.0] * 1000
         assert nodes.id(late) in living_nodes(None), "Ray has not seen it yet"
-    # So a new group asks it for a segment that it will never have, and is made all the same.
+    # So a new group waits for that node's segment in vain, and is made all the same.
     members = {"m": shmacc.TensorSpec((), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "beside", unlink_on_close=True) as group:
         alive = {host for host, state in group.hosts().items() if state.alive}

@@ -53,7 +53,7 @@ def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG00
 def local(nodes: Nodes, group: shmacc.ray.AccumulatorGroup) -> Iterator[shmacc.AccumulatorGroup]:
     with shmacc.AccumulatorGroup.attach("stopped", timeout=60) as made:
         wait_for(lambda: made.global_step == group.global_step)
-        # Also after the test in which the owner dies: the next one has to hear of all.
+        # Also after the test in which the owner dies: the next owner must hear of all hosts.
         ids = {nodes.id(number) for number in range(3)}
         wait_for(lambda: ids <= {node for node, host in group.hosts().items() if host.alive})
         yield made

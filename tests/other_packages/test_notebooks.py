@@ -78,7 +78,7 @@ def test_cells_that_make_a_named_accumulator_run_twice(notebook: Notebook) -> No
         for _ in range(2):
             notebook.run(f"acc = shmacc.{make}")
         notebook.run("acc.unlink(); acc.close()")
-    # One that replaces says what to do, and does it with a close.
+    # "replace" refuses and says what to do; after a close it succeeds.
     cell = "acc = shmacc.ConditionalAccumulator('f8', (), 'run', if_exists='replace')"
     notebook.run(f"{cell}; acc.apply_grad(1.0)")
     message = notebook.fails(cell)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from helpers.apart import Apart
 
-# Says torch itself, of what its compiler makes.
+# torch's compiler gives this warning about its own code.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 of_each = pytest.mark.parametrize(
     ("kind", "optimizer"), [(SyncReplicas, Adam(0.05)), (SyncReplicas, None), (AsyncReplicas, None)]

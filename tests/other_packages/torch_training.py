@@ -152,7 +152,7 @@ def in_the_update() -> None:
     _core.update = update_and_crash  # type: ignore[assignment]
 
 
-# Where four chiefs die in one round, and what it knows of its update then.
+# Where four chiefs die in one round, and whether its update is in then.
 PLACES: Final = (
     (kill_myself, None),
     (in_the_update, "begun"),

@@ -20,11 +20,11 @@ from helpers.pages import ROOT, TUTORIAL, run, run_page
 
 import interpreters
 
-# One of them compiles, on machines of any speed.
+# One of these tests compiles the extension, on machines of any speed.
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(1800)]
 
 DIST: Final = ROOT / "dist"
-# The test of all of them says which are missing.
+# test_every_python_here_has_its_wheel says which are missing.
 WHEELS: Final = sorted(DIST.glob("shmacc-*.whl"))
 
 

@@ -104,7 +104,7 @@ def test_an_editable_install_works_inside_and_outside_of_the_checkout(
         assert "100% of the table is learnt" in run([fresh / "python", script], folder).stdout
         run([fresh / "shmacc-inspect", "list"], folder)
 
-    # A change of the Python code holds at once, one of the extension after the same command.
+    # A change of Python code takes effect at once, one of C++ after the same command.
     layout = checkout / "shmacc" / "native" / "base" / "layout.hpp"
     changed, times = re.subn(r"kVersion = \d+;", "kVersion = 4711;", layout.read_text())
     assert times == 1

@@ -31,7 +31,7 @@ rows = st.lists(st.integers(0, ROWS - 1), max_size=6)  # an index may occur twic
 ids = st.lists(st.sampled_from([0, 1, 2, 3, 5, 2**31, 2**32 + 1, 2**40, 2**63 - 1]), max_size=6)
 many = st.integers(0, 60)
 numbers = st.integers(-8, 8)
-# A loss of the chief's: an exception at this point of its block.
+# An exception ends the chief's block at this point.
 leaves = st.sampled_from(["in order", "in order", "before the update", "after the update"])
 rates = st.sampled_from([None, None, 0.25])
 ages = st.sampled_from([None, 0, 2])  # after how many steps a row is forgotten

@@ -106,7 +106,7 @@ def test_an_undeclared_shape_agrees_with_any_shape(kind: Any) -> None:
             assert acc.shape == taken_over.shape == attached.shape == (3, 2)
         acc.unlink()
     with kind(np.float32, None, "two") as acc:
-        # The other way round it is a disagreement: the segment's own is "unknown".
+        # The reverse is a difference: the segment's own shape is unknown.
         with refused():
             kind(np.float32, (3, 2), "two")
         acc.unlink()

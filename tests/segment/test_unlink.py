@@ -38,7 +38,7 @@ def test_an_unlinked_segment_lives_until_its_last_handle_is_closed(
         shmacc.attach("one")
     with pytest.raises(errors.NotFoundError):
         pickle.loads(frozen)
-    # Who still has it goes on; a new opener makes a new one, which the old handle does not touch.
+    # Old handles go on; the next opener makes a new segment, which they do not touch.
     assert apply(old)
     with kind(np.float64, shared_name="one") as new:
         assert new.num_accumulated() == 0

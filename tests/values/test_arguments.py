@@ -132,7 +132,7 @@ def test_other_reductions_are_refused(bad: Any) -> None:
 
 # --- sparse applies: section 4, row by row -------------------------------------------------------
 
-# What the caller's own arguments decide: it is checked first, so also when the gradient is stale.
+# Checks of the caller's own arguments come first, so they are made of stale gradients, too.
 CALLERS: Final[list[tuple[Any, ...]]] = [
     # row 2
     (None, [[0, 1], [1, 0]], ones(2, 2), None,
@@ -201,7 +201,7 @@ def test_bad_sparse_gradients_are_refused(
                 acc.apply_indexed_slices_grad(IndexedSlices(values, indices, given))
 
 
-# What depends on the round or is decided with it; a stale gradient is dropped before it.
+# Checks against the round come later: a stale gradient is dropped before them.
 ROUNDS: Final[list[tuple[Any, ...]]] = [
     # An earlier gradient has settled rank and dims.
     (None, ones(1, 2, 2, 2), ones(1, 2, 2), "Shape mismatch: expected values rank 4, got 3"),

@@ -106,7 +106,7 @@ def test_each_dtype_in_and_out(name: str) -> None:
         seen, taken = acc.snapshot(), acc.take(2)
         same_bits(taken.value, values)
         same_bits(rows.take_grad(2).values, values[::-1])
-    # What was taken of a dense one is an array to NumPy.
+    # NumPy takes the result of a dense member for an array.
     assert np.asarray(taken) is taken.value
     same_bits(np.asarray(seen), values)
     copied = np.array(taken)
@@ -176,7 +176,7 @@ def test_values_that_are_no_numbers_are_refused(dtype: str, given: Any) -> None:
             acc.apply_grad(given)
         with refused():
             rows.apply_grad([0], given)
-        # Also when it is stale: the caller's own mistake does not hang on timing.
+        # Also of a stale gradient: whether a mistake is reported must not depend on timing.
         acc.set_global_step(1)
         with refused():
             acc.apply_grad(given)
@@ -264,12 +264,12 @@ def test_results_belong_to_the_caller() -> None:
             for array in outs[0]:
                 assert array.flags.carray  # writable, aligned, in C order
                 array[...] = -7
-    # The segments are gone; the arrays are not.
+    # The arrays outlive the segments.
     assert outs[1][1].tolist() == outs[1][4].tolist() == [[1.0], [2.0]]
     assert all((array == -7).all() for array in outs[0])
 
 
-# More than any address space has, so that nobody tries.
+# More than any address space has, so that the machine's memory is safe.
 VAST: Final = 2**53
 
 
