@@ -75,9 +75,9 @@ class Model(Owners):
         )
 
     def goes_on(self, s: S) -> bool:
-        """Whether rounds need no failure's end: the steps are over, or something is in the way.
+        """Whether rounds may stand still: the steps are over, or something blocks them.
 
-        In the way is: no owner leads, or no chief whose node has the owner's copy reaches it.
+        They are blocked if no owner leads, or no chief on a node with the owner's copy reaches it.
         """
         o = s.owners[s.reg]
         if not o or o.phase == "L" or s.nodes[o.loc].mach != UP or not o.path:

@@ -55,7 +55,7 @@ class Nodes(World):
             yield f"node {i} and owner {k} ({o.phase})", new, STEP
 
     def obey(self, s: S, i: int, k: int, n: Node, o: Owner) -> Node:
-        """Return the node as it has got the owner's order."""
+        """Return the node after it has received the owner's order."""
         whole = bool(o.u) and o.u.whole
         hold = (o.term, o.grant) if o.phase in "GBSCF" and not whole else ()
         step = o.step + (o.phase == "C" and whole and self.rule["raise"])

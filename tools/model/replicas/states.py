@@ -144,7 +144,7 @@ def ids(path: tuple[Name, ...]) -> tuple[Any, ...]:
 
 
 def needed(phase: str, report: Report) -> Report:
-    """Keep of a report what the owner looks at in this phase: that makes fewer states."""
+    """Return only what the owner looks at in this phase, so that there are fewer states."""
     return report._replace(
         content=report.content if phase in "RG" else (),
         sealed=report.sealed if phase == "G" else (),

@@ -68,7 +68,7 @@ def compare(ways: Sequence[str], turns: int) -> Table:
 
 
 def _several(name: str, turns: int, victim: int | None) -> str:
-    """Train so many times; return a cell: how it went on, and the median of the seconds."""
+    """Train several times; return a cell: how it went on, and the median of the seconds."""
     runs: list[Run] = []
     while len(runs) < turns:
         runs.append(train(name, victim=victim))
