@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from helpers.apart import Apart, Pipe, needs_root, run_apart
 from helpers.departures import bystander
-from helpers.opening import KINDS, NAME, exists, make, path
+from helpers.opening import KINDS, NAME, apply, exists, make, path
 from helpers.support import refused
 
-from shmacc import SparseConditionalAccumulator, errors, inspection
+from shmacc import SparseConditionalAccumulator, _core, errors, inspection
 
 
 def race(if_exists: str, *, pipe: Pipe) -> None:
@@ -156,6 +156,25 @@ def test_one_of_two_processes_that_replace_at_once_wins() -> None:
         make().close()
         assert outcomes_of_two("replace") == ["FailedPreconditionError", "made it"]
     inspection.remove(NAME)
+
+
+def test_what_is_replaced_between_looking_and_attaching_is_not_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look = _core.open
+
+    def replaced_after(*args: Any) -> Any:
+        monkeypatch.setattr(_core, "open", look)
+        found = look(*args)
+        make(if_exists="replace").close()
+        return found
+
+    with make() as acc:
+        apply(acc)
+    monkeypatch.setattr(_core, "open", replaced_after)
+    with make() as acc:
+        assert acc.num_accumulated() == 0
+        acc.unlink()
 
 
 def test_one_of_two_processes_that_create_at_once_does_it() -> None:
