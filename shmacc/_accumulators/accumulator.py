@@ -424,7 +424,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         _core.load([], [self._to_load(state)], seconds)
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
-        """Return the arguments for the extension's `load`: handle, step, members, terms."""
+        """Return the arguments for the extension's `load`: handle, step, gradients, terms."""
         members, step, terms = saved_state.from_arrays(state, self._spec.members)
         return self._handle, step, members, terms
 

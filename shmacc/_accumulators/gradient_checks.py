@@ -2,7 +2,8 @@
 
 These checks depend on the caller's own arguments alone and run before the lock. So a malformed
 gradient raises, stale or not. TensorFlow makes its checks 8 and 9 only of a fresh gradient, so they
-are left to the apply: the extension makes check 8, and `Rows.conflict` has the message of check 9.
+are left to the apply: the extension makes check 8; `CheckedRows.conflict` has the message of check
+9.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CheckedRows:
     """A sparse gradient or partial that has passed TensorFlow's checks 2 to 7.
 
     Attributes:
@@ -196,7 +197,7 @@ def checked_rows(
     row_counts: IndexArray | None = None,
     *,
     exact: bool,
-) -> Rows:
+) -> CheckedRows:
     """Run all checks of a sparse gradient that do not depend on the round.
 
     Args:
@@ -216,7 +217,7 @@ def checked_rows(
     if refusal is None and given is not None:
         refusal = _outside_of_given(indices, values.shape, given)
     conflict = _declared_conflict(values.shape, declared, exact=exact)
-    return Rows(indices, values, row_counts, ascending, refusal, conflict)
+    return CheckedRows(indices, values, row_counts, ascending, refusal, conflict)
 
 
 def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) -> ValueArray:
@@ -232,7 +233,7 @@ def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) ->
 def _check_sparse(
     indices: IndexArray, values: ValueArray, given: tuple[int, ...] | None, declared: Shape
 ) -> bool:
-    """Run TensorFlow's checks 2 to 7; return whether indices ascend, as in `Rows.ascending`."""
+    """Run TensorFlow's checks 2 to 7; return whether indices ascend (`CheckedRows.ascending`)."""
     if indices.ndim != 1:
         raise InvalidArgumentError(
             f"Input indices should be vector but received shape: {describe_shape(indices.shape)}"

@@ -5,12 +5,12 @@ from typing import Any
 
 from shmacc._accumulators import gradient_checks, results
 from shmacc._accumulators.accumulator import Accumulator
-from shmacc._accumulators.member_gradient import MemberGradient, MemberInput
+from shmacc._accumulators.member_gradient import MemberInput
 from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import layout
 from shmacc._base.signals import pass_on
-from shmacc._core import Answer, RoundResult
+from shmacc._core import Answer, MemberGradient, RoundResult
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
 from shmacc._values.specs import TensorSpec
@@ -215,7 +215,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         # There is nothing to add; the answer still says whether the step was stale.
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
-        added = self._handle.apply_group(members, step, (count, weight, who, seconds), None)
+        added = self._handle.apply_group(members, step, (count, weight, who, seconds))
         return added or self._dropped(local_step)
 
     def _members_of(self, partial: GroupPartial) -> tuple[list[MemberGradient], int, int]:

@@ -7,17 +7,14 @@ import numpy as np
 
 from shmacc import _core
 from shmacc._accumulators import gradient_checks
-from shmacc._accumulators.gradient_checks import Rows, Sums, checked_rows
+from shmacc._accumulators.gradient_checks import CheckedRows, Sums, checked_rows
 from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import SparsePartial
 from shmacc._base.array_types import ValueArray
 from shmacc._base.signals import pass_on
+from shmacc._core import MemberGradient
 from shmacc._values import arrays, foreign
 from shmacc.errors import InvalidArgumentError
-
-MemberGradient = tuple[Any, ...]
-"""A member's gradient as the extension takes it: the member's number, count, weight, indices or
-None, values, row_counts or None, whether the indices ascend."""
 
 
 class MemberInput:
@@ -27,13 +24,14 @@ class MemberInput:
     is faster (a group of one member takes 1.5 times as long), and uses this class for all others.
     """
 
-    __slots__ = ("_dtype", "_exact", "_number", "_plain_type", "_shape", "_sparse")
+    __slots__ = ("_dtype", "_exact", "_number", "_plain_type", "_shape", "_sparse", "_sums")
 
     def __init__(self, number: int, spec: AccumulatedMember) -> None:
         self._number = number
         self._sparse = spec.kind == "sparse"
         self._dtype = spec.dtype
         self._plain_type = spec.dtype.plain_type
+        self._sums = spec.dtype.sum_code
         self._shape = spec.shape
         # A gradient must have exactly the declared rank. Exception: TensorFlow's own tests apply
         # rows of more dimensions to a single accumulator whose shape leaves a dimension open.
@@ -41,36 +39,40 @@ class MemberInput:
 
     def gradient(self, value: Any, weight: int) -> MemberGradient:
         """Return this member's part of a group's gradient, checked."""
-        if self._sparse:
-            return self._of_rows(value, weight)
         plain = None
-        if weight == 1:
-            plain = _core.plain_dense(value, self._plain_type, self._shape)
-        if plain is None:
-            plain = self.dense(value, weight, "The gradient")
-        return self._number, 1, weight, None, plain, None, False
-
-    def _of_rows(self, value: Any, weight: int) -> MemberGradient:
-        if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
-            indices, values = value
-            given = None
-        else:
-            value = foreign.slices(value)
-            if isinstance(value, SparsePartial):
-                raise arrays.is_partial("The gradient")
-            gradient_checks.check_has(
-                value, "(indices, values), or something like IndexedSlices,", "indices", "values"
-            )
-            indices, values = value.indices, value.values
-            given = getattr(value, "dense_shape", None)
-        plain = None
+        if not self._sparse:
+            if weight == 1:
+                plain = _core.plain_dense(
+                    self._number, self._sums, value, self._plain_type, self._shape
+                )
+            return plain or self.of_array(self.dense(value, weight, "The gradient"), 1, weight)
+        indices, values, given = _parts(value)
         if given is None and weight == 1:
-            plain = _core.plain_rows(indices, values, self._plain_type, self._shape)
-        if plain is None:
-            rows = self.rows(indices, values, given, weight).check()
-            plain = rows.indices, rows.values, rows.ascending
-        indices, values, ascending = plain
-        return self._number, 1, weight, indices, values, None, ascending
+            plain = _core.plain_rows(
+                self._number, self._sums, indices, values, self._plain_type, self._shape
+            )
+        return plain or self.of_rows(self.rows(indices, values, given, weight).check(), 1, weight)
+
+    def checked_rows(self, value: Any, weight: int) -> CheckedRows:
+        """Return a sparse gradient as a group takes it, checked."""
+        return self.rows(*_parts(value), weight).check()
+
+    def of_rows(self, rows: CheckedRows, count: int, weight: int) -> MemberGradient:
+        """Return checked rows for the extension; count, weight: of the gradients they are from."""
+        return _core.sparse_gradient(
+            self._number,
+            self._sums,
+            rows.indices,
+            rows.values,
+            rows.row_counts,
+            rows.ascending,
+            count,
+            weight,
+        )
+
+    def of_array(self, value: ValueArray, count: int, weight: int) -> MemberGradient:
+        """Return a checked dense value for the extension, as `of_rows` does rows."""
+        return _core.dense_gradient(self._number, self._sums, value, count, weight)
 
     def dense(self, value: Any, weight: int, what: str) -> ValueArray:
         """Return a dense gradient, checked; messages of errors call it `what`."""
@@ -78,7 +80,9 @@ class MemberInput:
         gradient_checks.check_dense(values.shape, self._shape)
         return arrays.weighted(values, weight, self._dtype, what)
 
-    def rows(self, indices: Any, values: Any, given: Any, weight: int, prefix: str = "") -> Rows:
+    def rows(
+        self, indices: Any, values: Any, given: Any, weight: int, prefix: str = ""
+    ) -> CheckedRows:
         """Return a sparse gradient, checked.
 
         Args:
@@ -108,7 +112,7 @@ class MemberInput:
         make = gradient_checks.sparse_sums if self._sparse else gradient_checks.dense_sums
         return make(partial, self._dtype)
 
-    def rows_of_sums(self, sums: Sums) -> Rows:
+    def rows_of_sums(self, sums: Sums) -> CheckedRows:
         """Return the rows of a sparse partial, checked."""
         assert sums.indices is not None  # noqa: S101
         return checked_rows(
@@ -122,22 +126,29 @@ class MemberInput:
 
     def partial(self, partial: Any, count: int, weight: int) -> MemberGradient:
         """Return this member's part of a group's partial, which has this `count` and `weight`."""
-        sums, ascending = self.sums(partial), False
-        if self._sparse:
-            ascending = self.rows_of_sums(sums).check().ascending
-        else:
-            self.array_of_sums(sums)
+        sums = self.sums(partial)
+        made = (
+            self.of_rows(self.rows_of_sums(sums).check(), sums.count, sums.weight)
+            if self._sparse
+            else self.of_array(self.array_of_sums(sums), sums.count, sums.weight)
+        )
         if not (1 <= sums.count <= count and sums.weight <= weight):
             raise InvalidArgumentError(
                 f"its count {sums.count} and weight {sums.weight} must be at least 1 and at most "
                 f"the partial's, {count} and {weight}"
             )
-        return (
-            self._number,
-            sums.count,
-            sums.weight,
-            sums.indices,
-            sums.values,
-            sums.row_counts,
-            ascending,
-        )
+        return made
+
+
+def _parts(value: Any) -> tuple[Any, Any, Any]:
+    """Return the indices, values and own shape (or None) of a sparse gradient."""
+    if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
+        indices, values = value
+        return indices, values, None
+    value = foreign.slices(value)
+    if isinstance(value, SparsePartial):
+        raise arrays.is_partial("The gradient")
+    gradient_checks.check_has(
+        value, "(indices, values), or something like IndexedSlices,", "indices", "values"
+    )
+    return value.indices, value.values, getattr(value, "dense_shape", None)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from shmacc._accumulators import gradient_checks
-from shmacc._accumulators.member_gradient import MemberGradient, MemberInput
+from shmacc._accumulators.member_gradient import MemberInput
 from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import DensePartial, SparsePartial
 from shmacc._base.array_types import ValueArray
 from shmacc._base.reports import Terms
 from shmacc._base.signals import pass_on
-from shmacc._core import RoundResult
+from shmacc._core import MemberGradient, RoundResult
 from shmacc._values import arguments, arrays
 from shmacc._values.arguments import describe_shape
 from shmacc.errors import (
@@ -77,13 +77,14 @@ def from_arrays(
     weight = arguments.partial_weight(get(state, "weight"), "the state's weight")
     step = arguments.int64(get(state, "step"), "the state's step")
     who = gradient_checks.distinct(get(state, "contributors"), "the state's contributors")
-    members = []
+    members, counts = [], []
     for saved, name in enumerate(order):
         if f"{saved}.values" in state:
             number, spec = own[name]
             try:
                 partial = _partial(state, saved, spec)
                 members.append(MemberInput(number, spec).partial(partial, count, weight))
+                counts.append((int(partial.count), int(partial.weight)))
             except ShmaccError as error:
                 pass_on(error)
                 raise (error.of_member(name) if name else error) from error.__cause__
@@ -91,7 +92,7 @@ def from_arrays(
         raise InvalidArgumentError(
             f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
         )
-    if not specs[0].name and [member[1:3] for member in members] != [(count, weight)] * (count > 0):
+    if not specs[0].name and counts != [(count, weight)] * (count > 0):
         raise InvalidArgumentError(
             f"The state's count and weight are {count} and {weight}, but not those of its values"
         )

@@ -3,6 +3,7 @@
 from typing import Any
 
 from shmacc._accumulators import gradient_checks, results, rounds
+from shmacc._accumulators.gradient_checks import CheckedRows
 from shmacc._accumulators.single import ConditionalAccumulatorBase
 from shmacc._accumulators.taken import SparseGradient, SparsePartial, SparseTaken
 from shmacc._base.reports import Terms
@@ -242,7 +243,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         added = self._add(self._member.rows_of_sums(sums), step, terms)
         return added or self._dropped(local_step)
 
-    def _add(self, rows: gradient_checks.Rows, step: int, terms: Terms | None) -> bool:
+    def _add(self, rows: CheckedRows, step: int, terms: Terms | None) -> bool:
         if rows.conflict is not None:
             count, _, _, seconds = (1, 1, None, None) if terms is None else terms
             if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # inspection needs no NumPy
 
 Terms = tuple[int, int, "int | IndexArray | None", float | None]
 """What every apply passes to the extension: count, weight, contributors (a number, a partial's
-array, or None), timeout in seconds."""
+array, or None), timeout in seconds. No NamedTuple: to make one takes a tenth of a small apply."""
 
 
 class MemberConfig(TypedDict):

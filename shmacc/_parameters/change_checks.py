@@ -115,19 +115,20 @@ def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
     kind = "sparse" if rows else "dense"
     member = MemberInput(0, AccumulatedMember(array.name, kind, array.dtype, shape, "SUM"))
     try:
-        _, _, _, indices, values, _, is_ascending = member.gradient(given, 1)
+        if not rows:
+            value = member.dense(given, 1, "The gradient")
+            return DenseTaken(_own(value, what), 1, 0)
+        checked = member.checked_rows(given, 1)
     except ShmaccError as error:
         pass_on(error)
         raise type(error)(f"{what}: {error}") from error.__cause__
-    # The caller's values may be views of the arrays, which the update changes.
-    if indices is not None and not is_ascending:
+    indices, values = checked.indices, checked.values
+    if checked.ascending:
+        values = _own(values, what)
+    else:
         width = values.shape[1:]
         indices, values = _core.merged_rows(indices, values, array.dtype.numpy == np.float64)
-        values = values.reshape(-1, *width) if len(indices) else values.reshape(0, *width)
-    elif not values.flags.owndata:
-        values = _copied(values, what)
-    if indices is None:
-        return DenseTaken(values, 1, 0)
+        values = values.reshape(len(indices), *width)
     dims = np.array([-1 if dim is None else dim for dim in shape], np.int64)
     return SparseTaken(indices, values, dims, np.ones(len(indices), np.int64), 1, 0)
 
@@ -155,14 +156,14 @@ def check_vector(rows: IndexArray, what: str) -> None:
 
 
 def owned(given: Any, dtype: DType, what: str) -> ValueArray:
-    """Return a copy in the array's dtype, since the caller's values may be views of the arrays."""
-    values = arrays.converted(given, dtype, what).view(dtype.numpy)
-    return values if values.flags.owndata else _copied(values, what)
+    """Return values in the array's dtype, in memory of their own."""
+    return _own(arrays.converted(given, dtype, what).view(dtype.numpy), what)
 
 
-def _copied(values: ValueArray, what: str) -> ValueArray:
+def _own(values: ValueArray, what: str) -> ValueArray:
+    """Return values or a copy: the caller's may be views of the arrays that the update changes."""
     try:
-        return values.copy()
+        return values if values.flags.owndata else values.copy()
     except MemoryError as error:
         pass_on(error)
         raise ResourceExhaustedError(f"This process has no memory for a copy of {what}") from error

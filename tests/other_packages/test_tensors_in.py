@@ -23,6 +23,7 @@ from shmacc import (
     _core,
     errors,
 )
+from shmacc._base import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,11 +182,10 @@ def test_jax_arrays_equal_numpys() -> None:
 
 def test_jax_arrays_are_read_in_place() -> None:
     given = jnp.ones((2, 2))
-    plain = _core.plain_rows(jnp.array([5, 1]), given, FLOAT32, None)
-    assert plain is not None
-    indices, values, ascending = plain
-    assert indices.tolist() == [5, 1]
-    assert not ascending
+    sums = layout.SUMS["float32"]
+    assert _core.plain_rows(0, sums, jnp.array([5, 1]), given, FLOAT32, None) is not None
+    values = _core.plain_array(given, FLOAT32)
+    assert values is not None
     assert np.shares_memory(values, np.asarray(given))
 
 

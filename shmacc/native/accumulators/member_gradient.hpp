@@ -20,6 +20,8 @@ class MemberGradient {
     int64_t count() const { return count_; }
     int64_t weight() const { return weight_; }
 
+    // Whether it is of this member, in kind, type of sums, and size.
+    virtual bool fits(const MemberSpec& spec) const = 0;
     virtual uint64_t bytes() const = 0;  // of values
     virtual void sort() = 0;
 
@@ -34,6 +36,14 @@ class MemberGradient {
     // Adds the gradient, between Lane::begin and the commit.
     virtual void add(Member& member, Undo& undo) = 0;
 
+  protected:
+    // T: the type of its sums. size: how many numbers it has for these dims.
+    template <class T>
+    bool fits(const MemberSpec& spec, Kind kind, uint64_t size) const {
+        return spec.kind == kind && size == product(dims_) * spec.components &&
+               with_sum_type(spec.sum, [](auto zero) { return std::is_same_v<decltype(zero), T>; });
+    }
+
   private:
     const uint32_t member_;
     const Dims dims_;
@@ -46,21 +56,24 @@ class SparseMemberGradient : public MemberGradient {
     // counts: as for SortedRows. All arrays must outlive this.
     SparseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
                          const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
-        : MemberGradient(member, std::move(dims), count, weight), bytes_(rows * width * sizeof(T)),
-          gradient_(keys, values, counts, weight, rows, width, ascending) {}
+        : MemberGradient(member, std::move(dims), count, weight), width_(width),
+          bytes_(rows * width * sizeof(T)), rows_(keys, values, counts, weight, rows, width, ascending) {}
 
+    bool fits(const MemberSpec& spec) const override {
+        return MemberGradient::fits<T>(spec, kSparse, width_);
+    }
     uint64_t bytes() const override { return bytes_; }
-    void sort() override { gradient_.sort(); }
+    void sort() override { rows_.sort(); }
     Need prepare(Member& member) override {
-        found_ = SparseSums<T>(member).prepare(gradient_);
-        const uint64_t added = gradient_.count() - found_.fresh;
+        found_ = SparseSums<T>(member).prepare(rows_);
+        const uint64_t added = rows_.count() - found_.fresh;
         return {found_.fresh, added, added * member.row_bytes()};
     }
-    void add(Member& member, Undo& undo) override { SparseSums<T>(member).add(gradient_, found_, undo); }
+    void add(Member& member, Undo& undo) override { SparseSums<T>(member).add(rows_, found_, undo); }
 
   private:
-    const uint64_t bytes_;
-    SortedRows<T> gradient_;
+    const uint64_t width_, bytes_;
+    SortedRows<T> rows_;
     typename SparseSums<T>::Found found_;
 };
 
@@ -71,6 +84,7 @@ class DenseMemberGradient : public MemberGradient {
                         uint64_t size)
         : MemberGradient(member, std::move(dims), count, weight), values_(values), size_(size) {}
 
+    bool fits(const MemberSpec& spec) const override { return MemberGradient::fits<T>(spec, kDense, size_); }
     uint64_t bytes() const override { return size_ * sizeof(T); }
     void sort() override {}
     Need prepare(Member& member) override {

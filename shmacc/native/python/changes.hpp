@@ -198,7 +198,7 @@ inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb
     return nb::make_tuple(made, digest);
 }
 
-// parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, members, terms), the last
+// parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, gradients, terms), the last
 // two as for `Handle::apply_group`. No segment is named twice.
 inline void load_segments(const nb::list& parameters, const nb::list& accumulators,
                           std::optional<double> timeout) {
@@ -220,23 +220,23 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
         if (last.updates.size() != segment->config().members || last.changes.size() != last.updates.size())
             throw Error(Failure::kInvalidArgument, "The segment has no such arrays");
     }
-    std::deque<Arrivals> arrivals;
+    std::deque<std::vector<MemberGradient*>> members;
     std::vector<Load::Gradients> gradients;
     std::vector<StepRead> restored(nb::len(accumulators));
     std::vector<Handle*> readers;
     for (const nb::handle item : accumulators) {
         OpenSegment* const segment = attached(item);
         readers.push_back(handles.back());
-        arrivals.emplace_back(*segment->specs(), nb::list(item[2]));
+        members.push_back(gradients_of(*segment->specs(), nb::borrow<nb::list>(item[2])));
         StepRead& to = restored[gradients.size()];
         to.step = nb::cast<int64_t>(item[1]);
         gradients.push_back({segment, of_terms(to.step, item[3]), &to.timeline});
-        gradients.back().request.members = arrivals.back().gradients().data();
-        gradients.back().request.member_count = arrivals.back().gradients().size();
+        gradients.back().request.members = members.back().data();
+        gradients.back().request.member_count = members.back().size();
     }
     Handle::run_on(handles, [&](Interruption& interruption) {
-        for (const Arrivals& each : arrivals)
-            for (MemberGradient* gradient : each.gradients()) gradient->sort();
+        for (const auto& each : members)
+            for (MemberGradient* gradient : each) gradient->sort();
         Load(std::move(arrays), std::move(gradients), deadline, interruption).run();
     });
     for (size_t i = 0; i < readers.size(); ++i) readers[i]->note_restored(restored[i]);

@@ -158,6 +158,17 @@ Raises:
 }  // namespace
 
 void bind_handle(nb::module_& m) {
+    m.attr("MemberGradient") = nb::handle(reinterpret_cast<PyObject*>(&PyCapsule_Type));
+    m.def("sparse_gradient", &sparse_gradient, nb::arg("member"), nb::arg("sums"), nb::arg("indices"),
+          nb::arg("values"), nb::arg("counts").none(), nb::arg("ascending"), nb::arg("count"),
+          nb::arg("weight"));
+    m.def("dense_gradient", &dense_gradient, nb::arg("member"), nb::arg("sums"), nb::arg("values"),
+          nb::arg("count"), nb::arg("weight"));
+    m.def("plain_rows", &plain_rows, nb::arg("member"), nb::arg("sums"), nb::arg("indices").none(),
+          nb::arg("values").none(), nb::arg("type_number"), nb::arg("declared").none());
+    m.def("plain_dense", &plain_dense, nb::arg("member"), nb::arg("sums"), nb::arg("value").none(),
+          nb::arg("type_number"), nb::arg("declared").none());
+
     nb::class_<RoundResult>(m, "RoundResult")
         .def(nb::init<bool, bool, nb::handle>(), nb::arg("advance"), nb::arg("seal"),
              nb::arg("ends").none() = nb::none())
@@ -186,16 +197,16 @@ void bind_handle(nb::module_& m) {
         .def("leave", &Handle::leave, nb::arg("error").none())
         .def("announce_end", &Handle::announce_end, nb::arg("error").none())
         .def_prop_ro("closed", &Handle::closed)
-        .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
-             nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
-        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("local_step"),
-             nb::arg("terms").none())
         .def("apply_plain_rows", &apply_plain_rows, nb::arg("indices").none(), nb::arg("values").none(),
              nb::arg("type_number"), nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
         .def("apply_plain_dense", &apply_plain_dense, nb::arg("value").none(), nb::arg("type_number"),
              nb::arg("declared").none(), nb::arg("local_step"), nb::arg("terms").none())
-        .def("apply_group", &Handle::apply_group, nb::arg("members"), nb::arg("local_step"),
-             nb::arg("terms").none(), nb::arg("answer").none())
+        .def("apply_sparse", &Handle::apply_sparse, nb::arg("indices"), nb::arg("values"),
+             nb::arg("counts").none(), nb::arg("ascending"), nb::arg("local_step"), nb::arg("terms").none())
+        .def("apply_dense", &Handle::apply_dense, nb::arg("values"), nb::arg("local_step"),
+             nb::arg("terms").none())
+        .def("apply_group", &Handle::apply_group, nb::arg("gradients"), nb::arg("local_step"),
+             nb::arg("terms").none(), nb::arg("answer").none() = nb::none())
         .def("be_contributor", &Handle::be_contributor, nb::arg("contributor"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
              nb::arg("timeout").none())

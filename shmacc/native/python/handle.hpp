@@ -188,18 +188,17 @@ class Handle {
     // terms: see `of_terms`.
     bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
                       int64_t local_step, nb::handle terms) {
-        return apply_one<IncomingRows>(kSparse, local_step, terms, indices, values, counts, ascending);
+        return apply_one<GivenRows>(local_step, terms, indices, values, counts, ascending);
     }
     bool apply_dense(nb::handle values, int64_t local_step, nb::handle terms) {
-        return apply_one<IncomingArray>(kDense, local_step, terms, values);
+        return apply_one<GivenArray>(local_step, terms, values);
     }
-    // members: see `incoming`.
-    bool apply_group(const nb::list& members, int64_t local_step, nb::handle terms, Answer* answer) {
+    // gradients: of distinct members.
+    bool apply_group(const nb::list& gradients, int64_t local_step, nb::handle terms, Answer* answer) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
-        const Arrivals arrivals(*segment->specs(), members);
-        arrivals.refuse_repeats(*segment->specs());
-        const bool counts = apply(*segment, arrivals.gradients().data(), arrivals.gradients().size(), request);
+        const std::vector<MemberGradient*> members = gradients_of(*segment->specs(), gradients);
+        const bool counts = apply(*segment, members.data(), members.size(), request);
         if (answer) answer->counts = counts;
         return counts;
     }
@@ -554,17 +553,16 @@ class Handle {
         } catch (const Error&) {  // it is damaged, which its operations will say
         }
     }
-    // Incoming: IncomingRows or IncomingArray. given: the Python objects for its constructor.
-    template <template <class> class Incoming, class... Given>
-    bool apply_one(Kind kind, int64_t local_step, nb::handle terms, Given... given) {
+    // Applies a gradient of the only member; Given makes it of these arrays, without an object of Python.
+    template <template <class> class Given, class... Arrays>
+    bool apply_one(int64_t local_step, nb::handle terms, const Arrays&... arrays) {
         const OpenSegment::Use segment = attached();
-        if (segment->config().kind != kind)
-            throw Error(Failure::kInvalidArgument, "The segment is of the other kind");
-        const MemberSpec& spec = segment->specs()->front();
+        const MemberSpecs& specs = *segment->specs();
         ApplyRequest request = of_terms(local_step, terms);
-        return with_sum_type(spec.sum, [&](auto zero) {
-            Incoming<decltype(zero)> incoming(0, spec, request.count, request.weight, given...);
-            MemberGradient* const gradient = &incoming.gradient();
+        return with_sum_type(specs.front().sum, [&](auto zero) {
+            Given<decltype(zero)> given(0, request.count, request.weight, arrays...);
+            check_fits(given, specs);
+            MemberGradient* const gradient = &given;
             return apply(*segment, &gradient, 1, request);
         });
     }

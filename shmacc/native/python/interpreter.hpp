@@ -154,15 +154,33 @@ inline int64_t deadline_after(std::optional<double> seconds) {
     return monotonic_ns() + static_cast<int64_t>(*seconds * 1e9);
 }
 
+// An object that Python passes back unread: a capsule, which costs less than an object of a bound class. name: of T.
+template <class T>
+nb::object given(std::unique_ptr<T> made, const char* name) {
+    nb::object capsule = checked(PyCapsule_New(made.get(), name, [](PyObject* self) {
+        delete static_cast<T*>(PyCapsule_GetPointer(self, PyCapsule_GetName(self)));
+    }));
+    made.release();
+    return capsule;
+}
+template <class T>
+T& made_as(nb::handle given, const char* name) {
+    void* const made = PyCapsule_GetPointer(given.ptr(), name);
+    if (!made) throw nb::python_error();
+    return *static_cast<T*>(made);
+}
+
+constexpr uint32_t kAnyNumber = 0;
+
 // The memory of an input array, for the lifetime of this object.
 template <class T>
 class ArrayBuffer {
   public:
-    // components: how many T make an element of the array.
+    // components: how many T make an element of the array; kAnyNumber: that is asked for later.
     ArrayBuffer(nb::handle array, uint32_t components, int flags = 0) {
         if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | flags) != 0)
             throw nb::python_error();
-        if (static_cast<size_t>(buffer_.itemsize) != sizeof(T) * components) {
+        if (buffer_.itemsize % sizeof(T) || (components != kAnyNumber && components != this->components())) {
             PyBuffer_Release(&buffer_);
             throw nb::type_error("the array's elements have the wrong size");
         }
@@ -173,6 +191,7 @@ class ArrayBuffer {
     const T* data() const { return static_cast<const T*>(buffer_.buf); }
     T* writable() const { return static_cast<T*>(buffer_.buf); }
     uint64_t size() const { return static_cast<uint64_t>(buffer_.len) / sizeof(T); }
+    uint32_t components() const { return static_cast<uint32_t>(buffer_.itemsize / sizeof(T)); }
     // The array's dimensions without the first `skipped` ones, which it must have.
     Dims dims(int skipped) const {
         if (buffer_.ndim < skipped) throw nb::type_error("the array has too few dimensions");

@@ -273,15 +273,6 @@ NB_MODULE(_core, m) {
     m.def("weigh", &weigh_values, nb::arg("values"), nb::arg("sum"), nb::arg("components"), nb::arg("weight"),
           nb::arg("to"));
     m.def("plain_array", &plain_array, nb::arg("value").none(), nb::arg("type_number"));
-    m.def("plain_dense", &plain_dense, nb::arg("value").none(), nb::arg("type_number"),
-          nb::arg("declared").none());
-    m.def(
-        "plain_rows",
-        [](nb::handle indices, nb::handle values, int type_number, const Declared& declared) {
-            return nb::cast(plain_rows(indices, values, type_number, declared));
-        },
-        nb::arg("indices").none(), nb::arg("values").none(), nb::arg("type_number"),
-        nb::arg("declared").none());
     m.def(
         "check_rows",
         [](nb::handle indices, int64_t limit) {

@@ -82,18 +82,19 @@ inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first)
 using Declared = std::optional<nb::tuple>;  // none: any shape will do
 
 // Returns a dense member's gradient as a plain array; None: it is not plain.
-inline nb::object plain_dense(nb::handle value, int type_number, const Declared& declared) {
+inline nb::object plain_value(nb::handle value, int type_number, const Declared& declared) {
     nb::object plain = plain_array(value, type_number);
     if (plain.is_none() || !declared) return plain;
     auto* const array = reinterpret_cast<PyArrayObject*>(plain.ptr());
     return has_dims(array, *declared, 0) ? plain : nb::none();
 }
 
-// A gradient of a sparse member as plain indices and values, and whether the indices are strictly ascending.
-using PlainRows = std::tuple<nb::object, nb::object, bool>;
-
-inline std::optional<PlainRows> plain_rows(nb::handle indices, nb::handle values, int type_number,
-                                           const Declared& declared) {
+struct PlainRows {
+    nb::object indices, values;
+    bool ascending;  // strictly
+};
+inline std::optional<PlainRows> plain_slices(nb::handle indices, nb::handle values, int type_number,
+                                             const Declared& declared) {
     nb::object row_numbers = plain_indices(indices);
     if (row_numbers.is_none()) return {};
     nb::object numbers = plain_array(values, type_number);
@@ -111,23 +112,36 @@ inline std::optional<PlainRows> plain_rows(nb::handle indices, nb::handle values
     const RowCheck check = check_rows(static_cast<const int64_t*>(PyArray_DATA(keys)),
                                       static_cast<uint64_t>(PyArray_DIM(keys, 0)), limit);
     if (check.over >= 0 || check.negative >= 0) return {};
-    return PlainRows(std::move(row_numbers), std::move(numbers), check.ascending);
+    return PlainRows{std::move(row_numbers), std::move(numbers), check.ascending};
 }
 
 // Apply gradients as they are given. None: they are not plain, and nothing was done.
 inline std::optional<bool> apply_plain_rows(Handle& handle, nb::handle indices, nb::handle values,
                                             int type_number, const Declared& declared, int64_t local_step,
                                             nb::handle terms) {
-    const std::optional<PlainRows> rows = plain_rows(indices, values, type_number, declared);
+    const std::optional<PlainRows> rows = plain_slices(indices, values, type_number, declared);
     if (!rows) return {};
-    const auto& [row_numbers, numbers, ascending] = *rows;
-    return handle.apply_sparse(row_numbers, numbers, Py_None, ascending, local_step, terms);
+    return handle.apply_sparse(rows->indices, rows->values, Py_None, rows->ascending, local_step, terms);
 }
 inline std::optional<bool> apply_plain_dense(Handle& handle, nb::handle value, int type_number,
                                              const Declared& declared, int64_t local_step, nb::handle terms) {
-    const nb::object plain = plain_dense(value, type_number, declared);
+    const nb::object plain = plain_value(value, type_number, declared);
     if (plain.is_none()) return {};
     return handle.apply_dense(plain, local_step, terms);
+}
+
+// Return a gradient of one member, as it is given. None: it is not plain.
+inline nb::object plain_rows(uint32_t member, uint32_t sums, nb::handle indices, nb::handle values,
+                             int type_number, const Declared& declared) {
+    const std::optional<PlainRows> rows = plain_slices(indices, values, type_number, declared);
+    if (!rows) return nb::none();
+    return sparse_gradient(member, sums, rows->indices, rows->values, Py_None, rows->ascending, 1, 1);
+}
+inline nb::object plain_dense(uint32_t member, uint32_t sums, nb::handle value, int type_number,
+                              const Declared& declared) {
+    const nb::object plain = plain_value(value, type_number, declared);
+    if (plain.is_none()) return plain;
+    return dense_gradient(member, sums, plain, 1, 1);
 }
 
 }  // namespace shmacc

@@ -58,18 +58,19 @@ class SortedRows {
     void sort() {
         if (ascending_) return;
         distinct_ = distinct_rows(keys_, count_);
-        keys_ = distinct_.rows.data();
         const auto distinct = static_cast<uint32_t>(distinct_.rows.size());
         if (distinct == count_) {
             order_ = distinct_.order.data();
-            return;
+        } else {
+            merged_.reset(new T[distinct * width_]);
+            bool fits = true;
+            with_width(width_, [&](auto width) { fits = sum<width.value>(distinct_.positions, distinct); });
+            if (!fits) sum_overflows();
+            values_ = merged_.get();
+            count_ = distinct;
         }
-        merged_.reset(new T[distinct * width_]);
-        bool fits = true;
-        with_width(width_, [&](auto width) { fits = sum<width.value>(distinct_.positions, distinct); });
-        if (!fits) sum_overflows();
-        values_ = merged_.get();
-        count_ = distinct;
+        keys_ = distinct_.rows.data();
+        ascending_ = true;
     }
 
     uint32_t count() const { return count_; }
@@ -127,7 +128,7 @@ class SortedRows {
     int64_t weight_;
     uint32_t count_;
     uint64_t width_;
-    const bool ascending_;
+    bool ascending_;
     const uint32_t* order_ = nullptr;
     DistinctRows distinct_;
     std::unique_ptr<T[]> merged_;
