@@ -29,74 +29,42 @@ class Apply : public Operation {
     // False: the gradient was dropped, since it is stale or its step is sealed.
     bool apply(ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock);
-        HeadGrace grace;
-        Refused refused;
-        bool given_back = false;
-        bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
-        for (bool everywhere = contributors_everywhere(request);;) {
-            if (!waited) activity.now(kWaitsForLock);
-            LaneSession session(segment_, contributor_of(request), everywhere,
+        Attempt attempt{contributors_everywhere(request)};
+        for (;;) {
+            if (!attempt.waited) activity.now(kWaitsForLock);
+            LaneSession session(segment_, contributor_of(request), attempt.everywhere,
                                 lock_deadline(request.deadline), interruption_);
-            if (!session.held()) apply_deadline_exceeded(refused);
-            if (!waited) activity.now(kApplies);
+            if (!session.held()) apply_deadline_exceeded(attempt.refused);
+            if (!attempt.waited) activity.now(kApplies);
             // Read before the queue is: a take may leave the queue without a lock, and announces that only once.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
-            const bool open = round_is_open(session.round);
-            const bool closed = open || is_final(session.round);
-            if (is_refused(session.round, closed, request)) {
-                drop(session, activity, request.count);
-                return false;
-            }
-            Activity what = kWaitsForRound;
-            int64_t until = kForever;
-            if (!closed) {
-                if (!everywhere && segment_.lanes().size() > 1 && must_look_everywhere(session, request)) {
-                    everywhere = true;
-                    continue;
-                }
-                if (has_contributor(session, request, everywhere)) {
-                    note_applied(session, request);
-                    return true;
-                }
-                const auto [pending, weight_fits] = session.pending(request.weight);
-                const uint32_t head = segment_.living_head(session.lane_number());
-                const bool heads = head != WaitQueue::kNobody && !QueueEntry::of_this_thread(segment_, head);
-                if (is_full(pending, request.count)) {
-                    what = kWaitsForRoom;
-                    if (heads) segment_.wait_queue().wake(head);
-                } else if (heads && grace.must_wait(segment_.wait_queue()[head], pending)) {
-                    what = kWaitsForHead;
-                    until = grace.until();
-                } else if (!weight_fits) {
-                    if (everywhere) weights_overflow();
-                    everywhere = true;
-                    continue;
-                } else if (!refused.still(session, pending, segment_.file()) &&
-                           put_in_if_room(session, request, activity, given_back && pending == 0, refused)) {
+            Verdict verdict = judge(session, request, attempt);
+            if (verdict.overdue) segment_.wait_queue()[verdict.head].overdue = 1;
+            if (verdict.what == Verdict::kAdd && !put_in_if_room(session, request, activity, verdict, attempt))
+                verdict = verdict.after_refusal();
+            switch (verdict.what) {  // no default, so that g++ warns of a missing case
+                case Verdict::kDrop: drop(session, activity, request.count); return false;
+                case Verdict::kThere: note_applied(session, request); return true;
+                case Verdict::kAdd:
                     activity.count(&Participant::applied, request.count);
-                    wake_head_if_reached(session, head);
+                    wake_head_if_reached(session, verdict.head);
                     return true;
-                } else if (pending == 0) {
+                case Verdict::kLookEverywhere:
+                    if (attempt.everywhere) weights_overflow();
+                    attempt.everywhere = true;
+                    break;
+                case Verdict::kGiveBack:
                     session.release();
-                    given_back = give_memory_back(activity, request.deadline, refused);
-                    everywhere = true;
-                    continue;
-                } else {
-                    refused.pending = pending;
-                    what = kWaitsForRoom;
-                    if (heads) segment_.wait_queue().wake(head);
-                }
+                    attempt.given_back = give_memory_back(activity, request.deadline, attempt.refused);
+                    attempt.everywhere = true;
+                    break;
+                case Verdict::kWait:
+                    if (verdict.heads && verdict.activity == kWaitsForRoom)
+                        segment_.wait_queue().wake(verdict.head);
+                    session.release();
+                    wait(verdict, seen, session.round.holder, request.deadline, activity, attempt);
+                    break;
             }
-            session.release();
-            if (past(request.deadline)) apply_deadline_exceeded(refused);
-            if (open) refuse_in_own_block(session.round.holder);
-            if (closed && give_up_offered(session.round.holder)) continue;
-            given_back = false;
-            waited = true;
-            activity.now(what);  // until the step moves on, a take or a round ends, or the deadline passes
-            futex_wait(segment_.wait_queue().progress_word(), seen, std::min(until, request.deadline));
-            segment_.check_file();
-            interruption_.check();
         }
     }
 
@@ -147,6 +115,69 @@ class Apply : public Operation {
                    lane == session.lane_number() && !file.has_room(needed);
         }
     };
+
+    // What earlier attempts of the same apply have found.
+    struct Attempt {
+        bool everywhere;  // it needs all lanes' locks
+        bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
+        bool given_back = false;  // memory of past rounds, and since then it has not waited
+        HeadGrace grace = {};
+        Refused refused = {};
+    };
+    // What an apply does next.
+    struct Verdict {
+        enum What { kDrop, kThere, kLookEverywhere, kAdd, kGiveBack, kWait } what;
+        Activity activity = kApplies;  // kWait: for the round's end, room, or the head's take
+        bool open = false;  // whether a living process has the round open
+        int64_t pending = 0;
+        uint32_t head = WaitQueue::kNobody;
+        bool heads = false;  // whether another thread's take is the head
+        bool overdue = false;  // whether the head's grace is over
+
+        Verdict but(What other, Activity why = kApplies) const {
+            return {other, why, open, pending, head, heads, overdue};
+        }
+        // If the gradient needs memory that is kept free for others.
+        Verdict after_refusal() const { return pending == 0 ? but(kGiveBack) : but(kWait, kWaitsForRoom); }
+    };
+
+    // Changes nothing, except that what dead processes left in the lanes and the queue is put in order.
+    Verdict judge(LaneSession& session, ApplyRequest& request, Attempt& attempt) {
+        const bool open = round_is_open(session.round);
+        const bool closed = open || is_final(session.round);
+        if (is_refused(session.round, closed, request)) return {Verdict::kDrop};
+        if (closed) return {Verdict::kWait, kWaitsForRound, open};
+        if (!attempt.everywhere && segment_.lanes().size() > 1 && must_look_everywhere(session, request))
+            return {Verdict::kLookEverywhere};
+        if (has_contributor(session, request, attempt.everywhere)) return {Verdict::kThere};
+        const auto [pending, weight_fits] = session.pending(request.weight);
+        const uint32_t head = segment_.living_head(session.lane_number());
+        const bool heads = head != WaitQueue::kNobody && !QueueEntry::of_this_thread(segment_, head);
+        Verdict verdict{Verdict::kAdd, kApplies, open, pending, head, heads};
+        if (is_full(pending, request.count)) return verdict.but(Verdict::kWait, kWaitsForRoom);
+        if (heads && attempt.grace.must_wait(segment_.wait_queue()[head], pending))
+            return verdict.but(Verdict::kWait, kWaitsForHead);
+        verdict.overdue = heads && attempt.grace.overdue();
+        if (!weight_fits) return verdict.but(Verdict::kLookEverywhere);
+        return attempt.refused.still(session, pending, segment_.file()) ? verdict.after_refusal() : verdict;
+    }
+
+    // The only sleep of an apply, without a lock: until the step moves on, a take or a round ends, or the deadline
+    // passes.
+    void wait(const Verdict& verdict, uint32_t seen, const RoundHolder& holder, int64_t deadline,
+              ActivityScope& activity, Attempt& attempt) {
+        if (past(deadline)) apply_deadline_exceeded(attempt.refused);
+        if (verdict.open) refuse_in_own_block(holder);
+        const bool for_round = verdict.activity == kWaitsForRound, for_head = verdict.activity == kWaitsForHead;
+        if (for_round && give_up_offered(holder)) return;
+        attempt.given_back = false;
+        attempt.waited = true;
+        activity.now(verdict.activity);
+        futex_wait(segment_.wait_queue().progress_word(), seen,
+                   for_head ? std::min(attempt.grace.until(), deadline) : deadline);
+        segment_.check_file();
+        interruption_.check();
+    }
 
     [[noreturn]] void apply_deadline_exceeded(const Refused& refused) {
         const Totals now = totals(segment_);
@@ -256,16 +287,17 @@ class Apply : public Operation {
     //
     // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If none
     // are, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give that back first,
-    // and a gradient that still does not fit is an error. last: they have given it back.
-    bool put_in_if_room(LaneSession& session, const ApplyRequest& request, ActivityScope& activity, bool last,
-                        Refused& refused) {
+    // and a gradient that still does not fit is an error.
+    bool put_in_if_room(LaneSession& session, const ApplyRequest& request, ActivityScope& activity,
+                        const Verdict& verdict, Attempt& attempt) {
         activity.now(kApplies);
         try {
             put(session, request);
         } catch (const Error& error) {
+            const bool last = attempt.given_back && verdict.pending == 0;
             if (last || !error.field("kept")) throw;
-            refused = {static_cast<uint64_t>(error.field("needed").value_or(0)), session.round.round, 0,
-                       session.lane_number()};
+            attempt.refused = {static_cast<uint64_t>(error.field("needed").value_or(0)), session.round.round,
+                               verdict.pending, session.lane_number()};
             return false;
         }
         if (request.partial && session.round.spread != session.round.round) {

@@ -81,7 +81,8 @@ class QueueEntry {
 class HeadGrace {
   public:
     // count: the number of the round's gradients.
-    bool must_wait(Waiter& head, int64_t count) {
+    bool must_wait(const Waiter& head, int64_t count) {
+        overdue_ = false;
         if (count < head.num_required || head.num_required <= 0 || head.overdue) return false;
         const uint64_t ticket = load(head.ticket);
         if (ticket == 0) return true;  // the head has just left, and changed `progress`: check again
@@ -90,10 +91,11 @@ class HeadGrace {
             ticket_ = ticket;
             until_ = now + kHeadGrace;
         }
-        if (now < until_) return true;
-        head.overdue = 1;
-        return false;
+        overdue_ = now >= until_;
+        return !overdue_;
     }
+    // Whether the last head that need not be waited for has used up its grace: the caller marks it (Waiter::overdue).
+    bool overdue() const { return overdue_; }
     int64_t until() const { return until_; }
 
   private:
@@ -101,6 +103,7 @@ class HeadGrace {
 
     uint64_t ticket_ = 0;
     int64_t until_ = kForever;
+    bool overdue_ = false;
 };
 
 // How long a sleeper sleeps before it checks again (wait_queue.hpp).
