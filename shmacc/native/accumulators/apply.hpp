@@ -36,7 +36,7 @@ class Apply : public Operation {
                                 lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded(attempt.refused);
             if (!attempt.waited) activity.now(kApplies);
-            // Read before the queue is: a take may leave the queue without a lock, and announces that only once.
+            // Read this before the queue: a take may leave the queue without a lock, and announces that only once.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             Verdict verdict = judge(session, request, attempt);
             if (verdict.overdue) segment_.wait_queue()[verdict.head].overdue = 1;
@@ -311,8 +311,8 @@ class Apply : public Operation {
         session.commit();
         return true;
     }
-    // For display, by plain stores under the lane's lock, which a death may leave in part: how old a gradient without a
-    // step can be. Its process applied the one before, then read parameters, then computed it.
+    // For display only: how old a gradient without a step can be. Its process read the parameters after its last
+    // apply, so the gradient is at most as old as that. A death may leave some of these stores undone.
     void note_unchecked(LaneSession& session, const ApplyRequest& request) {
         const Participant& entry = segment_.presence().own();
         if (!has_applied(entry) || request.partial) return;

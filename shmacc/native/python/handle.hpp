@@ -1,5 +1,5 @@
 // The C++ side of one accumulator object: it uses the process's OpenSegment, and can be closed on its own. Python has
-// checked all arguments (gradients.py); sizes are checked again here, since memory safety depends on them.
+// checked all arguments (gradient_checks.py); sizes are checked again here, since memory safety depends on them.
 #pragma once
 
 #include "python/gradients.hpp"
@@ -31,7 +31,7 @@ class Handle : public HandleRounds {
         return true;
     }
 
-    // This process is this contributor: from now on its death or failure is news. It is already, if it has applied.
+    // This process is this contributor: from now on takes are told of its death or failure, as if it had applied.
     void be_contributor(int64_t contributor) {
         Presence& presence = segment().presence();
         if (presence.claimed() && has_applied(presence.own())) return;

@@ -171,10 +171,11 @@ class OpenHandle {
     uint32_t mode() const { return segment().file().attributes().st_mode & 07777u; }
     uint32_t owner() const { return segment().file().attributes().st_uid; }
 
-    // From now on this handle has the duty to remove these names, or takes it over from a process that is dead, now or
-    // when this handle is closed: whoever goes on with its run ends it. Not from one that lives, and not if the segment
-    // was made to stay (Header::keeper). Needs a handle that has entered.
-    // inherits: if not, only the maker's handle notes that it has the duty.
+    // Gives this handle the duty to remove these names when it is closed. If another process has the duty, this handle
+    // takes it over if that process is dead, now or when this handle is closed: so the process that goes on with a dead
+    // one's run also removes the names. Nobody has the duty if the segment was made to stay (Header::keeper). Needs a
+    // handle that has entered.
+    // inherits: if not, this does nothing unless the handle has made the segment.
     void keep_names(const std::string& path, const std::string& semaphore_path, bool inherits) {
         intact();
         if (!inherits && !own_names_) return;
@@ -223,9 +224,10 @@ class OpenHandle {
     void withdraw() {
         parameters_.erase(std::remove(parameters_.begin(), parameters_.end(), this), parameters_.end());
     }
-    // The loop of a finished run ends without an error. But if this process has parameters that the run did not train,
-    // new ones beside the group of an earlier run, they would stay untrained and nobody would be told. They count as such
-    // if the run belongs to others that this process does not have, and they are of an earlier step.
+    // The loop of a finished run ends without an error. But if a program attaches to the group of an earlier run and
+    // makes new parameters, these would stay untrained, and nobody would be told: so this throws. Parameters of this
+    // process count as new if they are at an earlier step than the run, and the run has trained parameters that this
+    // process does not have.
     void refuse_other_parameters() const {
         if (!segment_ || closed_) return;
         OpenSegment& segment = **segment_;

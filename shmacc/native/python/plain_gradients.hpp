@@ -2,7 +2,7 @@
 // own arrays, other packages' tensors viewed as arrays (tensors.hpp), or arrays made from lists (numbers.hpp).
 //
 // Most gradients are plain, so this fast path comes first. Python converts the others, or reports the error (arrays.py,
-// gradients.py).
+// gradient_checks.py).
 #pragma once
 
 #include "python/handle.hpp"
@@ -19,7 +19,7 @@ inline bool is_plain(PyObject* value, int type_number) {
 }
 
 // The fast path failed: returns, so that Python retries and reports the error. But if a signal handler raised the
-// exception, passes it on, as handlers.py does, with the function that called the extension in its traceback.
+// exception, passes it on, as signals.py does, with the function that called the extension in its traceback.
 inline void pass_on(nb::python_error& error) {
     const bool ends_program = !error.matches(PyExc_Exception);
     error.restore();
@@ -104,7 +104,7 @@ inline std::optional<PlainRows> plain_slices(nb::handle indices, nb::handle valu
     if (PyArray_NDIM(keys) != 1 || PyArray_NDIM(rows) == 0 || PyArray_DIM(keys, 0) != PyArray_DIM(rows, 0))
         return {};
     int64_t limit = INT64_MAX;
-    if (declared && PyTuple_Size(declared->ptr()) > 0) {  // with rank 0 any shape fits: gradients.py
+    if (declared && PyTuple_Size(declared->ptr()) > 0) {  // with rank 0 any shape fits: gradient_checks.py
         if (!has_dims(rows, *declared, 1)) return {};
         PyObject* const first = PyTuple_GetItem(declared->ptr(), 0);
         if (first != Py_None) limit = PyLong_AsLongLong(first);

@@ -54,7 +54,7 @@ class SortedRows {
           ascending_(ascending) {}
 
     // Sums repeats of a row in their order in the gradient. Such a row still counts as one contribution. (The rows of a
-    // partial do not repeat: gradients.py.)
+    // partial do not repeat: gradient_checks.py.)
     void sort() {
         if (ascending_) return;
         distinct_ = distinct_rows(keys_, count_);
