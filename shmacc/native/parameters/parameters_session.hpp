@@ -78,7 +78,7 @@ class ParametersSession {
         lane().commit(state, members_);
         committed_ = true;
         lane().give_back(before_, state);
-        if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back({state});
+        if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back(&state);
     }
     // For copies (copy.hpp): notes the step to which the change leads that begins now.
     void note_begun(int64_t step) {

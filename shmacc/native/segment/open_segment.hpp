@@ -214,14 +214,15 @@ class OpenSegment {
 
     // With all lanes' locks: gives back pages that no commit records. A process that died while it reserved memory has
     // left them: before Lane::begin, so that nobody looks for them. What the file occupies besides the recorded sizes is
-    // known only roughly (the fixed regions grow as well), so this looks when that has become more.
-    void give_unrecorded_back(const std::vector<LaneState>& lanes) {
+    // known only roughly (the fixed regions grow as well), so this looks when that has become more. Allocates nothing,
+    // since it follows a commit. lanes: the states of all lanes.
+    void give_unrecorded_back(const LaneState* lanes) {
         if (!file().status().intact) return;
         uint64_t recorded = 0;
-        for (size_t i = 0; i < lanes.size(); ++i) recorded += lanes_[i]->recorded(lanes[i]);
+        for (size_t i = 0; i < lanes_.size(); ++i) recorded += lanes_[i]->recorded(lanes[i]);
         const auto besides = [&] { return file().occupied() - std::min(file().occupied(), recorded); };
         if (besides() > besides_recorded_ + Lane::kSpare)
-            for (size_t i = 0; i < lanes.size(); ++i)
+            for (size_t i = 0; i < lanes_.size(); ++i)
                 if (!lanes_[i]->mapping().punch_unrecorded(
                         [&](uint32_t region) { return lanes_[i]->recorded(lanes[i], region); }))
                     return;  // the next look tries again

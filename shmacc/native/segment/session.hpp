@@ -328,7 +328,7 @@ class AllLanesSession {
             lane.commit(now, shrunk);
             lane.give_back(before, now);
         }
-        segment_.give_unrecorded_back(lanes_);
+        segment_.give_unrecorded_back(lanes_.data());
     }
 
     RoundState state;  // to be changed, then committed
