@@ -141,14 +141,16 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     def _member_of_config(self, _: int, config: MemberConfig) -> MemberSpec:
         return members.of_config(config)
 
-    def _examine(self, existing: Spec[Any], own: bool | None, _: Spec[Any] | None) -> None:
+    def _map(self, existing: Spec[Any], own: bool | None) -> None:
         self._writable = bool(own)
         self._specs: tuple[MemberSpec, ...] = existing.members
         self._check_tables()
         self._mapped = _core.MappedArrays(
             self._handle, [spec.dtype.numpy for spec in self._specs], self._writable
         )
-        self._numbers = {spec.name: number for number, spec in enumerate(self._specs)}
+
+    def _examine(self, existing: Spec[Any], _: bool | None, __: Spec[Any] | None) -> None:
+        self._numbers = {spec.name: n for n, spec in enumerate(existing.members)}
 
     def _check_tables(self) -> None:
         """Raise InvalidArgumentError if there are tables, which are no arrays."""

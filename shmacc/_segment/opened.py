@@ -133,6 +133,7 @@ class Opened(Owner):
             constructed = asked is not None
             raise opening.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
         existing = Spec.of_config(config, self._handle.mode, self._member_of_config)
+        self._map(existing, own)  # before: damage may look like a difference
         for what, has, wants in differences(existing, asked) if asked is not None else ():
             exists = f"{self._shared_name!r} exists"
             raise opening.differs(self._segment_name, exists, what, has, wants)
@@ -145,6 +146,9 @@ class Opened(Owner):
     def _member_of_config(self, number: int, config: MemberConfig) -> MemberSpec:
         """Return the spec of a member; DataLossError if it has unknown values."""
         raise NotImplementedError
+
+    def _map(self, existing: Spec[Any], own: Any) -> None:
+        """Map what the object reads without a call; DataLossError unless it fits the file."""
 
     def _examine(self, existing: Spec[Any], own: Any, asked: Spec[Any] | None) -> None:
         """Keep what the object needs of the segment.

@@ -272,7 +272,7 @@ def test_a_processor_without_fma_makes_no_difference(stack: ExitStack) -> None:
         told.append((_CONTENTS, optimizer, state, tuple(FIRST), updates))
         digests.append(str(these.lineage.digest))
     replayed = subprocess.run(
-        [sys.executable, "-c", _REPLAY],
+        [sys.executable, "-P", "-c", _REPLAY],
         input=pickle.dumps(told),
         stdout=subprocess.PIPE,
         env=os.environ | {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F"},
