@@ -104,6 +104,26 @@ def test_the_failure_of_the_chief_is_told(acc: ConditionalAccumulator) -> None:
         assert chief_died(acc) == ((leader.pid,), ("ValueError: diverged",))
 
 
+def take_and_announce_a_failure(*, pipe: Pipe) -> None:
+    own = ConditionalAccumulator.attach(NAME)
+    own.take(1)
+    own._handle.announce_end(ValueError("diverged"))
+    pipe.say()
+    pipe.hear()
+
+
+def test_a_chief_that_is_killed_after_it_announced_a_failure_has_failed(
+    acc: ConditionalAccumulator,
+) -> None:
+    acc.apply_grad(1.0)
+    with Apart(take_and_announce_a_failure) as leader:
+        leader.hear()
+        leader.kill()
+        for _ in range(2):
+            assert chief_died(acc) == ((leader.pid,), ("ValueError: diverged",))
+            ConditionalAccumulator.attach(NAME).close()  # clears up after the dead
+
+
 def test_a_wait_for_the_step_goes_on_if_a_chief_lives_or_left_in_order(
     acc: ConditionalAccumulator,
 ) -> None:
