@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -19,7 +20,18 @@ import numpy as np
 import pytest
 from helpers import segment_layout as layout
 from helpers.inspect_tool import ask, header_of, path_of, scribble, semaphore_of
-from helpers.standing_still import NAME, begin, doing, kill, once, pause, take, wait_for_ever
+from helpers.standing_still import (
+    NAME,
+    apply,
+    begin,
+    do,
+    doing,
+    kill,
+    once,
+    pause,
+    take,
+    wait_for_ever,
+)
 from helpers.support import until
 
 import shmacc
@@ -166,6 +178,22 @@ def test_events_are_shown_once_though_the_clock_is_set(clock: str, crew: Crew) -
         pass
     until(lambda: len(inspection.describe(NAME).events) > 0)
     assert python(_TWO_LOOKS, under(clock, 0)) == [0, 0]
+
+
+def test_no_take_on_record_is_earlier_than_its_process(crew: Crew) -> None:
+    """Takes are timed by a coarse clock, in units of 67 ms."""
+    with shmacc.attach(NAME) as acc:
+        for _ in range(3):
+            apply(acc)
+            crew.start(do, NAME, take(1), lambda _: os.kill(os.getpid(), signal.SIGKILL)).wait()
+    with shmacc.attach(NAME):  # which records the deaths
+        pass
+    departed = inspection.describe(NAME).departed
+    assert len(departed) == 3
+    for each in departed:
+        assert each.attached_at is not None
+        assert each.last_took is not None
+        assert each.last_took >= each.attached_at
 
 
 def test_times_of_an_earlier_boot_are_as_old_as_this_boot() -> None:

@@ -130,6 +130,9 @@ inline int64_t took_ns(const Participant& entry) {
     if (!has_taken(entry) || at + (int64_t{1} << kShortTime) <= entry.attached_ns) return 0;
     return std::max(at, entry.attached_ns);
 }
+inline int64_t took_ns(const Departed& entry) {
+    return entry.took_at ? std::max(int64_t{entry.took_at} << kShortTime, entry.attached_ns) : 0;
+}
 inline bool is_worker(const Participant& entry) {
     return has_applied(entry) || load_relaxed(entry.contributor) >= 0;
 }

@@ -123,7 +123,7 @@ class SegmentView : public SegmentReader {
             item["attached"] = false;
             item["news"] = (entry.token & kTold) == 0;
             item["at_ns"] = wall_ns_of(entry.at_ns);
-            item["took_ns"] = wall_ns_of(int64_t{entry.took_at} << kShortTime);
+            item["took_ns"] = wall_ns_of(took_ns(entry));
             item["attached_ns"] = wall_ns_of(entry.attached_ns);
             out.append(item);
         }
