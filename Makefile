@@ -102,7 +102,7 @@ docs: .venv-docs/.installed ## build the documentation site into build/docs; eve
 
 model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
 	$(PYTHON) tools/model/check.py
-	$(PYTHON) tools/model/replicas/check.py
+	$(PYTHON) tools/model/copies/check.py
 
 litmus: ## hold the protocol's memory order against the memory models (needs herd7)
 	$(PYTHON) tools/model/litmus/check.py

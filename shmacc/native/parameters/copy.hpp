@@ -19,7 +19,7 @@
 //                       counts gradients moves the accumulator past it first, whether or not the change is made again.
 //   after 2             the change is in. Asking for it again changes nothing.
 //
-// tools/model/replicas searches what hosts make of this. It finds a fault if `begun` is not set, or is not looked at.
+// tools/model/copies searches what hosts make of this. It finds a fault if `begun` is not set, or is not looked at.
 #pragma once
 
 #include "parameters/update.hpp"

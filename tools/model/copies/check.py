@@ -1,9 +1,9 @@
-"""Search the states of the model of replicas, and find a fault for each rule that is left out.
+"""Search the states of the model of copies, and find a fault for each rule that is left out.
 
-    python tools/model/replicas/check.py             # two and three nodes; some minutes of a core
-    python tools/model/replicas/check.py --quick     # what the tests run
-    python tools/model/replicas/check.py --large     # more failures at once; an hour
-    python tools/model/replicas/check.py --nodes 3 --failures 1 --kinds pair --without cut
+    python tools/model/copies/check.py             # two and three nodes; some minutes of a core
+    python tools/model/copies/check.py --quick     # what the tests run
+    python tools/model/copies/check.py --large     # more failures at once; an hour
+    python tools/model/copies/check.py --nodes 3 --failures 1 --kinds pair --without cut
 
 Faults that are looked for in each state:
     GRAD   A gradient in a round was not computed from the owner's copy.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_CHECK = Path(__file__).parents[2] / "tools" / "model" / "replicas" / "check.py"
+_CHECK = Path(__file__).parents[2] / "tools" / "model" / "copies" / "check.py"
 
 
 @pytest.mark.timeout(900)
