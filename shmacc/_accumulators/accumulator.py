@@ -90,18 +90,15 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def _member_of_config(self, number: int, config: MemberConfig) -> AccumulatedMember:
         return AccumulatedMember.of_config(number, config)
 
-    def _examine(
-        self,
-        existing: AccumulatorSpec,
-        own: str | None,
-        asked: AccumulatorSpec | None,
-    ) -> None:
+    def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
         self._label = self._DEFAULT_NAME if own is None else own
-        if asked is not None and asked.private and self._label != self._DEFAULT_NAME:
-            _logger.warning(_IS_PRIVATE, self._label, type(self).__name__, self._label)
         self._spec = existing
         self._told: set[str] = set()
         self._behind: object = None
+
+    def _check_asked(self, asked: AccumulatorSpec) -> None:
+        if asked.private and self._label != self._DEFAULT_NAME:
+            _logger.warning(_IS_PRIVATE, self._label, type(self).__name__, self._label)
 
     def _own(self) -> str:
         return self._label

@@ -80,15 +80,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             reduction=reduction,
         )
 
-    def _examine(
-        self,
-        existing: AccumulatorSpec,
-        own: str | None,
-        asked: AccumulatorSpec | None,
-    ) -> None:
-        super()._examine(existing, own, asked)
-        if asked is not None:
-            self._check_parameters(asked)
+    def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
+        super()._examine(existing, own)
         # A contributor, and where to put the answer to its gradient: an exception of a signal
         # handler may keep a returned answer from the caller.
         self._awaited: tuple[int, Answer] | None = None
@@ -96,8 +89,9 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
         }
 
-    def _check_parameters(self, asked: AccumulatorSpec) -> None:
+    def _check_asked(self, asked: AccumulatorSpec) -> None:
         """Refuse a group whose step and gradients belong to other parameters than the specs."""
+        super()._check_asked(asked)
         for token, name in {member.parameters for member in asked.members if member.parameters}:
             if not self._handle.belong_to(token):
                 raise FailedPreconditionError(

@@ -67,13 +67,8 @@ class ConditionalAccumulatorBase(Accumulator[_Taken_co, _Partial_co]):
         )
         self._open((member,), shared_name, options, name, reduction=reduction)
 
-    def _examine(
-        self,
-        existing: AccumulatorSpec,
-        own: str | None,
-        asked: AccumulatorSpec | None,
-    ) -> None:
-        super()._examine(existing, own, asked)
+    def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
+        super()._examine(existing, own)
         self._member_spec = self._spec.members[0]
         self._member = MemberInput(0, self._member_spec)
         self._dtype = self._member_spec.dtype

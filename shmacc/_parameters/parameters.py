@@ -127,8 +127,8 @@ class Parameters(SharedArrays):
     def _member_of_config(self, number: int, config: MemberConfig) -> ParameterMember:
         return parameter_of_config(number, config)
 
-    def _examine(self, existing: Spec[Any], own: bool | None, asked: Spec[Any] | None) -> None:
-        super()._examine(existing, own, asked)
+    def _examine(self, existing: Spec[Any], own: bool | None) -> None:
+        super()._examine(existing, own)
         self._accesses: dict[int, _core.TableAccess] = {}
         self._members: tuple[ParameterArray | ParameterTable, ...] = existing.members
 

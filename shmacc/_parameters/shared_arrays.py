@@ -149,7 +149,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             self._handle, [spec.dtype.numpy for spec in self._specs], self._writable
         )
 
-    def _examine(self, existing: Spec[Any], _: bool | None, __: Spec[Any] | None) -> None:
+    def _examine(self, existing: Spec[Any], _: bool | None) -> None:
         self._numbers = {spec.name: n for n, spec in enumerate(existing.members)}
 
     def _check_tables(self) -> None:

@@ -102,9 +102,11 @@ class Opened(Owner):
             self._shared_name = names.name_made_as(config["name"])
             self._token: int = config["token"]
             try:
-                self._examine(self._existing(config, own, asked), own, asked)
+                self._examine(self._existing(config, own, asked), own)
             except DataLossError as error:
                 raise error.about(segment_name.system_name) from None
+            if asked is not None:
+                self._check_asked(asked)
             self._log_what_is_there(config)
         except BaseException:
             self._close()
@@ -150,19 +152,17 @@ class Opened(Owner):
     def _map(self, existing: Spec[Any], own: Any) -> None:
         """Map what the object reads without a call; DataLossError unless it fits the file."""
 
-    def _examine(self, existing: Spec[Any], own: Any, asked: Spec[Any] | None) -> None:
+    def _examine(self, existing: Spec[Any], own: Any) -> None:
         """Keep what the object needs of the segment.
 
         Args:
             existing: The segment's spec.
             own: The value that the object keeps beside the segment; None: the default.
-            asked: The spec that a constructor asked for, which agrees; None: it attaches only.
-
-        Raises:
-            InvalidArgumentError, FailedPreconditionError: This object cannot be for this segment.
-            DataLossError: The spec has values that do not fit the file.
         """
         raise NotImplementedError
+
+    def _check_asked(self, asked: Spec[Any]) -> None:
+        """Raise if a constructor asked for what no difference of the specs shows."""
 
     def _own(self) -> Any:
         raise NotImplementedError
