@@ -137,6 +137,18 @@ def same_outcome(got: Any, want: Outcome) -> None:
         same_bits(got.shape, want.shape)
 
 
+def outcome(acc: Any, apply: Callable[[], bool]) -> Any:
+    """Return what an apply to an empty accumulator does."""
+    acc.advance_step(acc.global_step + 1)
+    try:
+        added = apply()
+    except shmacc.errors.ShmaccError as error:
+        return type(error), str(error), acc.num_accumulated()
+    state = {key: np.asarray(value).tolist() for key, value in acc.state().items()}
+    del state["step"]
+    return added, repr(state)
+
+
 def same_taken(got: Any, want: Any) -> None:
     """Assert that two takes or partials, of an accumulator or a group, are equal."""
     assert (got.count, got.weight, got.step) == (want.count, want.weight, want.step)

@@ -10,27 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from helpers import standing_still as job
 from helpers.inspect_tool import ask, run, stopped_with_the_lock
-from helpers.standing_still import (
-    NAME,
-    apply,
-    begin,
-    doing,
-    impatient,
-    kill,
-    kinds,
-    named,
-    once,
-    patience,
-    pause,
-    problem,
-    seen,
-    seen_in_every_verb,
-    stop,
-    take,
-    wait_for_ever,
-    work,
-)
+from helpers.standing_still import NAME, impatient
 from helpers.standing_still import impatience as impatience
 from helpers.support import LONG, until
 
@@ -57,28 +39,28 @@ def segment() -> Iterator[None]:
 def apply_a_partial(acc: Any) -> None:
     with SparseConditionalAccumulator(np.float32, [1000, 16]) as own:
         for _ in range(2):
-            apply(own)
+            job.apply(own)
         partial = own.take_partial(2)
     acc.apply_partial(partial, local_step=shmacc.NEVER_STALE)
 
 
 def apply_for_ever(acc: Any) -> None:
     while True:
-        apply(acc)
+        job.apply(acc)
 
 
 def chief_that_has_taken(crew: Crew, beside: int = 0) -> Apart:
     """A process that has taken once and computes, beside some that do nothing."""
-    chief = begin(crew, take(1), pause)
-    once(crew, apply)
+    chief = job.begin(crew, job.take(1), job.pause)
+    job.once(crew, job.apply)
     until(lambda: any(each.taken for each in inspection.describe(NAME).processes))
-    until(lambda: doing("idle") == 1 + beside)
+    until(lambda: job.doing("idle") == 1 + beside)
     return chief
 
 
 def wait_beside_it(crew: Crew, number: int = 1) -> list[Apart]:
-    workers = [begin(crew, wait_for_ever) for _ in range(number)]
-    until(lambda: doing("waits for the step") == number)
+    workers = [job.begin(crew, job.wait_for_ever) for _ in range(number)]
+    until(lambda: job.doing("waits for the step") == number)
     return workers
 
 
@@ -91,22 +73,22 @@ def test_the_cause_is_named_within_ten_seconds() -> None:
 def test_the_killed_chief_is_named_whose_step_workers_wait_for(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     wait_beside_it(crew, 3)
-    assert kinds() == [], "the chief may take"
+    assert job.kinds() == [], "the chief may take"
     assert "nothing wrong" in run("check", NAME).stderr
-    pid = kill(chief)
-    named(NOBODY_TAKES)
-    assert problem() == (
+    pid = job.kill(chief)
+    job.named(NOBODY_TAKES)
+    assert job.problem() == (
         f"3 processes wait for the step, and nobody takes: pid {pid}, which did, is dead"
     )
-    seen_in_every_verb(NOBODY_TAKES, None)
+    job.seen_in_every_verb(NOBODY_TAKES, None)
     (finding,) = [f for f in ask("check", NAME, status=1)["findings"] if f["severity"] == "wrong"]
     assert finding["remedy"].startswith("start the process that takes")
 
 
 def test_after_a_death_show_says_to_look_again(crew: Crew) -> None:
-    begin(crew, pause)
+    job.begin(crew, job.pause)
     assert "look again" not in run("show", NAME).stdout
-    kill(chief_that_has_taken(crew, beside=1))
+    job.kill(chief_that_has_taken(crew, beside=1))
     fine = "nothing is known that makes it stand still; 1 process died: look again in 10 s"
     assert fine in " ".join(run("show", NAME).stdout.split())
 
@@ -114,97 +96,99 @@ def test_after_a_death_show_says_to_look_again(crew: Crew) -> None:
 @impatient
 def test_the_remedy_ends_the_standstill(crew: Crew) -> None:
     """A chief is started in place of the dead one."""
-    kill(chief_that_has_taken(crew))
-    worker = begin(crew, work)
-    named(NOBODY_TAKES)
-    once(crew, take(1))
+    job.kill(chief_that_has_taken(crew))
+    worker = job.begin(crew, job.work)
+    job.named(NOBODY_TAKES)
+    job.once(crew, job.take(1))
     worker.result()
-    assert kinds() == []
+    assert job.kinds() == []
 
 
 @impatient
 def test_a_parent_that_only_keeps_the_segment_open_hides_no_dead_chief(crew: Crew) -> None:
-    begin(crew, pause)
+    job.begin(crew, job.pause)
     chief = chief_that_has_taken(crew, beside=1)
     wait_beside_it(crew)
-    assert kinds() == []
-    kill(chief)
-    named(NOBODY_TAKES)
+    assert job.kinds() == []
+    job.kill(chief)
+    job.named(NOBODY_TAKES)
 
 
 def test_a_chief_that_is_started_again_has_time_to_load(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill(chief_that_has_taken(crew))
+    job.kill(chief_that_has_taken(crew))
     wait_beside_it(crew)
-    patience(monkeypatch, 0.0)
-    named(NOBODY_TAKES)
-    patience(monkeypatch, LONG)
-    begin(crew, pause)
-    assert kinds() == []
+    job.patience(monkeypatch, 0.0)
+    job.named(NOBODY_TAKES)
+    job.patience(monkeypatch, LONG)
+    job.begin(crew, job.pause)
+    assert job.kinds() == []
 
 
 def test_a_chief_that_never_came_is_reported(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     (worker,) = wait_beside_it(crew)
-    patience(monkeypatch, LONG)
-    assert kinds() == [], "it may be importing"
-    patience(monkeypatch, 0.0)
-    assert kinds() == [NOBODY_TAKES]
-    assert problem() == (
+    job.patience(monkeypatch, LONG)
+    assert job.kinds() == [], "it may be importing"
+    job.patience(monkeypatch, 0.0)
+    assert job.kinds() == [NOBODY_TAKES]
+    assert job.problem() == (
         f"pid {worker.pid} waits for the step, and nobody takes: no take has been served yet"
     )
 
 
 @impatient
 def test_a_chief_killed_before_its_first_take_is_named(crew: Crew) -> None:
-    begin(crew, pause)
-    chief = begin(crew, take(2))
+    job.begin(crew, job.pause)
+    chief = job.begin(crew, job.take(2))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
     wait_beside_it(crew)
-    pid = kill(chief)
-    named(NOBODY_TAKES)
-    assert f"nobody takes: pid {pid}, which did, is dead" in problem()
+    pid = job.kill(chief)
+    job.named(NOBODY_TAKES)
+    assert f"nobody takes: pid {pid}, which did, is dead" in job.problem()
 
 
 @impatient
 def test_workers_without_room_count_as_waiting_for_a_killed_chief(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     for _ in range(2):
-        begin(crew, apply_for_ever)
-    until(lambda: doing("waits for room") == 2)
-    kill(chief)
-    named(NOBODY_TAKES)
-    assert problem().startswith("2 processes wait for room, and nobody takes: ")
+        job.begin(crew, apply_for_ever)
+    until(lambda: job.doing("waits for room") == 2)
+    job.kill(chief)
+    job.named(NOBODY_TAKES)
+    assert job.problem().startswith("2 processes wait for room, and nobody takes: ")
     wait_beside_it(crew)
-    named(NOBODY_TAKES)
-    assert problem().startswith("3 processes wait (2 for room, 1 for the step), and nobody takes: ")
+    job.named(NOBODY_TAKES)
+    assert job.problem().startswith(
+        "3 processes wait (2 for room, 1 for the step), and nobody takes: "
+    )
 
 
 @impatient
 def test_a_chief_that_left_in_order_is_reported(crew: Crew) -> None:
-    chief = begin(crew, take(1))
-    once(crew, apply)
+    chief = job.begin(crew, job.take(1))
+    job.once(crew, job.apply)
     chief.result()
     wait_beside_it(crew)
-    named(NOBODY_TAKES)
-    assert problem().endswith("nobody takes: the processes that took have left")
+    job.named(NOBODY_TAKES)
+    assert job.problem().endswith("nobody takes: the processes that took have left")
 
 
 def test_a_stopped_chief_is_named_with_the_command_that_continues_it(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     (worker,) = wait_beside_it(crew)
-    pid = stop(chief)
-    assert kinds() == [NOBODY_TAKES]
-    assert problem().endswith(f"and nobody takes: pid {pid}, which could, is stopped")
-    seen(NOBODY_TAKES, f"kill -CONT {pid}")
+    pid = job.stop(chief)
+    assert job.kinds() == [NOBODY_TAKES]
+    assert job.problem().endswith(f"and nobody takes: pid {pid}, which could, is stopped")
+    job.seen(NOBODY_TAKES, f"kill -CONT {pid}")
     # If all processes are stopped, one command continues all of them.
-    pids = sorted([pid, stop(worker)])
+    pids = sorted([pid, job.stop(worker)])
     (stall,) = inspection.describe(NAME).summary.stalls
     assert stall.command is not None
     assert sorted(map(int, stall.command.split()[2:])) == pids
     for each in pids:
         os.kill(each, signal.SIGCONT)
-    until(lambda: kinds() == [])
+    until(lambda: job.kinds() == [])
 
 
 @impatient
@@ -215,31 +199,31 @@ def test_a_wait_of_many_short_timeouts_is_one_wait(crew: Crew) -> None:
                 acc.wait_step(10**6, timeout=0.2)
 
     chief = chief_that_has_taken(crew)
-    begin(crew, wait_in_pieces)
-    until(lambda: doing("waits for the step") == 1)
-    kill(chief)
-    named(NOBODY_TAKES)
+    job.begin(crew, wait_in_pieces)
+    until(lambda: job.doing("waits for the step") == 1)
+    job.kill(chief)
+    job.named(NOBODY_TAKES)
 
 
 @impatient
 def test_a_take_whose_gradients_have_no_room_is_reported(crew: Crew) -> None:
     """All workers wait for room, which only this take would make."""
-    once(crew, apply)
-    begin(crew, take(2))
-    begin(crew, apply_a_partial)
-    until(lambda: doing("waits for room") == 1)
-    named(StallKind.QUORUM_OUT_OF_REACH)
-    assert "2 alive (waiting for this take: 1)" in problem()
+    job.once(crew, job.apply)
+    job.begin(crew, job.take(2))
+    job.begin(crew, apply_a_partial)
+    until(lambda: job.doing("waits for room") == 1)
+    job.named(StallKind.QUORUM_OUT_OF_REACH)
+    assert "2 alive (waiting for this take: 1)" in job.problem()
 
 
 def test_a_worker_that_looks_for_room_counts_as_waiting(crew: Crew) -> None:
     """It looks twenty times a second, under the lock: the moment of a look must not matter."""
-    begin(crew, apply_for_ever)
-    until(lambda: doing("waits for room") == 1)
+    job.begin(crew, apply_for_ever)
+    until(lambda: job.doing("waits for room") == 1)
     with stopped_with_the_lock(crew, NAME, changes=False):
         for _ in range(5):
             time.sleep(0.05)
-            assert doing("waits for room") == 1
+            assert job.doing("waits for room") == 1
 
 
 @impatient
@@ -251,8 +235,8 @@ def test_a_take_whose_gradients_have_no_memory_is_reported(crew: Crew) -> None:
         acc._handle.keep_free(1 << 60)
     much = range(1000), np.ones((1000, 1024), np.float32)
     try:
-        begin(crew, take(2), name=name)
-        begin(crew, lambda acc: acc.apply_grad(*much), name=name)
+        job.begin(crew, job.take(2), name=name)
+        job.begin(crew, lambda acc: acc.apply_grad(*much), name=name)
         until(lambda: inspection.describe(name).summary.stalls != ())
         (stall,) = inspection.describe(name).summary.stalls
         assert stall.kind == StallKind.QUORUM_OUT_OF_REACH

@@ -10,28 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
+from helpers import standing_still as job
 from helpers.inspect_tool import Terminal, ask, run, stopped_with_the_lock
 from helpers.lock_holder import held, sleeps_in
-from helpers.standing_still import (
-    NAME,
-    apply,
-    begin,
-    doing,
-    hold_a_round,
-    impatient,
-    kill,
-    kinds,
-    named,
-    once,
-    patience,
-    pause,
-    problem,
-    seen,
-    seen_in_every_verb,
-    stop,
-    take,
-    work,
-)
+from helpers.standing_still import NAME, impatient
 from helpers.standing_still import impatience as impatience
 from helpers.support import until
 
@@ -66,7 +48,7 @@ def segment(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def begin_to_take(crew: Crew, number: int) -> Apart:
-    taker = begin(crew, take(number))
+    taker = job.begin(crew, job.take(number))
     until(lambda: sleeps_in(NAME, taker.pid, "waits in the queue"))
     return taker
 
@@ -78,7 +60,7 @@ def there(number: int) -> bool:
 def test_a_stopped_holder_of_the_lock_is_named(crew: Crew) -> None:
     ConditionalAccumulator(np.float32, [2], "another").close()
     with stopped_with_the_lock(crew, NAME) as pid:
-        seen_in_every_verb(StallKind.LOCK_HOLDER_STOPPED, f"kill -CONT {pid}")
+        job.seen_in_every_verb(StallKind.LOCK_HOLDER_STOPPED, f"kill -CONT {pid}")
         with Terminal("watch", columns=140) as screen:
             screen.wait_for("STALL", "lock_holder_stopped")
             screen.press("j")
@@ -91,33 +73,33 @@ def test_a_stopped_holder_of_the_lock_is_named(crew: Crew) -> None:
 @pytest.mark.parametrize("segment", [make_lanes], indirect=True)
 def test_a_stopped_holder_of_a_later_lane_is_named(crew: Crew) -> None:
     """A take has the first lane's lock nearly all the time while it waits for the later one."""
-    once(crew, apply)
+    job.once(crew, job.apply)
     with held(NAME, layout.lane_byte(1)) as holder:
-        taker = begin(crew, take(1))
+        taker = job.begin(crew, job.take(1))
         until(lambda: inspection.describe(NAME).lanes[0].held)
         for _ in range(10):
-            seen(StallKind.LOCK_HOLDER_STOPPED, f"kill -CONT {holder.pid}")
+            job.seen(StallKind.LOCK_HOLDER_STOPPED, f"kill -CONT {holder.pid}")
     taker.result()
 
 
 def test_a_stopped_holder_of_an_open_round_is_named(crew: Crew) -> None:
-    holder = begin(crew, apply, hold_a_round)
+    holder = job.begin(crew, job.apply, job.hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
-    assert kinds() == []
-    pid = stop(holder)
-    seen(StallKind.ROUND_HOLDER_STOPPED, f"kill -CONT {pid}")
+    assert job.kinds() == []
+    pid = job.stop(holder)
+    job.seen(StallKind.ROUND_HOLDER_STOPPED, f"kill -CONT {pid}")
 
 
 def test_a_look_beside_a_commit_proves_nothing(crew: Crew) -> None:
     """The processes and the state that it read may belong to two commits."""
-    holder = begin(crew, apply, hold_a_round)
+    holder = job.begin(crew, job.apply, job.hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
-    stop(holder)
+    job.stop(holder)
     with shmacc.attach(NAME) as acc:
 
         class Meanwhile(inspection.Look):
             def condition(self, pid: int) -> str:
-                assert not apply(acc, -1)
+                assert not job.apply(acc, -1)
                 return super().condition(pid)
 
         assert inspection.describe(NAME, Meanwhile()).summary.stalls == ()
@@ -126,64 +108,64 @@ def test_a_look_beside_a_commit_proves_nothing(crew: Crew) -> None:
 
 def test_a_stopped_take_that_has_its_gradients_is_named(crew: Crew) -> None:
     taker = begin_to_take(crew, 2)
-    pid = stop(taker)
-    worker = begin(crew, apply, pause)
+    pid = job.stop(taker)
+    worker = job.begin(crew, job.apply, job.pause)
     until(lambda: there(1))
-    assert kinds() == [], "the number is not reached yet"
-    kill(worker)
-    once(crew, apply)
-    seen(StallKind.TAKER_STOPPED, f"kill -CONT {pid}")
+    assert job.kinds() == [], "the number is not reached yet"
+    job.kill(worker)
+    job.once(crew, job.apply)
+    job.seen(StallKind.TAKER_STOPPED, f"kill -CONT {pid}")
     os.kill(pid, signal.SIGCONT)
     taker.result()
-    assert kinds() == []
+    assert job.kinds() == []
 
 
 def test_workers_that_are_all_stopped_are_named(crew: Crew) -> None:
     begin_to_take(crew, 3)
-    workers = [begin(crew, apply, pause) for _ in range(2)]
+    workers = [job.begin(crew, job.apply, job.pause) for _ in range(2)]
     until(lambda: there(2))
-    first = stop(workers[0])
-    assert kinds() == [], "the other one may apply"
-    second = stop(workers[1])
-    seen(StallKind.APPLIERS_STOPPED, f"kill -CONT {first} {second}")
+    first = job.stop(workers[0])
+    assert job.kinds() == [], "the other one may apply"
+    second = job.stop(workers[1])
+    job.seen(StallKind.APPLIERS_STOPPED, f"kill -CONT {first} {second}")
 
 
 @impatient
 def test_a_worker_stopped_in_its_wait_for_the_step_is_the_cause(crew: Crew) -> None:
     """The take waits for it, though it seems to wait itself."""
-    worker = begin(crew, work)
+    worker = job.begin(crew, job.work)
     until(lambda: sleeps_in(NAME, worker.pid, "waits for the step"))
-    pid = stop(worker)
-    begin(crew, take(1), take(2))
+    pid = job.stop(worker)
+    job.begin(crew, job.take(1), job.take(2))
     until(lambda: inspection.describe(NAME).stats.takes == 1)
-    once(crew, lambda acc: apply(acc, acc.global_step))
-    named(StallKind.APPLIERS_STOPPED)
-    seen(StallKind.APPLIERS_STOPPED, f"kill -CONT {pid}")
+    job.once(crew, lambda acc: job.apply(acc, acc.global_step))
+    job.named(StallKind.APPLIERS_STOPPED)
+    job.seen(StallKind.APPLIERS_STOPPED, f"kill -CONT {pid}")
     os.kill(pid, signal.SIGCONT)
     worker.result()
 
 
 def test_a_quorum_that_needs_killed_workers_is_out_of_reach(crew: Crew) -> None:
     begin_to_take(crew, 2)
-    worker = begin(crew, apply, pause)
+    worker = job.begin(crew, job.apply, job.pause)
     until(lambda: there(1))
-    assert kinds() == [], "it may apply once more"
-    kill(worker)
-    named(StallKind.QUORUM_OUT_OF_REACH)
+    assert job.kinds() == [], "it may apply once more"
+    job.kill(worker)
+    job.named(StallKind.QUORUM_OUT_OF_REACH)
     command = f"shmacc-inspect cancel {inspection.resolve(NAME).system_name} --yes"
-    seen_in_every_verb(StallKind.QUORUM_OUT_OF_REACH, command)
+    job.seen_in_every_verb(StallKind.QUORUM_OUT_OF_REACH, command)
 
 
 @impatient
 def test_a_killed_worker_is_the_cause(crew: Crew) -> None:
     """The commonest hang: one worker of many is gone, and the others wait for the take."""
     begin_to_take(crew, 3)
-    others = [begin(crew, work) for _ in range(2)]
-    third = begin(crew, pause)
-    until(lambda: doing("waits for the step") == 2)
-    assert kinds() == [], "the third may apply"
-    pid = kill(third)
-    named(StallKind.QUORUM_OUT_OF_REACH)
+    others = [job.begin(crew, job.work) for _ in range(2)]
+    third = job.begin(crew, job.pause)
+    until(lambda: job.doing("waits for the step") == 2)
+    assert job.kinds() == [], "the third may apply"
+    pid = job.kill(third)
+    job.named(StallKind.QUORUM_OUT_OF_REACH)
     found = inspection.check(NAME)
     (wrong,) = [each for each in found if each.severity is Severity.WRONG]
     assert "3 alive (waiting for this take: 2)" in wrong.problem
@@ -191,47 +173,47 @@ def test_a_killed_worker_is_the_cause(crew: Crew) -> None:
     assert not [each for each in found if each.kind == "dead_entries"]
     with shmacc.attach(NAME):  # which sweeps the entry: then its death is an event
         pass
-    named(StallKind.QUORUM_OUT_OF_REACH)
-    assert f"; pid {pid} is dead" in problem()
-    once(crew, apply)
+    job.named(StallKind.QUORUM_OUT_OF_REACH)
+    assert f"; pid {pid} is dead" in job.problem()
+    job.once(crew, job.apply)
     for child in others:
         child.result()
-    assert kinds() == []
+    assert job.kinds() == []
 
 
 @impatient
 def test_a_parent_that_only_keeps_the_segment_open_counts_for_no_quorum(crew: Crew) -> None:
     """The parent came before the killed worker; a later process may replace the worker."""
-    begin(crew, pause)
-    begin(crew, take(1), take(2))
+    job.begin(crew, job.pause)
+    job.begin(crew, job.take(1), job.take(2))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
-    once(crew, apply)
+    job.once(crew, job.apply)
     until(lambda: inspection.describe(NAME).stats.takes == 1)
-    worker = begin(crew, apply, pause)
+    worker = job.begin(crew, job.apply, job.pause)
     until(lambda: there(1))
-    assert kinds() == []
-    kill(worker)
-    named(StallKind.QUORUM_OUT_OF_REACH)
-    begin(crew, pause)
-    assert kinds() == []
+    assert job.kinds() == []
+    job.kill(worker)
+    job.named(StallKind.QUORUM_OUT_OF_REACH)
+    job.begin(crew, job.pause)
+    assert job.kinds() == []
 
 
 @impatient
 def test_a_quorum_is_out_of_reach_if_all_who_applied_wait_to_take(crew: Crew) -> None:
-    begin(crew, apply, take(2))
+    job.begin(crew, job.apply, job.take(2))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
-    other = begin(crew, pause)
-    assert kinds() == []
-    kill(other)
-    named(StallKind.QUORUM_OUT_OF_REACH)
+    other = job.begin(crew, job.pause)
+    assert job.kinds() == []
+    job.kill(other)
+    job.named(StallKind.QUORUM_OUT_OF_REACH)
 
 
 def test_workers_that_come_for_one_gradient_each_are_no_standstill(crew: Crew) -> None:
     """Between two of them nobody could apply, for a moment."""
     begin_to_take(crew, 10**9)
     for _ in range(5):
-        once(crew, apply)
-        assert kinds() == []
+        job.once(crew, job.apply)
+        assert job.kinds() == []
     assert ask("check", NAME)["wrong"] == 0
 
 
@@ -239,10 +221,10 @@ def test_a_take_to_which_nobody_has_sent_a_gradient_is_named(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_to_take(crew, 2)
-    patience(monkeypatch, 60.0)
-    assert kinds() == [], "workers may be importing"
-    patience(monkeypatch, 0.0)
-    assert kinds() == [StallKind.QUORUM_OUT_OF_REACH]
+    job.patience(monkeypatch, 60.0)
+    assert job.kinds() == [], "workers may be importing"
+    job.patience(monkeypatch, 0.0)
+    assert job.kinds() == [StallKind.QUORUM_OUT_OF_REACH]
 
 
 @pytest.fixture
@@ -263,35 +245,35 @@ def suspicion() -> str:
 @pytest.mark.usefixtures("suspicious")
 @pytest.mark.parametrize("segment", [make_sparse, make_group], indirect=True)
 def test_a_worker_that_hangs_in_its_second_batch_is_named(crew: Crew) -> None:
-    begin(crew, pause)  # a parent, which never applies
-    begin(crew, take(2), take(2))
+    job.begin(crew, job.pause)  # a parent, which never applies
+    job.begin(crew, job.take(2), job.take(2))
     until(lambda: len(inspection.describe(NAME).queue) == 1)
-    worker = begin(crew, work, pause)
-    once(crew, work)
-    begin(crew, work)
-    problem = suspicion()
-    assert kinds() == []
-    assert "waits for 2 gradients; 1 is there" in problem
-    assert f"; pid {worker.pid}, which has not applied to it, is alive (sleeping)" in problem
+    worker = job.begin(crew, job.work, job.pause)
+    job.once(crew, job.work)
+    job.begin(crew, job.work)
+    suspected = suspicion()
+    assert job.kinds() == []
+    assert "waits for 2 gradients; 1 is there" in suspected
+    assert f"; pid {worker.pid}, which has not applied to it, is alive (sleeping)" in suspected
     (found,) = [each for each in inspection.check(NAME) if each.kind == StallKind.APPLIER_IDLE]
     assert found.severity is Severity.NOTE
-    stop(worker)  # which is proof, as the others wait
+    job.stop(worker)  # which is proof, as the others wait
     assert inspection.describe(NAME).suspected is None
 
 
 @pytest.mark.usefixtures("suspicious")
 def test_a_worker_that_has_never_applied_is_named_and_counted(crew: Crew) -> None:
-    begin(crew, take(2))
-    worker = begin(crew, pause)
-    begin(crew, work)
+    job.begin(crew, job.take(2))
+    worker = job.begin(crew, job.pause)
+    job.begin(crew, job.work)
     assert f"; pid {worker.pid}, which has not applied to it, is alive" in suspicion()
     metrics = {metric["name"]: metric["samples"] for metric in ask("metrics")["metrics"]}
     assert metrics["shmacc_straggler_seconds"][0]["value"] > 0
 
 
 def test_nobody_is_suspected_before_half_a_minute(crew: Crew) -> None:
-    begin(crew, take(2))
-    begin(crew, pause)
+    job.begin(crew, job.take(2))
+    job.begin(crew, job.pause)
     until(lambda: len(inspection.describe(NAME).queue) == 1)
     assert inspection.describe(NAME).suspected is None
     assert "nothing is known that makes it stand still" in run("show", NAME).stdout
@@ -299,7 +281,7 @@ def test_nobody_is_suspected_before_half_a_minute(crew: Crew) -> None:
 
 def test_a_worker_is_idle_only_since_it_came_back_from_a_wait(crew: Crew) -> None:
     """A chief may take long over its update, which is not its workers' time."""
-    begin(crew, work, pause)
+    job.begin(crew, job.work, job.pause)
     until(lambda: inspection.describe(NAME).processes[0].activity == "waits for the step")
     (before,) = inspection.describe(NAME).processes
     a_tick = 0.02  # seconds; of the clock of the segments, twice at least

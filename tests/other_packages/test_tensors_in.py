@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from helpers.support import outcome
 
 from shmacc import (
     NEVER_STALE,
@@ -39,18 +40,6 @@ def long_way() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "Tensor", object)
         yield
-
-
-def outcome(acc: Any, apply: Callable[[], bool]) -> Any:
-    """Return what an apply to an empty accumulator does."""
-    acc.advance_step(acc.global_step + 1)
-    try:
-        added = apply()
-    except errors.ShmaccError as error:
-        return type(error), str(error), acc.num_accumulated()
-    state = {key: np.asarray(value).tolist() for key, value in acc.state().items()}
-    del state["step"]
-    return added, repr(state)
 
 
 TENSORS: Final[dict[str, Callable[[], torch.Tensor]]] = {

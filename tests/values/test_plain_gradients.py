@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+from helpers.support import outcome
 
 from shmacc import (
     NEVER_STALE,
@@ -50,18 +51,6 @@ def same(
 ) -> None:
     others = [form(given) for given in gradient]
     assert outcome(acc, lambda: apply(*gradient)) == outcome(acc, lambda: apply(*others))
-
-
-def outcome(acc: Any, apply: Callable[[], bool]) -> Any:
-    """Return what an apply to an empty accumulator does."""
-    acc.advance_step(acc.global_step + 1)
-    try:
-        added = apply()
-    except errors.ShmaccError as error:
-        return type(error), str(error), acc.num_accumulated()
-    state = {key: np.asarray(value).tolist() for key, value in acc.state().items()}
-    del state["step"]
-    return added, repr(state)
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=str)
