@@ -36,35 +36,30 @@ struct CopyChange {
     int64_t deadline;
 };
 
-class ChangeCopy : public Operation {
+class ChangeCopy : public ParametersOperation {
   public:
-    using Operation::Operation;
+    using ParametersOperation::ParametersOperation;
 
     // False: the copy has this change already. digest: set to the copy's.
     bool change(const CopyChange& request, uint64_t& digest) {
         ActivityScope activity(segment_, kWaitsForLock);
-        for (;; interruption_.check()) {
-            activity.now(kWaitsForLock);
-            ParametersSession session(segment_, request.deadline, interruption_);
-            if (!session.held()) deadline_exceeded();
-            activity.now(kUpdates);
+        const bool whole = !request.parent;
+        bool is_new = false;
+        repeat(activity, request.deadline, [&](ParametersSession& session) {
             const Lineage own = session.round.lineage;
-            const bool whole = !request.parent;
             if (session.round.sealed && !whole) Update::refuse_half_loaded();
             if (!session.round.sealed && names_the_same(own, request.lineage) &&
                 (!whole || own.digest == request.lineage.digest)) {
                 digest = own.digest;
-                return false;
+                return true;
             }
             if (!whole && !(names_the_same(own, *request.parent) && own.digest == request.parent->digest))
                 refuse(own, *request.parent);
-            if (!session.compare(request.changes)) {
-                if (past(request.deadline)) deadline_exceeded();
-                continue;
-            }
-            digest = make(session, request);
-            return true;
-        }
+            is_new = session.compare(request.changes);
+            if (is_new) digest = make(session, request);
+            return is_new;
+        });
+        return is_new;
     }
 
   private:
@@ -100,12 +95,6 @@ class ChangeCopy : public Operation {
         throw Error(Failure::kFailedPrecondition, "This copy's last update is " + described(own) +
                                                       ", but the change is for a copy whose last is " +
                                                       described(parent) + "; nothing was changed");
-    }
-    [[noreturn]] void deadline_exceeded() {
-        throw Error(
-            Failure::kDeadlineExceeded,
-            "Another update, snapshot or restore of the parameters kept their lock; nothing was changed",
-            {{"step", segment_.round().snapshot().step}});
     }
 };
 

@@ -1,9 +1,9 @@
-// The lock of parameters, which an operation holds, and a copy of their committed state to change.
+// The lock of parameters, a copy of their committed state to change, and what operations under that lock have in common.
 #pragma once
 
 #include "parameters/changes.hpp"
 #include "parameters/default_floats.hpp"
-#include "segment/session.hpp"
+#include "segment/operation.hpp"
 
 namespace shmacc {
 
@@ -129,6 +129,31 @@ class ParametersSession {
     std::vector<std::unique_ptr<PreparedChange>> prepared_;
     UndoLog log_;
     bool committed_ = false;
+};
+
+class ParametersOperation : public Operation {
+  protected:
+    using Operation::Operation;
+
+    // Calls attempt(session) until it returns true. Before each call the lock is free for others, and signal handlers run.
+    template <class Attempt>
+    void repeat(ActivityScope& activity, int64_t deadline, Attempt attempt) {
+        for (;; interruption_.check()) {
+            activity.now(kWaitsForLock);
+            ParametersSession session(segment_, deadline, interruption_);
+            if (!session.held()) deadline_exceeded();
+            activity.now(kUpdates);
+            if (attempt(session)) return;
+            if (past(deadline)) deadline_exceeded();
+        }
+    }
+    [[noreturn]] void deadline_exceeded() {
+        throw Error(
+            Failure::kDeadlineExceeded,
+            "Another update, snapshot or restore of the parameters, or an operation on the accumulator, "
+            "kept its lock; nothing was changed",
+            {{"step", segment_.round().snapshot().step}});
+    }
 };
 
 }  // namespace shmacc

@@ -39,7 +39,6 @@
 #include "parameters/final_round.hpp"
 #include "parameters/parameters_session.hpp"
 #include "parameters/touched_array.hpp"
-#include "segment/operation.hpp"
 #include "values/output.hpp"
 
 namespace shmacc {
@@ -50,18 +49,15 @@ struct UpdateRequest {
     int64_t deadline;
 };
 
-class Update : public Operation {
+class Update : public ParametersOperation {
   public:
-    using Operation::Operation;
+    using ParametersOperation::ParametersOperation;
 
     // False: the parameters have this round already.
     bool update(const UpdateRequest& request, UpdatedRound& round) {
         ActivityScope activity(segment_, kWaitsForLock);
-        for (;; interruption_.check()) {
-            activity.now(kWaitsForLock);
-            ParametersSession session(segment_, request.deadline, interruption_);
-            if (!session.held()) deadline_exceeded();
-            activity.now(kUpdates);
+        bool is_in = false;
+        repeat(activity, request.deadline, [&](ParametersSession& session) {
             if (session.round.sealed) refuse_half_loaded();
             const int64_t step = session.round.step;
             if (step - 1 > request.step)
@@ -71,20 +67,17 @@ class Update : public Operation {
                         ", so they are past the round of step " + std::to_string(request.step) +
                         ": the accumulator is newer than they are, or its step was set back; make both new "
                         "(if_exists=\"replace\"), or load a checkpoint of both");
-            const bool is_in = step - 1 == request.step;
-            const bool compared = is_in || session.compare(request.changes);
-            if (compared && !is_in) session.prepare(request.changes);
-            if (!compared || !round.begin(is_in)) {
-                if (past(request.deadline)) deadline_exceeded();
-                continue;
-            }
-            if (is_in) return false;
+            is_in = step - 1 == request.step;
+            if (is_in) return round.begin(is_in);
+            if (!session.compare(request.changes)) return false;
+            session.prepare(request.changes);
+            if (!round.begin(is_in)) return false;
             session.change(request.step);
             session.commit(request.step + 1);
-            break;
-        }
-        round.note_in(request.deadline, interruption_);
-        return true;
+            return true;
+        });
+        if (!is_in) round.note_in(request.deadline, interruption_);
+        return !is_in;
     }
 
     // Undoes a dead process's unfinished update.
@@ -153,13 +146,6 @@ class Update : public Operation {
             steps[i] = last_steps[all[i].second];
             if (bytes) std::memcpy(records + i * bytes, from + all[i].second * stride, bytes);
         }
-    }
-    [[noreturn]] void deadline_exceeded() {
-        throw Error(
-            Failure::kDeadlineExceeded,
-            "Another update, snapshot or restore of the parameters, or an operation on the accumulator, "
-            "kept its lock; nothing was changed",
-            {{"step", segment_.round().snapshot().step}});
     }
 };
 
