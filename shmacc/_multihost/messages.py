@@ -64,6 +64,9 @@ class Fence(NamedTuple):
     number: int
 
 
+LAST_STEP = 2**63 - 1
+"""The last step: no round can close it, as on one host."""
+
 NO_FENCE = Fence(0, 0)
 """A fence of no owner."""
 
@@ -302,8 +305,12 @@ class Finished(NamedTuple):
     """The group is finished: there are no more rounds."""
 
 
+class AtLastStep(NamedTuple):
+    """There are enough gradients, but no round can close `LAST_STEP`."""
+
+
 class Ended(NamedTuple):
     """The ticket is not in the queue: served, withdrawn, forgotten, or ended by a new step."""
 
 
-Answer = Opened | Waiting | Died | Conflict | NotReady | Finished | Ended
+Answer = Opened | Waiting | Died | Conflict | NotReady | Finished | AtLastStep | Ended

@@ -5,7 +5,9 @@ It keeps the step, counts gradients over all hosts, and decides what a round has
 
 from shmacc._multihost.hosts import Publisher
 from shmacc._multihost.messages import (
+    LAST_STEP,
     Answer,
+    AtLastStep,
     Died,
     Ended,
     Finished,
@@ -167,6 +169,10 @@ class OwnerCore(Rounds):
             return found.conflict
         if found.lost and self._grant is None:  # not during a grant: first the round
             return Died(tuple(found.lost))
+        at_end = self.step == LAST_STEP and found is self._queue.head and self._is_enough()
+        return AtLastStep() if at_end else self._waiting()
+
+    def _waiting(self) -> Waiting:
         living = [host for host in self._hosts if not host.lost]
         late = [] if self._grant is None else self._grant.waits_for(self._hosts)
         lost = [host for host in self._hosts if host.lost and host.was_at(self.fence)]

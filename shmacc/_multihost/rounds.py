@@ -20,7 +20,15 @@ import logging
 from dataclasses import dataclass
 
 from shmacc._multihost.hosts import NUMBER_BITS, Grant, Hosts, two_with_one_contributor
-from shmacc._multihost.messages import Conflict, Fence, HostBatch, Loss, Opened, Timing
+from shmacc._multihost.messages import (
+    LAST_STEP,
+    Conflict,
+    Fence,
+    HostBatch,
+    Loss,
+    Opened,
+    Timing,
+)
 from shmacc._multihost.wait_queue import WaitQueue
 
 _logger = logging.getLogger("shmacc")
@@ -139,7 +147,8 @@ class Rounds:
 
     def _wants_round(self) -> bool:
         busy = self._grant is not None or self.block is not None
-        return self._queue.head is not None and self.is_ready and not busy and not self.finished
+        may = self.is_ready and self.step < LAST_STEP and not self.finished
+        return self._queue.head is not None and may and not busy
 
     def _is_enough(self) -> bool:
         return self._queue.head is not None and self.accumulated >= self._queue.head.required

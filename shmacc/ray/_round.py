@@ -13,6 +13,7 @@ import ray
 from shmacc import _core
 from shmacc._accumulators.taken import GroupTaken
 from shmacc._multihost.messages import (
+    AtLastStep,
     Conflict,
     Died,
     Ended,
@@ -29,6 +30,7 @@ from shmacc.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
+    OutOfRangeError,
     ShmaccError,
     WorkerDiedError,
 )
@@ -58,7 +60,7 @@ class Round(_core.GeneratorBlock[_Result]):
     * FinishedError: The group is finished.
     * CancelledError: ``cancel()`` was called; or the owner has not heard from this process for
       ``timing.chief_lease``.
-    * OutOfRangeError: An integer result does not fit its dtype.
+    * OutOfRangeError: An integer result does not fit its dtype, or the step cannot move on.
 
     The end of the block raises
 
@@ -250,7 +252,9 @@ def _stay_alive(link: Link, ticket: str, left: threading.Event) -> None:
     threading.Thread(target=run, daemon=True, name="shmacc chief").start()
 
 
-def _error_of(answer: Died | Conflict | NotReady | Finished | Ended, link: Link) -> ShmaccError:
+def _error_of(
+    answer: Died | Conflict | NotReady | Finished | AtLastStep | Ended, link: Link
+) -> ShmaccError:
     """Return the error for an answer that ends the wait."""
     match answer:
         case Died(losses):
@@ -264,6 +268,8 @@ def _error_of(answer: Died | Conflict | NotReady | Finished | Ended, link: Link)
             return not_ready(link)
         case Finished():
             return finished(link)
+        case AtLastStep():
+            return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
         case Ended():
             return CancelledError(
                 f"The wait for a round of {link.config.name!r} was ended: by cancel(), or because "

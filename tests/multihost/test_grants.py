@@ -7,7 +7,7 @@ from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost import forwarder as act
-from shmacc._multihost.messages import Ended, Opened, Waiting
+from shmacc._multihost.messages import LAST_STEP, AtLastStep, Ended, Opened, Waiting
 from shmacc._multihost.owner import OwnerCore
 from shmacc_simulate.ledger import Segment
 
@@ -118,6 +118,23 @@ def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
     assert isinstance(table.ask(1), Ended)
     assert table.owner.leave("t", table.now, consume=True) is False, "it comes too late"
     assert table.opened(1, "next").contributors.tolist() == [1]
+
+
+def test_no_round_closes_the_last_step() -> None:
+    """Segments cannot be held at it, as on one host; gradients stay, and a lower step goes on."""
+    table = Table("a", step=LAST_STEP - 1)
+    assert table.apply("a", 1)
+    table.settle()
+    table.opened(1)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert isinstance(table.ask(1, "u"), Waiting)
+    assert table.apply("a", 1)
+    table.settle()
+    assert (table.ask(1, "u"), table.steps) == (AtLastStep(), [LAST_STEP])
+    table.owner.set_global_step(7, "set", table.now)
+    table.settle()
+    assert table.opened(1, "u").contributors.tolist() == [1]
 
 
 def test_the_end_of_a_block_counts_once_however_often_it_is_sent() -> None:
