@@ -151,7 +151,6 @@ class LaneMemberState(Totals, LaneMember):
     leftovers: int
     in_operation: bool
     undo_records: int
-    row_bytes: list[int]  # by member
     round_shape: list[int] | None
     all_reserved: int
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from shmacc._base import layout
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._base.reports import LaneMemberState
 from shmacc._values import dtypes
-from shmacc.errors import DataLossError, InvalidArgumentError, ShmaccError
+from shmacc.errors import InvalidArgumentError, ShmaccError
 from shmacc.inspection._listing import open_view, resolve, tables
 
 _T = TypeVar("_T")
@@ -29,9 +28,6 @@ _MARKS: tuple[Literal["generation", "in_operation", "undo_records"], ...] = (
 )
 _NO_ROWS = np.empty(0, np.int64)
 _PIECE = 2**20  # bytes of values that are read at once
-_ALIGNED = 16  # bytes
-_RECORD = struct.Struct("<IHH")  # first place, how many places, member with or without _NUMBERS
-_NUMBERS = 1 << 15  # flag: rows' numbers are saved, not their sums and contributions
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +182,21 @@ def _pieces(
     view: _core.SegmentView, state: LaneMemberState, dtype: dtypes.DType
 ) -> Iterator[ValueArray]:
     """Yield the committed sums of a member in a lane, piece by piece."""
-    sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
-    rows = state["rows"] if sparse else min(state["member_count"], 1)
     width = state["row_elements"] * dtype.sums.itemsize
-    if rows * width > view.allocated_bytes:
-        raise DataLossError("The segment is damaged: it claims more values than it occupies bytes")
     sums = layout.REGIONS["rows 0"]
-    if not sparse:  # a dense sum is never changed in place
-        for offset in range(0, rows * width, _PIECE):
-            size = min(_PIECE, rows * width - offset)
+    if view.config()["member_kind"] != layout.KINDS["sparse"]:  # never changed in place
+        end = width if state["member_count"] else 0
+        for offset in range(0, end, _PIECE):
+            size = min(_PIECE, end - offset)
             yield _numbers(view.read(sums + state["buffer"], offset, size), dtype)
         return
-    undo = _read_undo(view, state)
-    unchanged = np.ones(rows, np.bool_)
-    unchanged[undo.places] = False
     # Count a row that an uncommitted apply has changed only once, with its saved values.
-    saved = np.ones(undo.places.size, np.bool_)
+    flags, saved_at = view.unchanged(state["undo_records"])
+    unchanged = np.frombuffer(flags, np.bool_)
+    saved = np.ones(np.count_nonzero(~unchanged), np.bool_)
     for region, wanted, start in (
         (sums, unchanged, 0),
-        (layout.REGIONS["undo rows"], saved, undo.start),
+        (layout.REGIONS["undo rows"], saved, saved_at),
     ):
         step = max(1, _PIECE // max(1, width))
         for first in range(0, wanted.size if width else 0, step):
@@ -221,86 +213,6 @@ def _numbers(piece: bytes, dtype: dtypes.DType) -> ValueArray:
 def _committed_places(
     view: _core.SegmentView, state: LaneMemberState
 ) -> tuple[IndexArray, IndexArray]:
-    rows, contributions = _read_places(view, state["rows"])
-    undo = _read_undo(view, state)
-    rows[undo.overwritten] = undo.numbers
-    contributions[undo.places] = undo.contributions
-    return rows, contributions
-
-
-def _read_places(view: _core.SegmentView, count: int) -> tuple[IndexArray, IndexArray]:
-    """Return the rows in the first `count` places, and the contributions of each."""
-    if count * layout.ROW_PLACE_BYTES > view.allocated_bytes:
-        raise DataLossError("The segment is damaged: it claims more rows than it occupies bytes")
-    rows, others = np.empty(count, np.int64), np.empty(count, np.int64)
-    piece = _PIECE // layout.ROW_PLACE_BYTES
-    for first in range(0, count, piece):
-        size = min(piece, count - first) * layout.ROW_PLACE_BYTES
-        raw = view.read(layout.REGIONS["slots"], first * layout.ROW_PLACE_BYTES, size)
-        pairs = np.frombuffer(raw, np.int64).reshape(-1, 2)
-        rows[first : first + piece], others[first : first + piece] = pairs[:, 0], pairs[:, 1]
-    return rows, others
-
-
-@dataclass(frozen=True, slots=True)
-class _Undo:
-    """Saved rows of one member, in the order in which they were saved.
-
-    Attributes:
-        places: The place of each row.
-        contributions: The committed contributions of each row.
-        overwritten: Places of rows whose numbers were saved.
-        numbers: The saved numbers of those rows.
-        start: Where the member's saved rows begin in the undo rows, in bytes.
-    """
-
-    places: IndexArray
-    contributions: IndexArray
-    overwritten: IndexArray
-    numbers: IndexArray
-    start: int = 0
-
-
-def _read_undo(view: _core.SegmentView, state: LaneMemberState) -> _Undo:
-    """Return the undo log of the operation that runs, or was interrupted; empty if there is none.
-
-    This reads what `put_back` (lane.hpp) puts back, but changes nothing. An apply saves rows and
-    their contributions before it adds to them; a restore also saves rows' numbers before it
-    overwrites them. Both count the complete records.
-
-    Raises:
-        DataLossError: The undo log is damaged.
-    """
-    nothing = np.empty(0, np.int64)
-    if not state["undo_records"]:
-        return _Undo(nothing, nothing, nothing, nothing)
-    region = layout.REGIONS["undo log"]
-    log = view.read(region, 0, state["reserved"][region])
-    places, contributions, overwritten, rows = [nothing], [nothing], [nothing], [nothing]
-    row_bytes = state["row_bytes"]
-    at, end, start, before = 0, 0, 0, None
-    for _ in range(state["undo_records"]):
-        if at + _RECORD.size > len(log):
-            raise DataLossError("The segment is damaged: its undo log is too long")
-        first, count, member = _RECORD.unpack_from(log, at)
-        numbers, member = member & _NUMBERS, member & ~_NUMBERS
-        at += _RECORD.size
-        if member >= len(row_bytes) or at + 8 * count > len(log):
-            raise DataLossError("The segment is damaged: an undo record is out of range")
-        if member != before:  # each member's first row is aligned
-            end, before = -(-end // _ALIGNED) * _ALIGNED, member
-            start = end if member == state["member"] else start
-        end += 0 if numbers else count * row_bytes[member]
-        if member == state["member"]:
-            if first + count > state["rows"]:
-                raise DataLossError("The segment is damaged: an undo record is out of range")
-            (overwritten if numbers else places).append(np.arange(first, first + count))
-            (rows if numbers else contributions).append(np.frombuffer(log, np.int64, count, at))
-        at += 8 * count
-    return _Undo(
-        np.concatenate(places),
-        np.concatenate(contributions),
-        np.concatenate(overwritten),
-        np.concatenate(rows),
-        start,
-    )
+    """Return the rows of a sparse member in a lane, and how many gradients touched each."""
+    places = np.frombuffer(view.places(state["undo_records"]), np.int64).reshape(-1, 2)
+    return places[:, 0], places[:, 1]

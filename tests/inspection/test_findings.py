@@ -203,7 +203,7 @@ def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
 
 def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read after the state to which it should belong."""
-    real = _contents._read_undo
+    real = _contents._committed_places
     misfits: list[int] = []
     with SparseConditionalAccumulator(np.float32, [100, 2], "busy") as acc:
 
@@ -214,7 +214,7 @@ def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.Monke
                 raise errors.DataLossError("The segment is damaged: an undo record is out of range")
             return real(*of)
 
-        monkeypatch.setattr(_contents, "_read_undo", read)
+        monkeypatch.setattr(_contents, "_committed_places", read)
         acc.apply_grad([0], np.ones((1, 2), np.float32))
         for times, calm in ((1, True), (2, True), (8, False)):  # the last time it never fits
             misfits[:] = range(times)

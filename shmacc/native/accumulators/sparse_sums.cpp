@@ -1,8 +1,6 @@
 // Compiles sparse_sums.hpp for each type of sums.
 #include "accumulators/sparse_sums.hpp"
 
-#include "protocol/undo_arrays.hpp"
-
 namespace shmacc {
 
 template class SparseSums<float>;

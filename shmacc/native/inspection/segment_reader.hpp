@@ -5,6 +5,7 @@
 // A size that the segment claims is compared with the space that the file occupies before memory is allocated for it.
 #pragma once
 
+#include "protocol/undo_rows.hpp"
 #include "segment/opening.hpp"
 
 namespace shmacc {
@@ -149,6 +150,46 @@ class SegmentReader {
                              (member_ * uint64_t{2} + table.shape) * sizeof(Shape),
                          &stored, sizeof stored);
         return stored;
+    }
+    // undo_records: how many are complete of the operation that runs in the viewed lane, or was interrupted in it. What
+    // they have saved is read as recovery would put it back (undo_rows.hpp). If an operation ran meanwhile, they do
+    // not fit the snapshot, and may look damaged.
+    std::vector<RowPlace> committed_places(uint64_t undo_records) const {
+        const Snapshot seen = snapshot();
+        std::vector<RowPlace> places(rows_of_round(seen));
+        read_exactly(offset_of(kFixedRegions + kLaneRegions + kPlaces), places.data(),
+                     places.size() * sizeof(RowPlace));
+        each_undone(seen, undo_records, [&](const SavedRows& rows) { rows.put_back(places.data()); });
+        return places;
+    }
+    // 1 for each row that contains its committed sums, else 0; and where in UndoRows the sums of the others begin.
+    std::pair<std::vector<char>, uint64_t> unchanged_rows(uint64_t undo_records) const {
+        const Snapshot seen = snapshot();
+        std::vector<char> unchanged(rows_of_round(seen), 1);
+        std::optional<uint64_t> saved_at;
+        each_undone(seen, undo_records, [&](const SavedRows& rows) {
+            if (rows.numbers) return;
+            if (!saved_at) saved_at = rows.sums_at;
+            std::fill_n(unchanged.begin() + rows.first_place, rows.places, char{0});
+        });
+        return {std::move(unchanged), saved_at.value_or(0)};
+    }
+    uint64_t rows_of_round(const Snapshot& seen) const {
+        return in_round(seen, lane_, member_) ? seen.lanes[lane_].members[member_].rows : 0;
+    }
+    // Calls act for what undo records have saved of the viewed member, unless it has no rows in this round.
+    template <class Act>
+    void each_undone(const Snapshot& seen, uint64_t records, Act act) const {
+        if (records == 0 || rows_of_round(seen) == 0) return;
+        const SeenLane& lane = seen.lanes[lane_];
+        std::vector<unsigned char> log(lane.state.reserved[kUndoLog]);
+        read_exactly(offset_of(kFixedRegions + kUndoLog), log.data(), log.size());
+        read_undo(
+            log.data(), lane.state, specs_, records,
+            [&](uint32_t member) -> const MemberState& { return lane.members[member]; },
+            [&](const SavedRows& rows) {
+                if (rows.member == member_) act(rows);
+            });
     }
     // Where a region begins, numbered as for `read`.
     uint64_t offset_of(uint32_t region) const {

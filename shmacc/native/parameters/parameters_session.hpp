@@ -61,7 +61,7 @@ class ParametersSession {
         lane().begin(state, new_entries);
         const uint64_t bytes = log_.saved_bytes();
         Saving saving{lane().mapping().at_least(kUndoRows, bytes, state.reserved[kUndoRows]),
-                      lane().published(), 0, bytes >= kStreamedFrom};
+                      &lane().journal().records, 0, bytes >= kStreamedFrom};
         for (const auto& change : prepared_) change->change(saving, step);
         if (saving.streamed) end_of_stream();
     }

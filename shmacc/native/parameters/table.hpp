@@ -18,7 +18,7 @@
 //   6  adds entries to the index; or builds a new one, in the region that is not current, with stamp G
 // It gives only places that were free at g to new ids. Those that it frees itself are for later updates.
 //
-// At each instant of death the log has the old content of places below `rows`, and Lane::recover puts it back
+// At each instant of death the log has the old content of places below `rows`, and `recover` puts it back
 // (undo_arrays.hpp) before it commits G itself. Rows of free places need not be put back: nobody reads them. Places
 // from `rows` on may keep a stamp of G, but nobody reads them until a later update gives them to ids, and stamps them
 // again. A dead update's index entries lead to places that are free or have another id; a lookup compares stamp and id,

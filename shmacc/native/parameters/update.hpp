@@ -12,7 +12,7 @@
 //
 //   Invariant: the parameters contain the updates of all rounds before `step`, and no others. If their journal is
 //              stamped, this is true after the next owner of their lock has put back the entries that the journal
-//              counts as saved (Lane::recover).
+//              counts as saved (recovery.hpp).
 //   Invariant: no gradient of a round was computed from parameters that the round's own update had begun to change: a
 //              round whose update has begun takes no more gradients.
 //

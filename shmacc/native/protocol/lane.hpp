@@ -36,6 +36,7 @@ class Lane {
         lock_ = std::make_unique<Lock>(mapping_.file(), lane_byte(number_), semaphore, header_.fairness);
     }
     bool is_the_only_one() const { return alone_; }
+    bool has_parameters() const { return parameters_; }
     bool lockable() const { return lock_ != nullptr; }
     Lock& lock() { return *lock_; }
     void after_fork_in_child() {
@@ -45,6 +46,10 @@ class Lane {
 
     const Committed<LaneState>& committed() const { return committed_; }
     Mapping& mapping() { return mapping_; }
+    // One of the lane's own regions, mapped as far as it is reserved.
+    unsigned char* region(LaneRegion number, const LaneState& state) {
+        return mapping_.at_least(number, state.reserved[number], state.reserved[number]);
+    }
     const MemberSpecs& specs() const { return specs_; }
     const uint64_t (&hash_key() const)[4] { return hash_key_; }
     // Of a member that is a table. Needs the lock.
@@ -86,8 +91,7 @@ class Lane {
         store_relaxed(header_.journal.generation, state.generation + 1);
         store_barrier();
     }
-    // For a caller that counts the complete undo records itself (parameters/optimizers.hpp).
-    uint64_t* published() { return &header_.journal.records; }
+    Journal& journal() { return header_.journal; }
     // The first `records` undo records are complete.
     void publish(uint64_t records) {
         compiler_barrier();
@@ -97,8 +101,6 @@ class Lane {
     // members: all that the operation has changed. Needs `begin` before.
     inline void commit(LaneState& state, std::vector<Member>& members);
     void commit(LaneState& state) { committed_.commit(state); }
-    // Puts back the changes of an operation that did not commit. deaths: 1 if its process died, 0 if it failed.
-    inline void recover(LaneState& state, uint64_t deaths);
 
     // Reserves room for an undo log of this size, and commits the new sizes at once: `recover` checks the log
     // against the committed size. An error gives the new memory back.
@@ -187,9 +189,6 @@ class Lane {
     static bool is_large(uint64_t reserved, uint64_t needed) { return reserved > needed / 4 * 5 + kSpare; }
 
   private:
-    inline void put_back(LaneState& state, uint64_t records);
-    inline void put_arrays_back(LaneState& state, uint64_t entries);  // undo_arrays.hpp
-
     const uint32_t number_;
     const bool alone_;
     const bool parameters_;
@@ -332,61 +331,6 @@ inline void Lane::commit(LaneState& state, std::vector<Member>& members) {
     for (Member& member : members) member.write(state.generation + 1);
     committed_.commit(state);
     for (Member& member : members) member.give_back();
-}
-
-inline void Lane::recover(LaneState& state, uint64_t deaths) {
-    const uint64_t records = load(header_.journal.records);
-    if (records > 0 && parameters_)
-        put_arrays_back(state, records);
-    else if (records > 0)
-        put_back(state, records);
-    for (uint32_t i = 0; i < member_count(); ++i)
-        for (MemberState& copy : members_[i].copies)
-            if (load_relaxed(copy.generation) > state.generation) store(copy.generation, uint64_t{0});
-    state.leftovers += std::min(load(header_.journal.new_rows), kMaxRows);
-    state.recoveries += deaths;
-    committed_.commit(state);
-}
-
-inline void Lane::put_back(LaneState& state, uint64_t records) {
-    uint64_t log_left = state.reserved[kUndoLog], rows_left = state.reserved[kUndoRows];
-    const unsigned char* log = mapping_.at_least(kUndoLog, log_left, log_left);
-    const unsigned char* saved = mapping_.at_least(kUndoRows, rows_left, rows_left);
-    std::optional<Member> member;
-    for (uint64_t i = 0; i < records; ++i) {
-        UndoRecord record;
-        if (log_left < sizeof record) data_loss("its undo log is too long");
-        std::memcpy(&record, log, sizeof record);
-        const bool numbers = record.member & kUndoNumbers;
-        record.member &= static_cast<uint16_t>(~kUndoNumbers);
-        if (record.member >= member_count()) data_loss("an undo record names no member");
-        if (!member || member->number() != record.member) {
-            member.emplace(*this, record.member, state);
-            const uint64_t padding = -(state.reserved[kUndoRows] - rows_left) % kUndoAlign;
-            if (padding > rows_left) data_loss("its undo log is too long");
-            saved += padding;
-            rows_left -= padding;
-        }
-        if (uint64_t{record.first_place} + record.places > member->state.rows)
-            data_loss("an undo record names no row");
-        const uint64_t row_bytes = member->row_bytes();
-        auto* table = member->array<RowPlace>(kPlaces, member->state.rows);
-        // Cannot overflow: rows * row_bytes is at most a region.
-        auto* rows = member->array<unsigned char>(kRows0, member->state.rows * row_bytes);
-        const uint64_t log_bytes = sizeof record + record.places * sizeof(int64_t);
-        const uint64_t bytes = numbers ? 0 : record.places * row_bytes;
-        if (log_bytes > log_left || bytes > rows_left) data_loss("its undo log is too long");
-        for (uint32_t j = 0; j < record.places; ++j) {
-            RowPlace& place = table[record.first_place + j];
-            std::memcpy(numbers ? &place.row : &place.contributions,
-                        log + sizeof record + j * sizeof(int64_t), sizeof(int64_t));
-        }
-        std::copy(saved, saved + bytes, rows + record.first_place * row_bytes);
-        log += log_bytes;
-        log_left -= log_bytes;
-        saved += bytes;
-        rows_left -= bytes;
-    }
 }
 
 }  // namespace shmacc

@@ -23,11 +23,8 @@ class UndoLog {
         uint64_t bytes = 0;
         for (const Logged& one : arrays_) bytes += sizeof one.array + one.listed_bytes();
         lane.reserve_undo(state, bytes, saved_bytes_);
-        const auto region = [&](LaneRegion number) {
-            return lane.mapping().at_least(number, state.reserved[number], state.reserved[number]);
-        };
-        unsigned char* to = region(kUndoLog);
-        region(kUndoRows);  // mapped now, so that nothing fails later
+        unsigned char* to = lane.region(kUndoLog, state);
+        lane.region(kUndoRows, state);  // mapped now, so that nothing fails later
         for (const Logged& one : arrays_) {
             std::memcpy(to, &one.array, sizeof one.array);
             to += sizeof one.array;
@@ -48,24 +45,24 @@ class UndoLog {
     uint64_t saved_bytes_ = 0;
 };
 
-inline void Lane::put_arrays_back(LaneState& state, uint64_t entries) {
+inline void put_arrays_back(Lane& lane, LaneState& state, uint64_t entries) {
     uint64_t log_left = state.reserved[kUndoLog], saved_left = state.reserved[kUndoRows];
-    const unsigned char* log = mapping_.at_least(kUndoLog, log_left, log_left);
-    const unsigned char* saved = mapping_.at_least(kUndoRows, saved_left, saved_left);
+    const unsigned char* log = lane.region(kUndoLog, state);
+    const unsigned char* saved = lane.region(kUndoRows, state);
     while (entries > 0) {
         SavedArray array;
         if (log_left < sizeof array) data_loss("its undo log is too long");
         std::memcpy(&array, log, sizeof array);
         log += sizeof array;
         log_left -= sizeof array;
-        if (array.member >= member_count() - 1) data_loss("an undo record names no array");
+        if (array.member >= lane.member_count() - 1) data_loss("an undo record names no array");
         if (array.listed && array.entries > log_left / sizeof(int64_t)) data_loss("its undo log is too long");
         const unsigned char* const listed = log;
         if (array.listed) {
             log += array.entries * sizeof(int64_t);
             log_left -= array.entries * sizeof(int64_t);
         }
-        Member member(*this, static_cast<uint32_t>(array.member), state);
+        Member member(lane, static_cast<uint32_t>(array.member), state);
         const auto& saved_regions = member.spec().kind == kTable ? kTableRegions : kArrayRegions;
         unsigned char* regions[std::size(kArrayRegions)] = {};
         for (size_t k = 0; k < std::size(kArrayRegions); ++k) {

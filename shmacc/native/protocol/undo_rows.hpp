@@ -1,4 +1,4 @@
-// The undo log, in which an apply saves rows before it adds to them. Lane::recover puts them back.
+// The undo log, in which an apply saves rows before it adds to them, and how they are put back.
 //
 // Saved rows are read again only after a death or an error. So if there are many, they are streamed past the
 // caches, which the table and the gradient need. Streamed stores are the only ones that x86-64 lets later stores
@@ -20,7 +20,7 @@ class Undo {
   public:
     // bytes: the size of all rows that will be saved, for which room is reserved (Lane::reserve_undo).
     Undo(Lane& lane, const LaneState& state, uint64_t bytes)
-        : lane_(lane), log_(first(kUndoLog, state)), rows_(first(kUndoRows, state)),
+        : lane_(lane), log_(lane.region(kUndoLog, state)), rows_(lane.region(kUndoRows, state)),
           streamed_(bytes >= kStreamedFrom && lane.is_the_only_one()) {}
     ~Undo() {
         if (streamed_) end_of_stream();
@@ -79,9 +79,6 @@ class Undo {
             std::memcpy(log_, &places[j].row, sizeof(int64_t));
         lane_.publish(++records_);
     }
-    unsigned char* first(uint32_t region, const LaneState& state) const {
-        return lane_.mapping().at_least(region, state.reserved[region], state.reserved[region]);
-    }
 
     Lane& lane_;
     unsigned char* log_;
@@ -90,5 +87,80 @@ class Undo {
     uint16_t member_ = 0;
     uint64_t records_ = 0;
 };
+
+// What an undo record has saved of consecutive rows.
+struct SavedRows {
+    uint32_t member, first_place, places;
+    bool numbers;  // the rows' numbers; else their contributions and sums
+    const unsigned char* words;  // a number, or the contributions, of each row
+    uint64_t sums_at, sums_bytes;  // in UndoRows
+
+    // all: the member's places.
+    void put_back(RowPlace* all) const {
+        for (uint32_t j = 0; j < places; ++j) {
+            RowPlace& place = all[first_place + j];
+            std::memcpy(numbers ? &place.row : &place.contributions, words + j * sizeof(int64_t),
+                        sizeof(int64_t));
+        }
+    }
+};
+
+// Calls act(SavedRows) for each of the first `records` records of an undo log. Checks all bounds: so the log may be a
+// copy that was made without the lock. state_of(member) is called before the first of a member's records, and returns
+// its committed state.
+template <class StateOf, class Act>
+void read_undo(const unsigned char* log, const LaneState& lane, const MemberSpecs& specs, uint64_t records,
+               StateOf state_of, Act act) {
+    uint64_t left = lane.reserved[kUndoLog], row_bytes = 0, rows = 0;
+    SavedRows saved{UINT32_MAX, 0, 0, false, log, 0, 0};
+    for (; records > 0; --records) {
+        UndoRecord record;
+        if (left < sizeof record) data_loss("its undo log is too long");
+        std::memcpy(&record, log, sizeof record);
+        const uint32_t member = record.member & ~uint32_t{kUndoNumbers};
+        if (member >= specs.size()) data_loss("an undo record names no member");
+        saved.sums_at += saved.sums_bytes;
+        if (member != saved.member) {
+            const MemberState& state = state_of(member);
+            rows = state.rows;
+            row_bytes = specs[member].row_bytes(state);
+            saved.sums_at = undo_aligned(saved.sums_at);
+        }
+        if (uint64_t{record.first_place} + record.places > rows) data_loss("an undo record names no row");
+        const bool numbers = record.member & kUndoNumbers;
+        saved = {member,
+                 record.first_place,
+                 record.places,
+                 numbers,
+                 log + sizeof record,
+                 saved.sums_at,
+                 numbers ? 0 : record.places * row_bytes};
+        const uint64_t bytes = sizeof record + record.places * sizeof(int64_t);
+        if (bytes > left || saved.sums_at + saved.sums_bytes > lane.reserved[kUndoRows])
+            data_loss("its undo log is too long");
+        act(saved);
+        log += bytes;
+        left -= bytes;
+    }
+}
+
+inline void put_rows_back(Lane& lane, LaneState& state, uint64_t records) {
+    const unsigned char* const saved = lane.region(kUndoRows, state);
+    std::optional<Member> member;
+    RowPlace* places = nullptr;
+    unsigned char* sums = nullptr;
+    const auto state_of = [&](uint32_t number) -> const MemberState& {
+        member.emplace(lane, number, state);
+        places = member->array<RowPlace>(kPlaces, member->state.rows);
+        // Cannot overflow: rows * row_bytes is at most a region.
+        sums = member->array<unsigned char>(kRows0, member->state.rows * member->row_bytes());
+        return member->state;
+    };
+    const auto put_back = [&](const SavedRows& rows) {
+        rows.put_back(places);
+        std::copy_n(saved + rows.sums_at, rows.sums_bytes, sums + rows.first_place * member->row_bytes());
+    };
+    read_undo(lane.region(kUndoLog, state), state, lane.specs(), records, state_of, put_back);
+}
 
 }  // namespace shmacc

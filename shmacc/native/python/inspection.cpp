@@ -30,6 +30,8 @@ void bind_inspection(nb::module_& m) {
         .def("lock_state", &SegmentView::lock_state, nb::arg("lane"))
         .def("name_lock_state", &SegmentView::name_lock_state)
         .def("read", &SegmentView::read, nb::arg("region"), nb::arg("offset"), nb::arg("count"))
+        .def("places", &SegmentView::places, nb::arg("undo_records"))
+        .def("unchanged", &SegmentView::unchanged, nb::arg("undo_records"))
         .def("compare", &SegmentView::compare)
         .def("unlink", &SegmentView::unlink, nb::arg("path"), nb::arg("semaphore_path"), nb::arg("if_unused"))
         .def_prop_ro("unlinked", &SegmentView::unlinked)

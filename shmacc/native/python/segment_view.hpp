@@ -51,9 +51,6 @@ class SegmentView : public SegmentReader {
         out["in_operation"] = lane.in_operation;
         // How many undo records of the running operation are complete (commit.hpp).
         out["undo_records"] = lane.undo_records;
-        std::vector<uint64_t> row_bytes;
-        for (size_t i = 0; i < specs_.size(); ++i) row_bytes.push_back(specs_[i].row_bytes(lane.members[i]));
-        out["row_bytes"] = nb::cast(row_bytes);
         out["round_shape"] = in_round(seen, lane_, member_)
                                  ? nb::cast(round_dims(&seen.shape, specs_[member_], lane.members[member_]))
                                  : nb::none();
@@ -195,6 +192,15 @@ class SegmentView : public SegmentReader {
         nb::bytes out(nullptr, count);
         read_exactly(offset_of(region) + offset, const_cast<char*>(out.c_str()), count);
         return out;
+    }
+    // What SegmentReader says of the viewed sparse member's rows in this round.
+    nb::bytes places(uint64_t undo_records) const {
+        const std::vector<RowPlace> places = committed_places(undo_records);
+        return nb::bytes(places.data(), places.size() * sizeof(RowPlace));
+    }
+    nb::tuple unchanged(uint64_t undo_records) const {
+        const auto [rows, saved_at] = unchanged_rows(undo_records);
+        return nb::make_tuple(nb::bytes(rows.data(), rows.size()), saved_at);
     }
     // Compares a copy of the viewed sparse table, or table of parameters, with a copy of its index. Copying takes a
     // hundredth of a second for a million rows, comparing ten times as long: only the copies must be of one round, or

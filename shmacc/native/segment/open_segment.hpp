@@ -16,8 +16,8 @@
 #include <memory>
 #include <optional>
 
+#include "protocol/recovery.hpp"
 #include "protocol/semaphore.hpp"
-#include "protocol/undo_arrays.hpp"
 #include "protocol/wait_queue.hpp"
 #include "segment/caller.hpp"
 
@@ -282,7 +282,7 @@ class OpenSegment {
     LaneState recovered(uint32_t lane) {
         LaneState state = lanes_[lane]->current();
         if (lanes_[lane]->interrupted(state)) {
-            lanes_[lane]->recover(state, 1);
+            recover(*lanes_[lane], state, 1);
             if (presence_.claimed()) events_.add(kRecovered, presence_.own(), round_.snapshot().step);
         }
         return state;

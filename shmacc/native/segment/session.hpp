@@ -206,7 +206,7 @@ class LaneSession {
     // Undoes the changes that a failed operation made in place.
     void roll_back() {
         LaneState committed = lane().committed().current();
-        if (lane().interrupted(committed)) lane().recover(committed, 0);
+        if (lane().interrupted(committed)) recover(lane(), committed, 0);
         for (Member& member : members_) member.roll_back();
         lane().give_back(state, committed);
     }
