@@ -59,13 +59,13 @@ def make(config: Config) -> Link:
     wanted = living_nodes(config.hosts)
     existing = find_config(config.name)
     if existing is not None and if_exists == "error":
-        raise AlreadyExistsError(f"The cluster has a group {config.name!r} already").with_fields(
-            shared_name=config.name
-        )
+        raise _exists(config.name)
     if existing is not None and if_exists == "replace":
         Link(existing, None).end()
         existing = None
     link = Link(config, 0) if existing is None else Link(existing, None)
+    if if_exists == "error" and link.config.number != config.number:
+        raise _exists(config.name)  # another chief has made it since: Ray gave its owner the name
     _check_differences(link.config, config)
     try:
         _wait_for_hosts(link, wanted)
@@ -87,6 +87,11 @@ def find(name: str, seconds: float | None) -> Link:
             raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
         time.sleep(_LOOK)
     return Link(config, None, until)
+
+
+def _exists(name: str) -> AlreadyExistsError:
+    error = AlreadyExistsError(f"The cluster has a group {name!r} already")
+    return error.with_fields(shared_name=name)
 
 
 def _check_differences(existing: Config, asked: Config) -> None:
