@@ -70,6 +70,11 @@ class Plan:
             return [size if shard >= home else 0 for shard in range(self.shards)]
         return [size * (shard + 1) // self.shards for shard in range(self.shards)]
 
+    def totals(self, opened: Opened) -> dict[str, tuple[int, int]]:
+        """Return a round's members with their counts and weights, in the order of the group."""
+        found = opened.totals()
+        return {name: found[name] for name in self.members if name in found}
+
     def at_shard(self, shard: int) -> dict[str, TensorSpec]:
         """Return the members of a shard's group."""
         lengths = (self.ends - self.begins)[:, shard].tolist()
@@ -98,8 +103,8 @@ class Joining:
 
     def __init__(self, plan: Plan, opened: Opened, rows: Mapping[int, Rows]) -> None:
         self._plan, self._opened, self._rows = plan, opened, rows
-        self._totals = opened.totals()
-        numbers = sorted(plan.numbers[name] for name in self._totals)
+        self._totals = plan.totals(opened)
+        numbers = [plan.numbers[name] for name in self._totals]
         self._check_runs([n for n in numbers if not plan.results.sparse[n]])
         sparse = np.array([n for n in numbers if plan.results.sparse[n]], np.int64)
         lengths = [own.lengths(sparse) for own in rows.values()]

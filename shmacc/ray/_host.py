@@ -24,7 +24,7 @@ from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
 from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._segment.stats import Stats
-from shmacc.errors import DeadlineExceededError, ShmaccError
+from shmacc.errors import DeadlineExceededError, InvalidArgumentError, ShmaccError
 from shmacc.ray._forwarder import Copy, Incarnation, Shared
 from shmacc.ray._parts import LOST, Config, Missing, counters_of, find
 from shmacc.ray._shard import HostShard
@@ -136,9 +136,13 @@ class HostActor:
         is_ours = self._has_segment()
         if is_ours:
             options["if_exists"] = "attach"
-        self._group = HostGroup(
-            config.members, config.name, reduction_type=config.reduction, **options
-        )
+        group = HostGroup(config.members, config.name, reduction_type=config.reduction, **options)
+        if list(group.members) != list(config.members):  # pieces have members by number
+            raise InvalidArgumentError(
+                f"The segment {config.name!r} that is there has its members in another order, "
+                f"{list(group.members)}: remove it, or use if_exists='replace'"
+            )
+        self._group = group
         if not is_ours and not self._group.running:  # an earlier run finished it
             segment = LocalSegment(self._group, Plan(config.members, config.shards))
             segment.reset(self._group.global_step)

@@ -252,12 +252,14 @@ class ShardedTaken:
         shards: The parts.
     """
 
-    def __init__(self, opened: Opened, shards: tuple[Shard, ...]) -> None:
+    def __init__(
+        self, opened: Opened, members: dict[str, tuple[int, int]], shards: tuple[Shard, ...]
+    ) -> None:
         self.count: int = opened.count
         self.step: int = opened.step
         self.weight: int = opened.weight
         self.contributors: IndexArray = opened.contributors
-        self.members: dict[str, tuple[int, int]] = opened.totals()
+        self.members = members
         self.shards = shards
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:

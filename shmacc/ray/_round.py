@@ -171,7 +171,7 @@ class Round(_core.GeneratorBlock[_Result]):
             calls = {n: a.run.remote(n, opened, _nothing, ()) for n, a in actors.items()}
             dict(answers.of({n: call.future() for n, call in calls.items()}))
             shards = tuple(Shard(n, a, opened, self._link.lost) for n, a in actors.items())
-            return ShardedTaken(opened, shards)
+            return ShardedTaken(opened, self._link.plan.totals(opened), shards)
         # Futures fetch results as soon as they are there, also from other nodes.
         rows = {n: a.rows.remote(n, opened).future() for n, a in actors.items()}
         values = {n: a.values.remote(n, opened).future() for n, a in actors.items()}

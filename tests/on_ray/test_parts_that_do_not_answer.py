@@ -207,22 +207,30 @@ def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(
     assert group.global_step == step
 
 
+@pytest.mark.parametrize("differs", ["shape", "order"])
 def test_a_segment_left_on_one_node_makes_the_constructor_fail_and_undo(
-    nodes: Nodes,
+    nodes: Nodes, differs: str
 ) -> None:
+    """One with its members in another order: its sums would be added to those of others."""
+    spec = shmacc.TensorSpec((3,), "float32")
+    asked = MEMBERS if differs == "shape" else {"m": spec, "n": spec}
+    left = (
+        {"m": shmacc.TensorSpec((4,), "float64")} if differs == "shape" else {"n": spec, "m": spec}
+    )
     with nodes.on(2):
-        shmacc.AccumulatorGroup({"m": shmacc.TensorSpec((4,), "float64")}, "left").close()
+        shmacc.AccumulatorGroup(left, "left").close()
     began = time.monotonic()
     with pytest.raises(FailedPreconditionError, match=rf"Node {nodes.id(2)}.*InvalidArgument"):
-        shmacc.ray.AccumulatorGroup(MEMBERS, "left")
+        shmacc.ray.AccumulatorGroup(asked, "left")
     assert time.monotonic() - began < 30
     assert find_actor("left/owner") is None
     with pytest.raises(NotFoundError):
         shmacc.ray.AccumulatorGroup.attach("left")
     with nodes.on(2), shmacc.AccumulatorGroup.attach("left") as found:
-        assert found.members["m"].shape == (4,), "what was left there is as it was"
+        shapes = [(name, spec.shape) for name, spec in found.members.items()]
+    assert shapes == [(name, spec.shape) for name, spec in left.items()], "as it was"
     with shmacc.ray.AccumulatorGroup(
-        MEMBERS, "left", if_exists="replace", unlink_on_close=True
+        asked, "left", if_exists="replace", unlink_on_close=True
     ) as group:
         assert len(group.hosts()) == 3
 
