@@ -6,15 +6,14 @@ way: gradient_checks.py converts and checks arguments, the extension does the wo
 and results.py makes NumPy arrays of its results.
 """
 
-import contextlib
 import logging
-import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from shmacc import _core
 from shmacc._accumulators import rounds, saved_state
+from shmacc._accumulators.drops import Drops
 from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.steps import Stepped
@@ -24,7 +23,6 @@ from shmacc._core import RoundResult
 from shmacc._segment.options import Owners
 from shmacc._segment.stats import Stats, stats_of
 from shmacc._values import arguments
-from shmacc.errors import ShmaccError
 
 if TYPE_CHECKING:
     from shmacc._accumulators.coroutines import AsyncRound
@@ -36,17 +34,6 @@ NEVER_STALE: int = 2**63 - 1
 """A ``local_step`` that is never stale: no accumulator's step can exceed it."""
 
 _logger = logging.getLogger("shmacc")
-_IS_STALE = (
-    "A gradient was dropped as stale: it came without a local_step, so it counts as one of step 0, "
-    "but %r is at step %d. Give each gradient the step that it was computed at, as "
-    "`for step in acc.steps()` yields it; or local_step=shmacc.NEVER_STALE, if it counts at any "
-    "step, as in counting and summing"
-)
-_IS_BEHIND = (
-    "Gradients for %r are dropped: it was restored after this thread (or task) last read its step, "
-    "so they may be computed from what was given up. Read the step again before each gradient is "
-    "computed: by global_step, or `for step in acc.steps()`"
-)
 _IS_PRIVATE = (
     "name=%r is a label, by which no process can attach: without a shared_name this %s is private, "
     "and removed with its creator. With shared_name=%r other processes find it"
@@ -93,8 +80,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
         self._label = self._DEFAULT_NAME if own is None else own
         self._spec = existing
-        self._told: set[str] = set()
-        self._behind: object = None
+        self._drops = Drops(self._handle, self._shared_name)
 
     def _check_asked(self, asked: AccumulatorSpec) -> None:
         if asked.private and self._label != self._DEFAULT_NAME:
@@ -118,23 +104,9 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         return 1, arguments.weight(weight), who, arguments.timeout(timeout)
 
     def _dropped(self, local_step: int) -> bool:
-        """Return False; warn once of a mistake that dropped this gradient and will drop others."""
-        with contextlib.suppress(ShmaccError):  # another thread may close the handle
-            if local_step is arguments.NO_STEP and self._handle.step > 0:
-                self._tell(_IS_STALE, self._shared_name, self._handle.step)
-            elif self._handle.behind(arguments.int64(local_step, "local_step")):
-                # One such gradient is normal: it was computed before the restore. A second one
-                # after the same read of the step means that the worker does not read it again.
-                now = threading.get_ident(), self._handle.last_read()
-                if now == self._behind:
-                    self._tell(_IS_BEHIND, self._shared_name)
-                self._behind = now
+        """Return False, for a gradient that was dropped."""
+        self._drops.note(local_step)
         return False
-
-    def _tell(self, warning: str, *values: object) -> None:
-        if warning not in self._told:
-            self._told.add(warning)
-            _logger.warning(warning, *values)
 
     def _taken(self, taken: RoundResult) -> _Taken_co:
         raise NotImplementedError

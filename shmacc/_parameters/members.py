@@ -1,7 +1,7 @@
 """The members of shared arrays and of parameters: those of a segment, or of a new one."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from shmacc._segment.spec import MemberSpec
 from shmacc._values import arrays, dtypes
 from shmacc._values.arguments import describe_shape
 from shmacc._values.dtypes import DType
-from shmacc._values.specs import IndexedSlicesSpec
+from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import DataLossError, InvalidArgumentError
 
 BOOL = DType(
@@ -206,6 +206,31 @@ def _table_of_config(spec: MemberSpec, config: MemberConfig) -> TableSpec:
     shape = tuple(dim or 0 for dim in spec.shape or ())
     initial = init.of_config(number, list(numbers), seed)
     return TableSpec(shape, spec.dtype.numpy, initial=initial, max_rows=max_rows)
+
+
+def gradient_specs(
+    members: Iterable[ParameterArray | ParameterTable], sparse: Iterable[str]
+) -> dict[str, TensorSpec]:
+    """Return the specs of the members' gradients: rows for those named, and for tables.
+
+    Raises:
+        InvalidArgumentError: There is no array of such a name, or it has no rows.
+    """
+    names = {sparse} if isinstance(sparse, str) else set(sparse)
+    specs: dict[str, TensorSpec] = {}
+    for member in members:
+        of_rows = member.name in names
+        names.discard(member.name)
+        if isinstance(member, ParameterTable):
+            specs[member.name] = member.member_spec()
+        elif of_rows and not member.shape:
+            raise InvalidArgumentError(f"Array {member.name!r} is a number, and has no rows")
+        elif member.dtype is not BOOL:
+            make = IndexedSlicesSpec if of_rows else TensorSpec
+            specs[member.name] = make(member.shape, member.dtype.numpy)
+    for name in names:
+        raise InvalidArgumentError(f"There is no array {name!r}")
+    return specs
 
 
 def checked_ids(value: object, what: str) -> IndexArray:

@@ -10,10 +10,10 @@ from shmacc._base.reports import MemberConfig
 from shmacc._parameters import changes, patterns, states
 from shmacc._parameters.change_checks import Asked
 from shmacc._parameters.members import (
-    BOOL,
     ParameterArray,
     ParameterMember,
     ParameterTable,
+    gradient_specs,
     parameter_of_config,
 )
 from shmacc._parameters.new_arrays import Optimizers, new_members, with_slots
@@ -24,8 +24,7 @@ from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._segment.spec import Spec
 from shmacc._values import arguments, arrays
 from shmacc._values.slices import IndexedSlices
-from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
-from shmacc.errors import InvalidArgumentError
+from shmacc._values.specs import TensorSpec
 
 
 class Parameters(SharedArrays):
@@ -218,19 +217,7 @@ class Parameters(SharedArrays):
         Raises:
             InvalidArgumentError: There is no array of such a name, or it has no rows.
         """
-        names = {sparse} if isinstance(sparse, str) else set(sparse)
-        for name in names - set(self):
-            raise InvalidArgumentError(f"There is no array {name!r}")
-        specs: dict[str, TensorSpec] = {}
-        for member in self._members:
-            if isinstance(member, ParameterTable):
-                specs[member.name] = member.member_spec()
-                continue
-            if member.name in names and not member.shape:
-                raise InvalidArgumentError(f"Array {member.name!r} is a number, and has no rows")
-            make = IndexedSlicesSpec if member.name in names else TensorSpec
-            if member.dtype is not BOOL:
-                specs[member.name] = make(member.shape, member.dtype.numpy)
+        specs = gradient_specs(self._members, sparse)
         for spec in specs.values():
             spec.parameters = self._token, self._shared_name
         return specs

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn, Self
 
@@ -25,15 +25,13 @@ from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
 from shmacc.torch import _updates as updates
+from shmacc.torch._block import BlockChanges, Update
 from shmacc.torch._chief_state import ModelInMemory
 from shmacc.torch._memory import check_attributes
-from shmacc.torch._optimizers import OfModel
+from shmacc.torch._optimizers import OfModel, Schedule
 from shmacc.torch._other_chiefs import OtherChiefs
 from shmacc.torch._tables import rows_of
 from shmacc.torch._turn import Turn
-from shmacc.torch._updates import Update
-
-Schedule = Callable[[int], LearningRate]
 
 
 class Chief(ModelInMemory):
@@ -64,7 +62,7 @@ class Chief(ModelInMemory):
         members = on_model.member_specs(model)
         chosen = optimizers.by_name(optimizer, model)
         if schedule is not None:
-            _check_schedule(schedule, chosen)
+            optimizers.check_schedule(schedule, chosen)
         on_model.unexpand(own)
         if initial is not None:
             on_model.load(
@@ -143,8 +141,7 @@ class Chief(ModelInMemory):
                 f"The replicas of {shared_name!r} exist, and are "
                 f"{'asynchronous' if self._run[run.ASYNCHRONOUS] else 'synchronous'}"
             )
-        if self._schedule is not None:
-            self._scheduled(self.global_step)
+        self._scheduled(self.global_step)
 
     def __enter__(self) -> Self:
         return self
@@ -319,9 +316,7 @@ class Chief(ModelInMemory):
             block.ended = True
             if ours and not turn.blocked:
                 self._updates.give_up()
-        block.rate = turn.rate
-        if block.rate is None and self._schedule is not None:
-            block.rate = self._scheduled(update.step)
+        block.rate = self._scheduled(update.step) if turn.rate is None else turn.rate
         self._end(taken, block)
 
     def _required(self) -> int:
@@ -339,21 +334,17 @@ class Chief(ModelInMemory):
                     gradient.mul_(taken.weight / weight)
                 trained.grad = gradient
         ids = {name: taken[name].indices for name in self._tables if name in taken}
-        block = updates.BlockChanges(self._tables, ids)
+        block = BlockChanges(self._tables, ids)
         return Update(self.global_step, tuple(sorted(ranks)), weight, taken.step, block)
 
     def _scheduled(self, step: int) -> LearningRate:
-        assert self._schedule is not None  # noqa: S101
-        rate = self._schedule(step)
-        if rate is None:
-            raise InvalidArgumentError(
-                f"schedule({step}) returned None, which is no learning rate: its function may lack "
-                "a `return` ({} leaves all rates to the optimizers)"
-            )
+        if self._schedule is None:
+            return None
+        rate = optimizers.scheduled(self._schedule, step)
         self._updates.check_rate(rate)
         return rate
 
-    def _end(self, taken: GroupTaken, block: updates.BlockChanges | None) -> None:
+    def _end(self, taken: GroupTaken, block: BlockChanges | None) -> None:
         """Make the update; also write buffers, the run's numbers and who has left.
 
         block: what the round's block has asked for; None: skip the round.
@@ -410,15 +401,3 @@ def _group(
     group.unlink()  # a chief has died in its `close`
     group.close()
     return AccumulatorGroup(members, shared_name, **how)
-
-
-def _check_schedule(schedule: object, chosen: object) -> None:
-    if chosen is None:
-        raise InvalidArgumentError(
-            "A schedule is for optimizer=...; one of torch in the block has torch's schedulers"
-        )
-    if not callable(schedule):
-        raise InvalidArgumentError(
-            "schedule must be a function from an update's number to its learning rate, but was a "
-            f"{type(schedule).__name__}"
-        )

@@ -10,6 +10,7 @@ from shmacc import optim
 from shmacc._base.shown import shown
 from shmacc._parameters import patterns
 from shmacc._parameters.new_arrays import Optimizers
+from shmacc._parameters.patterns import LearningRate
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 
@@ -40,6 +41,9 @@ class OptimizerOfTorch(NamedTuple):
 
 OfModel = Optimizers | OptimizerOfTorch | Mapping[str, optim.Optimizer | OptimizerOfTorch]
 """What a chief takes for its model: one for all, or by patterns of names, also of both kinds."""
+
+Schedule = Callable[[int], LearningRate]
+"""From the number of an update to its learning rate."""
 
 
 def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
@@ -247,3 +251,27 @@ _CONVERTERS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], optim.
     torch.optim.RMSprop: _rmsprop,
     torch.optim.SparseAdam: _sparse_adam,
 }
+
+
+def check_schedule(schedule: object, chosen: object) -> None:
+    """Refuse a schedule that is no function, or that has no optimizer of `shmacc.optim`."""
+    if chosen is None:
+        raise InvalidArgumentError(
+            "A schedule is for optimizer=...; one of torch in the block has torch's schedulers"
+        )
+    if not callable(schedule):
+        raise InvalidArgumentError(
+            "schedule must be a function from an update's number to its learning rate, but was a "
+            f"{type(schedule).__name__}"
+        )
+
+
+def scheduled(schedule: Schedule, step: int) -> LearningRate:
+    """Return the learning rate of an update; InvalidArgumentError if there is none."""
+    rate = schedule(step)
+    if rate is None:
+        raise InvalidArgumentError(
+            f"schedule({step}) returned None, which is no learning rate: its function may lack "
+            "a `return` ({} leaves all rates to the optimizers)"
+        )
+    return rate

@@ -7,8 +7,8 @@ from torch import nn
 from shmacc._segment.options import IfExists, Owners
 from shmacc._values import arguments
 from shmacc.errors import InvalidArgumentError
-from shmacc.torch._chief import Chief, Schedule
-from shmacc.torch._optimizers import OfModel
+from shmacc.torch._chief import Chief
+from shmacc.torch._optimizers import OfModel, Schedule
 
 
 class SyncReplicas(Chief):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from shmacc._parameters.patterns import LearningRate
 from shmacc._values.arguments import OnDeath
 from shmacc.errors import ShmaccError
-from shmacc.torch._updates import Update
+from shmacc.torch._block import Update
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from torch import nn
 import shmacc
 import shmacc.torch
 from shmacc import errors, inspection
-from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _model, _run, _updates
+from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _block, _model, _run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,7 +293,7 @@ def test_a_chief_that_dies_between_update_and_commit_updates_once() -> None:
         with pytest.raises(KeyError), group.round(1) as taken:  # noqa: PT012
             replicas._begin(taken)
             optimizer.step()
-            replicas._end(taken, _updates.BlockChanges({}, {}))
+            replicas._end(taken, _block.BlockChanges({}, {}))
             raise KeyError("killed here, before the commit")
         assert group.num_accumulated() == 1
         updated = [parameter.clone() for parameter in model.parameters()]

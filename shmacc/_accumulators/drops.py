@@ -1,0 +1,49 @@
+"""Warns of mistakes by which gradients are dropped, and will be dropped again."""
+
+import contextlib
+import logging
+import threading
+
+from shmacc import _core
+from shmacc._values import arguments
+from shmacc.errors import ShmaccError
+
+_logger = logging.getLogger("shmacc")
+_IS_STALE = (
+    "A gradient was dropped as stale: it came without a local_step, so it counts as one of step 0, "
+    "but %r is at step %d. Give each gradient the step that it was computed at, as "
+    "`for step in acc.steps()` yields it; or local_step=shmacc.NEVER_STALE, if it counts at any "
+    "step, as in counting and summing"
+)
+_IS_BEHIND = (
+    "Gradients for %r are dropped: it was restored after this thread (or task) last read its step, "
+    "so they may be computed from what was given up. Read the step again before each gradient is "
+    "computed: by global_step, or `for step in acc.steps()`"
+)
+
+
+class Drops:
+    """The gradients that one object has given, and that were dropped."""
+
+    def __init__(self, handle: _core.Handle, shared_name: str) -> None:
+        self._handle, self._shared_name = handle, shared_name
+        self._told: set[str] = set()
+        self._behind: object = None
+
+    def note(self, local_step: int) -> None:
+        """Warn of this drop if it comes from such a mistake, of each mistake once."""
+        with contextlib.suppress(ShmaccError):  # another thread may close the handle
+            if local_step is arguments.NO_STEP and self._handle.step > 0:
+                self._tell(_IS_STALE, self._shared_name, self._handle.step)
+            elif self._handle.behind(arguments.int64(local_step, "local_step")):
+                # One such gradient is normal: it was computed before the restore. A second one
+                # after the same read of the step means that the worker does not read it again.
+                now = threading.get_ident(), self._handle.last_read()
+                if now == self._behind:
+                    self._tell(_IS_BEHIND, self._shared_name)
+                self._behind = now
+
+    def _tell(self, warning: str, *values: object) -> None:
+        if warning not in self._told:
+            self._told.add(warning)
+            _logger.warning(warning, *values)
