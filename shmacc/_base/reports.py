@@ -179,7 +179,7 @@ class Participant(TypedDict):
     dropped: int
     taken: int
     took: bool  # whether it has ever taken, or opened a round
-    took_ns: int  # when it last did; 0: never, or not known
+    took_ns: int  # when it last did; 0: never
 
 
 class Pace(TypedDict):

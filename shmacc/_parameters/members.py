@@ -52,7 +52,7 @@ class ParameterMember(MemberSpec):
     def described_optimizer(self) -> str:
         """Return the optimizer's description in a saved state.
 
-        Options that are off are left out: states of before 1.0.0 have none, and are restored, too.
+        Options that are off are left out, so a state is restored though an option came after it.
         """
         if self.optimizer is None:
             return "None"

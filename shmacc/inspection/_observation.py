@@ -63,7 +63,7 @@ class Observation:
         round_holder: The living process that has a round open.
         last_used: When a process last attached or began an operation.
         last_applied: When a gradient was last accepted; 0: never.
-        last_took: When a process last took; 0: never, or not known.
+        last_took: When a process last took; 0: never.
     """
 
     view: _core.SegmentView
@@ -198,7 +198,7 @@ def _departed(view: _core.SegmentView, look: Look) -> tuple[DepartedProcess, ...
                 is_attached=each["attached"],
                 applied=each["applied"],
                 took=each["took"],
-                attached_at=each["attached_ns"] / 1e9 if each["attached_ns"] else None,
+                attached_at=each["attached_ns"] / 1e9,
                 last_took=each["took_ns"] / 1e9 if each["took_ns"] else None,
                 at=at,
             )

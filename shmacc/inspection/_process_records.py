@@ -47,7 +47,7 @@ class AttachedProcess(HasPid):
         dropped: Gradients from it that were refused.
         taken: Gradients that it took.
         took: Whether it has taken, or opened a round.
-        last_took: When it last did; None: never, or not known.
+        last_took: When it last did; None: never.
     """
 
     entry: int
@@ -81,8 +81,8 @@ class DepartedProcess(HasPid):
         is_attached: Whether it is still attached: it has failed, but goes on.
         applied: Gradients accepted from it.
         took: Whether it had taken, or opened a round.
-        attached_at: When it attached; None: not known.
-        last_took: When it last took; None: never, or not known.
+        attached_at: When it attached.
+        last_took: When it last took; None: never.
         at: When it was found to be gone, in seconds since the epoch; None: not recorded yet.
     """
 
@@ -93,7 +93,7 @@ class DepartedProcess(HasPid):
     is_attached: bool
     applied: int
     took: bool
-    attached_at: float | None
+    attached_at: float
     last_took: float | None
     at: float | None
 

@@ -318,7 +318,7 @@ class LateContributor:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the time of rounds was spent since the segment's first take (not counted before 1.0.0).
+    """How the time of rounds was spent since the segment's first take.
 
     Attributes:
         waiting: Seconds in which takes waited for gradients (or for the lock).

@@ -62,7 +62,7 @@ class Lost:
         fate: What became of it, as the end of a sentence.
         at: When it was last there.
         attached_at: When it attached.
-        last_took: When it last took; None: never, or not known.
+        last_took: When it last took; None: never.
         took: Whether it took, or waited to take.
         applied: Whether it was a worker.
     """
@@ -158,7 +158,7 @@ class Facts:
                 each.pid_label,
                 each.fate,
                 at=(self.now if each.at is None else each.at) - _FOUND,
-                attached_at=each.attached_at or 0.0,
+                attached_at=each.attached_at,
                 last_took=each.last_took,
                 took=each.took,
                 applied=each.applied > 0 or not each.took,

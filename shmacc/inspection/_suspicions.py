@@ -32,10 +32,7 @@ def _taker_idle(facts: Facts) -> Stall | None:
     if not facts.lacks_a_take or not facts.takers:
         return None
     stopped = list(filter(is_halted, facts.takers))
-    since = max(
-        facts.waited_since,
-        *(each.last_seen if each.last_took is None else each.last_took for each in facts.takers),
-    )
+    since = max(facts.waited_since, *(each.last_took or 0.0 for each in facts.takers))
     if not facts.is_long(since):
         return None
     if stopped:

@@ -41,11 +41,9 @@ class PaceKeeper {
     }
 
   private:
-    // Longer times come from processes of before 1.0.0, whose clock is another one, or from an earlier boot.
-    static constexpr int64_t kLongest = int64_t{1} << 58;
-
+    // `from` is later than `to` if it is of an earlier boot, and may be anything in a damaged segment.
     static void add(uint64_t& sum, int64_t from, int64_t to) {
-        if (from < to && to - from < kLongest) store_relaxed(sum, sum + static_cast<uint64_t>(to - from));
+        if (from < to) store_relaxed(sum, sum + static_cast<uint64_t>(to) - static_cast<uint64_t>(from));
     }
     // Finds the contributor that this round's take waited for last.
     void find_late(int64_t step, int64_t gradients) {
@@ -74,7 +72,7 @@ class PaceKeeper {
         }
         if (others == 0) return;
         const double late = static_cast<double>(came) - sum / static_cast<double>(others);
-        if (late >= 1 && late < static_cast<double>(kLongest))
+        if (late >= 1)
             add_late(load_relaxed(last->contributor) >= 0 ? load_relaxed(last->contributor)
                                                           : -static_cast<int64_t>(load_relaxed(last->pid)),
                      static_cast<uint64_t>(late));

@@ -15,7 +15,7 @@ inline int64_t clock_ns(clockid_t clock) {
 inline int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
 // How far this process's clocks are ahead of the machine's: a time namespace, as of a container that was moved,
-// has clocks of its own. Before 1.0.0 a process took its own clock for the machine's.
+// has clocks of its own.
 struct ClockOffset {
     std::atomic<int64_t> monotonic_ns{0};
     std::atomic<int64_t> boottime_ns{0};

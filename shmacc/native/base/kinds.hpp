@@ -50,8 +50,7 @@ constexpr NamedNumber kOptimizerNames[] = {
     {kAdam, "Adam"}, {kFtrl, "Ftrl"},       {kAdamW, "AdamW"},
 };
 static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimizer has a name");
-// An option is a bit that is added to an optimizer's kind. Processes of before 1.0.0 refuse parameters that
-// have an option or AdamW.
+// An option is a bit that is added to an optimizer's kind.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr NamedNumber kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
 

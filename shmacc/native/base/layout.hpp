@@ -282,8 +282,7 @@ struct Late {
 };
 constexpr uint32_t kLate = 16;
 
-// How the time of the segment was spent; for display only (pace.hpp). All zero in a segment of before 1.0.0,
-// whose processes do not write it.
+// How the time of the segment was spent; for display only (pace.hpp).
 struct Pace {
     int64_t until_ns;  // all time until then is counted in the next three; 0: none
     uint64_t waiting_ns;
@@ -291,7 +290,7 @@ struct Pace {
     uint64_t between_ns;
     Late late[kLate];
 };
-// The gradients that a lane accepted with local_step = kNeverStale. For display only; zero likewise.
+// The gradients that a lane accepted with local_step = kNeverStale. For display only.
 struct Unchecked {
     uint64_t gradients;
     uint64_t steps;  // sum, over these gradients, of the steps since the same process's last one
@@ -299,8 +298,8 @@ struct Unchecked {
 };
 constexpr int64_t kNeverStale = INT64_MAX;
 
-// Header::keeper of a segment that was made without unlink_on_close (or by a version that had no such word), and of
-// one that was made with it, until its maker has attached.
+// Header::keeper of a segment that was made without unlink_on_close, and of one that was made with it, until its maker
+// has attached.
 constexpr uint64_t kNotKept = 0, kToBeKept = 1;
 
 struct Header {
@@ -330,7 +329,7 @@ struct LaneHeader {
     alignas(64) Fairness fairness;
     Unchecked unchecked;
 };
-static_assert(sizeof(LaneHeader) == 512, "as before 1.0.0, when the last bytes were unused");
+static_assert(sizeof(LaneHeader) == 512);
 struct MemberStates {
     alignas(64) MemberState copies[2];
 };

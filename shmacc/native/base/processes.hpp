@@ -111,7 +111,7 @@ struct Departed {
     uint64_t applied;
     uint32_t pid;
     uint32_t took;
-    uint32_t took_at;  // this and attached_ns as in Participant; 0 if a process of before 1.0.0 made the record
+    uint32_t took_at;  // this and attached_ns as in Participant
     int64_t attached_ns;
 };
 static_assert(sizeof(Departed) == 64, "entries must not share a cache line");

@@ -75,7 +75,7 @@ class Departures {
         made.applied = entry.applied;
         made.pid = entry.pid;
         made.took = has_taken(entry);
-        made.took_at = took_ns(entry) ? entry.took_at : 0;
+        made.took_at = entry.took_at;
         made.attached_ns = entry.attached_ns;
         if (!died || has_failed(entry, token))
             write_reason(file_, reason_of_departed(i), identity_of(token),

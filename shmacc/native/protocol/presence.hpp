@@ -124,14 +124,11 @@ inline uint32_t failures_told(const Participant& entry, uint64_t token) {
 }
 inline bool has_applied(const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; }
 inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took) != 0; }
-// When the process last took, or opened a round; 0: never, or not known. Processes of before 1.0.0 do not write it.
-inline int64_t took_ns(const Participant& entry) {
-    const int64_t at = int64_t{load_relaxed(entry.took_at)} << kShortTime;
-    if (!has_taken(entry) || at + (int64_t{1} << kShortTime) <= entry.attached_ns) return 0;
-    return std::max(at, entry.attached_ns);
-}
-inline int64_t took_ns(const Departed& entry) {
-    return entry.took_at ? std::max(int64_t{entry.took_at} << kShortTime, entry.attached_ns) : 0;
+// When the process of this Participant or Departed last took, or opened a round; 0: never.
+template <class Entry>
+int64_t took_ns(const Entry& entry) {
+    if (load_relaxed(entry.took) == 0) return 0;
+    return std::max(int64_t{load_relaxed(entry.took_at)} << kShortTime, entry.attached_ns);
 }
 inline bool is_worker(const Participant& entry) {
     return has_applied(entry) || load_relaxed(entry.contributor) >= 0;
