@@ -383,7 +383,7 @@ def update(
     rounds: Handle,
     serial: int,
     step: int,
-    changes: list[tuple[Any, ...]],
+    changes: list[Any],
     timeout: float | None,
 ) -> bool: ...
 def change_copy(
@@ -392,12 +392,12 @@ def change_copy(
     parent: tuple[int, int, int] | None,
     step: int,
     begun: int,
-    changes: list[tuple[Any, ...]],
+    changes: list[Any],
     updates: list[int],
     timeout: float | None,
 ) -> tuple[bool, int]: ...
 def load(
-    parameters: list[tuple[Handle, int, list[tuple[Any, ...]], list[int]]],
+    parameters: list[tuple[Handle, int, list[Any], list[int]]],
     accumulators: list[tuple[Handle, int, list[MemberGradient], Terms]],
     timeout: float | None = None,
 ) -> None: ...

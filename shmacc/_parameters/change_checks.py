@@ -45,37 +45,52 @@ class Asked(NamedTuple):
         return cls(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
-class Change(NamedTuple):
-    """A change of an array or a table.
+class ArrayChange(NamedTuple):
+    """A change of an array, as the extension reads it.
 
     Attributes:
-        number: The number of the array or table.
+        number: The number of the array.
         rate: The learning rate, if the values are gradients; None: they are new contents.
-        rows: The rows to change, ascending; None: all. For a table their ids.
-        values: The values, in C order. For a restored array those of all its regions.
-        rest: For an array the sizes of the regions. For a table the ids to remove (None: all ids
-            not in `rows`), the last steps of the rows (None: the round's step), and which rows to
-            forget: (those last updated before this step, except these ids), or None.
+        rows: The rows to change, ascending; None: all.
+        values: The bytes of the values, in C order. For a restored array, of each of its regions.
         corrections: Adam's two corrections of the bias; None: by the array's number of updates.
     """
 
     number: int
     rate: float | None
     rows: IndexArray | None
-    values: ValueArray | list[ValueArray]
-    rest: list[int] | tuple[IndexArray | None, IndexArray | None, tuple[int, IndexArray] | None]
+    values: list[ValueArray]
     corrections: tuple[float, float] | None = None
 
-    @property
-    def as_given(self) -> tuple[Any, ...]:
-        """The change as the extension takes it."""
-        given = self.values
-        as_bytes: Any = (
-            [arrays.bytes_of(values) for values in given]
-            if isinstance(given, list)
-            else arrays.bytes_of(given)
-        )
-        return (self.number, self.rate, self.rows, as_bytes, self.rest, self.corrections)
+
+class TableChange(NamedTuple):
+    """A change of a table, as the extension reads it. All ids ascend.
+
+    Attributes:
+        number: The number of the table.
+        rate: As for an array.
+        ids: The ids of the rows to change.
+        values: The bytes of these rows, in C order; of a restored table with the optimizer's slots.
+        removed: Ids whose rows are removed after the other changes; None: all not in `ids`.
+        steps: The last steps of the rows; None: the round's step.
+        updated_before: Rows whose last step is below this are removed, too, if they are neither in
+            `ids` nor in `kept`; None: none.
+        kept: These ids.
+        corrections: As for an array.
+    """
+
+    number: int
+    rate: float | None
+    ids: IndexArray
+    values: ValueArray
+    removed: IndexArray | None
+    steps: IndexArray | None
+    updated_before: int | None
+    kept: IndexArray
+    corrections: tuple[float, float] | None = None
+
+
+Change = ArrayChange | TableChange
 
 
 def learning_rate(array: ParameterMember, rate: float | None) -> float:

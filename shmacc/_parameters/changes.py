@@ -9,7 +9,7 @@ from shmacc import _core
 from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc._base.array_types import IndexArray
 from shmacc._parameters import change_checks as checks
-from shmacc._parameters.change_checks import Asked, Change
+from shmacc._parameters.change_checks import ArrayChange, Asked, Change, TableChange
 from shmacc._parameters.members import ParameterArray, ParameterMember, ParameterTable, checked_ids
 from shmacc._values import arguments, arrays
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError
@@ -98,7 +98,7 @@ def of_update(
     _check_names(known, found.means, asked)
     given = {name: checks.gradient(known[name], value) for name, value in asked.gradients.items()}
     gradients = {**found.means, **given}
-    made = []
+    made: list[Change] = []
     for name, array in known.items():
         # A table may lose rows although it has no gradient.
         if isinstance(array, ParameterTable):
@@ -140,12 +140,14 @@ def _check_names(
             )
 
 
-def _gradient(array: ParameterArray, taken: SparseTaken | DenseTaken, rate: float | None) -> Change:
+def _gradient(
+    array: ParameterArray, taken: SparseTaken | DenseTaken, rate: float | None
+) -> ArrayChange:
     rate = checks.learning_rate(array, rate)
     if isinstance(taken, DenseTaken):
         checks.check_like(array, taken.value, array.shape, "The gradient of array")
         dense = np.ascontiguousarray(taken.value)
-        return Change(array.number, rate, rows=None, values=[dense], rest=[array.bytes(0)])
+        return ArrayChange(array.number, rate, None, [arrays.bytes_of(dense)])
     checks.check_like(
         array, taken.values, (len(taken.indices), *array.shape[1:]), "The gradient of array"
     )
@@ -159,15 +161,15 @@ def _gradient(array: ParameterArray, taken: SparseTaken | DenseTaken, rate: floa
     rows = arrays.row_numbers(taken.indices, f"the row numbers of array {array.name!r}")
     _check_rows(array, rows)
     values = np.ascontiguousarray(taken.values)
-    return Change(array.number, rate, rows=rows, values=[values], rest=[array.bytes(0)])
+    return ArrayChange(array.number, rate, rows, [arrays.bytes_of(values)])
 
 
-def _contents(array: ParameterArray, given: Any) -> Change:
+def _contents(array: ParameterArray, given: Any) -> ArrayChange:
     what = f"the new contents of array {array.name!r}"
     if not isinstance(given, tuple):
         values = checks.owned(given, array.dtype, what)
         checks.check_like(array, values, array.shape, "The new contents of array")
-        return Change(array.number, None, rows=None, values=[values], rest=[array.bytes(0)])
+        return ArrayChange(array.number, None, None, [arrays.bytes_of(values)])
     if len(given) != 2 or not array.shape:  # noqa: PLR2004
         raise InvalidArgumentError(f"{what} must be an array or (indices, rows)")
     numbers = f"the row numbers of array {array.name!r}"
@@ -180,7 +182,7 @@ def _contents(array: ParameterArray, given: Any) -> Change:
         rows, values, f"Row {{}} of array {array.name!r} is given twice"
     )
     _check_rows(array, rows)
-    return Change(array.number, None, rows=rows, values=[values], rest=[array.bytes(0)])
+    return ArrayChange(array.number, None, rows, [arrays.bytes_of(values)])
 
 
 def _check_rows(array: ParameterArray, rows: IndexArray) -> None:
@@ -198,7 +200,7 @@ def _table_change(
     asked: Asked,
     rate: float | None,
     found: OpenRound,
-) -> Change:
+) -> TableChange:
     """Return the change that a gradient or new rows make, and the removal of ids.
 
     Args:
@@ -239,15 +241,16 @@ def _table_change(
         ids, rows = checks.ascending(ids, rows, f"Id {{}} of table {table.name!r} is given twice")
     what = f"the ids to remove of table {table.name!r}"
     removed = np.unique(checked_ids(asked.remove.get(table.name, ()), what))
-    forget = None
+    before, kept = None, ids[:0]
     if table.name in asked.forget:
         age = steps_to_forget(asked.forget[table.name], table.name)
-        kept, in_round = ids[:0], found.members.get(table.name)
+        in_round = found.members.get(table.name)
         if isinstance(in_round, SparseTaken) and in_round is not taken:
             kept = np.unique(checked_ids(in_round.indices, f"the ids of table {table.name!r}"))
-        forget = (max(found.step - age, -arguments.INT64_MAX), kept)
+        before = max(found.step - age, -arguments.INT64_MAX)
     rate = None if taken is None else rate
-    return Change(table.number, rate, rows=ids, values=rows, rest=(removed, None, forget))
+    values = arrays.bytes_of(rows)
+    return TableChange(table.number, rate, ids, values, removed, None, before, kept)
 
 
 def steps_to_forget(value: object, name: str) -> int:

@@ -65,8 +65,9 @@ def look(params: Parameters, timeout: float | None = None) -> Copy:
     Raises:
         DeadlineExceededError: The timeout passed.
     """
-    step, _, _, copy = _core.read_parameters(params._handle, [], [], timeout)  # noqa: SLF001
-    return _copy(copy, step)
+    handle, _ = _opened(params)
+    step, _, _, known = _core.read_parameters(handle, [], [], timeout)
+    return _copy(known, step)
 
 
 def prepare(
@@ -91,18 +92,16 @@ def prepare(
         InvalidArgumentError: As for `Parameters.update`.
         DeadlineExceededError: The timeout passed.
     """
+    handle, own = _opened(params)
     found = changes.OpenRound(step, means, means)
-    made = changes.of_update(params._members, found, asked or Asked(), rates or {})  # noqa: SLF001
-    _, updates, _, _ = _core.read_parameters(params._handle, [], [], timeout)  # noqa: SLF001
-    optimizers = list(params.optimizers.values())
+    made = changes.of_update(own, found, asked or Asked(), rates or {})
+    _, updates, _, _ = _core.read_parameters(handle, [], [], timeout)
+    corrections = [
+        _corrections(own[change.number].optimizer, updates[change.number] + 1) for change in made
+    ]
     return Update(
         step,
-        [
-            change._replace(
-                corrections=_corrections(optimizers[change.number], updates[change.number] + 1)
-            )
-            for change in made
-        ],
+        [change._replace(corrections=of) for change, of in zip(made, corrections, strict=True)],
     )
 
 
@@ -132,16 +131,9 @@ def make(
         DeadlineExceededError: The timeout passed. Nothing was changed.
     """
     after = update.step + 1
-    given = [change.as_given for change in update.changes]
+    handle, _ = _opened(params)
     made, digest = _core.change_copy(
-        params._handle,  # noqa: SLF001
-        (*lineage, 0),
-        parent,
-        after,
-        after,
-        given,
-        [],
-        timeout,
+        handle, (*lineage, 0), parent, after, after, update.changes, [], timeout
     )
     return made, Lineage(*lineage, digest)
 
@@ -153,17 +145,8 @@ def state(params: Parameters, timeout: float | None = None) -> tuple[Copy, dict[
         DeadlineExceededError: The timeout passed.
         ResourceExhaustedError: This process has no memory for it.
     """
-    known = []
-
-    def read(
-        places: list[states.Copy],
-    ) -> tuple[int, list[int], list[states.TableCopy], object]:
-        step, updates, tables, copy = params._read(places, timeout, whole=True)  # noqa: SLF001
-        known.append(_copy(copy, step))
-        return step, updates, tables, copy
-
-    saved = states.to_state(params._members, read)  # noqa: SLF001
-    return known[0], saved
+    saved, known = states.to_state(*_opened(params), timeout)
+    return _copy(known, int(saved["step"])), saved
 
 
 def replace(
@@ -190,13 +173,18 @@ def replace(
         ResourceExhaustedError: Shared memory is full. Nothing was changed.
         DeadlineExceededError: The timeout passed. Nothing was changed.
     """
-    handle, step, given, updates = params._to_load(state)  # noqa: SLF001
-    made, _ = _core.change_copy(handle, lineage, None, step, begun, given, updates, timeout)
+    handle, own = _opened(params)
+    contents, step, updates = states.of_state(own, state)
+    made, _ = _core.change_copy(handle, lineage, None, step, begun, contents, updates, timeout)
     return made
 
 
-def _copy(read: tuple[int, int, int, int], step: int) -> Copy:
-    term, number, digest, begun = read
+def _opened(params: Parameters) -> tuple[_core.Handle, states.Own]:
+    return params._opened()  # noqa: SLF001
+
+
+def _copy(known: tuple[int, int, int, int], step: int) -> Copy:
+    term, number, digest, begun = known
     return Copy(Lineage(term, number, digest), begun, step)
 
 

@@ -22,7 +22,7 @@ from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._parameters.tables import Table, TableRows
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._segment.spec import Spec
-from shmacc._values import arguments, arrays
+from shmacc._values import arguments
 from shmacc._values.slices import IndexedSlices
 from shmacc._values.specs import TensorSpec
 
@@ -329,7 +329,7 @@ class Parameters(SharedArrays):
             block.handle,
             block.taken.serial,
             block.taken.step,
-            [change.as_given for change in made],
+            made,
             timeout,
         )
 
@@ -350,7 +350,7 @@ class Parameters(SharedArrays):
         seconds = arguments.timeout(timeout)
         copies: dict[str, Any] = {array.name: array.empty(0) for array in self._arrays}
         read = [(array.number, 0, copies[array.name]) for array in self._arrays]
-        step, _, tables, _ = self._read(read, seconds, whole=False)
+        step, _, tables, _ = states.read(*self._opened(), read, seconds, whole=False)
         for table, (ids, numbers, _) in zip(self._tables, tables, strict=True):
             rows = numbers.view(table.dtype.numpy).reshape(len(ids), *table.shape)
             copies[table.name] = IndexedSlices(rows, ids)
@@ -366,17 +366,13 @@ class Parameters(SharedArrays):
             As for `snapshot`.
         """
         seconds = arguments.timeout(timeout)
-        return states.to_state(
-            self._members, lambda copies: self._read(copies, seconds, whole=True)
-        )
+        saved, _ = states.to_state(*self._opened(), seconds)
+        return saved
 
-    def _read(
-        self, copies: list[states.Copy], timeout: float | None, *, whole: bool
-    ) -> tuple[int, list[int], list[states.TableCopy], tuple[int, int, int, int]]:
+    def _opened(self) -> tuple[_core.Handle, states.Own]:
+        """Return the handle and the members; FailedPreconditionError if this object is closed."""
         self._check_open()
-        as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in copies]
-        tables = [(table.number, whole) for table in self._tables]
-        return _core.read_parameters(self._handle, as_bytes, tables, timeout)
+        return self._handle, self._members
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
         """Replace everything by a result of `state` of these or equal parameters.
@@ -402,9 +398,9 @@ class Parameters(SharedArrays):
 
     def _to_load(self, state: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         """Return the arguments for the extension's `load`: handle, step, changes, updates."""
-        made, step, updates = states.of_state(self._members, state)
-        self._check_open()
-        return self._handle, step, [change.as_given for change in made], updates
+        handle, own = self._opened()
+        made, step, updates = states.of_state(own, state)
+        return handle, step, made, updates
 
     @property
     def _half_loaded(self) -> bool:

@@ -1,15 +1,16 @@
 """Saved states of parameters: made of a copy, and turned into the changes that restore it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from shmacc import _core
 from shmacc._accumulators import saved_state
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._parameters import change_checks as checks
-from shmacc._parameters.change_checks import Change
+from shmacc._parameters.change_checks import ArrayChange, Change, TableChange
 from shmacc._parameters.members import ParameterArray, ParameterTable, checked_ids
 from shmacc._values import arguments, arrays
 from shmacc._values.arguments import describe_shape
@@ -21,18 +22,34 @@ Copy = tuple[int, int, ValueArray]
 TableCopy = tuple[IndexArray, ValueArray, IndexArray]
 """A copy of a table: ids, the rows' bytes, the steps of their last updates."""
 
+Own = Sequence[ParameterArray | ParameterTable]
+"""The members of parameters."""
 
-def to_state(
-    own: Sequence[ParameterArray | ParameterTable],
-    read: Callable[[list[Copy]], tuple[int, list[int], list[TableCopy], object]],
-) -> dict[str, ValueArray]:
-    """Return the saved state of parameters.
+
+def read(
+    handle: _core.Handle, own: Own, copies: list[Copy], timeout: float | None, *, whole: bool
+) -> tuple[int, list[int], list[TableCopy], tuple[int, int, int, int]]:
+    """Make these copies, and those of all tables, at one instant.
 
     Args:
+        handle: The parameters' handle.
         own: Their members.
-        read: Makes these copies and those of all tables at one instant, and returns the step, each
-            member's number of updates, the tables, and anything.
+        copies: What to copy of arrays.
+        timeout: Seconds to wait for the lock; None: for ever.
+        whole: Whether the rows of tables are followed by the optimizer's slots.
+
+    Returns:
+        The step, each member's number of updates, the tables, and what is known of a copy.
     """
+    as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in copies]
+    tables = [(member.number, whole) for member in own if isinstance(member, ParameterTable)]
+    return _core.read_parameters(handle, as_bytes, tables, timeout)
+
+
+def to_state(
+    handle: _core.Handle, own: Own, timeout: float | None
+) -> tuple[dict[str, ValueArray], tuple[int, int, int, int]]:
+    """Return the saved state of parameters, and what is known of a copy; as for `read`."""
     state: dict[str, ValueArray] = {}
     copies = []
     for array in own:
@@ -40,20 +57,18 @@ def to_state(
             for region, key in enumerate(array.keys(array.number)):
                 state[key] = array.empty(region)
                 copies.append((array.number, region, state[key]))
-    step, updates, tables, _ = read(copies)
-    known = [member for member in own if isinstance(member, ParameterTable)]
-    for table, copy in zip(known, tables, strict=True):
+    step, updates, tables, known = read(handle, own, copies, timeout, whole=True)
+    own_tables = [member for member in own if isinstance(member, ParameterTable)]
+    for table, copy in zip(own_tables, tables, strict=True):
         state |= _to_table(table, copy)
     state["arrays"] = np.array([member.name for member in own])
     state["specs"] = np.array([member.described() for member in own])
     state["step"] = np.array(step)
     state["updates"] = np.array(updates)
-    return state
+    return state, known
 
 
-def of_state(
-    own: Sequence[ParameterArray | ParameterTable], state: Any
-) -> tuple[list[Change], int, list[int]]:
+def of_state(own: Own, state: Any) -> tuple[list[Change], int, list[int]]:
     """Return the parts of a state to restore: changes, step, and each array's number of updates.
 
     Raises:
@@ -83,17 +98,16 @@ def of_state(
     return made, step, updates
 
 
-def _of_array(state: Mapping[str, Any], number: int, array: ParameterArray) -> Change:
-    values, sizes = [], []
+def _of_array(state: Mapping[str, Any], number: int, array: ParameterArray) -> ArrayChange:
+    values = []
     for region, key in enumerate(array.keys(number)):
         saved = array.saved(state, key, array.shape_of(region))
         own = saved.astype(array.dtype.numpy, order="C", copy=not saved.flags.owndata)
-        values.append(own)
-        sizes.append(array.bytes(region))
-    return Change(array.number, None, rows=None, values=values, rest=sizes)
+        values.append(arrays.bytes_of(own))
+    return ArrayChange(array.number, None, None, values)
 
 
-def _of_table(state: Mapping[str, Any], number: int, table: ParameterTable) -> Change:
+def _of_table(state: Mapping[str, Any], number: int, table: ParameterTable) -> TableChange:
     """Return the change that restores a table: it sets the state's rows, and removes all others.
 
     Raises:
@@ -112,8 +126,8 @@ def _of_table(state: Mapping[str, Any], number: int, table: ParameterTable) -> C
     for part, key in enumerate(table.keys(number)):
         values = table.saved(state, key, (len(ids), *table.shape_of(part)))
         parts.append(values.reshape(len(ids), math.prod(table.shape_of(part))))
-    rows = np.ascontiguousarray(np.concatenate(parts, axis=1))
-    return Change(table.number, None, rows=ids.copy(), values=rows, rest=(None, steps, None))
+    values = arrays.bytes_of(np.ascontiguousarray(np.concatenate(parts, axis=1)))
+    return TableChange(table.number, None, ids.copy(), values, None, steps, None, ids[:0])
 
 
 def _to_table(table: ParameterTable, copy: TableCopy) -> dict[str, ValueArray]:

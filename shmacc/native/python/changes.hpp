@@ -13,24 +13,19 @@ namespace shmacc {
 // The changes, and the arrays that they read. Made and destroyed with the GIL.
 class IncomingChanges {
   public:
-    // given: in order of the members, tuples (number, learning rate, rows, values, rest, corrections of the bias or
-    // None). If the learning rate is None, the values are new contents. For an array, values are those of its regions
-    // from the first on, and the rest are the regions' bytes; of a gradient or of rows there is one. Rows ascend; None:
-    // the whole array. A table has ids in place of rows, and as rest (ids to remove, or None for all others; last steps
-    // or None; for rows to forget (the step that they were last updated before, ids to keep), or None).
+    // given: for each member that changes, in order, an ArrayChange or a TableChange (change_checks.py).
     explicit IncomingChanges(const OpenSegment& segment, const nb::list& given) {
         if (segment.config().kind != kParameters)
             throw Error(Failure::kInvalidArgument, "The segment has no parameters");
-        for (const nb::handle item : given) {
-            const auto [number, learning_rate, rows, values, rest, corrections] =
-                unpacked<uint32_t, std::optional<double>, nb::object, nb::object, nb::object, nb::object>(item);
-            const auto rate = rate_of(learning_rate, corrections);
+        for (const nb::handle change : given) {
+            const auto number = field<uint32_t>(change, "number");
+            const std::optional<Rate> rate = rate_of(change);
             if (number >= segment.config().members ||
                 (rate && (*segment.specs())[number].optimizer.kind == kNoOptimizer))
                 throw Error(Failure::kInvalidArgument, "The segment has no such array");
             const MemberSpec& spec = (*segment.specs())[number];
-            owned_.push_back(spec.kind == kTable ? of_table(spec, number, rate, rows, values, rest)
-                                                 : of_array(number, rate, rows, values, rest));
+            owned_.push_back(spec.kind == kTable ? of_table(spec, number, rate, change)
+                                                 : of_array(spec, number, rate, change));
             changes_.push_back(owned_.back().get());
         }
     }
@@ -39,69 +34,74 @@ class IncomingChanges {
   private:
     using Change = std::unique_ptr<MemberChange>;
 
-    static std::optional<Rate> rate_of(std::optional<double> rate, const nb::object& given) {
+    template <class T>
+    static T field(nb::handle change, const char* name) {
+        return nb::cast<T>(nb::object(change.attr(name)));
+    }
+    static std::optional<Rate> rate_of(nb::handle change) {
+        const auto rate = field<std::optional<double>>(change, "rate");
         if (!rate) return std::nullopt;
-        if (given.is_none()) return Rate{*rate};
-        const auto [first, second] = unpacked<double, double>(given);
+        const auto corrections = field<nb::object>(change, "corrections");
+        if (corrections.is_none()) return Rate{*rate};
+        const auto [first, second] = unpacked<double, double>(corrections);
         return Rate{*rate, Corrections{first, second}};
     }
-    Change of_array(uint32_t number, const std::optional<Rate>& rate, const nb::object& rows,
-                    const nb::object& values, const nb::object& rest) {
+    Change of_array(const MemberSpec& spec, uint32_t number, const std::optional<Rate>& rate,
+                    nb::handle change) {
         std::vector<ArrayContents::Region> regions;
-        for (const uint64_t bytes : vector_of<uint64_t>(rest)) {
-            const auto region = static_cast<uint32_t>(regions.size());
-            const auto& numbers = values_.emplace_back(values[region], 1);
-            if (region >= std::size(kArrayRegions) || (rows.is_none() && numbers.size() != bytes))
-                refuse_sizes();
-            regions.push_back({region, numbers.data(), bytes});
+        for (const nb::handle values : field<nb::list>(change, "values")) {
+            const auto& numbers = values_.emplace_back(values, 1);
+            regions.push_back({static_cast<uint32_t>(regions.size()), numbers.data(), numbers.size()});
         }
-        if (regions.empty() || (regions.size() > 1 && (rate || !rows.is_none()))) refuse_sizes();
+        const auto rows = field<nb::object>(change, "rows");
+        if (regions.empty() || regions.size() > std::size(kArrayRegions) ||
+            (regions.size() > 1 && (rate || !rows.is_none())))
+            refuse_sizes();
         ChangedRows changed;
-        if (!rows.is_none()) changed = rows_of(rows, values_.back().size(), regions[0].bytes);
+        if (!rows.is_none()) {
+            const uint64_t rows_there = spec.round->empty() ? 0 : static_cast<uint64_t>(spec.round->front());
+            changed = rows_of(rows, regions[0].bytes, rows_there);
+            regions[0].bytes = rows_there * changed.bytes;
+        }
         if (!rate) return std::make_unique<ArrayContents>(number, changed, std::move(regions));
         return std::make_unique<ArrayGradient>(number, *rate, changed, regions[0].values, regions[0].bytes);
     }
-    ChangedRows rows_of(const nb::object& rows, uint64_t values_bytes, uint64_t bytes) {
+    ChangedRows rows_of(const nb::object& rows, uint64_t values_bytes, uint64_t rows_there) {
         const auto& keys = rows_.emplace_back(rows, 1);
         ChangedRows changed{keys.data(), keys.size()};
         if (changed.count > 0) changed.bytes = values_bytes / changed.count;
         if (changed.bytes * changed.count != values_bytes) refuse_sizes();
-        const uint64_t rows_there = changed.bytes ? bytes / changed.bytes : 0;
-        if (changed.bytes && (changed.rows[0] < 0 || !strictly_ascending(changed.rows, changed.count) ||
-                              static_cast<uint64_t>(changed.rows[changed.count - 1]) >= rows_there))
+        if (changed.count > 0 && (changed.rows[0] < 0 || !strictly_ascending(changed.rows, changed.count) ||
+                                  static_cast<uint64_t>(changed.rows[changed.count - 1]) >= rows_there))
             throw Error(Failure::kInvalidArgument, "The rows of an update must ascend, from 0 to below " +
                                                        std::to_string(rows_there) +
                                                        ", as a round hands them out");
         return changed;
     }
     Change of_table(const MemberSpec& spec, uint32_t number, const std::optional<Rate>& rate,
-                    const nb::object& rows, const nb::object& values, const nb::object& rest) {
-        const auto [removed, steps, forget] = unpacked<nb::object, nb::object, nb::object>(rest);
-        const auto& numbers = values_.emplace_back(values, 1);
-        TableChange::Rows changed{ascending_ids(rows), rate, numbers.data(), 0};
+                    nb::handle change) {
+        const auto& numbers = values_.emplace_back(field<nb::object>(change, "values"), 1);
+        TableChange::Rows changed{ascending_ids(change, "ids"), rate, numbers.data(), 0};
         Removal removal;
-        removal.all_others = removed.is_none();
-        if (!removed.is_none()) removal.ids = ascending_ids(removed);
-        if (!forget.is_none()) {
-            const auto [before, kept] = unpacked<int64_t, nb::object>(forget);
-            removal.updated_before = before;
-            removal.kept = ascending_ids(kept);
-        }
+        removal.all_others = field<nb::object>(change, "removed").is_none();
+        if (!removal.all_others) removal.ids = ascending_ids(change, "removed");
+        removal.updated_before = field<std::optional<int64_t>>(change, "updated_before");
+        removal.kept = ascending_ids(change, "kept");
         const RecordShape shape = record_of(spec);
         const uint64_t count = changed.ids.count;
         if (count > 0) changed.row_bytes = numbers.size() / count;
         const bool of_row = changed.row_bytes == shape.width * spec.number_bytes();
         const bool whole = !rate && changed.row_bytes == shape.numbers() * spec.number_bytes();
         if (changed.row_bytes * count != numbers.size() || (count > 0 && !of_row && !whole)) refuse_sizes();
-        if (!steps.is_none()) {
+        if (const auto steps = field<nb::object>(change, "steps"); !steps.is_none()) {
             const auto& given = rows_.emplace_back(steps, 1);
             if (given.size() != count) refuse_sizes();
             changed.steps = given.data();
         }
         return std::make_unique<TableChange>(number, changed, removal);
     }
-    Ids ascending_ids(const nb::object& given) {
-        const auto& ids = rows_.emplace_back(given, 1);
+    Ids ascending_ids(nb::handle change, const char* name) {
+        const auto& ids = rows_.emplace_back(field<nb::object>(change, name), 1);
         if (ids.size() > kMaxRows || (ids.size() > 0 && ids.data()[0] < 0) ||
             !strictly_ascending(ids.data(), ids.size()))
             throw Error(Failure::kInvalidArgument, "The ids of an update must ascend, from 0 on");
