@@ -64,6 +64,7 @@ def _wrap(_: object = None) -> None:
 
 def _wrap_when_it_begins() -> None:
     for util in loaded("util"):
+        # The first one keeps the registration: it ends with the life of that object.
         util.register_after_fork(_wrap, _wrap)
 
 
@@ -90,6 +91,7 @@ class _EndOfThread:
         self._pid = os.getpid()
         self.calls: list[Callable[[], object]] = []
 
+    # A parameter, since a dying interpreter clears modules.
     def __del__(self, pid: Callable[[], int] = os.getpid) -> None:
         if self._pid == pid():  # a child of this one drops its copy
             for call in self.calls:
@@ -115,8 +117,10 @@ def at_end_of_forking_thread(call: Callable[[], object]) -> None:
 def _watch_the_forking_thread() -> None:
     global _end  # noqa: PLW0603  a process is forked once
     _end, thread = None, threading.main_thread()
+    # After a fork, main_thread() is the thread that forked; the class tells what it was before.
     if type(thread).__name__ == "_MainThread":
         return
+    # Only the thread's locals keep it, and Python drops these when the thread ends.
     _of_thread.end = _EndOfThread()
     _end = weakref.ref(_of_thread.end)
     # Python has forgotten the exception when the thread's locals are dropped.

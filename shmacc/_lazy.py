@@ -40,6 +40,7 @@ def attach(
                     f"{package}._"
                 ):
                     named.__module__ = package
+        # From now on Python finds the name without this function.
         setattr(sys.modules[package], name, value)
         return value
 

@@ -15,6 +15,7 @@ def extension() -> ModuleType:
         return importlib.import_module("shmacc._core")
     except ModuleNotFoundError as missing:
         tree = os.path.dirname(__file__)
+        # Else the extension lacks something, or the installed package is damaged.
         if missing.name != "shmacc._core" or not os.path.isdir(f"{tree}/native"):
             raise
         # Usually shmacc is installed too, but Python searches the checkout first.

@@ -183,6 +183,7 @@ class TreeSpec:
                     f"{array.shape}"
                 )
             pairs.append((array, _converted(name, value, array.dtype)))
+        # Only now: a leaf that does not fit must leave all arrays as they were.
         for array, value in pairs:
             array[...] = value
 

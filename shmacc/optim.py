@@ -68,6 +68,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            # The class itself: this module must not make strings of its annotations.
             if field.type is bool:
                 checked: object = _flag(value, field.name)
             else:
@@ -142,6 +143,7 @@ class Optimizer:
         numbers = [float(getattr(self, name)) for name in _numbers(type(self))]
         if decay := getattr(self, "weight_decay", 0.0):
             kind |= layout.OPTIMIZER_OPTIONS["weight_decay"]
+            # The weight decay has this place, however many numbers come before it.
             numbers += [0.0] * (_DECAY - len(numbers)) + [decay]
         if getattr(self, "as_torch", False):
             kind |= layout.OPTIMIZER_OPTIONS["as_torch"]
@@ -212,6 +214,7 @@ class Adagrad(Optimizer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        # Not super(): a dataclass with slots is another class than the one written here.
         Optimizer.__post_init__(self)
         if self.rowwise and self.weight_decay:
             raise InvalidArgumentError("A rowwise Adagrad has no weight_decay")
@@ -295,6 +298,7 @@ class Adam(Optimizer):
     as_torch: bool = False
 
     _at_most: ClassVar[dict[str, float]] = {
+        # Below 1: the corrections divide by 1 - beta**t.
         "beta_1": math.nextafter(1, 0),
         "beta_2": math.nextafter(1, 0),
     }
@@ -400,6 +404,7 @@ def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
     for kind in KINDS:
         if layout.OPTIMIZERS[kind.__name__] == base:
             fields = {field.name: field.type for field in dataclasses.fields(kind)}
+            # A segment has five numbers for each optimizer, whether it uses them or not.
             made: dict[str, Any] = dict(zip(_numbers(kind), numbers, strict=False))
             if "weight_decay" in fields:
                 made["weight_decay"] = numbers[_DECAY] if options["weight_decay"] else 0.0

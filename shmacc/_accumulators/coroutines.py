@@ -94,6 +94,7 @@ async def wait_in_thread(
         failures.clear()
         undo()
         raise
+    # Its call is over: this waits for its last few instructions only.
     thread.join()
     if failures:
         raise failures.pop()  # no reference cycle: the error refers to this frame

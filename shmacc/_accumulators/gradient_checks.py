@@ -248,6 +248,7 @@ def _check_sparse(
         _check_given_against_declared(given, declared)
     limit = declared[0] if declared else None
     ascending, over, negative = _core.check_rows(indices, INT64_MAX if limit is None else limit)
+    # Without a limit 2**63 - 1 stands for one, but is a row number like any other.
     if over >= 0 and limit is not None:
         raise InvalidArgumentError(_over_limit(indices, over, limit))
     return ascending and negative < 0

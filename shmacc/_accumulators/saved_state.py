@@ -92,6 +92,7 @@ def from_arrays(
         raise InvalidArgumentError(
             f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
         )
+    # A single accumulator's member has no name, and each gradient has it.
     if not specs[0].name and counts != [(count, weight)] * (count > 0):
         raise InvalidArgumentError(
             f"The state's count and weight are {count} and {weight}, but not those of its values"
@@ -110,6 +111,7 @@ def _saved_members(
     order = names(state, "members", existing, "member", "accumulator's")
     known = {f"{number}.values" for number in range(len(order))}
     for key in state:
+        # Else sums of a member that the state does not name would be lost in silence.
         if isinstance(key, str) and _NUMBERED.fullmatch(key) and key not in known:
             raise InvalidArgumentError(f"The state has {key!r}, but names {len(order)} members")
     return order

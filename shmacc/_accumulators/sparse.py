@@ -192,6 +192,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         Raises:
             As for `apply_grad`; also InvalidArgumentError if `grad` is no such object.
         """
+        # Before the conversion: a worker that fails by it must be told of, too.
         if contributor is not None:
             self._handle.be_contributor(arguments.int64(contributor, "contributor"))
         grad = foreign.slices(grad)
@@ -246,8 +247,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
     def _add(self, rows: CheckedRows, step: int, terms: Terms | None) -> bool:
         if rows.conflict is not None:
             count, _, _, seconds = (1, 1, None, None) if terms is None else terms
+            # TensorFlow drops a stale gradient before it makes check 9.
             if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):
                 return False
+            # With both faults: a fresh gradient gets TensorFlow's message, a stale one ours.
             if rows.refusal is None or step >= self._handle.step:
                 raise InvalidArgumentError(rows.conflict)
         rows.check()

@@ -12,6 +12,7 @@ def shown(given: object) -> str:
 
 
 def _plain(given: object) -> object:
+    # np.str_, and enums of strings, have a repr of their own.
     if isinstance(given, str):
         return str.__str__(given)
     if hasattr(given, "item") and _is_number(given):

@@ -28,6 +28,7 @@ def pass_on(error: BaseException) -> None:
 
 def _arguments(frame: FrameType) -> Iterator[object]:
     for value in frame.f_locals.values():
+        # A handler may have its arguments as `*args`.
         if isinstance(value, tuple):
             yield from value
         else:

@@ -195,6 +195,7 @@ def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
         _archive(opened) as file,
     ):
         for key in file.files:
+            # A name may have slashes, a state's keys have none.
             name, _, of_state = key.rpartition("/")
             if not name:
                 raise ValueError(f"it has {shown(key)}, which is no name and key of a state")

@@ -70,6 +70,7 @@ def _open_nameless(directory: Path) -> _core.Descriptor | None:
     """Open a new file without a name; None if it could not get a name later, for any reason."""
     with contextlib.suppress(OSError):
         opened = _core.open_file(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        # `_link` needs this path, which is not there without /proc.
         if Path(_of_descriptor(opened.fileno())).exists():
             return opened
     return None

@@ -68,6 +68,7 @@ class TableRows:
             "ids})"
         )
 
+    # Else reversed() would count down from len(), as in a sequence.
     __reversed__ = None
 
     def __iter__(self) -> NoReturn:

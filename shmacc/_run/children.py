@@ -185,6 +185,7 @@ class Run:
         if killed:
             what += f"; it has ended {count} times within {_PERIOD:.0f} s, with restarts={restarts}"
         status = None if killed else SystemExit(process.exitcode)
+        # The command ends with this status (command.py).
         raise WorkerDiedError(what).with_fields(pids=(process.pid,), reasons=(what,)) from status
 
     def _told(self, status: int, error: BaseException | None) -> str:
@@ -216,6 +217,7 @@ class Run:
                         child.answer.close()
                 if self._all_have_ended():
                     return
+                # A second signal: do not wait longer, but go on to a harder one.
                 if len(self._signals) > 1 and number != signal.SIGKILL:
                     break
                 self._sleep()

@@ -32,6 +32,7 @@ def close_with(owner: object, handle: _core.Handle) -> "weakref.finalize[..., An
 
 def cancel(finalizer: "weakref.finalize[..., Any]") -> None:
     """Cancel what `close_with` has registered, since the handle is closed."""
+    # (owner, function, arguments, keywords); the second argument is `at_exit`.
     known = finalizer.detach()
     if known is not None:
         _forget(known[2][1])
@@ -53,6 +54,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     for util in _child_errors.loaded("util"):
         if util.Finalize not in makers:  # billiard uses multiprocessing's class
             makers.append(util.Finalize)
+            # With a priority: without one it is never called at the end of a process.
             made.append(util.Finalize(None, _leave, known, exitpriority=0))
     return made
 

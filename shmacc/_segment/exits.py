@@ -117,6 +117,7 @@ class _LeavesLast(threading.Thread):
 
     def run(self) -> None:
         """Wait for all threads that Python waits for, then leave."""
+        # Again, since a thread that was waited for may have started another one.
         while working := _working_threads():
             for thread in working:
                 thread.join()

@@ -200,6 +200,7 @@ def _create(
     unlink_on_close: bool,
 ) -> _core.Handle | None:
     """Return a handle on a new segment; None: another process has made one by now."""
+    # Odd, and so never 0, which means none.
     token = int.from_bytes(os.urandom(8)) | 1
     return _core.create(
         name.path,
@@ -213,6 +214,7 @@ def _create(
         is_private=spec.private,
         unlink_on_close=unlink_on_close,
         token=token,
+        # So that nobody can choose row numbers that all fall into one bucket (row_index.hpp).
         hash_key=os.urandom(32),
         mode=0o600 if spec.mode is None else spec.mode,
         arrays=arrays,

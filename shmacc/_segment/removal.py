@@ -87,6 +87,7 @@ def _unlink_closed(name: SegmentName, token: int) -> None:
     except (NotFoundError, UnfinishedError):
         return
     except DataLossError as error:
+        # A segment of another version has the name, so this one has lost it.
         if error.version is not None:
             return
         raise
@@ -181,6 +182,7 @@ def is_taken(name: SegmentName) -> bool:
     except NotFoundError:
         return False
     except UnfinishedError:
+        # After a removal, another process may have made a segment by now.
         return not _core.remove_unfinished(name.path) or is_taken(name)
     except (DataLossError, PermissionDeniedError):
         if not os.path.lexists(name.path):

@@ -125,6 +125,7 @@ def differences(existing: Spec[Any], asked: Spec[Any]) -> Iterator[tuple[str, st
     """
     has = {member.name: member for member in existing.members}
     wants = {member.name: member for member in asked.members}
+    # In the order of the constructor, so that the error names its first difference.
     for name in wants | has:
         yield from _of_member(has.get(name), wants.get(name))
     pairs: list[tuple[str, object, object]] = [

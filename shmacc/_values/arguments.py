@@ -72,6 +72,7 @@ def timeout(value: object, what: str = "timeout") -> float | None:
             raise TypeError  # noqa: TRY301
         seconds = float(value)  # type: ignore[arg-type]
     except OverflowError:
+        # An integer that is larger than any float.
         seconds = math.inf
     except (TypeError, ValueError) as error:
         pass_on(error)
@@ -110,6 +111,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
     if hasattr(shape, "__index__") and np.ndim(shape) == 0:
         shape = [shape]
     try:
+        # No more than needed: an iterator may have no end.
         entries = list(itertools.islice(iter(shape), layout.MAX_RANK + 1))
     except TypeError as error:
         pass_on(error)
@@ -119,6 +121,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
     if len(entries) > layout.MAX_RANK:
         raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
     dims = tuple(
+        # TensorFlow 1's Dimension has its number as `value`.
         None if entry is None else int64(getattr(entry, "value", entry), "A dimension")
         for entry in entries
     )
@@ -260,6 +263,7 @@ def reduction(reduction_type: object) -> str:
     """
     if reduction_type is None:
         return "MEAN"
+    # TensorFlow's ops take bytes, too.
     if isinstance(reduction_type, bytes):
         reduction_type = reduction_type.decode("ascii", "replace")
     if not isinstance(reduction_type, str) or reduction_type not in layout.REDUCTIONS:

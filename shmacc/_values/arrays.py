@@ -55,6 +55,7 @@ def converted(value: Any, dtype: DType, what: str) -> ValueArray:
     array, by_value = _as_array(value, what)
     # Before any scan: an array too large for memory fails here, not after an hour of checks.
     array = _contiguous(array, what)
+    # A quantised dtype is a structure of one integer.
     if array.dtype.names is not None and array.dtype == dtype.numpy:
         array = array.view(dtype.storage)
     try:
@@ -160,6 +161,7 @@ def index_array(value: Any, what: str) -> IndexArray:
     if plain is not None:
         return plain
     array, _ = _as_array(value, what, to_fill=False)
+    # pandas, for one, makes floats of integers of which some are missing.
     if array.dtype.kind == "f" and bool(np.isnan(array).any()):
         raise InvalidArgumentError(
             f"{what} must be integers, but some are NaN: {foreign.LEAVE_OUT}"
@@ -249,6 +251,7 @@ def _array_of(value: Any, what: str, *, to_fill: bool) -> tuple[np.ndarray[Any, 
             theirs = foreign.array(value, what, to_fill=to_fill)
             if theirs is not None:
                 return theirs, False
+        # np.asarray does not know DLPack: it would make an array of one object.
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return np.from_dlpack(value), False
         array = np.asarray(value)
@@ -334,6 +337,7 @@ def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: s
         return
     least, most = (0, 1) if to.kind == "b" else (np.iinfo(to).min, np.iinfo(to).max)
     for extreme in (array.min(), array.max()):
+        # As an int: compared with a float, the bound would be rounded.
         if not least <= int(extreme) <= most:
             raise InvalidArgumentError(
                 f"{what}: one number is {int(extreme)}, which does not fit {to.name} ({least} to "

@@ -180,6 +180,7 @@ def _lookup(dtype: object) -> DType | None:
         return None
     if isinstance(dtype, int):
         return _named(dtype_names.NAMES.get(dtype, ""))
+    # TensorFlow's meaning; NumPy's is float64.
     if dtype is float:
         dtype = "float32"
     dtype = _numpys(dtype)

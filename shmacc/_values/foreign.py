@@ -134,6 +134,7 @@ def _torch_array(tensor: Any, what: str, to_fill: bool) -> ValueArray | None:
 
         plain = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return plain
+    # torch conjugates and negates by a mark, which NumPy does not know.
     plain = tensor.resolve_conj().resolve_neg().numpy()
     return plain
 
@@ -160,6 +161,7 @@ def _torch_slices(tensor: Any) -> Any:
     indices, values = tensor._indices(), tensor._values()  # noqa: SLF001
     if tensor.sparse_dim() > 1:
         rows, place = torch.unique(indices[0], return_inverse=True)
+        # On the CPU, whatever default device the program has set.
         dense = torch.zeros(len(rows), *tensor.shape[1:], dtype=values.dtype, device="cpu")
         values = dense.index_put_((place, *indices[1:]), values, accumulate=True)
         indices = rows[None]

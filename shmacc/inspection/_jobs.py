@@ -56,6 +56,7 @@ def jobs_of(segments: Iterable[SegmentName]) -> Jobs:
     asked = {name.system_name for name in segments}
     everything, unread = _everything()
     parameters: list[Description] = []
+    # To look at all parameters takes long, and without segments it is for nothing.
     for each in everything if asked else ():
         if each.kind == layout.KINDS["parameters"]:
             with contextlib.suppress(ShmaccError):  # gone, or unreadable

@@ -199,6 +199,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
         owner=owner,
         owner_uid=status.st_uid,
         mode=status.st_mode & 0o7777,
+        # st_blocks counts 512 bytes, whatever the file system's blocks are.
         bytes_reserved=status.st_blocks * 512,
         **known,
     )

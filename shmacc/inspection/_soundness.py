@@ -213,7 +213,7 @@ def _lock(name: SegmentName, looks: list[Description]) -> Iterator[Finding]:
             "an operation was interrupted by the death of its process",
             NOTHING + "the next operation undoes it",
         )
-    if left_alone and last.queue == 0:
+    if left_alone and last.tokens == 0:
         yield note(
             subject,
             "token_lost",

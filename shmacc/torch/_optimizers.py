@@ -74,6 +74,7 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
                 f"{type(optimizer).__name__}"
             )
         name = type(optimizer).__name__
+        # Adagrad has a state from the beginning, of step 0.
         if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
             raise InvalidArgumentError(
                 f"This {name} has made steps, of which it keeps what would be lost: make a new one"
@@ -108,6 +109,7 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
                 f"was torch's {type(chosen).__name__}: optimizer_of(it) makes one"
             )
     found = patterns.by_name(by_pattern, [*parameters, *tables], "an optimizer")
+    # By identity: these are tuples of parameters, which compare element by element.
     for chosen in {id(one): one for one in found.values()}.values():
         if isinstance(chosen, OptimizerOfTorch):
             names = {name for name, one in found.items() if one is chosen}
@@ -187,6 +189,7 @@ def _check_rows(name: str, kind: str, optimizer: optim.Optimizer, *, by_rows: bo
 def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.Optimizer:
     """Translate the optimizer of a group of parameters; remove the options that it honours."""
     made = _CONVERTERS[kind](group)
+    # Options that no converter has taken must be as in an optimizer made without any.
     default = kind([nn.Parameter(torch.zeros(1, device="cpu"))]).param_groups[0]
     for option, value in group.items():
         if option == "initial_lr":

@@ -137,6 +137,7 @@ class Rows:
         """Collect the gradient that a backward pass has left in ``.grad`` of looked-up rows."""
         gradient, leaf.grad = leaf.grad, None
         if (pending := self.pending) is not None and gradient is not None:
+            # Without the row of zeros that stands for `padding_idx`.
             pending.append((ids, gradient.detach()[: len(ids)]))
 
     def gradient(self, pending: Pending | None = None) -> IndexedSlices | None:

@@ -131,6 +131,7 @@ class TableEmbedding(nn.Module):
             )
         given, padding = arrays.as_array(ids, _IDS), None
         begins = None if self.mode is None else _begins(given.shape, offsets)
+        # As an index, an Ellipsis is all.
         counted: Any = ... if self.padding_idx is None else given != self.padding_idx
         numbers = checked_ids(given[counted], _IDS)
         looked_up, places = np.unique(numbers, return_inverse=True)
