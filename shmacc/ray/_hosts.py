@@ -55,7 +55,7 @@ def _parts(link: Link, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
     """
     while True:
         step, fence, copies = _ask(link, wait, "copy")
-        if link.call("actors", until=wait.until)[:2] == (step, fence):
+        if link.call("living", until=wait.until)[:2] == (step, fence):
             found = copies.values()
             return step, [part for at, part in found if at == fence and part.count]
 
@@ -66,20 +66,22 @@ def _ask(link: Link, wait: Wait, method: str) -> tuple[int | None, Fence, dict[s
     Returns:
         The owner's step and fence before these calls, and the answers by node.
     """
-    step, fence, actors = link.call("actors", until=wait.until)
-    calls = {getattr(each, method).remote(): name for name, each in actors.items()}
-    ended = wait_for_all(list(calls), wait.until)
-    if silent := sorted(name for call, name in calls.items() if call not in ended):
-        raise DeadlineExceededError(
-            f"Parts of {link.config.name!r} have not answered: those of the nodes "
-            f"{', '.join(silent)}. They are stopped, or cut off"
-        )
+    step, fence, names = link.call("living", until=wait.until)
     found: dict[str, Any] = {}
-    for call in ended:
-        try:
-            found[calls[call]] = ray.get(call)
-        except LOST:
-            continue
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+    for _ in range(2):  # a known actor may have ended long ago: then another one is asked
+        actors = {name: link.host(name, wait.until) for name in names if name not in found}
+        calls = {getattr(a, method).remote(): name for name, a in actors.items() if a is not None}
+        ended = wait_for_all(list(calls), wait.until)
+        if silent := sorted(name for call, name in calls.items() if call not in ended):
+            raise DeadlineExceededError(
+                f"Parts of {link.config.name!r} have not answered: those of the nodes "
+                f"{', '.join(silent)}. They are stopped, or cut off"
+            )
+        for call in ended:
+            try:
+                found[calls[call]] = ray.get(call)
+            except LOST:
+                link.lost_host(calls[call])
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
     return step, fence, found

@@ -90,10 +90,19 @@ class Link:
         self.closed = self.removed = False
         self._hosts: dict[str, Any] = {}
 
-    def host(self, name: str) -> Any | None:
-        """Return the actor of a host; None: there is none now, and the owner makes another."""
-        if name not in self._hosts and (found := find(self.config, f"host {name}")) is not None:
-            self._hosts[name] = found
+    def host(self, name: str, until: float | None = None) -> Any | None:
+        """Return the actor of a host; None: there is none now, and the owner makes another.
+
+        Raises:
+            DeadlineExceededError: It is not known here, and Ray's head has not answered by `until`.
+                (None: does not say at once; then this returns None.)
+        """
+        if name not in self._hosts:
+            part = f"host {name}"
+            given = self.config
+            found = find(given, part) if until is None else find_until(given.actor(part), until)
+            if found is not None:
+                self._hosts[name] = found
         return self._hosts.get(name)
 
     def lost_host(self, name: str) -> None:

@@ -46,7 +46,6 @@ class OwnerActor:
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # the core's, when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
-        self._actors: dict[str, Any] = {}  # by node
         self._making: set[asyncio.Future[Any]] = set()  # calls that make actors
         self._problems: dict[str, str] = {}  # from node to why it has no part in the group
         self._since: dict[str, float] = {}  # when each node was first seen alive
@@ -105,11 +104,15 @@ class OwnerActor:
         await self._park(wait, lambda: self._core.step_past(after) is None)
         return self._core.step_past(after)
 
-    async def actors(self) -> tuple[int | None, Fence, dict[str, Any]]:
-        """Return the step, if it is known, the fence, and the actors of hosts that are alive."""
+    async def living(self) -> tuple[int | None, Fence, list[str]]:
+        """Return the step, if it is known, the fence, and the hosts that are alive.
+
+        No handles of their actors: a process that gets one for the first time asks Ray's head about
+        it inside `ray.get`, which then waits for the head and ends by no timeout.
+        """
         self._core.tick(time.monotonic())
-        alive = {name for name, (lives, _) in self._core.hosts().items() if lives}
-        return self._step(), self._core.fence, {n: a for n, a in self._actors.items() if n in alive}
+        alive = [name for name, (lives, _) in self._core.hosts().items() if lives]
+        return self._step(), self._core.fence, alive
 
     async def lost(self) -> frozenset[str]:
         """Return the hosts that are lost, and nodes that this owner has not heard of in time."""
@@ -177,7 +180,7 @@ class OwnerActor:
                     kept[node] = asyncio.ensure_future(self._keep(node))
                 for node in kept.keys() - alive:
                     kept.pop(node).cancel()
-                    for known in self._actors, self._problems, self._since:
+                    for known in self._problems, self._since:
                         known.pop(node, None)
                 await asyncio.sleep(_LOOK_FOR_NODES)
         finally:
@@ -190,7 +193,7 @@ class OwnerActor:
         while True:
             began = time.monotonic()
             try:
-                self._actors[node] = actor = await self._made(node)
+                actor = await self._made(node)
                 await actor.serve.remote()
                 await asyncio.to_thread(kill, actor)  # the owner knows a later actor of the node
             except ray.exceptions.RayTaskError as error:

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
     """Take the head away twice; return the figures."""
     found: dict[str, Any] = {"all there": rounds(training, 10, 6)}
     group = training.group
+    beside = shmacc.ray.AccumulatorGroup(MEMBERS, "beside", unlink_on_close=True)
     host = process(f"host {nodes.id(1)}")
     with nodes.headless():
         found["head away"] = rounds(training, 10, 6)
@@ -71,7 +73,11 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
             lambda: shmacc.ray.AccumulatorGroup.attach("head", timeout=SECONDS)
         )
         assert len(group.stats(timeout=10)) == 2
+        # This process knows no actor of that group's nodes yet, and must not ask for them in Ray.
+        for call in beside.stats, beside.snapshot, beside.contributors:
+            found[f"{call.__name__} late"] = ends_late(partial(call, timeout=SECONDS))
     wait_for(lambda: group.hosts()[nodes.id(1)].alive)
+    beside.close()
     found["all there again"] = rounds(training, 10, 6)
     found["lost"] = len(training.journals.lost())
     owner = process("owner")
