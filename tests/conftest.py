@@ -11,10 +11,7 @@ import pytest
 
 # Before these modules are imported, so that their failed assertions show values, too.
 pytest.register_assert_rewrite(
-    "helpers.support",
-    "helpers.pages",
-    "helpers.thrice",
-    "other_packages.torch_training",
+    "helpers.support", "helpers.pages", "helpers.thrice", "other_packages.torch_training"
 )
 
 from helpers.apart import Crew  # noqa: E402 - see above

@@ -36,10 +36,7 @@ _SECTIONS: Final = {
         "docs/inspect",
         "docs/inspect-json",
     ),
-    "Concepts": (
-        "docs/concepts/README",
-        "docs/concepts/*",
-    ),
+    "Concepts": ("docs/concepts/README", "docs/concepts/*"),
     "Reference": (
         "docs/reference/accumulators",
         "docs/reference/rounds",
@@ -70,7 +67,7 @@ _BEHIND: Final = {
         "tools/model/litmus/*",
         "docs/performance",
         "docs/simulation",
-    ),
+    )
 }
 
 # A page that no section names.

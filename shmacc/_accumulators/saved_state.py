@@ -24,12 +24,7 @@ from shmacc._base.signals import pass_on
 from shmacc._core import MemberGradient, RoundResult
 from shmacc._values import arguments, arrays
 from shmacc._values.arguments import describe_shape
-from shmacc.errors import (
-    DataLossError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    ShmaccError,
-)
+from shmacc.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError, ShmaccError
 
 _NUMBERED = re.compile(r"[0-9]+\.values")
 

@@ -325,12 +325,7 @@ class Parameters(SharedArrays):
         made = changes.of_update(self._members, found, asked, rates)
         self._check_open()
         return _core.update(
-            self._handle,
-            block.handle,
-            block.taken.serial,
-            block.taken.step,
-            made,
-            timeout,
+            self._handle, block.handle, block.taken.serial, block.taken.step, made, timeout
         )
 
     def snapshot(self, *, timeout: float | None = None) -> tuple[int, dict[str, Any]]:

@@ -37,11 +37,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc.inspection._processes": ("Look",),
         "shmacc.inspection._index_check": ("damage",),
         "shmacc.inspection._unlinked": ("UnlinkedUse", "unlinked_memory", "unlinked_uses"),
-        "shmacc.inspection._process_records": (
-            "AttachedProcess",
-            "DepartedProcess",
-            "WaitingTake",
-        ),
+        "shmacc.inspection._process_records": ("AttachedProcess", "DepartedProcess", "WaitingTake"),
         "shmacc.inspection._records": (
             "ArraysUpdate",
             "FinalRound",

@@ -34,9 +34,7 @@ from shmacc.inspection._listing import (
     summarise,
 )
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import (
-    SegmentState,
-)
+from shmacc.inspection._records import SegmentState
 
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _CAP_FOWNER = 3  # linux/capability.h; root in a container may lack it

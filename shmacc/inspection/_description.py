@@ -11,12 +11,7 @@ from shmacc._segment.stats import Stats, stats_of
 from shmacc.inspection._listing import open_view, regions_of, resolve, summary_of
 from shmacc.inspection._members import members_of, tables_of
 from shmacc.inspection._observation import Observation
-from shmacc.inspection._process_records import (
-    AttachedProcess,
-    DepartedProcess,
-    HasPid,
-    WaitingTake,
-)
+from shmacc.inspection._process_records import AttachedProcess, DepartedProcess, HasPid, WaitingTake
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     ArraysUpdate,

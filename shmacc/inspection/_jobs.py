@@ -189,8 +189,7 @@ def _composed(
     before = "; ".join(dict.fromkeys(first))
     if START_AGAIN in remedy:
         return replace(
-            finding,
-            remedy=remedy.replace(START_AGAIN, f"{before}; only then start its job again"),
+            finding, remedy=remedy.replace(START_AGAIN, f"{before}; only then start its job again")
         )
     return replace(finding, remedy=f"first {before}; then {remedy}")
 

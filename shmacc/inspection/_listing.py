@@ -25,11 +25,7 @@ from shmacc.inspection._findings import pids
 from shmacc.inspection._members import bytes_of, members_of, rows_by_id, slots_of, tables_of
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import (
-    Region,
-    SegmentState,
-    Summary,
-)
+from shmacc.inspection._records import Region, SegmentState, Summary
 from shmacc.inspection._stalls import verdict
 
 _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX

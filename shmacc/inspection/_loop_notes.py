@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 from shmacc.inspection._description import Description
 from shmacc.inspection._findings import LOAD_AGAIN, NOTHING, Finding, note, pids, wrong
-from shmacc.inspection._records import (
-    FinalRound,
-)
+from shmacc.inspection._records import FinalRound
 
 _LATELY = 3600.0  # seconds
 _SEE_THE_LOG = "see the log of it; start it again if the run goes on"

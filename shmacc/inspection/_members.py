@@ -11,10 +11,7 @@ from shmacc._base.reports import Config, LaneMember, MemberConfig
 from shmacc._base.signals import pass_on
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._observation import Observation
-from shmacc.inspection._records import (
-    MemberDescription,
-    SlotDescription,
-)
+from shmacc.inspection._records import MemberDescription, SlotDescription
 
 if TYPE_CHECKING:
     from shmacc.optim import Optimizer

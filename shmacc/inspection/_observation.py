@@ -33,9 +33,7 @@ from shmacc.inspection._process_records import (
     pid_label,
 )
 from shmacc.inspection._processes import HALTED, Look, started
-from shmacc.inspection._records import (
-    LockState,
-)
+from shmacc.inspection._records import LockState
 
 _LOOKS = 5
 _FREE = LockState(False, None, False, "", None, tokens=None, in_operation=False, name_pid=None)  # noqa: FBT003

@@ -28,9 +28,7 @@ from shmacc.inspection._index_check import INCONSISTENT, of_tables, removal_of
 from shmacc.inspection._listing import is_misnamed, open_view, summarise
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
-from shmacc.inspection._records import (
-    SegmentState,
-)
+from shmacc.inspection._records import SegmentState
 
 UNREADABLE = "unreadable"
 _AS_ITS_OWNER = "look as its owner, or as root"

@@ -13,13 +13,7 @@ from helpers.lock_holder import activity
 from helpers.support import LONG, refused, until
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    TensorSpec,
-    errors,
-)
+from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,9 +117,7 @@ def test_applies_that_need_no_room_are_answered_at_once(acc: ConditionalAccumula
     assert not acc.apply_grad(9.0, 1)
 
 
-def test_a_repeated_gradient_that_waits_for_room_is_answered(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_a_repeated_gradient_that_waits_for_room_is_answered(acc: ConditionalAccumulator) -> None:
     """The same contributor's first gradient got in meanwhile."""
     with Apart(apply, 4.0, NEVER_STALE, 5) as one, Apart(apply, 4.0, NEVER_STALE, 5) as twin:
         wait_for_room(one)

@@ -128,10 +128,7 @@ def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) ->
 
 ROWS: Final = 50_000
 GRADIENT: Final = np.arange(ROWS), np.ones((ROWS, 16), np.float32)
-SPECS: Final = {
-    "rows": IndexedSlicesSpec((None, 16), "f4"),
-    "array": TensorSpec((ROWS, 16), "f4"),
-}
+SPECS: Final = {"rows": IndexedSlicesSpec((None, 16), "f4"), "array": TensorSpec((ROWS, 16), "f4")}
 
 
 @pytest.mark.parametrize("kind", ["group", "parameters"])
@@ -150,10 +147,7 @@ def test_memory_for_undoing_a_restore_is_freed_after_it(
     with one:
         before = _occupied(namespace)
         shmacc.save(path, {"it": one})
-        for restore in (
-            lambda: one.restore(one.state()),
-            lambda: shmacc.load(path, {"it": one}),
-        ):
+        for restore in (lambda: one.restore(one.state()), lambda: shmacc.load(path, {"it": one})):
             for _ in range(2):
                 restore()
                 assert _occupied(namespace) <= before + (1 << 18)

@@ -106,11 +106,7 @@ def test_bad_ids_raise_an_error_that_says_why(way: str) -> None:
         ([1.0, float("nan")], np.ones((2, 2)), r"indices.*leave these out"),
         (np.ma.masked_array([1, 2], [False, True]), np.ones((2, 2)), r"indices.*leave these out"),
         ([2**63], np.ones((1, 2)), r"below 2\*\*63, but one is 922"),
-        (
-            np.array([1, 2**63], np.uint64),
-            np.ones((2, 2)),
-            r"below 2\*\*63, but one is 922",
-        ),
+        (np.array([1, 2**63], np.uint64), np.ones((2, 2)), r"below 2\*\*63, but one is 922"),
     ):
         with (
             accumulator(way, (None, 2)) as acc,

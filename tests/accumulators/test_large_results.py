@@ -199,7 +199,7 @@ def test_columns_are_merged_member_by_member(highest: int, count: int) -> None:
 def test_columns_that_do_not_fit_are_refused() -> None:
     two = np.array([3, 4])
     shards: list[tuple[list[int], list[int]]] = [
-        *(([1], [2]), ([1, 1], [1]), ([1, 1], [3]), ([1, 1], [-1, 3]), ([1, 1], [2**62, 2])),
+        *(([1], [2]), ([1, 1], [1]), ([1, 1], [3]), ([1, 1], [-1, 3]), ([1, 1], [2**62, 2]))
     ]
     for counts, lengths in shards:
         with pytest.raises(InvalidArgumentError, match="do not fit"):

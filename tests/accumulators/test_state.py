@@ -158,10 +158,7 @@ def test_a_restore_ends_an_open_round() -> None:
     with sparse() as acc:
         fill(acc)
         want = acc.snapshot()
-        with (
-            pytest.raises(errors.FailedPreconditionError, match=ended),
-            acc.round(1) as taken,
-        ):
+        with pytest.raises(errors.FailedPreconditionError, match=ended), acc.round(1) as taken:
             acc.restore(acc.state())
             assert acc.stats().round_pid is None
             assert acc.apply_grad([1], [[1, 1]], local_step=5)
@@ -197,11 +194,7 @@ def test_a_restore_ends_an_applys_wait_for_a_round(acc: ConditionalAccumulator) 
 
     acc.apply_grad(1.0)
     state = acc.state()
-    with (
-        ThreadPoolExecutor(1) as pool,
-        pytest.raises(errors.FailedPreconditionError),
-        acc.round(1),
-    ):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(errors.FailedPreconditionError), acc.round(1):
         waiting = pool.submit(acc.apply_grad, 1.0, local_step=NEVER_STALE)
         until(waits_for_the_end)
         acc.restore(state)

@@ -203,8 +203,7 @@ def _of_the_next_version(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "version"),
-    [(_of_version_1, 1), (_of_the_next_version, layout.VERSION + 1)],
+    ("make", "version"), [(_of_version_1, 1), (_of_the_next_version, layout.VERSION + 1)]
 )
 def test_a_segment_of_another_version_is_refused_by_its_version(
     make: Callable[[Path], None], version: int

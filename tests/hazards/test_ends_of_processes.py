@@ -281,9 +281,7 @@ def test_a_child_of_several_handles_that_ends_in_order_is_not_dead(started: str)
             assert each.stats().attached == 1, order
 
 
-def test_a_child_is_attached_by_the_handle_that_it_opened_last(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_a_child_is_attached_by_the_handle_that_it_opened_last(acc: ConditionalAccumulator) -> None:
     """Its parent's handle does not attach it before its first use."""
 
     def close_and_stay(*, pipe: Pipe) -> None:

@@ -97,9 +97,7 @@ def test_a_failure_ends_a_wait_that_has_begun(acc: ConditionalAccumulator) -> No
     assert waits == [("ValueError: bad",)]
 
 
-def test_a_failure_is_told_though_the_process_stays_attached(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_a_failure_is_told_though_the_process_stays_attached(acc: ConditionalAccumulator) -> None:
     """Its other handle attaches it. One exception that goes through two blocks is one failure."""
 
     def fail(*, pipe: Pipe) -> None:
@@ -194,9 +192,7 @@ def test_a_forked_childs_exception_is_not_its_parents(acc: ConditionalAccumulato
     assert news(acc) is None
 
 
-def test_a_failure_is_told_after_its_process_has_left_in_order(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_a_failure_is_told_after_its_process_has_left_in_order(acc: ConditionalAccumulator) -> None:
     def fail(*, pipe: Pipe) -> None:
         with ConditionalAccumulator.attach(NAME) as kept:
             with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:

@@ -110,10 +110,7 @@ def _take_part() -> None:
 def _stay_out() -> None:
     acc = shmacc.attach("theirs", owners="any")
     # /dev/shm is sticky: what is another's can be used, not removed.
-    for removal in (
-        acc.unlink,
-        lambda: inspection.remove("theirs", force=True),
-    ):
+    for removal in (acc.unlink, lambda: inspection.remove("theirs", force=True)):
         with pytest.raises(errors.PermissionDeniedError):
             removal()
     # The attempt has not marked it as removed.

@@ -46,9 +46,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 def _fork_often(
-    hook: Callable[[], object],
-    *beside: Callable[[], object],
-    before: Callable[[], object] = tuple,
+    hook: Callable[[], object], *beside: Callable[[], object], before: Callable[[], object] = tuple
 ) -> None:
     """Fork while threads are busy. The hook is another library's, and runs at each fork."""
     kept = ConditionalAccumulator("f8", (), reduction_type="SUM")
@@ -222,10 +220,7 @@ def test_a_handler_may_fork_in_a_wait_for_a_lock(
         layout.NAME_BYTE: (lambda: shmacc.attach("forked").close(), acc.unlink),
     }
     for wait in waits[byte]:
-        with (
-            held("forked", byte) as holder,
-            Apart(_fork_in_the_handler, acc, wait, way) as waiting,
-        ):
+        with held("forked", byte) as holder, Apart(_fork_in_the_handler, acc, wait, way) as waiting:
             _let_it_fork(waiting)
             until(lambda: _has_a_child(waiting.pid))
             holder.kill()
@@ -266,9 +261,7 @@ def test_a_child_may_close_what_its_parents_thread_uses(acc: ConditionalAccumula
         assert taking.result().count == 2
 
 
-def test_a_child_that_only_looks_is_not_attached_as_its_parent(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_a_child_that_only_looks_is_not_attached_as_its_parent(acc: ConditionalAccumulator) -> None:
     """It has its parent's memory, but not its parent's record locks."""
     assert acc.stats().attached == 1
     with Apart(_attach_fork_and_die) as parent:

@@ -69,9 +69,7 @@ def wakes(process: Apart) -> int:
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
-def test_takes_far_back_and_waits_for_the_step_sleep(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_takes_far_back_and_waits_for_the_step_sleep(acc: ConditionalAccumulator) -> None:
     with Apart(_follow) as follower, queued(acc, *[2] * (NEAR + 2)) as waiting:
         until(lambda: acc.stats().attached == NEAR + 4)
         time.sleep(LONG_AGO)

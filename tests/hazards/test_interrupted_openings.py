@@ -23,12 +23,7 @@ from helpers.lock_holder import held
 from helpers.support import EVERY_INSTANT, until
 
 import shmacc
-from shmacc import (
-    SharedArrays,
-    SparseConditionalAccumulator,
-    inspection,
-    testing,
-)
+from shmacc import SharedArrays, SparseConditionalAccumulator, inspection, testing
 from shmacc._base import names
 
 if TYPE_CHECKING:

@@ -246,12 +246,7 @@ DEEDS: Final = (
     Deed("attaching", filled_and_attached, nothing, _attach),
     Deed("a child's first operation", filled_and_attached, lambda acc: acc, SCENE.operation),
     Deed("applying behind the dead", with_a_dead_take, _attach, SCENE.operation),
-    Deed(
-        "taking behind the dead",
-        with_a_dead_take,
-        _attach,
-        lambda acc: acc.take(1, timeout=0),
-    ),
+    Deed("taking behind the dead", with_a_dead_take, _attach, lambda acc: acc.take(1, timeout=0)),
     Deed("waiting until the timeout", filled, _attach, _wait_in_vain),
     Deed("closing", filled, _attach, lambda acc: acc.close()),
     Deed("closing a private one", nothing, lambda _: create(None), lambda acc: acc.close()),

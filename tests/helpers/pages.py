@@ -91,10 +91,7 @@ def as_printed(printed: str) -> str:
 
 
 def run_page(
-    page: Path,
-    folder: Path,
-    environment: Path,
-    compared: Callable[[str], object] = as_printed,
+    page: Path, folder: Path, environment: Path, compared: Callable[[str], object] = as_printed
 ) -> None:
     """Run a page's commands in a folder and a virtual environment.
 

@@ -296,11 +296,7 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], in
     "lane": (LaneState, 2, lambda table: table.states + _LANES),
     "journal": (Journal, 1, lambda table: table.states + _JOURNAL),
     "fairness": (Fairness, 1, lambda table: table.states + _FAIRNESS),
-    "unchecked": (
-        Unchecked,
-        1,
-        lambda table: table.states + _FAIRNESS + ctypes.sizeof(Fairness),
-    ),
+    "unchecked": (Unchecked, 1, lambda table: table.states + _FAIRNESS + ctypes.sizeof(Fairness)),
     "member": (
         MemberState,
         2,

@@ -137,9 +137,7 @@ def test_an_event_of_a_sibling_namespaces_process_is_marked() -> None:
         acc.unlink()
 
 
-def test_a_dead_process_is_not_of_a_new_namespace_with_the_old_number(
-    crew: Crew,
-) -> None:
+def test_a_dead_process_is_not_of_a_new_namespace_with_the_old_number(crew: Crew) -> None:
     with ConditionalAccumulator("f4", [2], "acc") as acc:
         start(crew, inspect_tool.idle, "acc").kill()
         [process] = [each for each in inspection.describe("acc").processes if not each.alive]

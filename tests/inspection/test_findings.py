@@ -33,14 +33,7 @@ from shmacc import (
     inspection,
     optim,
 )
-from shmacc.inspection import (
-    SegmentState,
-    Severity,
-    _contents,
-    _index_check,
-    _soundness,
-    _unlinked,
-)
+from shmacc.inspection import SegmentState, Severity, _contents, _index_check, _soundness, _unlinked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

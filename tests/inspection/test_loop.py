@@ -153,9 +153,7 @@ def test_the_death_of_a_chief_in_its_first_block_is_reported(crew: Crew) -> None
     named(StallKind.NOBODY_TAKES)
 
 
-def test_a_dead_chiefs_final_round_is_shown_with_its_remedy(
-    crew: Crew,
-) -> None:
+def test_a_dead_chiefs_final_round_is_shown_with_its_remedy(crew: Crew) -> None:
     begin(crew, pause)
     chief = begin(crew, apply, update_and_stay_in_the_block)
     until(lambda: inspection.describe(NAME).stats.update == "in")
@@ -205,10 +203,7 @@ def test_a_finished_run_is_no_standstill(crew: Crew) -> None:
     ],
 )
 def test_a_chief_that_computes_while_others_wait_is_only_noted(
-    crew: Crew,
-    monkeypatch: pytest.MonkeyPatch,
-    deeds: tuple[Callable[[Any], Any], ...],
-    says: str,
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, deeds: tuple[Callable[[Any], Any], ...], says: str
 ) -> None:
     """It lives, so it may compute."""
     chief = begin(crew, *deeds)

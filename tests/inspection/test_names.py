@@ -250,9 +250,7 @@ def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_a_namespace_only() -
 
 @pytest.mark.parametrize("looked_at", ["list_names", "summarise"])
 @pytest.mark.parametrize(
-    "arguments",
-    [["show"], ["show", "--values"], ["cancel", "--yes"]],
-    ids=" ".join,
+    "arguments", [["show"], ["show", "--values"], ["cancel", "--yes"]], ids=" ".join
 )
 def test_segments_that_disappear_after_a_glob_found_them_are_skipped(
     arguments: list[str], looked_at: str, monkeypatch: pytest.MonkeyPatch

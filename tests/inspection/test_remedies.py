@@ -171,10 +171,7 @@ def noted(kind: str) -> bool:
 @pytest.mark.parametrize(("step", "far"), [(0, True), (5, True), (6, False), (7, False)])
 def test_parameters_ahead_of_their_group_are_noted(crew: Crew, step: int, far: bool) -> None:
     """Otherwise a chief fails each time that it is started. Other jobs' are not noted."""
-    with (
-        ConditionalAccumulator(np.float32, [4], ACC) as acc,
-        make_parameters(PARAMS) as params,
-    ):
+    with ConditionalAccumulator(np.float32, [4], ACC) as acc, make_parameters(PARAMS) as params:
         params.restore({**params.state(), "step": np.array(7)})
         acc.set_global_step(step)
     start(crew, idle, ACC)

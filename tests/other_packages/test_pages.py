@@ -41,9 +41,7 @@ def test_an_example_comes_to_its_result_whatever_was_before(
     Thrice(example, tmp_path, namespace, SECONDS).run()
 
 
-def test_torchs_first_program_survives_a_killed_chief_and_a_failed_replica(
-    tmp_path: Path,
-) -> None:
+def test_torchs_first_program_survives_a_killed_chief_and_a_failed_replica(tmp_path: Path) -> None:
     """Its processes are started one by one, so `Thrice` cannot run it."""
     page = (pages.ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
     [program] = re.findall(r"```python\n(import sys\n.*?)```", page, re.DOTALL)

@@ -244,10 +244,7 @@ def test_an_exception_at_every_point_of_starting_and_ending_a_training(
         else:
             maker.close()
         points = Points.INSTRUCTIONS
-        with (
-            suppress(AlarmError),
-            coming_between(alarm, points, number, within(points)) as between,
-        ):
+        with suppress(AlarmError), coming_between(alarm, points, number, within(points)) as between:
             if made is not None:
                 made.close()
             else:

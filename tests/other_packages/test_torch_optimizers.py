@@ -191,11 +191,7 @@ def by_pattern(model: Words) -> list[Any]:
     ]
 
 
-PATTERNS: Final = {
-    "emb*": Adagrad(0.05),
-    "*.bias": SGD(0.1),
-    "*": SGD(0.1, 0.9, weight_decay=0.01),
-}
+PATTERNS: Final = {"emb*": Adagrad(0.05), "*.bias": SGD(0.1), "*": SGD(0.1, 0.9, weight_decay=0.01)}
 
 
 def test_the_first_matching_pattern_is_used() -> None:

@@ -115,11 +115,7 @@ def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
     model = Mixed()
     chosen = {"rows*": Adagrad(0.1), "*": AdamW(0.05, as_torch=True)}
     with SyncReplicas(
-        model,
-        NAME,
-        total_num_replicas=2,
-        optimizer=chosen,
-        schedule=lambda step: 0.05 / (1 + step),
+        model, NAME, total_num_replicas=2, optimizer=chosen, schedule=lambda step: 0.05 / (1 + step)
     ) as replicas:
         while replicas.global_step < UPDATES:
             with replicas.round(timeout=LONG):

@@ -212,8 +212,7 @@ def test_copies_and_unshared_models_may_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "write"),
-    [((ADAM, None)[i % 2], name) for i, name in enumerate(WRITES)],
+    ("optimizer", "write"), [((ADAM, None)[i % 2], name) for i, name in enumerate(WRITES)]
 )
 def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: str) -> None:
     """By torch alone. Only a chief with torch's optimizer stays in memory that others read."""
@@ -235,10 +234,7 @@ def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: str) -> N
 def test_a_replica_that_has_left_trains_on_by_itself() -> None:
     """It follows the others until its first write; then its parameters are its own."""
     model, leaves, stays = Words(), Words(), Words()
-    with (
-        chief_of(model, SGD(0.1), 2) as chief,
-        Replica(stays, NAME, 1, timeout=0.01) as replica,
-    ):
+    with chief_of(model, SGD(0.1), 2) as chief, Replica(stays, NAME, 1, timeout=0.01) as replica:
 
         def update() -> None:
             stays(torch.tensor([1, 2])).sum().backward()

@@ -46,11 +46,7 @@ def train(replicas: Any, replica: Replica, model: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "of"),
-    [
-        (SyncReplicas, "a state"),
-        (AsyncReplicas, "a model"),
-        (SyncReplicas, "a compiled model"),
-    ],
+    [(SyncReplicas, "a state"), (AsyncReplicas, "a model"), (SyncReplicas, "a compiled model")],
 )
 def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
     """Its slots are new. An existing training goes on from its own numbers."""

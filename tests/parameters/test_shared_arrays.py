@@ -13,13 +13,7 @@ from helpers.apart import run_apart
 from helpers.support import Repeating, refused, same_bits
 
 import shmacc
-from shmacc import (
-    IndexedSlicesSpec,
-    SharedArrays,
-    TensorSpec,
-    errors,
-    testing,
-)
+from shmacc import IndexedSlicesSpec, SharedArrays, TensorSpec, errors, testing
 
 if TYPE_CHECKING:
     from helpers.numpy_model import Array

@@ -55,9 +55,7 @@ def test_bad_dtypes_are_refused(bad: Any) -> None:
             kind(bad)
 
 
-def test_two_threads_may_look_up_dtypes_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_threads_may_look_up_dtypes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[str, Any] = {}
 
     class Other:

@@ -203,10 +203,7 @@ def _wait(parser: argparse.ArgumentParser) -> None:
         "gone: nothing has the name any more, or another segment has it",
     )
     parser.add_argument(
-        "--timeout",
-        metavar="TIME",
-        type=_seconds(),
-        help="for so long at most: 90s, 10m, 2h",
+        "--timeout", metavar="TIME", type=_seconds(), help="for so long at most: 90s, 10m, 2h"
     )
 
 

@@ -239,11 +239,7 @@ class Case(NamedTuple):
         """Search, and print what is found; return whether it is as expected."""
         began = time.monotonic()
         model = Model(
-            self.nodes,
-            self.steps,
-            self.failures,
-            self.without.split(","),
-            self.kinds.split(","),
+            self.nodes, self.steps, self.failures, self.without.split(","), self.kinds.split(",")
         )
         moved_on(model, self.start)
         found = search(model, limit)

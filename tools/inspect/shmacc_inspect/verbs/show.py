@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    *,
-    names: list[str],
-    rows: int,
-    values: bool,
-    layout: bool,
-    everywhere: bool,
-    json: bool,
+    *, names: list[str], rows: int, values: bool, layout: bool, everywhere: bool, json: bool
 ) -> None:
     """Run the verb."""
     failed = False

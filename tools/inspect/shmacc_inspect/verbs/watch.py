@@ -25,13 +25,7 @@ _REST: Final = 1.5  # the next look waits at least 1.5 times as long as the last
 
 
 def run(
-    *,
-    names: list[str],
-    interval: float,
-    count: int | None,
-    sort: str,
-    everywhere: bool,
-    json: bool,
+    *, names: list[str], interval: float, count: int | None, sort: str, everywhere: bool, json: bool
 ) -> None:
     """Run the verb."""
     watched = progress.Watch(names, everywhere=everywhere)
