@@ -10,27 +10,51 @@ from the start.
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 
-from shmacc.errors import DeadlineExceededError, FailedPreconditionError
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
 from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, Config, find_actor, make_actor
-from shmacc.ray._waits import ANSWER, LOOK, PATIENCE, left_until, wait_for_all
+from shmacc.ray._waits import ANSWER, LOOK, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
-_HEAD = 3.0  # at least these seconds for an answer of Ray's head or a starting owner
 _AGAIN = 0.1  # seconds until Ray is asked again to start an owner
-_END = 15.0  # seconds for parts to remove their names
+_LOOK = 0.05  # seconds between two looks for a group
+
+END = 15.0
+"""Seconds for parts to be found, and to remove their names."""
 
 
-def find_config(name: str, until: float | None = None) -> Config | None:
+def find_group(name: str, seconds: float | None, until: float) -> Config:
+    """Return the config of the cluster's group of that name, once there is one.
+
+    Args:
+        name: The name.
+        seconds: How long to wait for it; None: not at all.
+        until: The time (monotonic) by which Ray's head and the group's parts must have answered.
+
+    Raises:
+        NotFoundError: There is none, and `seconds` is None.
+        DeadlineExceededError: There was none in all that time; or as `find_config`.
+    """
+    end = time.monotonic() + (seconds or 0.0)
+    while (config := find_config(name, until)) is None:
+        missing = f"The cluster has no group {name!r}"
+        if seconds is None:
+            raise NotFoundError(missing).with_fields(shared_name=name)
+        if time.monotonic() >= end:
+            raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
+        time.sleep(_LOOK)
+    return config
+
+
+def find_config(name: str, until: float) -> Config | None:
     """Return the config of the cluster's group of that name; None: there is no such group.
 
     If its owner has died, the actors of its hosts know the config.
@@ -38,15 +62,15 @@ def find_config(name: str, until: float | None = None) -> Config | None:
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
-    end = time.monotonic() + PATIENCE if until is None else until
-    hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None))]
+    hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None, until))]
     calls: dict[Any, str] = {}
     # The owner has a second, then all hosts are asked as well: some may be stopped.
-    for parts, seconds in ([f"{name}/owner"], ANSWER), (hosts, min(LOOK, end - time.monotonic())):
-        actors = {part: find_until(part, end + _HEAD) for part in parts}
+    for parts, seconds, share in ([f"{name}/owner"], ANSWER, 0.5), (hosts, LOOK, 1.0):
+        actors = {part: find_actor(part, until) for part in parts}
         calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
-        until = time.monotonic() + max(ANSWER, seconds)
-        while ended := ray.wait(list(calls), timeout=left_until(until))[0]:
+        now = time.monotonic()
+        end = now + min(seconds, share * (until - now))
+        while ended := ray.wait(list(calls), timeout=left_until(end))[0]:
             del calls[ended[0]]
             with contextlib.suppress(*LOST):
                 config: Config = ray.get(ended[0])
@@ -60,33 +84,25 @@ def find_config(name: str, until: float | None = None) -> Config | None:
     return None
 
 
-def find_until(part: str, until: float) -> Any | None:
-    """Return the handle of an actor, as `find_actor`; wait at least a second for Ray's head."""
-    return find_actor(part, min(PATIENCE, max(ANSWER, until - time.monotonic())))
-
-
-def make_owner(config: Config, step: int | None, until: float | None) -> tuple[Any, Config, str]:
+def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Config, str]:
     """Make the owner on this process's node, or find it; return it, its config and its node.
 
     Raises:
         DeadlineExceededError: The owner does not answer.
         FailedPreconditionError: Ray does not start it.
     """
-    end = time.monotonic() + PATIENCE if until is None else until
     here = ray.get_runtime_context().get_node_id()
     while True:
-        seconds = min(PATIENCE, max(_HEAD, end - time.monotonic()))
         given = ray.remote(OwnerActor), config.actor("owner"), here, config, step
-        owner = make_actor(*given, seconds=seconds, max_concurrency=10_000)
+        owner = make_actor(*given, until=until, max_concurrency=10_000)
         try:
-            left = None if math.isinf(end) else max(_HEAD, end - time.monotonic())
-            known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left)
+            known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left_until(until))
         except ray.exceptions.GetTimeoutError:
             raise DeadlineExceededError(
                 f"The owner of {config.name!r} does not answer: it is stopped, or cut off"
             ) from None
         except LOST as error:  # the owner has died, or the node that was to schedule it
-            if time.monotonic() > end:
+            if time.monotonic() > until:
                 raise FailedPreconditionError(
                     f"Ray does not start the owner of {config.name!r}: {error}"
                 ) from error
@@ -95,11 +111,11 @@ def make_owner(config: Config, step: int | None, until: float | None) -> tuple[A
             return owner, *known
 
 
-def end_parts(actors: Mapping[str, Any | None]) -> list[str]:
+def end_parts(actors: Mapping[str, Any | None], until: float) -> list[str]:
     """End the nodes' actors; return the nodes that gave no answer: their names may be left."""
     left = set(actors)
     calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
-    for call in wait_for_all(list(calls), time.monotonic() + _END):
+    for call in wait_for_all(list(calls), until):
         with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
             ray.get(call)
             left.discard(calls[call])

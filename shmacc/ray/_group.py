@@ -1,11 +1,13 @@
 """The chief's side: a group over many hosts, with the calls of a group on one."""
 
 import logging
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Self
 
 from shmacc._accumulators.taken import GroupTaken
+from shmacc._base import names
 from shmacc._base.array_types import IndexArray
 from shmacc._multihost.messages import Timing
 from shmacc._segment.options import IfExists, Options, Owners
@@ -15,11 +17,11 @@ from shmacc._values.specs import TensorSpec
 from shmacc.errors import FinishedError
 from shmacc.ray._finding import warn_of_left
 from shmacc.ray._hosts import contributors_of_hosts, snapshot_of_hosts, stats_of_hosts
-from shmacc.ray._link import OPEN
-from shmacc.ray._making import find, make, new_config
+from shmacc.ray._link import OPEN, Link
+from shmacc.ray._making import START, make, new_config
 from shmacc.ray._parts import HostState, ShardedTaken, check_connected, chosen_nodes
 from shmacc.ray._round import Round
-from shmacc.ray._waits import LOOK, PATIENCE, Wait
+from shmacc.ray._waits import PATIENCE, Wait
 
 _logger = logging.getLogger("shmacc")
 
@@ -80,7 +82,8 @@ class AccumulatorGroup:
                 since it has one from earlier that disagrees. Nothing of a new group is left then.
             DeadlineExceededError: The nodes have not started their parts.
         """
-        check_connected()
+        until = time.monotonic() + START
+        check_connected(until)
         options = Options(
             mode=mode,
             owners=owners,
@@ -89,9 +92,11 @@ class AccumulatorGroup:
             lanes=lanes,
             capacity=capacity,
         )
-        nodes = chosen_nodes(hosts)
-        config = new_config(shared_name, members, reduction_type, options, nodes, shards, timing)
-        self._link = make(config)
+        nodes = chosen_nodes(hosts, until)
+        config = new_config(
+            shared_name, members, reduction_type, options, nodes, shards, timing, until
+        )
+        self._link = make(config, until)
         self._label = name or "accumulator_group"
         self._unlink_on_close = unlink_on_close
 
@@ -112,18 +117,22 @@ class AccumulatorGroup:
             DeadlineExceededError: The cluster had no such group within the timeout.
         """
         seconds = arguments.timeout(timeout)
-        check_connected(PATIENCE if seconds is None else min(seconds + LOOK, PATIENCE))
+        names.segment_name(shared_name)
         self = cls.__new__(cls)
-        self._link, self._label = find(shared_name, seconds), "accumulator_group"
-        self._unlink_on_close = False
+        self.__setstate__(shared_name)
+        self._link.connect(Wait(PATIENCE if seconds is None else seconds).until, seconds)
         return self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.shared_name!r} over Ray>"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the name; unpickling attaches, in a process of the cluster."""
-        return type(self).attach, (self.shared_name,)
+    def __getstate__(self) -> str:
+        """Pickle as the name; the first call of the unpickled group attaches, as `attach`."""
+        return self._link.name
+
+    def __setstate__(self, shared_name: str) -> None:
+        self._link, self._label = Link(shared_name), "accumulator_group"
+        self._unlink_on_close = False
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +143,7 @@ class AccumulatorGroup:
     @property
     def shared_name(self) -> str:
         """The name that workers attach to."""
-        return self._link.config.name
+        return self._link.name
 
     @property
     def name(self) -> str:
@@ -280,8 +289,8 @@ class AccumulatorGroup:
     def _steps(self, timeout: float | None) -> Iterator[int]:
         step: int | None = None
         # Ask this first: an owner that was started again may know of the end, but no step.
-        while self._link.call("running", until=Wait(timeout).until):
-            step = self._link.step(Wait(timeout).until) if step is None else step
+        while self._link.call("running", until=(wait := Wait(timeout)).until):
+            step = self._link.step(wait.until) if step is None else step
             yield step
             try:
                 step = self.wait_step(step, timeout=timeout)
@@ -352,7 +361,8 @@ class AccumulatorGroup:
     def unlink(self) -> None:
         """Remove the group's actors, and its segments' names on all nodes; also after `close`.
 
-        A node that cannot be reached keeps its names: a warning (logger ``shmacc``) says so.
+        A node that cannot be reached within 15 s keeps its names: a warning (logger ``shmacc``)
+        says so.
         """
         if not self._link.removed:
             left = self._link.end()

@@ -15,9 +15,7 @@ from typing import Any, TypeVar
 import ray
 
 from shmacc.errors import DeadlineExceededError
-
-LONG = 60.0
-"""Seconds that a call waits if it can do nothing without the answer."""
+from shmacc.ray._waits import PATIENCE, left_until
 
 _BUSY = 2.0  # seconds within which a head answers unless it is away
 
@@ -29,21 +27,32 @@ _late: dict[tuple[str, str], object] = {}  # answers that came when their caller
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
 
 
+def soon(seconds: float) -> float:
+    """Return until when a caller waits that needs no answer: waits for several do not add up.
+
+    The time is counted from the oldest question that is open.
+    """
+    head, now = _head(), time.monotonic()
+    with _lock:
+        return min([now, *(asked for key, (asked, _) in _open.items() if key[0] == head)]) + seconds
+
+
 def answer_of_head(
-    question: str, ask: Callable[[], _Answer], seconds: float, *, late: bool = False
+    question: str, ask: Callable[[], _Answer], until: float | None = None, *, late: bool = False
 ) -> _Answer:
     """Return what ``ask()`` returns; a call that already asks the same shares its answer.
 
     Args:
         question: What is asked.
         ask: Asks it.
-        seconds: How long to wait.
+        until: The time (monotonic) until which to wait; None: `PATIENCE` from now.
         late: Whether an answer that comes too late is kept for the next caller. Without this, a
             caller that waits only a moment, again and again, gets no answer of a busy head.
 
     Raises:
-        DeadlineExceededError: The question has been open for `seconds`.
+        DeadlineExceededError: The head has not answered.
     """
+    end = time.monotonic() + PATIENCE if until is None else until
     key = _head(), question
     with _lock:
         if late and (kept := _late.pop(key, None)) is not None:
@@ -52,12 +61,9 @@ def answer_of_head(
             # First, since it may fail: then no question is open. (The thread waits for the lock.)
             threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
             _open[key] = time.monotonic(), Future()
-        began, answer = _open[key]
-        # A short wait counts from the oldest open question: waits for several do not add up.
-        if seconds < _BUSY:
-            began = min(asked for (head, _), (asked, _) in _open.items() if head == key[0])
+        _, answer = _open[key]
     try:
-        return answer.result(max(0.0, began + seconds - time.monotonic()))  # type: ignore[return-value]
+        return answer.result(left_until(end))  # type: ignore[return-value]
     except (TimeoutError, ray.exceptions.GetTimeoutError, ray.exceptions.RpcError):
         if late:
             answer.add_done_callback(lambda _: _keep(key, answer))
@@ -66,13 +72,13 @@ def answer_of_head(
         ) from None
 
 
-def living_nodes(chosen: Collection[str] | None) -> set[str]:
+def living_nodes(chosen: Collection[str] | None, until: float | None = None) -> set[str]:
     """Return the ids of the nodes that Ray considers alive, limited to `chosen` (None: all).
 
     While Ray's head is away, the answer is its last one.
 
     Raises:
-        DeadlineExceededError: The head has never answered.
+        DeadlineExceededError: The head has never answered, nor until now (as `answer_of_head`).
     """
     head = _head()
 
@@ -81,10 +87,10 @@ def living_nodes(chosen: Collection[str] | None) -> set[str]:
         _alive = head, {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     if _alive[0] != head:
-        answer_of_head("nodes", ask, LONG)
+        answer_of_head("nodes", ask, until)
     else:
         with contextlib.suppress(DeadlineExceededError):
-            answer_of_head("nodes", ask, _BUSY)
+            answer_of_head("nodes", ask, soon(_BUSY) if until is None else min(until, soon(_BUSY)))
     return _alive[1] if chosen is None else _alive[1] & set(chosen)
 
 
@@ -92,7 +98,7 @@ def kill(actor: Any) -> None:
     """Kill an actor; if Ray's head is away, the actor is killed when the head is back."""
     name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  the one name that every actor has
     with contextlib.suppress(DeadlineExceededError):
-        answer_of_head(name, lambda: ray.kill(actor), _BUSY)
+        answer_of_head(name, lambda: ray.kill(actor), soon(_BUSY))
 
 
 def _head() -> str:

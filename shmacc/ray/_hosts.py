@@ -74,7 +74,7 @@ def _ask(link: Link, wait: Wait, method: str) -> tuple[int | None, Fence, dict[s
         ended = wait_for_all(list(calls), wait.until)
         if silent := sorted(name for call, name in calls.items() if call not in ended):
             raise DeadlineExceededError(
-                f"Parts of {link.config.name!r} have not answered: those of the nodes "
+                f"Parts of {link.name!r} have not answered: those of the nodes "
                 f"{', '.join(silent)}. They are stopped, or cut off"
             )
         for call in ended:

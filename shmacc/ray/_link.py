@@ -16,10 +16,10 @@ import ray
 from shmacc._multihost.messages import Finished, NotReady
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
-from shmacc.ray._finding import end_parts, find_config, find_until, make_owner
+from shmacc.ray._finding import END, end_parts, find_config, find_group, make_owner
 from shmacc.ray._head import kill, living_nodes
-from shmacc.ray._parts import DIED, LOST, Config, State, find
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, wait_for_all
+from shmacc.ray._parts import DIED, LOST, Config, State, check_connected, find, find_actor
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, holding, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -67,28 +67,73 @@ _gates: dict[int, _Gates] = {}
 class Link:
     """A chief's connection to the owner.
 
+    It is made by `join`, by `connect`, or by the first call: a group that was unpickled may be
+    where Ray reads arguments, and must not call Ray there, which would wait for itself.
+
     Args:
-        config: What the group is to be made with, if there is none of this name.
-        step: The first step of a new group; None: the group exists, and a new owner knows no step.
-        until: The time (monotonic) by which the owner must answer; None: `PATIENCE` from now.
+        name: The group's shared_name.
 
     Attributes:
-        config: What the group was made with.
-        plan: Which row is at which shard.
+        name: The group's shared_name.
         closed: Whether the chief has let go of the group.
         removed: Whether the chief has removed the group.
     """
 
-    def __init__(self, config: Config, step: int | None, until: float | None = None) -> None:
-        self.config: Config
-        end = time.monotonic() + PATIENCE if until is None else until
-        owner, self.config, self._node = make_owner(config, step, end)
-        self._gates = _gates.setdefault(self.config.number, _Gates())
-        self._gates.tell(owner, end)  # the owner may be new: another one has died
-        self._owner = owner
-        self.plan: Plan = Plan(self.config.members, self.config.shards)
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.closed = self.removed = False
         self._hosts: dict[str, Any] = {}
+        self._connecting = threading.Lock()
+        self._config: Config | None = None  # None: not connected yet
+        self._plan: Plan
+        self._owner: Any
+        self._node: str
+        self._gates: _Gates
+
+    def join(self, config: Config, step: int | None, until: float) -> Config:
+        """Connect to the owner of the group, or make one; return what the group was made with.
+
+        Args:
+            config: What the group is to be made with, if there is none of this name.
+            step: The first step of a new group; None: it exists, and a new owner knows no step.
+            until: The time (monotonic) by which the owner must answer.
+        """
+        owner, config, self._node = make_owner(config, step, until)
+        self._gates = _gates.setdefault(config.number, _Gates())
+        self._gates.tell(owner, until)  # the owner may be new: another one has died
+        self._owner = owner
+        self._plan = Plan(config.members, config.shards)
+        self._config = config  # last: another thread may use what is above as soon as this is there
+        return config
+
+    def connect(self, until: float, seconds: float | None = None) -> Config:
+        """Find the group, if this has not been done; return what it was made with.
+
+        Args:
+            until: The time (monotonic) by which Ray's head and the parts must have answered.
+            seconds: How long to wait until there is a group; None: not at all.
+
+        Raises:
+            As `AccumulatorGroup.attach`.
+        """
+        if self._config is not None:
+            return self._config
+        check_connected(until)
+        with holding(self._connecting, until):
+            if self._config is not None:
+                return self._config
+            return self.join(find_group(self.name, seconds, until), None, until)
+
+    @property
+    def config(self) -> Config:
+        """What the group was made with."""
+        return self.connect(time.monotonic() + PATIENCE)
+
+    @property
+    def plan(self) -> Plan:
+        """Which row is at which shard."""
+        self.connect(time.monotonic() + PATIENCE)
+        return self._plan
 
     def host(self, name: str, until: float | None = None) -> Any | None:
         """Return the actor of a host; None: there is none now, and the owner makes another.
@@ -100,7 +145,7 @@ class Link:
         if name not in self._hosts:
             part = f"host {name}"
             given = self.config
-            found = find(given, part) if until is None else find_until(given.actor(part), until)
+            found = find(given, part) if until is None else find_actor(given.actor(part), until)
             if found is not None:
                 self._hosts[name] = found
         return self._hosts.get(name)
@@ -125,6 +170,7 @@ class Link:
         if self.closed:
             raise FailedPreconditionError("The group is closed")
         end = time.monotonic() + PATIENCE if until is None else until
+        self.connect(end)
         while True:
             try:
                 call = getattr(self._owner, method).remote(*args, **options)
@@ -165,7 +211,7 @@ class Link:
                 case NotReady():
                     raise not_ready(self)
             if wait.is_over():
-                known, accumulated, *_ = self.state()
+                known, accumulated, *_ = self.state(wait.until)
                 if known is None:
                     raise not_ready(self)
                 raise DeadlineExceededError(
@@ -183,8 +229,9 @@ class Link:
         self.call("gate", hosts, by, until=until, closed=closed)
 
     def tell(self, method: str, *args: Any, **options: Any) -> None:
-        """Call the owner without waiting for an answer."""
-        getattr(self._owner, method).remote(*args, **options)
+        """Call the owner without waiting for an answer, if it is known."""
+        if self._config is not None:
+            getattr(self._owner, method).remote(*args, **options)
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
         """Call the owner; a last argument is added: how many seconds it may keep the call.
@@ -194,25 +241,27 @@ class Link:
         Raises:
             As `call`; the owner has until the end of the wait to answer.
         """
-        parked = min(wait.parked(), self.config.timing.chief_lease / 4)
+        lease = self.connect(wait.until).timing.chief_lease
+        parked = min(wait.parked(), lease / 4)
         return self.call(method, *args, parked, until=wait.until, **options)
 
     def _no_answer(self) -> DeadlineExceededError:
         return DeadlineExceededError(
-            f"The owner of {self.config.name!r}, on node {self._node}, does not answer: it is "
+            f"The owner of {self.name!r}, on node {self._node}, does not answer: it is "
             "stopped, or cut off"
         )
 
     def _make_another(self, error: Exception, until: float) -> None:
         if self.closed:
             raise FailedPreconditionError("The group is closed") from error
-        config = find_config(self.config.name, until)
-        if config is not None and config.number == self.config.number:
+        number = self.config.number
+        config = find_config(self.name, until)
+        if config is not None and config.number == number:
             owner, config, node = make_owner(config, None, until)
-        if config is None or config.number != self.config.number:
+        if config is None or config.number != number:
             other = "" if config is None else ": another chief has made one of this name"
             raise FailedPreconditionError(
-                f"The cluster has the group {self.config.name!r} of this handle no more{other}"
+                f"The cluster has the group {self.name!r} of this handle no more{other}"
             ) from error
         self._gates.tell(owner, until)  # before any thread can tell it a step
         self._owner, self._node = owner, node
@@ -223,9 +272,10 @@ class Link:
         The owner ends last: until then no other chief can make one. A group that another chief has
         made in place of this one stays.
         """
-        config = self.config
+        until = time.monotonic() + END
+        config = self.connect(until)
         with contextlib.suppress(DeadlineExceededError):  # a stopped part does not answer
-            found = find_config(config.name, time.monotonic() + ANSWER)
+            found = find_config(self.name, time.monotonic() + ANSWER)
             if found is not None and found.number != config.number:
                 _logger.warning("The group %r is another chief's now, and stays", config.name)
                 return []
@@ -233,12 +283,11 @@ class Link:
         for stopped in wait_for_all([self._owner.stop.remote()], time.monotonic() + ANSWER):
             with contextlib.suppress(*LOST):
                 without = ray.get(stopped)
-        until = time.monotonic() + PATIENCE
-        actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts))
+        actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts, until))
         for node in actors:
             with contextlib.suppress(DeadlineExceededError):  # then its names may be left
-                actors[node] = find_until(config.actor(f"host {node}"), until)
-        left = end_parts(actors)
+                actors[node] = self.host(node, until - END / 2)
+        left = end_parts(actors, until)
         kill(self._owner)
         return [node for node in left if node not in without]
 
@@ -256,12 +305,12 @@ def open_links() -> set[Link]:
 
 def finished(link: Link) -> FinishedError:
     """Return the error of a wait on a group that is finished."""
-    return FinishedError(f"The group {link.config.name!r} is finished: there are no more rounds")
+    return FinishedError(f"The group {link.name!r} is finished: there are no more rounds")
 
 
 def not_ready(link: Link) -> FailedPreconditionError:
     """Return the error of asking for a step that the owner does not know yet."""
     return FailedPreconditionError(
-        f"The owner of {link.config.name!r} was started again and does not know the step: "
+        f"The owner of {link.name!r} was started again and does not know the step: "
         "call set_global_step with that of your parameters"
     )

@@ -17,14 +17,16 @@ from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
-    NotFoundError,
 )
 from shmacc.ray._finding import find_config, warn_of_left
 from shmacc.ray._head import living_nodes
 from shmacc.ray._link import Link
 from shmacc.ray._parts import Config, counters_of
+from shmacc.ray._waits import ANSWER
 
-_START = 120.0  # seconds for nodes to make their segments
+START = 120.0
+"""Seconds for a group to be made: for all nodes to have their segments."""
+
 _LOOK = 0.05  # seconds between two looks for a change
 
 
@@ -36,13 +38,14 @@ def new_config(
     hosts: frozenset[str] | None,
     shards: int | None,
     timing: Timing | None,
+    until: float,
 ) -> Config:
     """Check the arguments for a group, and fill in what is not given."""
     names.segment_name(shared_name)
     names.segment_name(counters_of(shared_name))  # the group's longest name on a node
     with AccumulatorGroup(members, reduction_type=reduction_type) as group:
         specs, reduction = group.members, group.reduction_type
-    found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(hosts)))
+    found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(hosts, until)))
     Plan(specs, found)  # refuses shapes that are not declared
     given = Timing() if timing is None else timing
     if not isinstance(given, Timing):
@@ -53,40 +56,30 @@ def new_config(
     return Config(shared_name, specs, reduction, kept, found, hosts, given, number)
 
 
-def make(config: Config) -> Link:
+def make(config: Config, until: float) -> Link:
     """Make a group, or find the one of its name; return when each living node has its segment."""
     if_exists = config.options["if_exists"]
-    wanted = living_nodes(config.hosts)
-    existing = find_config(config.name)
+    wanted = living_nodes(config.hosts, until)
+    existing = find_config(config.name, until)
     if existing is not None and if_exists == "error":
         raise _exists(config.name)
     if existing is not None and if_exists == "replace":
-        Link(existing, None).end()
+        old = Link(config.name)
+        old.join(existing, None, until)
+        old.end()
         existing = None
-    link = Link(config, 0) if existing is None else Link(existing, None)
+    link = Link(config.name)
+    link.join(existing or config, None if existing else 0, until)
     if if_exists == "error" and link.config.number != config.number:
         raise _exists(config.name)  # another chief has made it since: Ray gave its owner the name
     _check_differences(link.config, config)
     try:
-        _wait_for_hosts(link, wanted)
+        _wait_for_hosts(link, wanted, until)
     except BaseException:
         if link.config.number == config.number:  # this call has made the group
             warn_of_left(config.name, link.end())
         raise
     return link
-
-
-def find(name: str, seconds: float | None) -> Link:
-    names.segment_name(name)
-    until = None if seconds is None else time.monotonic() + seconds
-    while (config := find_config(name, until)) is None:
-        missing = f"The cluster has no group {name!r}"
-        if until is None:
-            raise NotFoundError(missing).with_fields(shared_name=name)
-        if time.monotonic() >= until:
-            raise DeadlineExceededError(f"{missing}, after {seconds:g} seconds")
-        time.sleep(_LOOK)
-    return Link(config, None, until)
 
 
 def _exists(name: str) -> AlreadyExistsError:
@@ -111,14 +104,14 @@ def _check_differences(existing: Config, asked: Config) -> None:
             ).with_fields(what=what, existing=str(have), asked=str(want))
 
 
-def _wait_for_hosts(link: Link, nodes: set[str]) -> None:
+def _wait_for_hosts(link: Link, nodes: set[str], until: float) -> None:
     """Wait for the segments of nodes, but not of nodes that meanwhile turn out to be dead.
 
     Ray considers a node alive until it has missed heartbeats for half a minute.
     """
-    name, end = link.config.name, time.monotonic() + _START
+    name = link.name
     while True:
-        hosts = link.state()[2]
+        hosts = link.state(until + ANSWER)[2]
         missing = sorted(nodes - {node for node, host in hosts.items() if host.alive})
         if not missing:
             return
@@ -127,9 +120,9 @@ def _wait_for_hosts(link: Link, nodes: set[str]) -> None:
                 raise FailedPreconditionError(
                     f"Node {node} cannot have its segment of {name!r}: {problem}"
                 )
-        if time.monotonic() > end:
+        if time.monotonic() > until:
             raise DeadlineExceededError(
-                f"After {_START:g} seconds these nodes have no segment of {name!r}: "
+                f"After {START:g} seconds these nodes have no segment of {name!r}: "
                 f"{', '.join(missing)}"
             )
         time.sleep(_LOOK)

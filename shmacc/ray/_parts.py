@@ -1,5 +1,6 @@
 """The actors' config, how actors are found, and the records that a chief gets."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from shmacc._base import names
 from shmacc._multihost.messages import Opened, Timing
 from shmacc._values.specs import TensorSpec
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._head import LONG, answer_of_head, living_nodes
+from shmacc.ray._head import answer_of_head, living_nodes, soon
 from shmacc.ray._waits import PATIENCE, until_asked
 
 if TYPE_CHECKING:
@@ -77,15 +78,15 @@ def find(config: Config, part: str) -> Any | None:
     For callers that look again: a forwarder, whose thread must not wait, and a chief in a round.
     """
     try:
-        return find_actor(config.actor(part), _MOMENT, late=True)
+        return find_actor(config.actor(part), -math.inf, late=True)
     except DeadlineExceededError:
         return None
 
 
-def find_actor(name: str, seconds: float = LONG, *, late: bool = False) -> Any | None:
+def find_actor(name: str, until: float | None = None, *, late: bool = False) -> Any | None:
     """Return the handle of an actor of that name; None: there is none now.
 
-    `late` is as for `answer_of_head`.
+    `until` and `late` are as for `answer_of_head`; a moment is waited in any case.
 
     Raises:
         DeadlineExceededError: Ray's head has not answered.
@@ -97,11 +98,12 @@ def find_actor(name: str, seconds: float = LONG, *, late: bool = False) -> Any |
         except ValueError:
             return None
 
-    return answer_of_head(f"actor {name}", ask, seconds, late=late)
+    end = None if until is None else max(until, soon(_MOMENT))
+    return answer_of_head(f"actor {name}", ask, end, late=late)
 
 
 def make_actor(
-    kind: Any, name: str, node: str, *args: Any, seconds: float = LONG, **options: Any
+    kind: Any, name: str, node: str, *args: Any, until: float | None = None, **options: Any
 ) -> Any:
     """Make an actor on a node, or find the one of that name, which need not be on this node.
 
@@ -117,25 +119,31 @@ def make_actor(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         **options,
     )
-    return answer_of_head(f"new actor {name}", lambda: made.remote(*args), seconds)
+    return answer_of_head(f"new actor {name}", lambda: made.remote(*args), until)
 
 
-def check_connected(seconds: float = LONG) -> None:
+def check_connected(until: float | None = None) -> None:
     """Refuse a process that is not connected to Ray, or whose namespace is not that of its node.
 
     Raises:
         FailedPreconditionError: This is such a process; the message says what to do.
-        DeadlineExceededError: Ray's head has not answered.
+        DeadlineExceededError: Ray's head has not answered (`until` is as for `answer_of_head`).
     """
     if not ray.is_initialized():
         raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
-    node, ours = ray.get_runtime_context().get_node_id(), names.current_namespace()
-    if node not in _namespaces:
+    context, ours = ray.get_runtime_context(), names.current_namespace()
+    if context.worker.mode == ray.WORKER_MODE:
+        return  # Ray on this node has started this process, with its own namespace
+    node = context.get_node_id()
+
+    def ask() -> None:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
-        asked = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
+        task = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
         # Ray asks its head about a function that is new to it.
-        found = answer_of_head("namespace", lambda: ray.get(asked.remote()), seconds)
-        _namespaces[node] = found
+        _namespaces[node] = ray.get(task.remote())
+
+    if node not in _namespaces:
+        answer_of_head("namespace", ask, until)
     theirs = _namespaces[node]
     if ours != theirs:
         raise FailedPreconditionError(
@@ -144,7 +152,7 @@ def check_connected(seconds: float = LONG) -> None:
         )
 
 
-def chosen_nodes(hosts: object) -> frozenset[str] | None:
+def chosen_nodes(hosts: object, until: float | None = None) -> frozenset[str] | None:
     """Return the ids of the nodes that are to take part; None: all.
 
     Raises:
@@ -153,7 +161,7 @@ def chosen_nodes(hosts: object) -> frozenset[str] | None:
     if hosts is None:
         return None
     ids = frozenset(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
-    if not all(isinstance(one, str) for one in ids) or not living_nodes(ids):
+    if not all(isinstance(one, str) for one in ids) or not living_nodes(ids, until):
         raise InvalidArgumentError(
             "Argument hosts must be ids of Ray's nodes, of which at least one is alive, but was "
             f"{hosts!r}"

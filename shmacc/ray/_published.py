@@ -54,13 +54,13 @@ from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._segment.options import IfExists, Owners
 from shmacc._values import arguments
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._finding import end_parts, warn_of_left
+from shmacc.ray._finding import END, end_parts, warn_of_left
 from shmacc.ray._gates import Gates
 from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._keeper import KeeperActor, refusal, rows_of
 from shmacc.ray._link import open_links
 from shmacc.ray._parts import LOST, check_connected, chosen_nodes, find_actor, make_actor
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked, wait_for_all
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, holding, until_asked, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -180,7 +180,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
         self._check_goes_on()
         wait = Wait(arguments.timeout(timeout))
         pieces = rows_of(self._arrays, dict.fromkeys(self._arrays) if changed is None else changed)
-        with wait.holding(self._lock):
+        with holding(self._lock, wait.until):
             self._check_goes_on()  # again: the copy of the rows may have taken long
             # New nodes last: so a chief that another one has replaced fails before it writes there.
             new = self._new() - (self._gates.nodes - self._refused)  # the feeder serves the others
@@ -273,11 +273,11 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
 
     def _give(self, node: str, until: float) -> Any:
         """Have a new keeper write everything; return the call."""
-        seconds = min(PATIENCE, max(ANSWER, until - time.monotonic()))
-        if find_actor(self._keeper(self._here), seconds) is not None:
+        end = max(until, time.monotonic() + ANSWER)
+        if find_actor(self._keeper(self._here), end) is not None:
             raise self._replaced()  # a chief on another node feeds this one
         given = ray.remote(KeeperActor), self._keeper(node), node, self._name
-        keeper = make_actor(*given, seconds=seconds)
+        keeper = make_actor(*given, until=end)
         everything = ray.put({name: np.asarray(array) for name, array in self.items()})
         call = keeper.obey.remote(self._chief, self._options, everything)
         self._keepers[node] = keeper  # not before: `put` fails if Ray's object store is full
@@ -372,7 +372,7 @@ class PublishedArrays(Mapping[str, npt.NDArray[Any]]):
             _logger.warning("%s: it is not removed", self._replaced())
             return
         self._arrays.unlink()
-        left = end_parts(keepers)
+        left = end_parts(keepers, time.monotonic() + END)
         self._keepers = {}  # only now: a call that failed before can be made again
         warn_of_left(self._name, left)
 

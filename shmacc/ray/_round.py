@@ -36,7 +36,7 @@ from shmacc.errors import (
 )
 from shmacc.ray._link import OPEN, Link, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
-from shmacc.ray._waits import ANSWER, Wait, until_asked
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
 
@@ -132,7 +132,8 @@ class Round(_core.GeneratorBlock[_Result]):
                     try:
                         result = self._fetch(answer, waiting.until)
                     except _IncompleteError:
-                        link.call("do", "missing", self._ticket)
+                        until = min(waiting.until, time.monotonic() + PATIENCE)
+                        link.call("do", "missing", self._ticket, until=until)
                     else:
                         OPEN[self._ticket] = link, threading.current_thread()
                         return cast("_Result", result)  # `sharded` determines the type
@@ -154,7 +155,7 @@ class Round(_core.GeneratorBlock[_Result]):
         if answer.lost:
             text += f"; nodes {', '.join(answer.lost)} are lost"
         if answer.late or answer.lost:
-            text += f": their parts of {self._link.config.name!r} are slow, stopped, or cut off"
+            text += f": their parts of {self._link.name!r} are slow, stopped, or cut off"
         return DeadlineExceededError(text).with_fields(
             accumulated=answer.accumulated, required=self._required, step=answer.step
         )
@@ -236,7 +237,7 @@ class _Answers:
     def _no_answer(self, shards: list[int]) -> DeadlineExceededError:
         where = ", ".join(f"{n} on node {self._opened.shard_hosts[n]}" for n in shards)
         return DeadlineExceededError(
-            f"Shards {', '.join(map(str, shards))} of {self._link.config.name!r} have not "
+            f"Shards {', '.join(map(str, shards))} of {self._link.name!r} have not "
             f"answered: they are stopped, or cut off: {where}"
         )
 
@@ -272,7 +273,7 @@ def _error_of(
             return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
         case Ended():
             return CancelledError(
-                f"The wait for a round of {link.config.name!r} was ended: by cancel(), or because "
+                f"The wait for a round of {link.name!r} was ended: by cancel(), or because "
                 "this process was silent for too long"
             )
 

@@ -67,20 +67,21 @@ class Wait:
         """Whether the time has passed."""
         return time.monotonic() >= self._end
 
-    @contextlib.contextmanager
-    def holding(self, lock: threading.Lock) -> Iterator[None]:
-        """Hold a lock.
 
-        Raises:
-            DeadlineExceededError: Another thread had it all the time.
-        """
-        left = self.left()
-        if not lock.acquire(timeout=-1 if left is None else left):
-            raise DeadlineExceededError("Another call of this process was not done in time")
-        try:
-            yield
-        finally:
-            lock.release()
+@contextlib.contextmanager
+def holding(lock: threading.Lock, until: float) -> Iterator[None]:
+    """Hold a lock.
+
+    Raises:
+        DeadlineExceededError: Another thread had it until this time (monotonic).
+    """
+    left = left_until(until)
+    if not lock.acquire(timeout=-1 if left is None else left):
+        raise DeadlineExceededError("Another call of this process was not done in time")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def wait_for_all(calls: list[Any], until: float) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import ray
 from helpers.at_every_point import FOLDER, Points, coming_between
 from on_ray.journals import wait_for
 
@@ -163,6 +164,17 @@ def test_a_group_is_found_by_its_name_and_by_its_pickle(
     again = pickle.loads(pickle.dumps(group))
     assert (again.shared_name, repr(again.members)) == (group.shared_name, repr(group.members))
     assert (again.lanes, again.capacity) == (2, 50)
+
+    def ask(given: shmacc.ray.AccumulatorGroup) -> tuple[int, str]:
+        return given.global_step, repr(given)
+
+    # Ray unpickles it where it reads arguments: nothing may ask Ray there.
+    asked = ray.remote(num_cpus=0)(ask).remote(group)
+    assert ray.get(asked, timeout=50) == (group.global_step, repr(group))
+    gone = shmacc.ray.AccumulatorGroup.attach("asked")
+    gone.__setstate__("never")
+    with pytest.raises(NotFoundError):
+        _ = gone.members
     assert shmacc.ray.AccumulatorGroup.attach("asked", timeout=0).shared_name == "asked"
     with pytest.raises(NotFoundError):
         shmacc.ray.AccumulatorGroup.attach("never")

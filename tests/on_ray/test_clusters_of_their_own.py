@@ -15,6 +15,7 @@ from on_ray.wires import as_root, why_not
 
 HERE = Path(__file__).parent
 SLACK = 8.0  # what a busy machine may add
+SOON = 2.8  # how late a call may end whose waits have one deadline, a second after its timeout
 REASON = why_not()
 
 
@@ -39,7 +40,7 @@ def test_rounds_go_on_while_rays_head_is_started_again() -> None:
     assert figures["head away"] < SLACK
     assert figures["a node's actor killed meanwhile"] < SLACK
     for call in "attach", "stats", "snapshot", "contributors", "take", "step":
-        assert figures[f"{call} late"] < SLACK
+        assert figures[f"{call} late"] < SOON
     # The actor may die right after its batch became a member: then what came after that.
     assert figures["lost"] <= 2
 

@@ -165,7 +165,7 @@ def test_errors_are_as_on_one_host(
     for looks in True, False:  # another chief may have made it since this one looked
         with monkeypatch.context() as patch:
             if not looks:
-                patch.setattr(_making, "find_config", lambda _: None)
+                patch.setattr(_making, "find_config", lambda *_: None)
             with pytest.raises(AlreadyExistsError, match="has a group 'model' already"):
                 shmacc.ray.AccumulatorGroup(MEMBERS, "model", if_exists="error")
     with pytest.raises(InvalidArgumentError, match="'rest'"):

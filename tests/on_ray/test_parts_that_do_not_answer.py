@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -270,10 +271,27 @@ def test_a_chief_with_another_namespace_than_its_node_is_refused(
     assert not [name for name in nodes.left() if "elsewhere" in name]
 
 
+def test_removing_a_group_ends_in_time_without_rays_head(
+    nodes: Nodes,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And its actors go on: another handle removes them."""
+    monkeypatch.setattr("shmacc.ray._link.END", SECONDS)
+    group = shmacc.ray.AccumulatorGroup(MEMBERS, "removed")
+    back = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "get_actor", lambda *_, **__: back.wait(100))
+        began = time.monotonic()
+        group.unlink()
+        assert time.monotonic() - began < SECONDS + SLACK
+        back.set()
+    shmacc.ray.AccumulatorGroup.attach("removed", timeout=60).unlink()
+
+
 def test_removing_a_group_names_nodes_that_did_not_answer(
     nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shmacc.ray._finding._END", 2.0)
+    monkeypatch.setattr("shmacc.ray._link.END", 4.0)
     group = shmacc.ray.AccumulatorGroup(MEMBERS, "removed")
     part = f"removed/host {nodes.id(1)}"
     with stopped(part), caplog.at_level(logging.WARNING, "shmacc"):
@@ -299,7 +317,7 @@ def test_a_forwarder_finds_its_owner_through_a_slow_head() -> None:
     while found is None and tries < 100:
         tries += 1
         with contextlib.suppress(DeadlineExceededError):
-            found = answer_of_head("a slow question", ask, 0.1, late=True)
+            found = answer_of_head("a slow question", ask, time.monotonic() + 0.1, late=True)
         time.sleep(0.2)
     assert found == "found"
     assert tries > 1
