@@ -77,7 +77,8 @@ class MemberGradient: ...
 
 def sparse_gradient(
     member: int,
-    sums: int,
+    sum: int,
+    reduction: int,
     indices: Any,
     values: Any,
     counts: Any | None,
@@ -86,13 +87,19 @@ def sparse_gradient(
     weight: int,
 ) -> MemberGradient: ...
 def dense_gradient(
-    member: int, sums: int, values: Any, count: int, weight: int
+    member: int, sum: int, reduction: int, values: Any, count: int, weight: int
 ) -> MemberGradient: ...
 def plain_rows(
-    member: int, sums: int, indices: Any, values: Any, type_number: int, declared: Shape
+    member: int,
+    sum: int,
+    reduction: int,
+    indices: Any,
+    values: Any,
+    type_number: int,
+    declared: Shape,
 ) -> MemberGradient | None: ...
 def plain_dense(
-    member: int, sums: int, value: Any, type_number: int, declared: Shape
+    member: int, sum: int, reduction: int, value: Any, type_number: int, declared: Shape
 ) -> MemberGradient | None: ...
 
 class Caller:

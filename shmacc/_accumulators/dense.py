@@ -42,7 +42,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
                 unknown.
             shared_name: As for `SparseConditionalAccumulator`, as are all the others.
             name: A label.
-            reduction_type: "MEAN", "SUM", or "CMEAN", which is the same as "MEAN" here.
+            reduction_type: The reduction; "CMEAN" is the same as "MEAN" here.
             mode: Permission bits.
             owners: Whose accumulator may be attached.
             if_exists: What to do with an existing accumulator.

@@ -47,9 +47,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 `IndexedSlicesSpec` (sparse); 1 to 4,096 of them. Their order does not matter.
             shared_name: As for an accumulator, as are all the others.
             name: A label.
-            reduction_type: The reduction of members without their own. MEAN divides a dense member
-                by the number of gradients that had it, and each row of a sparse member by the
-                number of gradients that touched it; CMEAN divides by all gradients of the round.
+            reduction_type: The reduction of members without their own.
             mode: Permission bits.
             owners: Whose group may be attached.
             if_exists: What to do with an existing group.

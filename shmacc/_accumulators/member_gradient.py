@@ -10,6 +10,7 @@ from shmacc._accumulators import gradient_checks
 from shmacc._accumulators.gradient_checks import CheckedRows, Sums, checked_rows
 from shmacc._accumulators.members import AccumulatedMember
 from shmacc._accumulators.taken import SparsePartial
+from shmacc._base import layout
 from shmacc._base.array_types import ValueArray
 from shmacc._base.signals import pass_on
 from shmacc._core import MemberGradient
@@ -24,14 +25,16 @@ class MemberInput:
     is faster (a group of one member takes 1.5 times as long), and uses this class for all others.
     """
 
-    __slots__ = ("_dtype", "_exact", "_number", "_plain_type", "_shape", "_sparse", "_sums")
+    __slots__ = (
+        *("_dtype", "_exact", "_number", "_plain_type", "_reduction", "_shape", "_sparse", "_sum"),
+    )
 
     def __init__(self, number: int, spec: AccumulatedMember) -> None:
         self._number = number
+        self._sum, self._reduction = spec.dtype.sum_code, layout.REDUCTIONS[spec.reduction]
         self._sparse = spec.kind == "sparse"
         self._dtype = spec.dtype
         self._plain_type = spec.dtype.plain_type
-        self._sums = spec.dtype.sum_code
         self._shape = spec.shape
         # A gradient must have exactly the declared rank. Exception: TensorFlow's own tests apply
         # rows of more dimensions to a single accumulator whose shape leaves a dimension open.
@@ -43,13 +46,19 @@ class MemberInput:
         if not self._sparse:
             if weight == 1:
                 plain = _core.plain_dense(
-                    self._number, self._sums, value, self._plain_type, self._shape
+                    self._number, self._sum, self._reduction, value, self._plain_type, self._shape
                 )
             return plain or self.of_array(self.dense(value, weight, "The gradient"), 1, weight)
         indices, values, given = _parts(value)
         if given is None and weight == 1:
             plain = _core.plain_rows(
-                self._number, self._sums, indices, values, self._plain_type, self._shape
+                self._number,
+                self._sum,
+                self._reduction,
+                indices,
+                values,
+                self._plain_type,
+                self._shape,
             )
         return plain or self.of_rows(self.rows(indices, values, given, weight).check(), 1, weight)
 
@@ -61,7 +70,8 @@ class MemberInput:
         """Return checked rows for the extension; count, weight: of the gradients they are from."""
         return _core.sparse_gradient(
             self._number,
-            self._sums,
+            self._sum,
+            self._reduction,
             rows.indices,
             rows.values,
             rows.row_counts,
@@ -72,7 +82,7 @@ class MemberInput:
 
     def of_array(self, value: ValueArray, count: int, weight: int) -> MemberGradient:
         """Return a checked dense value for the extension, as `of_rows` does rows."""
-        return _core.dense_gradient(self._number, self._sums, value, count, weight)
+        return _core.dense_gradient(self._number, self._sum, self._reduction, value, count, weight)
 
     def dense(self, value: Any, weight: int, what: str) -> ValueArray:
         """Return a dense gradient, checked; messages of errors call it `what`."""

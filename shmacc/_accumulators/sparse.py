@@ -55,9 +55,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
                 ``%3A`` in ``/dev/shm``. None or empty: private; it is removed when this process
                 closes it or ends.
             name: A label.
-            reduction_type: "MEAN" (sparse: each row is divided by the number of gradients that
-                touched it), "SUM", or "CMEAN" (sparse: each row is divided by the number of all
-                gradients of the round).
+            reduction_type: "MEAN": a row is divided by the number of gradients that touched it (a
+                dense member of a group by the number of gradients that had it); "SUM"; or "CMEAN":
+                both are divided by the number of all gradients of the round.
             mode: Permission bits of the files in /dev/shm; exact, whatever the umask. None: 0600
                 for a new accumulator, and any mode of an existing one. A user with the right to
                 write can do anything to the accumulator. A user with the right to read alone sees

@@ -171,8 +171,8 @@ def test_jax_arrays_equal_numpys() -> None:
 
 def test_jax_arrays_are_read_in_place() -> None:
     given = jnp.ones((2, 2))
-    sums = layout.SUMS["float32"]
-    assert _core.plain_rows(0, sums, jnp.array([5, 1]), given, FLOAT32, None) is not None
+    of = 0, layout.SUMS["float32"], layout.REDUCTIONS["MEAN"]
+    assert _core.plain_rows(*of, jnp.array([5, 1]), given, FLOAT32, None) is not None
     values = _core.plain_array(given, FLOAT32)
     assert values is not None
     assert np.shares_memory(values, np.asarray(given))

@@ -307,22 +307,22 @@ def test_a_scalar_equals_the_slow_path() -> None:
 def test_int32_rows_equal_int64_rows() -> None:
     values = np.ones((3, 2), np.float32)
     rows = np.array([4, 0, 4], np.int32)
-    sums = layout.SUMS["float32"]
-    assert _core.plain_rows(0, sums, rows, values, FLOAT32, (5, 2)) is not None
-    assert _core.plain_rows(0, sums, rows, values, FLOAT32, (4, 2)) is None
-    assert _core.plain_rows(0, sums, rows.astype(np.uint32), values, FLOAT32, (5, 2)) is None
+    of = 0, layout.SUMS["float32"], layout.REDUCTIONS["MEAN"]
+    assert _core.plain_rows(*of, rows, values, FLOAT32, (5, 2)) is not None
+    assert _core.plain_rows(*of, rows, values, FLOAT32, (4, 2)) is None
+    assert _core.plain_rows(*of, rows.astype(np.uint32), values, FLOAT32, (5, 2)) is None
     with AccumulatorGroup({"emb": IndexedSlicesSpec((5, 2))}) as group:
         group.apply({"emb": (rows, values)}, NEVER_STALE)
         assert group.take(1)["emb"].indices.tolist() == [0, 4]
 
 
 def test_a_gradient_is_refused_by_a_member_that_it_is_not_of() -> None:
-    sums = layout.SUMS["float32"]
+    of = layout.SUMS["float32"], layout.REDUCTIONS["MEAN"]
     rows, values = np.array([1, 2]), np.ones((2, 2), np.float32)
-    of_rows = _core.sparse_gradient(0, sums, rows, values, None, ascending=True, count=1, weight=1)
-    of_array = _core.dense_gradient(0, sums, values, 1, 1)
-    of_pairs = _core.dense_gradient(0, sums, values.view(np.complex64), 1, 1)
-    elsewhere = _core.dense_gradient(1, sums, values, 1, 1)
+    of_rows = _core.sparse_gradient(0, *of, rows, values, None, ascending=True, count=1, weight=1)
+    of_array = _core.dense_gradient(0, *of, values, 1, 1)
+    of_pairs = _core.dense_gradient(0, *of, values.view(np.complex64), 1, 1)
+    elsewhere = _core.dense_gradient(1, *of, values, 1, 1)
     with SparseConditionalAccumulator("float32", (5, 2)) as acc:
         for wrong in of_array, elsewhere:
             with pytest.raises(errors.InvalidArgumentError, match="no member"):
@@ -337,4 +337,4 @@ def test_a_gradient_is_refused_by_a_member_that_it_is_not_of() -> None:
                 dense._handle.apply_group([wrong], NEVER_STALE, None)
             assert dense._handle.apply_group([right], NEVER_STALE, None)
     with pytest.raises(errors.InvalidArgumentError, match="Sizes"):
-        _core.sparse_gradient(0, sums, rows, values[:1], None, ascending=True, count=1, weight=1)
+        _core.sparse_gradient(0, *of, rows, values[:1], None, ascending=True, count=1, weight=1)

@@ -251,7 +251,7 @@ class Apply : public Operation {
             LaneState state = i == session.lane_number() ? session.state : segment_.recovered(i);
             Member member(*segment_.lanes()[i], set, state);
             if (member.state.round != session.round.round) continue;
-            if (!SparseSums<float>(member).has_any(request.contributors.data(), count)) continue;
+            if (!SparseSums<Add<float>>(member).has_any(request.contributors.data(), count)) continue;
             if (!request.partial) return true;
             throw Error(Failure::kAlreadyExists,
                         "A contributor of the partial is in the round already; nothing was added");
@@ -345,7 +345,7 @@ class Apply : public Operation {
         session.expect(count);
         MemberGradient::Need need;
         of_each(request, [&](MemberGradient& gradient) { prepare(session, gradient, need); });
-        std::optional<SparseMemberGradient<float>> contributors;
+        std::optional<SparseMemberGradient<Add<float>>> contributors;
         const std::vector<int64_t> appliers(request.contributors.size(),
                                             session.replaces_round() ? kNobodys
                                                                      : applier_of(segment_.presence().token()));

@@ -3,15 +3,16 @@
 #pragma once
 
 #include "protocol/round_shape.hpp"
-#include "values/kernels.hpp"
 #include "values/sorted_rows.hpp"
 
 namespace shmacc {
 
-template <class T>
-class Buffer {
+template <class Combine>
+class DenseSums {
+    using T = typename Combine::Number;
+
   public:
-    explicit Buffer(Member& member) : member_(member), state_(member.state) {}
+    explicit DenseSums(Member& member) : member_(member), state_(member.state) {}
 
     // Reserves room for the sum.
     void prepare() { member_.ensure_reserved(kRows0 + other(), member_.row_bytes(), false); }
@@ -21,8 +22,8 @@ class Buffer {
         T* to = member_.array<T>(kRows0 + other(), count);
         if (first)
             std::copy(values, values + count, to);
-        else if (!add_into(to, sums(), values, count))
-            SortedRows<T>::sum_overflows();
+        else if (!Combine::into(to, sums(), values, count))
+            SortedRows<Combine>::sum_overflows();
         state_.buffer = other();
     }
 

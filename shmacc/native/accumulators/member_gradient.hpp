@@ -20,7 +20,7 @@ class MemberGradient {
     int64_t count() const { return count_; }
     int64_t weight() const { return weight_; }
 
-    // Whether it is of this member, in kind, type of sums, and size.
+    // Whether it is of this member, in kind, sums, and size.
     virtual bool fits(const MemberSpec& spec) const = 0;
     virtual uint64_t bytes() const = 0;  // of values
     virtual void sort() = 0;
@@ -37,11 +37,11 @@ class MemberGradient {
     virtual void add(Member& member, Undo& undo) = 0;
 
   protected:
-    // T: the type of its sums. size: how many numbers it has for these dims.
-    template <class T>
+    // size: how many numbers it has for these dims.
+    template <class Combine>
     bool fits(const MemberSpec& spec, Kind kind, uint64_t size) const {
         return spec.kind == kind && size == product(dims_) * spec.components &&
-               with_sum_type(spec.sum, [](auto zero) { return std::is_same_v<decltype(zero), T>; });
+               with_sums(spec, [](auto sums) { return std::is_same_v<decltype(sums), Combine>; });
     }
 
   private:
@@ -50,8 +50,10 @@ class MemberGradient {
     const int64_t count_, weight_;
 };
 
-template <class T>
+template <class Combine>
 class SparseMemberGradient : public MemberGradient {
+    using T = typename Combine::Number;
+
   public:
     // counts: as for SortedRows. All arrays must outlive this.
     SparseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
@@ -60,39 +62,43 @@ class SparseMemberGradient : public MemberGradient {
           bytes_(rows * width * sizeof(T)), rows_(keys, values, counts, weight, rows, width, ascending) {}
 
     bool fits(const MemberSpec& spec) const override {
-        return MemberGradient::fits<T>(spec, kSparse, width_);
+        return MemberGradient::fits<Combine>(spec, kSparse, width_);
     }
     uint64_t bytes() const override { return bytes_; }
     void sort() override { rows_.sort(); }
     Need prepare(Member& member) override {
-        found_ = SparseSums<T>(member).prepare(rows_);
+        found_ = SparseSums<Combine>(member).prepare(rows_);
         const uint64_t added = rows_.count() - found_.fresh;
         return {found_.fresh, added, added * member.row_bytes()};
     }
-    void add(Member& member, Undo& undo) override { SparseSums<T>(member).add(rows_, found_, undo); }
+    void add(Member& member, Undo& undo) override { SparseSums<Combine>(member).add(rows_, found_, undo); }
 
   private:
     const uint64_t width_, bytes_;
-    SortedRows<T> rows_;
-    typename SparseSums<T>::Found found_;
+    SortedRows<Combine> rows_;
+    typename SparseSums<Combine>::Found found_;
 };
 
-template <class T>
+template <class Combine>
 class DenseMemberGradient : public MemberGradient {
+    using T = typename Combine::Number;
+
   public:
     DenseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const T* values,
                         uint64_t size)
         : MemberGradient(member, std::move(dims), count, weight), values_(values), size_(size) {}
 
-    bool fits(const MemberSpec& spec) const override { return MemberGradient::fits<T>(spec, kDense, size_); }
+    bool fits(const MemberSpec& spec) const override {
+        return MemberGradient::fits<Combine>(spec, kDense, size_);
+    }
     uint64_t bytes() const override { return size_ * sizeof(T); }
     void sort() override {}
     Need prepare(Member& member) override {
-        Buffer<T>(member).prepare();
+        DenseSums<Combine>(member).prepare();
         return {};
     }
     void add(Member& member, Undo&) override {
-        Buffer<T>(member).add(values_, member.state.count == count());
+        DenseSums<Combine>(member).add(values_, member.state.count == count());
     }
 
   private:

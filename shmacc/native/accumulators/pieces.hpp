@@ -148,7 +148,7 @@ class ReducedPieces {
                 }
             if (own.empty()) continue;
             const MemberSpec& spec = specs_[number];
-            if (!with_sum_type(spec.sum, [&](auto zero) { return reduce<decltype(zero)>(writer, sum, own); }))
+            if (!with_sums(spec, [&](auto sums) { return reduce<decltype(sums)>(writer, sum, own); }))
                 throw Error(Failure::kOutOfRange, "A result does not fit the accumulator's dtype")
                     .of_member(spec.name);
         }
@@ -165,21 +165,23 @@ class ReducedPieces {
         sum.length = line.length;  // used for a dense member only
     }
     // Reduces one member. False: a result does not fit.
-    template <class T>
+    template <class Combine>
     bool reduce(ColumnsWriter& writer, const PartHeader& sum, const std::vector<PieceReader*>& own) const {
+        using T = typename Combine::Number;
         const MemberSpec& spec = specs_[static_cast<size_t>(sum.number)];
         const Reduce reduce = reduce_by(spec, sum.weight, weight_);
         std::vector<RowSource<T>> sources;
         for (PieceReader* const reader : own) sources.push_back(reader->next<T>());
         if (spec.kind == kSparse) {
             const uint64_t width = PieceReader::row_bytes(spec) / sizeof(T);
-            Merge<T> merge(std::move(sources), width);
+            Merge<Combine> merge(std::move(sources), width);
             return writer.write_rows<T>(sum, width, [&](RowTargets<T>& to) { return merge.read(to, reduce); });
         }
         std::vector<const T*> arrays;
         for (const RowSource<T>& source : sources) arrays.push_back(source.rows);
         T* const out = writer.elements<T>(0, sum, spec.components);
-        return reduce_arrays(out, arrays, static_cast<uint64_t>(sum.length) * spec.components, reduce);
+        return Merge<Combine>::reduce_arrays(out, arrays, static_cast<uint64_t>(sum.length) * spec.components,
+                                             reduce);
     }
 
     const MemberSpecs& specs_;

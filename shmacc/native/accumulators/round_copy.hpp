@@ -52,8 +52,10 @@ struct TakeRequest {
 };
 
 // A sparse member's sums in each lane.
-template <class T>
+template <class Combine>
 class LaneSums {
+    using T = typename Combine::Number;
+
   public:
     explicit LaneSums(std::vector<Member>& in_lanes) : in_lanes_(in_lanes) {
         std::vector<RowSource<T>> sources;
@@ -72,12 +74,12 @@ class LaneSums {
 
     // All rows, ascending, reduced. False: a result does not fit.
     bool read(RowTargets<T>& to, const Reduce& reduce) {
-        return merge_ ? merge_->read(to, reduce) : SparseSums<T>(in_lanes_[0]).read(to, reduce);
+        return merge_ ? merge_->read(to, reduce) : SparseSums<Combine>(in_lanes_[0]).read(to, reduce);
     }
 
   private:
     std::vector<Member>& in_lanes_;
-    std::optional<Merge<T>> merge_;
+    std::optional<Merge<Combine>> merge_;
 };
 
 // A round as a take will hand it out, and what identifies the original. Make it with all lanes' locks.
@@ -96,15 +98,15 @@ class RoundCopy {
         for (uint32_t number = 0; number < members; ++number) {
             std::vector<Member> in_lanes = session.in_lanes(number);
             if (in_lanes.empty()) continue;
-            const bool fits = with_sum_type(specs[number].sum, [&](auto zero) {
-                return read<decltype(zero)>(in_lanes, specs[number], request, columns);
+            const bool fits = with_sums(specs[number], [&](auto sums) {
+                return read<decltype(sums)>(in_lanes, specs[number], request, columns);
             });
             if (!fits) does_not_fit(specs, number, request.advance_step);
         }
         if (columns) taken.shards = columns->written();
         std::vector<Member> in_lanes = session.in_lanes(members);
         if (in_lanes.empty()) return;
-        LaneSums<float> set(in_lanes);
+        LaneSums<Add<float>> set(in_lanes);
         taken.contributor_count = set.rows();
         taken.contributors = Output(set.rows() * sizeof(int64_t));
         Output ones(set.rows() * sizeof(int64_t)), none(0);
@@ -130,9 +132,10 @@ class RoundCopy {
     Taken taken;
 
   private:
-    template <class T>
+    template <class Combine>
     bool read(std::vector<Member>& in_lanes, const MemberSpec& spec, const TakeRequest& request,
               std::optional<ColumnsWriter>& columns) {
+        using T = typename Combine::Number;
         Member& first = in_lanes[0];
         MemberInRound sum{first.number(), 0, 0, {}};
         for (const Member& member : in_lanes) {
@@ -149,7 +152,7 @@ class RoundCopy {
         TakenMember& out = taken.members.emplace_back(
             TakenMember{std::move(sum), 0, Output(0), Output(0), Output(0)});
         if (spec.kind == kSparse) {
-            LaneSums<T> sums(in_lanes);
+            LaneSums<Combine> sums(in_lanes);
             if (columns)
                 return columns->write_rows<T>(line, width,
                                               [&](RowTargets<T>& to) { return sums.read(to, reduce); });
@@ -160,14 +163,16 @@ class RoundCopy {
             return read_rows(sums, out.indices, out.values, out.contributions, width, reduce);
         }
         std::vector<const T*> arrays;  // their sizes are proved before memory is allocated
-        for (Member& member : in_lanes) arrays.push_back(Buffer<T>(member).sums());
-        if (columns) return divide(*columns, line, arrays, *request.division, spec.components, width, reduce);
+        for (Member& member : in_lanes) arrays.push_back(DenseSums<Combine>(member).sums());
+        if (columns)
+            return divide<Combine>(*columns, line, arrays, *request.division, spec.components, width, reduce);
         out.values = Output(width * sizeof(T));
-        return reduce_arrays(static_cast<T*>(out.values.get()), arrays, width, reduce);
+        return Merge<Combine>::reduce_arrays(static_cast<T*>(out.values.get()), arrays, width, reduce);
     }
-    template <class T>
-    static bool read_rows(LaneSums<T>& sums, Output& rows, Output& values, Output& counts, uint64_t width,
-                          const Reduce& reduce) {
+    template <class Combine>
+    static bool read_rows(LaneSums<Combine>& sums, Output& rows, Output& values, Output& counts,
+                          uint64_t width, const Reduce& reduce) {
+        using T = typename Combine::Number;
         const uint64_t row_bytes = width * sizeof(T);
         RowTargets<T> to({{static_cast<int64_t*>(rows.get()), static_cast<int64_t*>(counts.get()),
                            static_cast<T*>(values.get()), sums.rows()}},
@@ -175,7 +180,7 @@ class RoundCopy {
         return sums.read(to, reduce);
     }
     // Reduces a dense member, and writes each shard's run of elements into that shard's columns.
-    template <class T>
+    template <class Combine, class T = typename Combine::Number>
     static bool divide(ColumnsWriter& columns, PartHeader line, std::vector<const T*> arrays,
                        const Division& division, uint32_t components, uint64_t numbers, const Reduce& reduce) {
         bool fits = true;
@@ -185,7 +190,7 @@ class RoundCopy {
             line.length = static_cast<int64_t>(end - begin);
             T* const out = columns.elements<T>(shard, line, components);
             const uint64_t count = (end - begin) * components;
-            fits = reduce_arrays(out, arrays, count, reduce) && fits;
+            fits = Merge<Combine>::reduce_arrays(out, arrays, count, reduce) && fits;
             for (const T*& array : arrays) array += count;
         }
         return fits;

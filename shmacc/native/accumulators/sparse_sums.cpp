@@ -3,9 +3,6 @@
 
 namespace shmacc {
 
-template class SparseSums<float>;
-template class SparseSums<double>;
-template class SparseSums<int64_t>;
-template class SparseSums<uint64_t>;
+SHMACC_FOR_ALL_SUMS(template class, SparseSums);
 
 }  // namespace shmacc

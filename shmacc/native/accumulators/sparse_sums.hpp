@@ -4,7 +4,6 @@
 #include "protocol/round_shape.hpp"
 #include "protocol/undo_rows.hpp"
 #include "values/distinct_rows.hpp"
-#include "values/kernels.hpp"
 #include "values/reduction.hpp"
 #include "values/row_index.hpp"
 #include "values/row_targets.hpp"
@@ -12,8 +11,10 @@
 
 namespace shmacc {
 
-template <class T>
+template <class Combine>
 class SparseSums {
+    using T = typename Combine::Number;
+
   public:
     explicit SparseSums(Member& member)
         : member_(member), state_(member.state), hash_(member.lane().hash_key()) {}
@@ -27,9 +28,9 @@ class SparseSums {
         const Run* end() const { return runs.get() + count; }
     };
     // Finds the gradient's rows, and reserves room for those that are new.
-    Found prepare(const SortedRows<T>& gradient);
+    Found prepare(const SortedRows<Combine>& gradient);
     // Adds the gradient's rows, between begin and commit.
-    void add(const SortedRows<T>& gradient, const Found& found, Undo& undo);
+    void add(const SortedRows<Combine>& gradient, const Found& found, Undo& undo);
     // Whether there are sums for any of these rows. The rows must ascend.
     bool has_any(const int64_t* keys, uint32_t count);
     // All rows, ascending, reduced. False: a result does not fit the dtype.
@@ -72,7 +73,7 @@ class SparseSums {
 
     // kWidth: the row's width, or 0 for any.
     template <uint64_t kWidth>
-    void add_rows(const SortedRows<T>& gradient, const Found& found, Undo& undo) {
+    void add_rows(const SortedRows<Combine>& gradient, const Found& found, Undo& undo) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         RowPlace* places = this->places(state_.rows + found.fresh);
         T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
@@ -111,7 +112,7 @@ class SparseSums {
 
     // Adds rows that have no sums yet.
     template <uint64_t kWidth>
-    void append(const SortedRows<T>& gradient, uint32_t at, uint32_t count, RowPlace* places, T* sums,
+    void append(const SortedRows<Combine>& gradient, uint32_t at, uint32_t count, RowPlace* places, T* sums,
                 Inserts& inserts) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         const int64_t* keys = gradient.keys();
@@ -129,7 +130,8 @@ class SparseSums {
 
     // Adds `length` rows of the gradient, from `at` on, to consecutive rows.
     template <uint64_t kWidth>
-    void add_piece(const SortedRows<T>& gradient, uint32_t at, uint32_t length, RowPlace* places, T* sums) {
+    void add_piece(const SortedRows<Combine>& gradient, uint32_t at, uint32_t length, RowPlace* places,
+                   T* sums) {
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         if (gradient.counted()) {
             for (uint32_t j = 0; j < length; ++j)
@@ -139,12 +141,12 @@ class SparseSums {
         }
         bool fits = true;
         if (gradient.contiguous() && length > 1) {
-            fits = add_many(sums, gradient.row(at, width), length * width);
+            fits = Combine::many(sums, gradient.row(at, width), length * width);
         } else {
             for (uint32_t j = 0; j < length; ++j)
-                fits = add_numbers(sums + j * width, gradient.row(at + j, width), width) && fits;
+                fits = Combine::row(sums + j * width, gradient.row(at + j, width), width) && fits;
         }
-        if (!fits) SortedRows<T>::sum_overflows();
+        if (!fits) SortedRows<Combine>::sum_overflows();
     }
 
     // In a damaged segment the number may be anything, so the sum may wrap around. In a sound one it cannot.
@@ -194,8 +196,8 @@ class SparseSums {
     const RowHash hash_;
 };
 
-template <class T>
-typename SparseSums<T>::Found SparseSums<T>::prepare(const SortedRows<T>& gradient) {
+template <class Combine>
+typename SparseSums<Combine>::Found SparseSums<Combine>::prepare(const SortedRows<Combine>& gradient) {
     Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
     found.count = member_.index(hash_).find(gradient.keys(), gradient.count(), places(state_.rows),
                                             state_.rows, found.runs.get());
@@ -203,28 +205,25 @@ typename SparseSums<T>::Found SparseSums<T>::prepare(const SortedRows<T>& gradie
     reserve(found.fresh);
     return found;
 }
-template <class T>
-void SparseSums<T>::add(const SortedRows<T>& gradient, const Found& found, Undo& undo) {
+template <class Combine>
+void SparseSums<Combine>::add(const SortedRows<Combine>& gradient, const Found& found, Undo& undo) {
     with_width(state_.row_elements, [&](auto width) { add_rows<width.value>(gradient, found, undo); });
     state_.index_filled += found.fresh;
 }
-template <class T>
-bool SparseSums<T>::has_any(const int64_t* keys, uint32_t count) {
+template <class Combine>
+bool SparseSums<Combine>::has_any(const int64_t* keys, uint32_t count) {
     std::unique_ptr<Run[]> runs(new Run[count]);
     const uint32_t found = member_.index(hash_).find(keys, count, places(state_.rows), state_.rows, runs.get());
     return std::any_of(runs.get(), runs.get() + found, [](const Run& run) { return run.place != kAbsent; });
 }
-template <class T>
-bool SparseSums<T>::read(RowTargets<T>& to, const Reduce& reduce) {
+template <class Combine>
+bool SparseSums<Combine>::read(RowTargets<T>& to, const Reduce& reduce) {
     return to.fill(state_.row_elements, state_.rows, [&](auto width, auto streamed, auto& targets) {
         return read_rows<width.value, streamed.value>(targets, reduce);
     });
 }
 
 // Compiled in sparse_sums.cpp.
-extern template class SparseSums<float>;
-extern template class SparseSums<double>;
-extern template class SparseSums<int64_t>;
-extern template class SparseSums<uint64_t>;
+SHMACC_FOR_ALL_SUMS(extern template class, SparseSums);
 
 }  // namespace shmacc

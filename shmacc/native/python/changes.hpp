@@ -131,8 +131,8 @@ nb::tuple merged(nb::handle indices, nb::handle values) {
     const uint64_t width = product(numbers.dims(1));
     if (keys.size() > kMaxRows || numbers.size() != keys.size() * width)
         throw Error(Failure::kInvalidArgument, "Sizes of indices and values disagree");
-    SortedRows<T> gradient(keys.data(), numbers.data(), nullptr, 1, static_cast<uint32_t>(keys.size()), width,
-                           false);
+    SortedRows<Add<T>> gradient(keys.data(), numbers.data(), nullptr, 1, static_cast<uint32_t>(keys.size()),
+                                width, false);
     std::optional<Output> rows, row_numbers;
     {
         const WithoutGil released;

@@ -31,42 +31,43 @@ struct DenseArray {
     const ArrayBuffer<T> numbers;
 };
 
-template <class T>
-class GivenRows : private RowArrays<T>, public SparseMemberGradient<T> {
+template <class Combine, class T = typename Combine::Number>
+class GivenRows : private RowArrays<T>, public SparseMemberGradient<Combine> {
   public:
     // counts: contributions of each row, or None for `weight` each.
     GivenRows(uint32_t member, int64_t count, int64_t weight, nb::handle indices, nb::handle values,
               nb::handle counts, bool ascending)
         : RowArrays<T>(indices, values, counts),
-          SparseMemberGradient<T>(member, std::move(this->row_dims), count, weight, this->keys.data(),
-                                  this->numbers.data(), this->counts ? this->counts->data() : nullptr,
-                                  static_cast<uint32_t>(this->keys.size()), this->width, ascending) {}
+          SparseMemberGradient<Combine>(member, std::move(this->row_dims), count, weight, this->keys.data(),
+                                        this->numbers.data(), this->counts ? this->counts->data() : nullptr,
+                                        static_cast<uint32_t>(this->keys.size()), this->width, ascending) {}
 };
 
-template <class T>
-class GivenArray : private DenseArray<T>, public DenseMemberGradient<T> {
+template <class Combine, class T = typename Combine::Number>
+class GivenArray : private DenseArray<T>, public DenseMemberGradient<Combine> {
   public:
     GivenArray(uint32_t member, int64_t count, int64_t weight, nb::handle values)
-        : DenseArray<T>(values), DenseMemberGradient<T>(member, this->numbers.dims(0), count, weight,
-                                                        this->numbers.data(), this->numbers.size()) {}
+        : DenseArray<T>(values), DenseMemberGradient<Combine>(member, this->numbers.dims(0), count, weight,
+                                                              this->numbers.data(), this->numbers.size()) {}
 };
 
 constexpr const char* kGradient = "shmacc.MemberGradient";
 
-// sums: the type of the member's sums, which the values have, too (complex: pairs). counts, ascending: as for
+// sum, reduction: the member's; the values have the type of its sums (complex: pairs). counts, ascending: as for
 // SortedRows.
-inline nb::object sparse_gradient(uint32_t member, uint32_t sums, nb::handle indices, nb::handle values,
-                                  nb::handle counts, bool ascending, int64_t count, int64_t weight) {
-    return with_sum_type(sums, [&](auto zero) {
-        auto made = std::make_unique<GivenRows<decltype(zero)>>(member, count, weight, indices, values,
+inline nb::object sparse_gradient(uint32_t member, uint32_t sum, uint32_t reduction, nb::handle indices,
+                                  nb::handle values, nb::handle counts, bool ascending, int64_t count,
+                                  int64_t weight) {
+    return with_sums(sum, reduction, [&](auto sums) {
+        auto made = std::make_unique<GivenRows<decltype(sums)>>(member, count, weight, indices, values,
                                                                 counts, ascending);
         return given<MemberGradient>(std::move(made), kGradient);
     });
 }
-inline nb::object dense_gradient(uint32_t member, uint32_t sums, nb::handle values, int64_t count,
-                                 int64_t weight) {
-    return with_sum_type(sums, [&](auto zero) {
-        auto made = std::make_unique<GivenArray<decltype(zero)>>(member, count, weight, values);
+inline nb::object dense_gradient(uint32_t member, uint32_t sum, uint32_t reduction, nb::handle values,
+                                 int64_t count, int64_t weight) {
+    return with_sums(sum, reduction, [&](auto sums) {
+        auto made = std::make_unique<GivenArray<decltype(sums)>>(member, count, weight, values);
         return given<MemberGradient>(std::move(made), kGradient);
     });
 }

@@ -159,15 +159,16 @@ Raises:
 
 void bind_handle(nb::module_& m) {
     m.attr("MemberGradient") = nb::handle(reinterpret_cast<PyObject*>(&PyCapsule_Type));
-    m.def("sparse_gradient", &sparse_gradient, nb::arg("member"), nb::arg("sums"), nb::arg("indices"),
-          nb::arg("values"), nb::arg("counts").none(), nb::arg("ascending"), nb::arg("count"),
-          nb::arg("weight"));
-    m.def("dense_gradient", &dense_gradient, nb::arg("member"), nb::arg("sums"), nb::arg("values"),
+    m.def("sparse_gradient", &sparse_gradient, nb::arg("member"), nb::arg("sum"), nb::arg("reduction"),
+          nb::arg("indices"), nb::arg("values"), nb::arg("counts").none(), nb::arg("ascending"),
           nb::arg("count"), nb::arg("weight"));
-    m.def("plain_rows", &plain_rows, nb::arg("member"), nb::arg("sums"), nb::arg("indices").none(),
-          nb::arg("values").none(), nb::arg("type_number"), nb::arg("declared").none());
-    m.def("plain_dense", &plain_dense, nb::arg("member"), nb::arg("sums"), nb::arg("value").none(),
-          nb::arg("type_number"), nb::arg("declared").none());
+    m.def("dense_gradient", &dense_gradient, nb::arg("member"), nb::arg("sum"), nb::arg("reduction"),
+          nb::arg("values"), nb::arg("count"), nb::arg("weight"));
+    m.def("plain_rows", &plain_rows, nb::arg("member"), nb::arg("sum"), nb::arg("reduction"),
+          nb::arg("indices").none(), nb::arg("values").none(), nb::arg("type_number"),
+          nb::arg("declared").none());
+    m.def("plain_dense", &plain_dense, nb::arg("member"), nb::arg("sum"), nb::arg("reduction"),
+          nb::arg("value").none(), nb::arg("type_number"), nb::arg("declared").none());
 
     nb::class_<RoundResult>(m, "RoundResult")
         .def(nb::init<bool, bool, nb::handle>(), nb::arg("advance"), nb::arg("seal"),

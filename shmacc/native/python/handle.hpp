@@ -184,8 +184,8 @@ class Handle : public HandleRounds {
         const OpenSegment::Use segment = attached();
         const MemberSpecs& specs = *segment->specs();
         ApplyRequest request = of_terms(local_step, terms);
-        return with_sum_type(specs.front().sum, [&](auto zero) {
-            Given<decltype(zero)> given(0, request.count, request.weight, arrays...);
+        return with_sums(specs.front(), [&](auto sums) {
+            Given<decltype(sums)> given(0, request.count, request.weight, arrays...);
             check_fits(given, specs);
             MemberGradient* const gradient = &given;
             return apply(*segment, &gradient, 1, request);

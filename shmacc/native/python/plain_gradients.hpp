@@ -131,17 +131,17 @@ inline std::optional<bool> apply_plain_dense(Handle& handle, nb::handle value, i
 }
 
 // Return a gradient of one member, as it is given. None: it is not plain.
-inline nb::object plain_rows(uint32_t member, uint32_t sums, nb::handle indices, nb::handle values,
-                             int type_number, const Declared& declared) {
+inline nb::object plain_rows(uint32_t member, uint32_t sum, uint32_t reduction, nb::handle indices,
+                             nb::handle values, int type_number, const Declared& declared) {
     const std::optional<PlainRows> rows = plain_slices(indices, values, type_number, declared);
     if (!rows) return nb::none();
-    return sparse_gradient(member, sums, rows->indices, rows->values, Py_None, rows->ascending, 1, 1);
+    return sparse_gradient(member, sum, reduction, rows->indices, rows->values, Py_None, rows->ascending, 1, 1);
 }
-inline nb::object plain_dense(uint32_t member, uint32_t sums, nb::handle value, int type_number,
-                              const Declared& declared) {
+inline nb::object plain_dense(uint32_t member, uint32_t sum, uint32_t reduction, nb::handle value,
+                              int type_number, const Declared& declared) {
     const nb::object plain = plain_value(value, type_number, declared);
     if (plain.is_none()) return plain;
-    return dense_gradient(member, sums, plain, 1, 1);
+    return dense_gradient(member, sum, reduction, plain, 1, 1);
 }
 
 }  // namespace shmacc

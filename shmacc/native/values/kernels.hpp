@@ -27,15 +27,6 @@
 
 namespace shmacc {
 
-SHMACC_TWO_WIDTHS static void add_long(float* __restrict__ sums, const float* __restrict__ values,
-                                       uint64_t count) {
-    for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
-}
-SHMACC_TWO_WIDTHS static void add_long(double* __restrict__ sums, const double* __restrict__ values,
-                                       uint64_t count) {
-    for (uint64_t j = 0; j < count; ++j) sums[j] += values[j];
-}
-
 // Within a piece there is no early exit, and differences are collected as bits, so that the compiler vectorises this.
 SHMACC_TWO_WIDTHS static bool strictly_ascending(const int64_t* keys, uint64_t count) {
     constexpr uint64_t kPiece = 1024;
@@ -66,51 +57,6 @@ SHMACC_TWO_WIDTHS static bool stand_at(const RowPlace* places, const int64_t* ke
     uint64_t differing = 0;
     for (uint64_t i = 0; i < count; ++i) differing |= static_cast<uint64_t>(places[i].row ^ keys[i]);
     return differing == 0;
-}
-
-static_assert(
-    std::size(kReductionNames) == 3,
-    "these loops add, as MEAN, SUM and CMEAN do: see \"A reduction\" in CONTRIBUTING.md for another one");
-
-// Returns a + b. If an integer sum wraps around, as its sign or (unsigned) its carry shows, the top bit of `wrong` is
-// set.
-template <class T>
-T add_one(T a, T b, uint64_t& wrong) {
-    if constexpr (std::is_integral_v<T>) {
-        const T sum = static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-        wrong |= static_cast<uint64_t>(std::is_signed_v<T> ? (a ^ sum) & (b ^ sum)
-                                                           : (a & b) | ((a | b) & ~sum));
-        return sum;
-    } else {
-        return a + b;
-    }
-}
-
-// sums[j] += values[j]; false if a sum does not fit (integers; it wraps around then).
-template <class T>
-bool add_numbers(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
-    uint64_t wrong = 0;
-    for (uint64_t j = 0; j < count; ++j) sums[j] = add_one(sums[j], values[j], wrong);
-    return wrong >> 63 == 0;
-}
-
-// to[j] = a[j] + b[j]; false as above.
-template <class T>
-bool add_into(T* __restrict__ to, const T* __restrict__ a, const T* __restrict__ b, uint64_t count) {
-    uint64_t wrong = 0;
-    for (uint64_t j = 0; j < count; ++j) to[j] = add_one(a[j], b[j], wrong);
-    return wrong >> 63 == 0;
-}
-
-// As above, for more numbers than a row has.
-template <class T>
-bool add_many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
-    if constexpr (std::is_integral_v<T>) {
-        return add_numbers(sums, values, count);
-    } else {
-        add_long(sums, values, count);
-        return true;
-    }
 }
 
 template <class T>

@@ -2,6 +2,7 @@
 // hosts have sent them. Equal rows are added up in the order of their sources.
 #pragma once
 
+#include "values/add.hpp"
 #include "values/reduction.hpp"
 #include "values/row_order.hpp"
 #include "values/row_targets.hpp"
@@ -19,8 +20,10 @@ struct RowSource {
     uint64_t count;
 };
 
-template <class T>
+template <class Combine>
 class Merge {
+    using T = typename Combine::Number;
+
   public:
     Merge(std::vector<RowSource<T>> sources, uint64_t width);
     // How many different rows there are.
@@ -28,6 +31,9 @@ class Merge {
 
     // All rows, ascending, reduced. False: a result does not fit.
     bool read(RowTargets<T>& to, const Reduce& reduce);
+
+    // Adds up a dense member's arrays and reduces their sum. False: a result does not fit.
+    static bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce);
 
   private:
     static constexpr uint64_t kAhead = 32;
@@ -66,8 +72,8 @@ class Merge {
                 if (__builtin_add_overflow(count, contributions_of(other, there), &count))
                     data_loss("a row's contributions do not fit");
                 const T* const row_there = other.rows + there * width;
-                fits = (sums == sum.data() ? add_numbers(sum.data(), row_there, width)
-                                           : add_into(sum.data(), sums, row_there, width)) &&
+                fits = (sums == sum.data() ? Combine::row(sum.data(), row_there, width)
+                                           : Combine::into(sum.data(), sums, row_there, width)) &&
                        fits;
                 sums = sum.data();
             }
@@ -96,8 +102,8 @@ class Merge {
     std::vector<uint8_t> repeats_;  // whether a row equals the one before it in order_; empty: none does
 };
 
-template <class T>
-Merge<T>::Merge(std::vector<RowSource<T>> sources, uint64_t width)
+template <class Combine>
+Merge<Combine>::Merge(std::vector<RowSource<T>> sources, uint64_t width)
     : sources_(std::move(sources)), width_(width) {
     for (const RowSource<T>& source : sources_) {
         starts_.push_back(total_);
@@ -113,16 +119,16 @@ Merge<T>::Merge(std::vector<RowSource<T>> sources, uint64_t width)
     }
     if (!strictly_ascending(keys_.data(), total_)) sort();
 }
-template <class T>
-bool Merge<T>::read(RowTargets<T>& to, const Reduce& reduce) {
+template <class Combine>
+bool Merge<Combine>::read(RowTargets<T>& to, const Reduce& reduce) {
     return to.fill(width_, rows(), [&](auto width, auto streamed, auto& targets) {
         return read_rows<width.value, streamed.value>(targets, reduce);
     });
 }
 
-// Adds up a dense member's arrays and reduces their sum. False: a result does not fit.
-template <class T>
-bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce) {
+template <class Combine>
+bool Merge<Combine>::reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size,
+                                   const Reduce& reduce) {
     constexpr uint64_t kPiece = 1024;  // numbers that stay in the first-level cache
     const bool streamed = is_streamed(out, size * sizeof(T), kPiece * sizeof(T));
     if (arrays.size() == 1 && !streamed) return reduce_into(out, arrays[0], size, reduce.divisor, reduce);
@@ -132,7 +138,8 @@ bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, c
         const uint64_t count = std::min(kPiece, size - at);
         const T* sums = arrays[0] + at;
         for (size_t i = 1; i < arrays.size(); ++i) {
-            fits = (i == 1 ? add_into(sum, sums, arrays[1] + at, count) : add_many(sum, arrays[i] + at, count)) &&
+            fits = (i == 1 ? Combine::into(sum, sums, arrays[1] + at, count)
+                           : Combine::many(sum, arrays[i] + at, count)) &&
                    fits;
             sums = sum;
         }
@@ -146,13 +153,6 @@ bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, c
 }
 
 // Compiled in merge.cpp.
-extern template class Merge<float>;
-extern template class Merge<double>;
-extern template class Merge<int64_t>;
-extern template class Merge<uint64_t>;
-extern template bool reduce_arrays(float*, const std::vector<const float*>&, uint64_t, const Reduce&);
-extern template bool reduce_arrays(double*, const std::vector<const double*>&, uint64_t, const Reduce&);
-extern template bool reduce_arrays(int64_t*, const std::vector<const int64_t*>&, uint64_t, const Reduce&);
-extern template bool reduce_arrays(uint64_t*, const std::vector<const uint64_t*>&, uint64_t, const Reduce&);
+SHMACC_FOR_ALL_SUMS(extern template class, Merge);
 
 }  // namespace shmacc

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "base/layout.hpp"
+#include "values/add.hpp"
 #include "values/distinct_rows.hpp"
-#include "values/kernels.hpp"
 
 namespace shmacc {
 
@@ -42,8 +41,10 @@ inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
     return -1;
 }
 
-template <class T>
+template <class Combine>
 class SortedRows {
+    using T = typename Combine::Number;
+
   public:
     // counts: contributions of each row, or null for `weight` each. All arrays must outlive this.
     // ascending: whether keys are strictly ascending already (from check_rows).
@@ -105,7 +106,7 @@ class SortedRows {
         // Narrow sums begin as -0.0, and adding a number to that gives the number itself. This is faster than checking
         // for each sum whether it has begun.
         constexpr bool kNarrow = kWidth * sizeof(T) > 0 && kWidth * sizeof(T) <= 16;
-        if (kNarrow) std::fill_n(merged_.get(), distinct * width, static_cast<T>(-0.0));
+        if (kNarrow) std::fill_n(merged_.get(), distinct * width, Combine::kNeutral);
         std::vector<bool> begun(kNarrow ? 0 : distinct);
         bool fits = true;
         for (uint32_t i = 0; i < count_; ++i) {
@@ -113,7 +114,7 @@ class SortedRows {
             T* row = merged_.get() + positions[i] * width;
             const T* value = values_ + i * width;
             if (kNarrow || begun[positions[i]]) {
-                fits = add_numbers(row, value, width) && fits;
+                fits = Combine::row(row, value, width) && fits;
             } else {
                 begun[positions[i]] = true;
                 copy_numbers(row, value, width);
