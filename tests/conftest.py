@@ -1,11 +1,10 @@
 """Each test has its own namespace in shared memory, and must leave no names in it."""
 
-from __future__ import annotations
-
 import gc
 import signal
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ pytest.register_assert_rewrite(
 from helpers.apart import Crew  # noqa: E402 - see above
 
 from shmacc import testing  # noqa: E402 - see above
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def pytest_configure() -> None:

@@ -1,17 +1,12 @@
 """Fixtures for tests of accumulators, and a hook that runs tests that are coroutines."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from shmacc import ConditionalAccumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -1,17 +1,16 @@
 """Any sequence of calls gives the NumPy model's results: the same bits, the same errors."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.elements import ELEMENTS
+from helpers.elements import ELEMENTS, Element
 from helpers.gradients import KINDS, filled, numbers, shapes
-from helpers.numpy_model import DenseModel, Refused, SparseModel
+from helpers.numpy_model import Array, DenseModel, Outcome, Refused, Shape, SparseModel
 from helpers.support import same_bits, same_outcome
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -20,13 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import shmacc
 from shmacc import errors, testing
 from shmacc._base import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.elements import Element
-    from helpers.numpy_model import Array, Outcome, Shape
-
 
 SEEDS: Final = st.integers(0, 2**32 - 1)
 REDUCTIONS: Final = tuple(layout.REDUCTIONS)

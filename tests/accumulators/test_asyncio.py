@@ -1,7 +1,5 @@
 """Coroutines wait without blocking their loop, and a cancelled wait consumes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random
@@ -11,7 +9,8 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 from helpers.apart import Apart, Pipe
@@ -19,9 +18,6 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
 
 pytestmark = pytest.mark.threads
 

@@ -1,10 +1,9 @@
 """Applies to a full accumulator wait until a take makes room; nobody else waits."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -14,9 +13,6 @@ from helpers.support import LONG, refused, until
 
 import shmacc
 from shmacc import NEVER_STALE, AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.threads
 

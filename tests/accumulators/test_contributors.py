@@ -1,7 +1,5 @@
 """A contributor's gradient counts once in a round, however often it is sent; weights count."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """A take's wait ends once for each death, and at its timeout if fewer gradients are enough."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,14 +1,13 @@
 """Errors are builtin ones; they say what was given and what to do, and survive pickling."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ from shmacc import (
     errors,
     inspection,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.threads
 

@@ -4,29 +4,23 @@ Each accepted gradient has a row of its own, which exactly one take must return,
 its own number to one of a few rows that all share.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, Crew
 from helpers.books import Books, Fate
 from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Crew
 
 pytestmark = pytest.mark.threads
 

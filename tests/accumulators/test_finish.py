@@ -1,15 +1,14 @@
 """When a run is finished, all waits end, and calls that come later are told."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME: Final = "acc"
 

@@ -1,7 +1,5 @@
 """A group's gradient is one gradient of many tensors: one step, one count, one commit."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any, Final
 

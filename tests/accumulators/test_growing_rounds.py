@@ -1,7 +1,5 @@
 """Rounds grow, shrink and change their width; each row comes out once and whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Final
 

@@ -1,9 +1,8 @@
 """Sparse gradients as programs make them: ids with gaps, empty batches, a step for a shape."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ from shmacc import (
     raw_ops,
 )
 from shmacc._accumulators.taken import GroupPartial, SparsePartial
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def partial(indices: Any, values: Any) -> SparsePartial:

@@ -1,15 +1,14 @@
 """Memory of large results is reused, and the kernel may reclaim it in between."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
 import re
 import resource
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from helpers.own_shm import BIND
 from helpers.support import SANITIZED
 
 from shmacc import _core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LARGE = 40 << 20  # bytes; malloc returns what is larger than 32 MiB to the kernel
 

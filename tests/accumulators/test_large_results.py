@@ -1,7 +1,5 @@
 """Results larger than the caches are written around them, and equal small ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

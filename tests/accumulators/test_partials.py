@@ -3,8 +3,6 @@
 Whole trees of partials are in the tests against the models.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,23 +1,17 @@
 """Real processes, under every start method, share nothing but names and pickled handles."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from helpers.apart import every_start_method
+from helpers.apart import Apart, Crew, every_start_method
 from helpers.lock_holder import sleeps_in
 from helpers.support import LONG, stop, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
-
-if TYPE_CHECKING:
-    from helpers.apart import Apart, Crew
 
 pytestmark = pytest.mark.threads
 

@@ -1,7 +1,5 @@
 """A round lends its gradients to a block, and the end of the block consumes them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,10 +1,9 @@
 """A saved state holds all that has accumulated, and restores it; a snapshot takes nothing."""
 
-from __future__ import annotations
-
 import io
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from shmacc import (
     errors,
     inspection,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 pytestmark = pytest.mark.threads
 

@@ -1,12 +1,11 @@
 """A worker loops over the run's steps, and the loop ends with the run."""
 
-from __future__ import annotations
-
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers.apart import Apart
@@ -14,9 +13,6 @@ from helpers.lock_holder import activity
 from helpers.support import LONG, refused, until
 
 from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 NAME: Final = "acc"
 

@@ -1,7 +1,5 @@
 """Which steps, numbers and timeouts are accepted, and integers at the limits of their dtype."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, Final
 

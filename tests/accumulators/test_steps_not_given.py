@@ -3,12 +3,11 @@
 The logger warns of it once for each handle, and names the remedy.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -23,9 +22,6 @@ from shmacc import (
     TensorSpec,
     raw_ops,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAKE: Final[dict[str, Callable[[], Any]]] = {
     "dense": lambda: ConditionalAccumulator("f8", (2,)),

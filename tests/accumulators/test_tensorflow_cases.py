@@ -3,8 +3,6 @@
 Refusals of gradients that do not fit, in TensorFlow's words, are in tests/values/test_arguments.py.
 """
 
-from __future__ import annotations
-
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final

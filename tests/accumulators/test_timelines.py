@@ -5,17 +5,17 @@ worker's gradient is dropped, whatever step it names, even when the new timeline
 12. A gradient that is computed after a new read of the step is accepted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import itertools
 import os
 import pickle
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -35,10 +35,6 @@ from shmacc import (
     optim,
     raw_ops,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 NAME: Final = "acc"
 BACK: Final = 10

@@ -7,18 +7,18 @@ A process whose standard streams are closed must not open a segment as descripto
 a C library prints goes there, and would overwrite the segment's first bytes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
 
@@ -35,12 +35,6 @@ from shmacc import (
     optim,
 )
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from helpers.apart import Pipe
 
 pytestmark = pytest.mark.threads
 

@@ -1,7 +1,5 @@
 """The tests' own copy of the layout is right: otherwise tests would damage the wrong bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import Any

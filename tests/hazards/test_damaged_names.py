@@ -1,17 +1,16 @@
 """Something that is not a segment has a segment's name: opening it raises a clear error at once."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pickle
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.lock_holder import hold_byte
 from helpers.segment_file import SegmentFile
 
@@ -19,11 +18,6 @@ import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc._base import names
 from shmacc.inspection import SegmentState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
 
 
 def _socket(path: Path) -> None:

@@ -8,19 +8,18 @@ endless loop would hold the locks, and no signal would end it. An array as large
 claims would use up the machine's memory.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, needs_own_shm
-from helpers.damage import Directory, Elsewhere, SetField, Sizes, UndoLog, several
+from helpers.apart import Apart, Pipe, needs_own_shm
+from helpers.damage import Damage, Directory, Elsewhere, SetField, Sizes, UndoLog, several
 from helpers.every_call import PATIENCE, SHM_BYTES, Scenario, Victim
 from helpers.segment_file import SegmentFile
 from helpers.support import SANITIZED
@@ -30,12 +29,6 @@ from hypothesis import strategies as st
 import shmacc
 from shmacc import Parameters, errors, inspection, optim
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
-    from helpers.damage import Damage
 
 pytestmark = needs_own_shm
 

@@ -4,12 +4,11 @@ The tests damage its value, and replace the file under its name. The rest of its
 to the C library, which aborts the process on a bad value there; see docs/hazards.md.
 """
 
-from __future__ import annotations
-
 import os
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from helpers.apart import Apart, run_apart
 import shmacc
 from shmacc import SparseConditionalAccumulator
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROWS: Final = 100
 

@@ -1,8 +1,8 @@
 """A damaged table gives a wrong row or a DataLossError; no call crashes or runs for ever."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -12,10 +12,6 @@ from helpers.segment_file import SegmentFile
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, inspection, optim
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 IDS: Final = np.arange(200) * 2**40
 _WRONG: Final = (0, 1, 3, 7, 199, 200, 1 << 20, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)

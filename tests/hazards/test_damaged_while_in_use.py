@@ -3,21 +3,19 @@
 A number may change between its check and its use, so the library must check a copy.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import every_call
 from helpers import segment_layout as layout
-from helpers.apart import Apart, needs_own_shm
+from helpers.apart import Apart, Pipe, needs_own_shm
 from helpers.every_call import SHM_BYTES, VICTIM, Scenario
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
@@ -27,9 +25,6 @@ from shmacc._base import names
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 

@@ -3,11 +3,9 @@
 test_soak.py kills processes at random in rounds and applies, in several lanes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,9 +14,6 @@ from helpers.lock_holder import activity
 from helpers.support import LONG, until
 
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -3,31 +3,25 @@
 They ask by ``on_death="raise"``. A process that looks at a moment of change is not mistaken.
 """
 
-from __future__ import annotations
-
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.departures import NAME, make, news, worker
 from helpers.departures import acc as acc
 from helpers.lock_holder import activity
 from helpers.stepping_calls import Calling, needs_failures
+from helpers.stepping_tracer import Mark
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
-    from helpers.stepping_tracer import Mark
-
-    Look = Callable[[Any], tuple[Any, ...] | None]
+Look = Callable[[Any], tuple[Any, ...] | None]
 
 
 def chief_died(acc: Any) -> tuple[Any, ...] | None:

@@ -3,14 +3,13 @@
 Waits ask for it by ``on_death="raise"``.
 """
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.departures import NAME, fail_in_a_block, news, worker
 from helpers.departures import acc as acc
 from helpers.lock_holder import activity
@@ -20,11 +19,6 @@ import shmacc
 from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, _core, errors
 from shmacc._base import names
 from shmacc._segment import removal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
 
 
 def fail_before_a_gradient() -> None:

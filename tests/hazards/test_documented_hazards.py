@@ -1,7 +1,5 @@
 """docs/hazards.md names tests that exist, and leaves none out."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """How a process was started, which handle it used and how it ended decide what takes are told."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import itertools
 import multiprocessing
@@ -9,26 +7,20 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import interpreter
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.departures import NAME, news
 from helpers.departures import acc as acc
 from helpers.support import LONG, START_METHODS, until
 
 import shmacc
 from shmacc import ConditionalAccumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Pipe
-
 
 # How a process is started. Each of these runs a function in a child, and waits for its end.
 

@@ -5,12 +5,11 @@ that shuts an interpreter down cannot have the GIL again once it has let go of i
 lets go of it, as each did that opened or applied, would wait for ever.
 """
 
-from __future__ import annotations
-
 import gc
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from helpers.support import LONG, until
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
 from shmacc.inspection import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def left_behind() -> tuple[str, ...]:

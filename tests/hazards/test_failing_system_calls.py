@@ -4,26 +4,21 @@ The kernel may lack memory, descriptors, space or locks, or a signal may interru
 operation works.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers.killing_deeds import DEEDS, SCENE, Deed, clean_up, left
 from helpers.killing_scenes import NAME
 from helpers.stepping_calls import NAMES, Calling, needs_failures, plausible
-from helpers.stepping_tracer import on_one_core
+from helpers.stepping_tracer import Mark, on_one_core
 from helpers.support import EVERY_INSTANT, SANITIZED
 
 import shmacc
 from shmacc import errors, inspection
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from helpers.stepping_tracer import Mark
 
 pytestmark = [
     needs_failures,

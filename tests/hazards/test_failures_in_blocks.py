@@ -1,25 +1,20 @@
 """An exception that leaves an accumulator's block is a failure, and ends one wait for gradients."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.departures import NAME, fail_in_a_block, news
 from helpers.departures import acc as acc
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, raw_ops
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
 """Row numbers that an attacker chose to collide cost no more than others."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pytest
 from helpers.numpy_index import hash_rows
 
 from shmacc import SparseConditionalAccumulator, inspection
-
-if TYPE_CHECKING:
-    from shmacc._base.array_types import IndexArray
+from shmacc._base.array_types import IndexArray
 
 ROWS: Final = 10_000
 MUCH: Final = 10  # times; where all rows are of one bucket, it is a hundred times

@@ -1,16 +1,15 @@
 """Another user who may only read a segment can look at it and delay others, but no more."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, needs_root, run_apart
+from helpers.apart import Apart, Pipe, needs_root, run_apart
 from helpers.lock_holder import activity
 from helpers.segment_file import SegmentFile
 from helpers.support import until
@@ -18,11 +17,6 @@ from helpers.support import until
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 pytestmark = needs_root
 

@@ -3,27 +3,21 @@
 Other users' segments are refused with a reason, or shared if their mode and `owners` allow it.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, needs_root, run_apart
+from helpers.apart import Apart, Pipe, needs_root, run_apart
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc._base import names
 from shmacc.inspection import SegmentState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 OWNER: Final = 61001
 STRANGER: Final = 61002

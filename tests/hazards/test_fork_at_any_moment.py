@@ -1,20 +1,19 @@
 """A fork during other threads' calls, other libraries' fork hooks and signal handlers is safe."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.busy import busy
 from helpers.lock_holder import held, sleeps
 from helpers.support import LONG, until
@@ -28,11 +27,6 @@ from shmacc import (
     inspection,
     testing,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 pytestmark = pytest.mark.threads
 

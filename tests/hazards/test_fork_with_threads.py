@@ -5,20 +5,19 @@ when the system call that moves a region returns, and at instructions after it. 
 instants the main thread forks.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.busy import busy
 from helpers.stepping_tracer import (
     CONT,
@@ -33,11 +32,6 @@ from helpers.support import EVERY_INSTANT, LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, testing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 pytestmark = pytest.mark.threads
 

@@ -6,16 +6,15 @@ attached, and a cleaner may remove the segment. The child must then stop: others
 segment under the name, and would never meet the child.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.lock_holder import held
 from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import Traced, needs_ptrace
@@ -23,11 +22,6 @@ from helpers.stepping_tracer import Traced, needs_ptrace
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection, testing
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 PLACES: Final = 4096
 FORKS: Final = 30

@@ -1,14 +1,13 @@
 """A process reaches its own limits: descriptors, file sizes, address space."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pickle
 import resource
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +26,6 @@ from shmacc import (
     testing,
 )
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def left_behind() -> tuple[str, ...]:

@@ -4,16 +4,15 @@ Docker gives a container 64 MiB. Each test has less, in a mount namespace of its
 amounts of free space, so that each place where space can run out is reached.
 """
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, needs_own_shm, run_apart
+from helpers.apart import Apart, Pipe, needs_own_shm, run_apart
 from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
 from helpers.support import LONG, until
 
@@ -30,11 +29,6 @@ from shmacc import (
     optim,
     testing,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 

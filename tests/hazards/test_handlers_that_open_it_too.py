@@ -4,18 +4,16 @@ Garbage collections come in between, too. Whenever they come, one segment has th
 attaches to that one, and the kernel counts the process as attached for as long as it has it open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.lock_holder import held
 from helpers.support import EVERY_INSTANT, until
@@ -23,9 +21,6 @@ from helpers.support import EVERY_INSTANT, until
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection, testing
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
 
 NAME: Final = "opened"
 

@@ -3,8 +3,6 @@
 A round that a living process leaves open would stop all others for as long as that process lives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -12,7 +10,8 @@ import itertools
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -29,9 +28,6 @@ from shmacc import (
     TensorSpec,
     errors,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.beyond_asan
 

@@ -4,20 +4,19 @@ What cannot be done raises an error that names the cause, and leaves nothing hal
 be seen is reported as unknown.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
-from helpers.apart import Apart, needs_own_shm, needs_root, run_apart
+from helpers.apart import Apart, Pipe, needs_own_shm, needs_root, run_apart
 from helpers.lock_holder import held
 from helpers.own_shm import BIND, MIB, READ_ONLY, REMOUNT
 
@@ -25,11 +24,6 @@ import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
 from shmacc._base import names
 from shmacc.inspection import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 pytestmark = needs_own_shm
 

@@ -1,30 +1,24 @@
 """A waiting process uses almost no processor time, and still wakes at once."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, soon, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 NAME: Final = "idle"
 # Takes near the head look for dead ones in front of them more often than those behind.

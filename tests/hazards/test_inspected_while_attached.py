@@ -5,20 +5,18 @@ its proof of being attached, and its ownership of the lock. So only one place in
 open a segment's file: it knows who else relies on it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 import struct
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.busy import busy
 from helpers.segment_file import SegmentFile
 from helpers.support import until
@@ -26,9 +24,6 @@ from helpers.support import until
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
 
 pytestmark = pytest.mark.threads
 

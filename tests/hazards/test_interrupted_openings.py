@@ -4,8 +4,6 @@ If the caller got no handle, no name in /dev/shm, no descriptor and no entry in 
 processes is left. An interrupted close or removal can be repeated.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -13,11 +11,12 @@ import pickle
 import signal
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.lock_holder import held
 from helpers.support import EVERY_INSTANT, until
@@ -25,11 +24,6 @@ from helpers.support import EVERY_INSTANT, until
 import shmacc
 from shmacc import SharedArrays, SparseConditionalAccumulator, inspection, testing
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
 
 NAME: Final = "interrupted"
 

@@ -3,30 +3,24 @@
 Either the take consumed nothing, or a later take returns what it had taken.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
 import signal
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Never
+from typing import Any, Final, Never
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.lock_holder import activity
 from helpers.support import LONG, slept, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
 from shmacc._values import dtypes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so what is interrupted is in other processes.
 pytestmark = pytest.mark.threads

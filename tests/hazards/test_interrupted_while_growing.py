@@ -5,24 +5,19 @@ change its errors. Kernels before 6.11 let any signal end fallocate and undo it 
 fires more often than the call takes would keep it from ever ending. The test simulates this.
 """
 
-from __future__ import annotations
-
 import errno
 import signal
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers.apart import Pipe
 from helpers.watched_reserving import Reservation, let_it, needs_listener, watched
 
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Pipe
 
 pytestmark = [needs_listener, pytest.mark.threads]
 

@@ -3,14 +3,12 @@
 Each test has a small /dev/shm of its own, so the test decides how much is free.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, apart, needs_own_shm
+from helpers.apart import Apart, Pipe, apart, needs_own_shm
 from helpers.full_memory import free_bytes
 from helpers.lock_holder import activity
 from helpers.own_shm import MIB
@@ -20,9 +18,6 @@ from helpers.watched_reserving import Reservation, needs_listener, watched
 import shmacc
 from shmacc import IndexedSlicesSpec, TensorSpec, errors
 from shmacc._multihost.host_group import HostGroup
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 

@@ -3,28 +3,22 @@
 In a group that means in all members, or in none.
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers.killing_deeds import SCENE as ONE_MORE
 from helpers.killing_scenes import NAME, GroupScene, Record, Scene, array, leave_new, path, rows
-from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_tracer import Mark, needs_ptrace
 from helpers.stepping_walk import at_every_instruction, judge, walk
 from helpers.support import EVERY_INSTANT
 
 import shmacc
 from shmacc import NEVER_STALE, AccumulatorGroup, _core, errors
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.stepping_tracer import Mark
 
 pytestmark = pytest.mark.beyond_asan
 

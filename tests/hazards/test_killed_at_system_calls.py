@@ -1,32 +1,24 @@
 """A process that is killed before or after any of its system calls leaves all or nothing."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
-from helpers.apart import Apart
-from helpers.killing_calls import deaths
+from helpers import killing_scenes
+from helpers.apart import Apart, Pipe
+from helpers.killing_calls import Fails, deaths
 from helpers.killing_deeds import CREATING, DEEDS, SCENE, Deed, create, judge
-from helpers.killing_scenes import NAME, path
-from helpers.stepping_calls import NAMES, needs_calls, needs_failures
+from helpers.killing_scenes import NAME, Record, path
+from helpers.stepping_calls import NAMES, Call, needs_calls, needs_failures
 from helpers.stepping_tracer import Traced, needs_ptrace
 
 import shmacc
 from shmacc import errors, inspection, testing
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Pipe
-    from helpers.killing_calls import Fails
-    from helpers.killing_scenes import Record, Testimony
-    from helpers.stepping_calls import Call
 
 pytestmark = pytest.mark.beyond_asan
 
@@ -51,7 +43,7 @@ def at_every_call(
     record("stops", stops)
 
 
-def expected(deed: Deed) -> tuple[Testimony | None, Testimony | None]:
+def expected(deed: Deed) -> tuple[killing_scenes.Testimony | None, killing_scenes.Testimony | None]:
     """What must be found before and after it."""
     one = SCENE.testimony(SCENE.prepare())
     match deed.name:

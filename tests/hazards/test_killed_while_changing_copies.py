@@ -4,10 +4,8 @@ Copies are parameters that several hosts have (`shmacc._parameters.copies`). Wor
 without a lock; what they may have read is judged at the same instants.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -15,16 +13,13 @@ from helpers.apart import run_apart
 from helpers.killing_images import Image
 from helpers.killing_scenes import path
 from helpers.segment_file import SegmentFile
-from helpers.stepping_tracer import mark_call, needs_ptrace
+from helpers.stepping_tracer import Mark, mark_call, needs_ptrace
 from helpers.stepping_walk import Images, instants, walk, write
 
 from shmacc import Parameters, TableSpec, _core, errors, init, optim
 from shmacc._parameters import copies
 from shmacc._parameters.change_checks import Asked
 from shmacc._parameters.copies import Lineage
-
-if TYPE_CHECKING:
-    from helpers.stepping_tracer import Mark
 
 pytestmark = needs_ptrace
 

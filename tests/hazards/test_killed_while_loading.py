@@ -3,15 +3,13 @@
 `shmacc.load`: "Restore what `save` has written: all of it or nothing."
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path  # noqa: TC003  a fixture's type is looked at
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np

@@ -4,26 +4,19 @@ The old state is whole until the commit, though the restored rows overwrite it. 
 be killed while it undoes a dead one's half: the next process finishes that.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.killing_scenes import NAME, GroupScene, Record, Scene, leave_new, path, rows
 from helpers.segment_file import SegmentFile
-from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_tracer import Mark, needs_ptrace
 from helpers.stepping_walk import at_every_instruction, judge, kill, walk
 
 import shmacc
 from shmacc import AccumulatorGroup, SparseConditionalAccumulator, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from helpers.apart import Pipe
-    from helpers.stepping_tracer import Mark
 
 pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
 

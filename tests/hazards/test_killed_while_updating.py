@@ -3,9 +3,8 @@
 At the same instants, the tests check what readers see, who take no lock.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -15,17 +14,12 @@ from helpers.killing_images import Image
 from helpers.killing_scenes import path
 from helpers.killing_updates import GROUP, PARAMS, TableScene, UpdateScene
 from helpers.segment_file import SegmentFile
-from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_tracer import Traced, needs_ptrace
 from helpers.stepping_walk import Images, begun, write
 from helpers.support import LONG
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, _core, errors, inspection, optim
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from helpers.stepping_tracer import Traced
 
 pytestmark = needs_ptrace
 

@@ -1,10 +1,9 @@
 """A process killed in the queue of waiting takes has taken nothing, and delays nobody."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers.apart import Apart, run_apart
@@ -16,9 +15,6 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, _core, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.beyond_asan
 

@@ -4,18 +4,17 @@ Tables are read beside a chief that adds, removes and grows, is stopped, and is 
 holds its id and version, so that the tests can check every number that was read.
 """
 
-from __future__ import annotations
-
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.busy import busy
-from helpers.stepping_tracer import needs_ptrace
+from helpers.stepping_tracer import Mark, needs_ptrace
 from helpers.stepping_walk import stops
 from helpers.support import EVERY_INSTANT, until
 
@@ -32,12 +31,6 @@ from shmacc import (
 )
 from shmacc._base import names
 from shmacc._segment.stats import stats_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
-    from helpers.stepping_tracer import Mark
 
 NAME: Final = "looked-at"
 SHAPES: Final = [(1,), (2, 3), (4, 5, 6), (7,) * 4]

@@ -1,7 +1,5 @@
 """One process has 500 accumulators: what each costs, and that all of it is freed."""
 
-from __future__ import annotations
-
 import gc
 import os
 import time

@@ -1,15 +1,14 @@
 """Memory runs out at any allocation: no round is lost, and nothing stays open that has no owner."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib
 import os
 import resource
 import types
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -27,9 +26,6 @@ from shmacc import (
     testing,
 )
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Memory runs out in forked processes: what they break of themselves is theirs.
 # Of one function's code: more than allocations fail in a row, so often may it be dropped.

@@ -3,25 +3,20 @@
 It was killed before its commit, so nothing in the segment says that the memory is there.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.segment_layout import REGION_SPAN, Table
 from helpers.support import until
 
 import shmacc
 from shmacc import AccumulatorGroup, IndexedSlicesSpec, Parameters, TableSpec, TensorSpec, optim
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
 
 MIB: Final = 1 << 20
 WIDTH: Final = 64

@@ -3,10 +3,9 @@
 Overflow, underflow and NaN give results by IEEE 754: the same bits, and no warning.
 """
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -24,9 +23,6 @@ from shmacc import (
     inspection,
 )
 from shmacc._base import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 REDUCTIONS: Final = tuple(layout.REDUCTIONS)
 FLOATS: Final = [name for name, element in ELEMENTS.items() if not element.integral]

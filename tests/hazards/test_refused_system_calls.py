@@ -4,29 +4,23 @@ The refusal comes from seccomp or a filesystem. Nobody waits for ever, nothing i
 because a question had no answer, and no process aborts.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.denied_calls import deny, needs_denials
 from helpers.support import SANITIZED
 
 import shmacc
 from shmacc import SharedArrays, SparseConditionalAccumulator, errors, inspection
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
 
 pytestmark = [
     needs_denials,

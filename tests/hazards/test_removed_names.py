@@ -4,31 +4,25 @@ systemd's RemoveIPC removes a user's names at the last logout, even under a runn
 that just went on would apply to an accumulator that nobody else can reach any more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.lock_holder import activity, held, sleeps_in
 from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 pytestmark = pytest.mark.threads
 

@@ -4,12 +4,11 @@ They are checked when the call begins, and used several times under the lock. Th
 that Python can still write to.
 """
 
-from __future__ import annotations
-
 import os
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -26,9 +25,6 @@ from shmacc import (
     optim,
 )
 from shmacc._accumulators.taken import GroupPartial, SparsePartial
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.threads
 

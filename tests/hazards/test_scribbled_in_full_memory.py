@@ -4,19 +4,17 @@ A reader must not allocate what the segment claims to hold, since there is no sp
 must not keep anybody from the other segments, from cleaning up, or from removing it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import Apart, apart, needs_own_shm, run_apart
-from helpers.damage import Overwrite, Resize, SetField, Sizes
+from helpers.apart import Apart, Pipe, apart, needs_own_shm, run_apart
+from helpers.damage import Damage, Overwrite, Resize, SetField, Sizes
 from helpers.full_memory import SIZE, free_bytes
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
@@ -25,10 +23,6 @@ import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, inspection
 from shmacc._base import names
 from shmacc.inspection import SegmentState, Severity
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
-    from helpers.damage import Damage
 
 pytestmark = needs_own_shm
 

@@ -1,7 +1,5 @@
 """Other programs fill, forge, truncate or forbid the memory of shared arrays."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -4,28 +4,22 @@ They are made in a file without a name, so that an interrupted creation leaves n
 memory.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers.killing_calls import deaths
 from helpers.killing_deeds import Deed, nothing
-from helpers.killing_scenes import NAME
+from helpers.killing_scenes import NAME, Record
 from helpers.stepping_calls import needs_calls
 from helpers.support import until
 
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from helpers.killing_scenes import Record
 
 pytestmark = pytest.mark.threads
 

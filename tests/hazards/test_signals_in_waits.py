@@ -1,25 +1,19 @@
 """A signal handler that raises ends any wait at once, and nothing has changed."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, Never
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Never
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.lock_holder import activity, held, sleeps, stopped_head
 from helpers.support import soon, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 # The test runner's own time limit is an alarm, too: so all of these happen in other processes.
 pytestmark = pytest.mark.threads

@@ -5,21 +5,17 @@ library's counters must agree with the books. Each death and failure is told onc
 process waits for long. `make soak` runs this for SOAK_SECONDS, which the kinds share.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers.soak_campaigns import Campaign
 from helpers.soak_plans import plans
 from helpers.soak_training import Training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.beyond_asan
 

@@ -1,7 +1,5 @@
 """The soak's books detect each fault that an accumulator is made to have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Final
 

@@ -1,18 +1,13 @@
 """The soak's training detects each fault that a run is made to have."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
+from helpers.books import Findings
 from helpers.soak_training import Training, gradient, update
 
 from shmacc import AccumulatorGroup, Parameters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.books import Findings
 
 WORKERS: Final = 3
 ROUNDS: Final = 30

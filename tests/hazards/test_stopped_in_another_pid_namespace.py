@@ -4,19 +4,17 @@ Each process of these tests is process 1 of its own namespace; only the test its
 What `shmacc-inspect` shows of them is in tests/inspection/test_elsewhere.py.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import run_apart
+from helpers.apart import Pipe, run_apart
 from helpers.inspect_tool import ask, scribble
 from helpers.killing_scenes import NAME, path
 from helpers.stepping_namespaces import (
@@ -47,9 +45,6 @@ from helpers.support import until
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, inspection
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from helpers.apart import Pipe
 
 HOUR: Final = 3600.0
 

@@ -5,13 +5,12 @@ A process that is stopped while it attaches delays only those that want to attac
 get an error after a while, because only it may decide on the name.
 """
 
-from __future__ import annotations
-
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,9 +42,6 @@ from helpers.support import SOON, slept, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @needs_ptrace

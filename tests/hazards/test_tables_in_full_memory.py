@@ -1,7 +1,5 @@
 """A table grows into a full /dev/shm, at every size: an error, and nothing has changed."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -4,23 +4,22 @@ docs/guarantees.md: "A process stopped *inside* an apply or take delays the othe
 stopped; their timeouts work."
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
 from helpers.lock_holder import held
-from helpers.stepping_tracer import Traced, refusal
+from helpers.stepping_tracer import Mark, Traced, refusal
 from helpers.support import LONG
 
 import shmacc
@@ -36,12 +35,6 @@ from shmacc import (
     optim,
 )
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from helpers.stepping_tracer import Mark
 
 NAME: Final = "stood.on"
 SPECS: Final = {"rows": IndexedSlicesSpec((None, 2), "f4"), "array": TensorSpec((2,), "f4")}

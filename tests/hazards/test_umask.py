@@ -1,11 +1,10 @@
 """A segment has the mode that was asked for, whatever the umask."""
 
-from __future__ import annotations
-
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from helpers.apart import needs_root, run_apart
@@ -14,9 +13,6 @@ from helpers.opening import KINDS
 import shmacc
 from shmacc import ConditionalAccumulator, errors
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UMASKS: Final = (0o000, 0o022, 0o077, 0o777)
 MODES: Final = (0o600, 0o660, 0o666, 0o640)

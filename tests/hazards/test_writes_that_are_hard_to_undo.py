@@ -3,17 +3,16 @@
 If nothing can undo it, the exception says so, and each later use of the arrays raises it again.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import itertools
 import os
 import resource
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -24,9 +23,6 @@ from helpers.support import SANITIZED
 import shmacc
 from shmacc import errors
 from shmacc.optim import Adam
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME: Final = "read-only"
 TABLE: Final = np.arange(60_000, dtype="f4").reshape(-1, 100)  # some pages

@@ -4,8 +4,6 @@ NumPy's flag stops most writes, but not those by ctypes, tested here, nor those 
 in tests/other_packages/test_torch_read_only.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os
@@ -14,7 +12,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -25,9 +24,6 @@ from helpers.support import same_bits
 import shmacc
 from shmacc import errors
 from shmacc.optim import Adam
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NAME: Final = "read-only"
 TABLE: Final = np.arange(60_000, dtype="f4").reshape(-1, 100)  # some pages

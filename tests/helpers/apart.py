@@ -1,7 +1,5 @@
 """Runs functions in processes of their own; if a signal kills one, the test's error says so."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import multiprocessing
@@ -9,9 +7,11 @@ import os
 import pickle
 import signal
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, Self
+from multiprocessing.connection import Connection
+from typing import Any, Self
 
 import pytest
 from helpers import own_shm
@@ -19,10 +19,6 @@ from helpers.support import LONG, START_METHODS
 
 import shmacc
 from shmacc import inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
 needs_own_shm = pytest.mark.skipif(
     not own_shm.available(),
@@ -225,7 +221,7 @@ def _import_what_is_imported_late() -> None:
                 getattr(package, name)
 
 
-def call(function: Callable[..., Any], args: tuple[Any, ...], pipe: Pipe) -> Any:
+def call(function: Callable[..., Any], args: tuple[Any, ...], pipe: "Pipe") -> Any:
     """Call a function, with the pipe if it takes one."""
     talks = "pipe" in inspect.signature(function).parameters
     return function(*args, **({"pipe": pipe} if talks else {}))

@@ -9,25 +9,21 @@ back, and a called function may raise because of a signal. So only the instructi
 these places are points; with SHMACC_EVERY_INSTANT=1 all are.
 """
 
-from __future__ import annotations
-
 import dis
 import enum
 import gc
 import os
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
 
 from helpers.support import EVERY_INSTANT
 
 import shmacc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
 
 FOLDER: Final = str(Path(shmacc.__file__).parent) + os.sep
 # weakref's code is included because its finalizers close accumulators.

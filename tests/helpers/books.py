@@ -7,23 +7,19 @@ gives the round up, the next take of that step has all its gradients, and they a
 `audit` compares the books with the library's counters, which it keeps independently.
 """
 
-from __future__ import annotations
-
 import mmap
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shmacc import Stats
+from shmacc import Stats
 
 Numbers = npt.NDArray[np.int64]
 

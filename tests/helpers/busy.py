@@ -1,15 +1,11 @@
 """Threads that are busy with calls all the time."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from helpers.support import LONG, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @contextmanager

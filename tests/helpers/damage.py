@@ -1,16 +1,12 @@
 """Kinds of damage to a segment, as data classes, so that hypothesis prints and shrinks them."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from helpers import segment_layout as layout
+from helpers.segment_file import SegmentFile
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from helpers.segment_file import SegmentFile
 
 
 class Damage(Protocol):

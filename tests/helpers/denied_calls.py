@@ -1,7 +1,5 @@
 """System calls that a filter refuses for the rest of a process's life (seccomp)."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

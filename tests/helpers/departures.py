@@ -1,20 +1,14 @@
 """Processes that leave, fail or die, and what takes are told about them."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Pipe
 
 NAME: Final = "gone"
 

@@ -1,7 +1,5 @@
 """The 19 dtypes of the specification."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ Another process, the victim, makes the calls. It has a small /dev/shm of its own
 size cannot use up the machine's memory. If a signal kills it, the test fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -13,11 +11,13 @@ import pickle
 import random
 import resource
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
+from helpers.damage import Damage
 from helpers.segment_file import SegmentFile
 from helpers.support import SANITIZED
 
@@ -25,12 +25,6 @@ import shmacc
 from shmacc import inspection, testing
 from shmacc._base import names
 from shmacc._core import RoundResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
-    from helpers.damage import Damage
 
 SHM_BYTES: Final = 64 << 20
 PATIENCE: Final = 120.0 if SANITIZED else 30.0

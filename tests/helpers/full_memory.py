@@ -1,14 +1,11 @@
 """A small /dev/shm, as in a Docker container; a test chooses how much of it is free."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from helpers.own_shm import MIB
 
-if TYPE_CHECKING:
-    from shmacc import errors
+from shmacc import errors
 
 SIZE: Final = 16 * MIB
 PAGE: Final = 4096

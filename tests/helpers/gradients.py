@@ -1,15 +1,11 @@
 """Gradients for the tests: hypothesis draws shapes, a seed gives ordinary or odd contents."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from helpers.elements import Element
+from helpers.numpy_model import Array, Shape
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from helpers.elements import Element
-    from helpers.numpy_model import Array, Shape
 
 # Small numbers show sums that are quite wrong. Mixed magnitudes show a wrong order of addition.
 # Special values must not be treated specially by a kernel. Extremes are where integers wrap.

@@ -3,23 +3,18 @@
 All values are whole numbers, so that every sum is exact in any order.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from helpers.numpy_model import Array
 from hypothesis import strategies as st
 
 import shmacc
 from shmacc import IndexedSlicesSpec, TensorSpec
 from shmacc._base import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.numpy_model import Array
 
 MEMBERS: Final[dict[str, TensorSpec]] = {
     **{of: IndexedSlicesSpec((10, 2), "float64", reduction_type=of) for of in layout.REDUCTIONS},
@@ -68,7 +63,7 @@ class Part:
     rows: dict[int, tuple[Array, int]] = field(default_factory=dict)
     array: Any = 0
 
-    def add(self, other: Part) -> None:
+    def add(self, other: "Part") -> None:
         self.count += other.count
         self.weight += other.weight
         self.array = self.array + other.array
@@ -87,7 +82,7 @@ class Sums:
     parts: dict[str, Part] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, gradient: dict[str, Any], weight: int, contributor: int | None) -> Sums:
+    def of(cls, gradient: dict[str, Any], weight: int, contributor: int | None) -> "Sums":
         sums = cls(1, weight, set() if contributor is None else {contributor})
         for name, value in gradient.items():
             part = sums.parts[name] = Part(1, weight)
@@ -99,7 +94,7 @@ class Sums:
                 part.rows[int(row)] = (before + values * weight, weight)
         return sums
 
-    def add(self, other: Sums) -> None:
+    def add(self, other: "Sums") -> None:
         self.count += other.count
         self.weight += other.weight
         self.contributors |= other.contributors

@@ -1,23 +1,15 @@
 """Stops a process in the middle of a load of parameters and their group."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from helpers.stepping_tracer import Traced, mark_call, on_one_core
+from helpers.stepping_tracer import Mark, Traced, mark_call, on_one_core
 from helpers.stepping_walk import LockView
 
 import shmacc
-from shmacc import _core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from helpers.stepping_tracer import Mark
-
-    from shmacc import Parameters
+from shmacc import Parameters, _core
 
 
 def loading(path: Path, attach: Callable[[], dict[str, Any]]) -> Callable[[Mark], None]:

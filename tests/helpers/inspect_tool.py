@@ -1,7 +1,5 @@
 """Runs `shmacc-inspect`, in pipes or on terminals, and brings segments into odd states for it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -15,23 +13,19 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 from unittest import mock
 
 import numpy as np
 import pyte
-from helpers.apart import run_apart
+from helpers.apart import Apart, Crew, run_apart
 from helpers.support import LONG, stop, until
 
 import shmacc
 from shmacc import inspection
 from shmacc_inspect.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Apart, Crew
 
 COMMAND: Final = Path(sys.executable).with_name("shmacc-inspect")
 # A test runner in the background ignores SIGINT, and its children inherit that.

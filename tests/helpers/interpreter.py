@@ -1,7 +1,5 @@
 """Scripts that run in an interpreter of their own, from its start to its very end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -5,25 +5,19 @@ bytes can be judged instead, and only if they have changed since the last stop. 
 process is really killed, so that the kernel releases its locks.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from helpers.killing_deeds import Deed, Leftovers, Watcher, clean_up
 from helpers.stepping_calls import Call, Calling
-from helpers.stepping_tracer import on_one_core
+from helpers.stepping_tracer import Mark, on_one_core
 from helpers.support import EVERY_INSTANT
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.stepping_tracer import Mark
-
-    # Returns the error with which a call is to fail, or None.
-    Failure = Callable[[Call], int | None]
-    Fails = Callable[[], Failure]
+# Returns the error with which a call is to fail, or None.
+Failure = Callable[[Call], int | None]
+Fails = Callable[[], Failure]
 
 # Real deaths: at one in this many of the stops where bytes have changed, and of all stops.
 _ONE_CHANGED_IN: Final = 1 if EVERY_INSTANT else 4

@@ -3,18 +3,17 @@
 A deed is interrupted at a system call (stepping_calls.py): the process dies, or the call fails.
 """
 
-from __future__ import annotations
-
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.departures import bystander
 from helpers.killing_images import Image
 from helpers.killing_scenes import NAME, Scene, Testimony, path, rows
@@ -36,11 +35,6 @@ from shmacc import (
 )
 from shmacc._base import names
 from shmacc.inspection import SegmentState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
 
 MODE: Final = 0o640
 
@@ -268,7 +262,7 @@ class Leftovers:
     semaphores: dict[str, bytes]
 
     @classmethod
-    def now(cls) -> Leftovers:
+    def now(cls) -> "Leftovers":
         segments, semaphores = {}, {}
         for name in left():
             if name.startswith("sem."):

@@ -6,21 +6,17 @@ what its death would leave, and can be judged without a kill. (The semaphore is 
 copy gets a new one. Its value is only a hint, and other tests have real deaths with real values.)
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from helpers import segment_layout as layout
 from helpers.segment_file import SegmentFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PAGE: Final = mmap.PAGESIZE
 
@@ -48,7 +44,7 @@ class Image:
     pieces: tuple[tuple[int, bytes], ...]
 
     @classmethod
-    def of(cls, path: str) -> Image:
+    def of(cls, path: str) -> "Image":
         fd = os.open(path, os.O_RDONLY)
         try:
             pieces = tuple(_pieces(fd))

@@ -5,15 +5,15 @@ the segment as before the operation, or as after it, and must be able to go on: 
 that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from helpers.apart import run_apart
 from helpers.killing_images import Image
+from helpers.numpy_model import Array
+from helpers.stepping_tracer import Mark
 from helpers.support import SOON, slept
 
 import shmacc
@@ -28,10 +28,6 @@ from shmacc import (
     TensorSpec,
 )
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from helpers.numpy_model import Array
-    from helpers.stepping_tracer import Mark
 
 Record = Callable[[str, object], None]  # the type of pytest's record_property
 
@@ -87,11 +83,11 @@ class Scene:
         image: Image = run_apart(_prepare, self, (self.operation,))
         return image
 
-    def testimony(self, image: Image) -> Testimony:
+    def testimony(self, image: Image) -> "Testimony":
         image.write(path())
         return self.testify()
 
-    def testify(self) -> Testimony:
+    def testify(self) -> "Testimony":
         """Attach, look, go on with the work, remove the name; return what was found."""
         start = slept()
         acc: Any = shmacc.attach(NAME)

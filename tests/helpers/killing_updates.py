@@ -3,10 +3,9 @@
 Two segments take part: the parameters, and the group whose round updates them.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from helpers import numpy_initial
@@ -14,19 +13,12 @@ from helpers.apart import run_apart
 from helpers.killing_images import Image
 from helpers.killing_scenes import path
 from helpers.segment_file import SegmentFile
-from helpers.stepping_tracer import mark_call
+from helpers.stepping_tracer import Mark, mark_call
 from helpers.stepping_walk import Images, instants, walk
 
-from shmacc import AccumulatorGroup, Parameters, TableSpec, _core, init
+from shmacc import AccumulatorGroup, Parameters, TableSpec, _core, init, optim
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from helpers.stepping_tracer import Mark
-
-    from shmacc import optim
-
-    Operation = Callable[[Parameters, AccumulatorGroup], object]
+Operation = Callable[[Parameters, AccumulatorGroup], object]
 
 PARAMS: Final = "params"
 GROUP: Final = "group"

@@ -1,26 +1,20 @@
 """Processes that block others: one holds the lock, one is stopped at the head of the queue."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from helpers import segment_layout as layout
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
 from helpers.support import until
 
 import shmacc
 from shmacc import inspection
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Pipe
 
 
 def hold_byte(path: str, byte: int, *, pipe: Pipe) -> None:

@@ -1,11 +1,9 @@
 """The hash of row numbers in NumPy, to check that of row_index.hpp."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
-from shmacc._base.array_types import IndexArray  # noqa: TC001
+from shmacc._base.array_types import IndexArray
 
 _HALF = np.uint64(32)  # bits
 _LOWER_HALF = np.uint64(0xFFFFFFFF)

@@ -1,18 +1,14 @@
 """The first contents of tables' rows in NumPy, after the docstrings of shmacc.init."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shmacc import init
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 def rows(

@@ -4,16 +4,12 @@ Nothing here is shared with the library: no segment, no hash, no kernel, no lock
 are Python integers, rows are a dictionary, and checks run in the order that the library must keep.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from helpers.elements import Element
+from helpers.elements import Element
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...] | None

@@ -1,18 +1,14 @@
 """The optimizers' updates in NumPy, after their docstrings; the library must give the same bits."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shmacc import optim
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Array = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 
 class Reference:

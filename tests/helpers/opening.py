@@ -1,7 +1,5 @@
 """Names, files and rival segments, for the tests of opening and of names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, Final

@@ -1,17 +1,13 @@
 """Rounds of updates, for comparison with the same updates by another library."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shmacc import AccumulatorGroup, Parameters, optim
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Array = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 _ROWS, _WIDTH, _ROUNDS = 40, 12, 8
 

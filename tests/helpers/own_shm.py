@@ -1,7 +1,5 @@
 """A private /dev/shm of any size. As a script: succeeds if this machine allows one."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,16 +1,12 @@
 """The programs in the README and the documentation, as a reader would copy and run them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [

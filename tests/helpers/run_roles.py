@@ -1,23 +1,19 @@
 """Chiefs and workers for the tests of `shmacc.run`, and ways to kill them."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
 import shmacc
-
-if TYPE_CHECKING:
-    import threading
 
 WORKERS: Final = 3
 

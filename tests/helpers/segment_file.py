@@ -1,16 +1,12 @@
 """Reads and overwrites any part of a segment's file."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
 
 from helpers import segment_layout as layout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _Record = TypeVar("_Record", bound=ctypes.Structure)
 

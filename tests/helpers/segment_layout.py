@@ -5,15 +5,11 @@ checksums must not rely on the code under test. `test_damaged_layout.py` compare
 live segments.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Final
 
 VERSION: Final = 2
 MAX_RANK: Final = 64

@@ -4,29 +4,22 @@ Workers and takers write down in the books what they are about to do, and how it
 every accepted gradient must be in one take, once, in all of its members.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from helpers.apart import Apart
-from helpers.books import MOST, Applied, Books, Count, Doing, Fate, audit
-from helpers.soak_plans import MOST_WAITING
+from helpers.books import MOST, Applied, Books, Count, Doing, Fate, Findings, audit
+from helpers.soak_plans import MOST_WAITING, Plan
 
 import shmacc
 from shmacc import NEVER_STALE, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.books import Findings
-    from helpers.soak_plans import Plan
 
 TAKERS: Final = 2  # processes that take, or chiefs
 _BETWEEN_KILLS: Final = 0.004  # seconds, on the average

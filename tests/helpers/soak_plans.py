@@ -5,8 +5,6 @@ number. All values are small integers, so sums are exact: a take must equal the 
 whose marks it shows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -14,28 +14,22 @@ The ledger has a row for each step. A round adds a digit for each worker there, 
 which gradients were in the round, and how often the round was put into the parameters.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import time
 import zlib
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from helpers.books import STEPS, Books, Count
+import numpy.typing as npt
+from helpers.books import STEPS, Books, Count, Findings
 from helpers.soak_campaigns import TAKERS, RandomKills
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TensorSpec, errors, optim
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import numpy.typing as npt
-    from helpers.books import Findings
 
 _ROWS, _WIDTH, _TOUCHED = 300, 8, 12
 _DENSE: Final = 6000

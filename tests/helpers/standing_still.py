@@ -1,24 +1,19 @@
 """Processes of a job that stands still, and checks that every verb shows the cause."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import support
+from helpers.apart import Apart, Crew
 from helpers.inspect_tool import ask, run, start
 
 import shmacc
 from shmacc import errors, inspection
 from shmacc.inspection import Severity, StallKind, _stall_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Apart, Crew
 
 NAME: Final = "still"
 

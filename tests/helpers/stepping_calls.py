@@ -1,24 +1,27 @@
 """A forked child that stands still before and after each of its system calls (ptrace)."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
 import os
 import platform
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
-from helpers.stepping_tracer import EXITKILL, MARK, SETOPTIONS, SYSCALL, Traced, ptrace, refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.stepping_tracer import Mark
+from helpers.stepping_tracer import (
+    EXITKILL,
+    MARK,
+    SETOPTIONS,
+    SYSCALL,
+    Mark,
+    Traced,
+    ptrace,
+    refusal,
+)
 
 _TRACESYSGOOD: Final = 1
 _GET_SYSCALL_INFO: Final = 0x420E

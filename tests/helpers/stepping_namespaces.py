@@ -1,24 +1,18 @@
 """Processes in pid namespaces of their own, where the pids of others mean nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import own_shm
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
+from helpers.stepping_tracer import Mark
 from helpers.stepping_walk import stopped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from helpers.apart import Pipe
-    from helpers.stepping_tracer import Mark
 
 _CLONE_NEWPID: Final = 0x20000000
 

@@ -1,32 +1,26 @@
 """A process that stands still in the middle of an operation, and what others do meanwhile."""
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import Apart
+from helpers.apart import Apart, Pipe
+from helpers.killing_images import Image
 from helpers.killing_scenes import NAME, Scene, path, rows
 from helpers.lock_holder import sleeps_in
+from helpers.numpy_model import Array
+from helpers.stepping_tracer import Traced
 from helpers.stepping_walk import begun, stopped
 from helpers.support import LONG, SOON, slept, until
 
 import shmacc
 from shmacc import NEVER_STALE, errors, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Pipe
-    from helpers.killing_images import Image
-    from helpers.numpy_model import Array
-    from helpers.stepping_tracer import Traced
 
 # Seconds; longer than each interval in waits (lock.hpp, wait_queue.hpp, operation.hpp).
 LONGER: Final = 1.6

@@ -4,24 +4,20 @@ Nothing here depends on the processor. To learn how far a child has come, ask th
 a lock?) or let the child send a signal; its registers are never read.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Mark = Callable[[], None]
+Mark = Callable[[], None]
 
 _TRACEME: Final = 0
 CONT: Final = 7

@@ -5,30 +5,24 @@ as a death before it. `instants` picks the looks to judge: what a death there le
 of the operation or nothing of it.
 """
 
-from __future__ import annotations
-
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from helpers import segment_layout as layout
 from helpers.killing_images import Image, Windows
 from helpers.killing_scenes import NAME, Record, Scene, Testimony, path
-from helpers.stepping_tracer import Traced, on_one_core
+from helpers.stepping_tracer import Mark, Traced, on_one_core
 from helpers.support import EVERY_INSTANT
 
 from shmacc import _core
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.stepping_tracer import Mark
-
-    Act = Callable[[Mark], None]
+Act = Callable[[Mark], None]
 
 Images = dict[str, Image]  # by shared name
 

@@ -1,24 +1,18 @@
 """Shared by several test modules: exact comparison, refusals, waiting."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers.numpy_model import Array, Outcome
 
 import shmacc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.numpy_model import Array, Outcome
 
 SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")
 

@@ -5,22 +5,18 @@ exception must end the program before its waits time out. Before the worker's fi
 exception must only be printed in this time; then Ctrl-C ends the program. Nothing may be left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from shmacc import inspection, testing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _HOOK: Final = Path(__file__).parent / "disturbed"
 _TYPO: Final = "ValueError: a typo"
@@ -52,7 +48,7 @@ class Thrice:
     typos: tuple[int, ...] = (2,)
 
     @classmethod
-    def of_text(cls, program: str, folder: Path, *given: Any, **more: Any) -> Thrice:
+    def of_text(cls, program: str, folder: Path, *given: Any, **more: Any) -> "Thrice":
         """Return the program as a reader would paste it into a file."""
         script = folder / "example.py"
         script.write_text(program)

@@ -5,30 +5,24 @@ test can simulate a call that a signal interrupts, or a /dev/shm that is full at
 without a hook in the library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
 import os
 import platform
 import select
+import signal
 import struct
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
-from helpers.apart import Apart, call
+from helpers.apart import Apart, Pipe, call
 from helpers.support import LONG
-
-if TYPE_CHECKING:
-    import signal
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Pipe
 
 # The numbers of the system calls (seccomp, fallocate), by machine.
 _GENERIC: Final = (277, 47)

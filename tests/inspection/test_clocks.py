@@ -4,8 +4,6 @@ docs/inspect.md: "A segment that a job will use after a restart looks unused:
 `clean --older-than 2h` spares it".
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,11 +12,13 @@ import struct
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
+from helpers.apart import Crew
 from helpers.inspect_tool import ask, header_of, path_of, scribble, semaphore_of
 from helpers.standing_still import (
     NAME,
@@ -36,11 +36,6 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew
 
 HOUR: Final = 3600
 # The wall clock of a process, set by so many seconds. Everything else is the system's.

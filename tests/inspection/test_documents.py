@@ -1,7 +1,5 @@
 """What is published about shmacc-inspect: schema, manual page, alerts, pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -9,12 +7,13 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jsonschema
 import numpy as np
 import pytest
 from helpers import inspect_tool
+from helpers.apart import Crew
 from helpers.inspect_tool import ask, run, start
 from helpers.support import LONG, until
 
@@ -30,9 +29,6 @@ from shmacc import (
 from shmacc.inspection import StallKind
 from shmacc_inspect import output
 from shmacc_inspect.parsers import VERBS
-
-if TYPE_CHECKING:
-    from helpers.apart import Crew
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 STANDING_STILL: Final = DOCS / "standing-still.md"

@@ -1,7 +1,5 @@
 """`shmacc-inspect` in another pid namespace than the processes, or as a user who may only read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,25 +10,21 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import needs_root
+from helpers.apart import Crew, needs_root
 from helpers.inspect_tool import ask, path_of, run, scribble, start, stopped_with_the_lock
 from helpers.stepping_namespaces import needs_pid_namespaces
 from helpers.support import LONG, until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew
 
 BESIDE: Final = ("unshare", "--pid", "--fork", "--mount-proc")
 AS_NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")

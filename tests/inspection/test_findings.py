@@ -1,7 +1,5 @@
 """Inspection finds and judges everything, by proof, and removes only what is unused."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import mmap
@@ -10,14 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
-from helpers.apart import Apart, needs_own_shm, needs_root, run_apart
+from helpers.apart import Apart, Crew, Pipe, needs_own_shm, needs_root, run_apart
 from helpers.inspect_tool import ask, path_of, run, scribble, semaphore_of
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -34,11 +33,6 @@ from shmacc import (
     optim,
 )
 from shmacc.inspection import SegmentState, Severity, _contents, _index_check, _soundness, _unlinked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew, Pipe
 
 HOUR: Final = 3600.0
 STRANGER: Final = 61003

@@ -1,13 +1,11 @@
 """`shmacc-inspect` has help, a manual, exit statuses, completion and a quick start."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,9 +19,6 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors,
 from shmacc.inspection import _unlinked
 from shmacc_inspect import sorting
 from shmacc_inspect.parsers import VERBS, parser_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOCS = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
 OF_COMMAND = {"inspect", "standing-still"}

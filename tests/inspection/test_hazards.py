@@ -1,18 +1,17 @@
 """`shmacc-inspect` on segments that are damaged, stopped, other users', or of another version."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import inspect_tool
 from helpers import segment_layout as layout
-from helpers.apart import run_apart
+from helpers.apart import Crew, run_apart
 from helpers.damage import SetField
 from helpers.inspect_tool import ask, path_of, run, scribble, start
 from helpers.segment_file import SegmentFile
@@ -20,12 +19,6 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from helpers.apart import Crew
 
 
 @pytest.fixture

@@ -1,19 +1,18 @@
 """`shmacc-inspect` on shared arrays, which have no steps or gradients, and its list of events."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import struct
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import inspect_tool
-from helpers.apart import run_apart
+from helpers.apart import Crew, run_apart
 from helpers.inspect_tool import COMMAND, Terminal, ask, path_of, run, start, stopped_with_the_lock
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
@@ -30,11 +29,6 @@ from shmacc import (
     inspection,
     optim,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Crew
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """`shmacc-inspect` on training loops: failed workers, final rounds, finished runs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers.apart import Crew
 from helpers.half_loads import half_loaded, loading
 from helpers.inspect_tool import ask, run, stop_within
 from helpers.standing_still import (
@@ -33,12 +34,6 @@ import shmacc
 from shmacc import ConditionalAccumulator, Parameters, TensorSpec, inspection
 from shmacc.inspection import StallKind, _stall_facts
 from shmacc.optim import SGD, Adagrad
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from helpers.apart import Crew
 
 PARAMS: Final = "run.params"
 LARGE: Final = 2**21  # numbers

@@ -1,7 +1,5 @@
 """What `metrics` prints, writes to files and serves; it changes nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -9,12 +7,13 @@ import stat
 import struct
 import subprocess
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from helpers.apart import Crew
 from helpers.inspect_tool import COMMAND, HEEDING_CTRL_C, ask, path_of, run
 from helpers.standing_still import apply, begin, wait_for_ever
 from helpers.support import LONG, until
@@ -22,11 +21,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_classic_text
 
 from shmacc import ConditionalAccumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """Each name that is shown can be typed as an argument, and has one meaning."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 from unittest import mock
 
 import numpy as np
@@ -14,9 +13,6 @@ import pytest
 from helpers.inspect_tool import ask, path_of, run
 
 from shmacc import ConditionalAccumulator, inspection, testing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LONG_NAME: Final = "a" * 200
 SHOWING: Final = ("list", "show", "check", "cancel", "clean", "remove", "metrics")

@@ -1,16 +1,16 @@
 """All workers wait for a take, but the chief is dead, was never there, or is stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import standing_still as job
+from helpers.apart import Apart, Crew
 from helpers.inspect_tool import ask, run, stopped_with_the_lock
 from helpers.standing_still import NAME, impatient
 from helpers.standing_still import impatience as impatience
@@ -19,11 +19,6 @@ from helpers.support import LONG, until
 import shmacc
 from shmacc import SparseConditionalAccumulator, errors, inspection
 from shmacc.inspection import StallKind, _stall_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Apart, Crew
 
 NOBODY_TAKES = StallKind.NOBODY_TAKES
 

@@ -1,22 +1,16 @@
 """Other users' segments: a verb that cannot read them fails, and suggests nothing they refuse."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pytest
-from helpers.apart import needs_root
+from helpers.apart import Crew, needs_root
 from helpers.inspect_tool import ask, make_as, path_of, run
 
 import shmacc
 from shmacc import ConditionalAccumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew
 
 NOBODY: Final = 65534
 NOT_READ: Final = 4

@@ -1,25 +1,20 @@
 """`show` and `metrics` tell how rounds spent their time, and which process they waited for."""
 
-from __future__ import annotations
-
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
+from helpers.apart import Crew, Pipe
 from helpers.inspect_tool import ask, path_of, run, scribble
 from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, inspection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew, Pipe
 
 PAUSE: Final = 0.1  # seconds: many ticks of the coarse clock
 TICK: Final = 0.02

@@ -1,10 +1,9 @@
 """All remedies for one job are shown together, and none is cut off."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, inspection
 from shmacc.inspection import Severity
 from shmacc.optim import SGD, Adam
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GROUP: Final = "run"
 PARAMS: Final = "run.params"

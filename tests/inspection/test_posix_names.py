@@ -1,21 +1,16 @@
 """Other programs can open segments and semaphores as POSIX objects by their POSIX names."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import posix_ipc
+import pytest
 from helpers.apart import needs_root, run_apart
 
 import shmacc
 from shmacc import inspection
 from shmacc._base import names
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def _file_names(namespace: str) -> tuple[str, str]:

@@ -1,27 +1,22 @@
 """The remedies of `check` work, and destroy nothing that the user did not agree to."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
+from helpers.apart import Crew
 from helpers.inspect_tool import ask, idle, path_of, run, semaphore_of, start
 from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, Parameters, errors, inspection
 from shmacc.optim import SGD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Crew
 
 NAMES: Final = tuple(f"job{number}" for number in range(7))
 ACC, PARAMS = NAMES[:2]

@@ -4,16 +4,16 @@ Each scene is played alone, then beside older processes, then beside newer ones,
 look in again and again, or save. The answer names the process at fault, and no other.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers.apart import Apart, Crew
 from helpers.inspect_tool import ask, run
 from helpers.standing_still import (
     NAME,
@@ -35,16 +35,9 @@ from helpers.support import until
 
 import shmacc
 from shmacc import ConditionalAccumulator, inspection
-from shmacc.inspection import Severity, StallKind, _stall_facts
+from shmacc.inspection import Severity, Stall, StallKind, _stall_facts
 from shmacc_inspect.progress import Watch
 from shmacc_inspect.sorting import SORTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Apart, Crew
-
-    from shmacc.inspection import Stall
 
 FINE: Final = "fine"
 OFTEN: Final = 0.02  # seconds

@@ -1,26 +1,20 @@
 """`shmacc-inspect` reports problems of /dev/shm itself, and names that were removed under a job."""
 
-from __future__ import annotations
-
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers import own_shm
-from helpers.apart import Apart, needs_own_shm, run_apart
+from helpers.apart import Apart, Crew, Pipe, needs_own_shm, run_apart
 from helpers.inspect_tool import Terminal, ask, idle, path_of, run, semaphore_of, start
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
 from shmacc.inspection import Severity, _memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Crew, Pipe
 
 MIB: Final = 1 << 20
 SHM: Final = Path("/dev/shm")  # noqa: S108

@@ -1,16 +1,15 @@
 """Every verb says why a segment stands still, and calls no healthy segment stuck."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
 from helpers import standing_still as job
+from helpers.apart import Apart, Crew
 from helpers.inspect_tool import Terminal, ask, run, stopped_with_the_lock
 from helpers.lock_holder import held, sleeps_in
 from helpers.standing_still import NAME, impatient
@@ -20,11 +19,6 @@ from helpers.support import until
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
 from shmacc.inspection import Severity, StallKind, _stall_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Apart, Crew
 
 
 def make_sparse() -> SparseConditionalAccumulator:

@@ -1,15 +1,14 @@
 """`shmacc-inspect` with pipes, closed streams and full disks, and after Ctrl-C."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from helpers.apart import Crew
 from helpers.inspect_tool import (
     COMMAND,
     HEEDING_CTRL_C,
@@ -22,11 +21,6 @@ from helpers.inspect_tool import (
 from helpers.support import LONG, until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew
 
 
 @pytest.fixture(autouse=True)

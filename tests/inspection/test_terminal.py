@@ -1,16 +1,17 @@
 """`shmacc-inspect` on real terminals: what it draws, its keys, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
+from helpers.apart import Apart, Crew
 from helpers.inspect_tool import (
     COMMAND,
     Terminal,
@@ -37,12 +38,6 @@ from shmacc import (
     optim,
 )
 from shmacc_inspect.parsers import VERBS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from helpers.apart import Apart, Crew
 
 ANY_STYLE = re.compile(rb"\x1b\[[0-9;]*m")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*3[0-9]m")

@@ -1,29 +1,24 @@
 """Each verb of `shmacc-inspect` in pipes, on living, orphaned and busy segments."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.apart import Crew
 from helpers.inspect_tool import COMMAND, ask, path_of, run, semaphore_of, start, wait_in_queue
 from helpers.standing_still import begin, pause
 from helpers.stepping_calls import NAMES, Calling, needs_failures
+from helpers.stepping_tracer import Mark
 from helpers.support import LONG, until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection, testing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Crew
-    from helpers.stepping_tracer import Mark
 
 
 @pytest.fixture

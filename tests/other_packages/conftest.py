@@ -1,15 +1,10 @@
 """A fixture that starts child processes which have torch."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 from helpers.apart import Apart, Crew
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

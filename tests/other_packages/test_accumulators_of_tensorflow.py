@@ -8,8 +8,6 @@ TensorFlow runs in its own process, because torch's triton crashes beside it. Ca
 TensorFlow run in forks of that process.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import logging
@@ -18,7 +16,8 @@ import resource
 import signal
 import traceback
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -29,9 +28,6 @@ from helpers.support import LONG
 import shmacc
 from shmacc import errors
 from shmacc._base import dtype_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 tf = cast("Any", None)  # in that process: TensorFlow
 
@@ -214,7 +210,7 @@ class Both:
         self.theirs.close()
         self.ours.close()
 
-    def apply(self, gradient: Gradient, report: Report) -> bool:
+    def apply(self, gradient: Gradient, report: "Report") -> bool:
         """Apply in both; return whether both changed alike."""
         before = self.ours.num_accumulated()
         own = outcome(lambda: self.ours.apply(gradient))
@@ -234,7 +230,7 @@ class Both:
         report.differs("apply", self, gradient, own, their)
         return False
 
-    def take(self, num_required: int, report: Report) -> None:
+    def take(self, num_required: int, report: "Report") -> None:
         own = outcome(lambda: self.ours.take(num_required))
         their = outcome(lambda: self.theirs.take(num_required))
         report.takes += 1

@@ -1,14 +1,10 @@
 """coverage measures a program and its workers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Final
 
 SETTINGS: Final = """
 [run]

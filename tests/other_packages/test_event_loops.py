@@ -1,10 +1,9 @@
 """Coroutines wait in uvloop, and in anyio's cancel scopes, which cancel until a task ends."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -13,9 +12,6 @@ import pytest
 import uvloop
 
 from shmacc import NEVER_STALE, ConditionalAccumulator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
 
 
 def in_asyncio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

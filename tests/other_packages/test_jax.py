@@ -1,7 +1,5 @@
 """Groups and shared arrays take and return JAX's pytrees."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final, NamedTuple
 

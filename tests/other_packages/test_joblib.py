@@ -1,7 +1,5 @@
 """Workers of joblib and loky serve many calls, and are sent closures."""
 
-from __future__ import annotations
-
 import joblib
 import numpy as np
 import pytest

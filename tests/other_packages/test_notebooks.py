@@ -1,12 +1,12 @@
 """In a Jupyter kernel, cells run twice, a take is interrupted, and the kernel is restarted."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from helpers.support import until
@@ -16,10 +16,6 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
 import shmacc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # Of the kernel's own packages.
 pytestmark = pytest.mark.filterwarnings(

@@ -4,8 +4,6 @@ Optax has no sparse rows, so gradients are dense. Where its formula differs, ``a
 epsilon of 0 makes both equal.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import jax

@@ -3,8 +3,6 @@
 TensorFlow runs in its own process, because torch's triton crashes beside it.
 """
 
-from __future__ import annotations
-
 import importlib
 import traceback
 from typing import Any, Final, NamedTuple, cast

@@ -1,7 +1,5 @@
 """Updates of parameters equal torch's optimizers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

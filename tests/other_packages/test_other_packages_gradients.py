@@ -3,8 +3,6 @@
 shmacc imports none of these packages unless the user did.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any, Final

@@ -1,22 +1,18 @@
 """The pages' programs and examples that use other packages, run as a reader would run them."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 from helpers import pages
 from helpers.thrice import Thrice
 
 import shmacc
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Several processes that each import, and compile, for seconds; more on a busy machine.
 SECONDS: Final = 90

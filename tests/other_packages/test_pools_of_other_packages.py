@@ -1,9 +1,8 @@
 """Workers of multiprocess (pathos), billiard (celery) and torch end as multiprocessing's do."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import billiard
 import billiard.pool
@@ -13,9 +12,6 @@ from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

@@ -1,11 +1,10 @@
 """Tensors of torch and JAX that the extension reads directly give what their NumPy arrays give."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +24,6 @@ from shmacc import (
     errors,
 )
 from shmacc._base import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 FLOAT32: Final = np.dtype("float32").num
 ROWS: Final = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

@@ -1,13 +1,13 @@
 """A replica counts as soon as it is made: its death before its first gradient is reported."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from helpers.apart import Apart, Pipe
 from helpers.support import LONG
 from other_packages.torch_training import NAME
 from torch import nn
@@ -15,11 +15,6 @@ from torch import nn
 from shmacc import errors
 from shmacc.optim import SGD
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, Viewer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Apart, Pipe
 
 
 def one_layer() -> nn.Linear:

@@ -1,11 +1,10 @@
 """torch's default device and dtype apply to the program's tensors, not to the library's."""
 
-from __future__ import annotations
-
 import ast
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,9 +25,6 @@ from shmacc.torch import (
     clip_grad_value_,
     optimizer_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIBRARY = Path(shmacc.__file__).parent
 

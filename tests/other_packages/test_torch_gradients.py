@@ -1,7 +1,5 @@
 """Every apply takes torch's gradients without a copy, and results become tensors again."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -4,14 +4,13 @@ Each gradient has its own row of a table and its own number of a parameter. The 
 what its rounds contain.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -23,9 +22,6 @@ from torch import nn
 from shmacc import errors
 from shmacc.optim import SGD
 from shmacc.torch import AsyncReplicas, SyncReplicas, TableEmbedding, _run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SIZE: Final = 100
 EACH: Final = 1 if EVERY_INSTANT else 13  # only one of so many points is tried

@@ -1,8 +1,7 @@
 """Rounds update as torch's optimizers do, with each parameter group's own settings."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import pytest
 import torch
@@ -13,9 +12,6 @@ from torch import nn
 from shmacc import errors
 from shmacc.optim import SGD, Adagrad, AdamW
 from shmacc.torch import AsyncReplicas, SyncReplicas, optimizer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS: Final = 12
 OF = torch.optim

@@ -1,15 +1,15 @@
 """torch models that `shmacc.Parameters` updates stay equal, whoever dies."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
+from helpers.apart import Apart
 from helpers.support import EVERY_INSTANT, LONG
 from other_packages.torch_training import (
     NAME,
@@ -30,11 +30,6 @@ import shmacc
 from shmacc import errors, testing
 from shmacc.optim import SGD, Adagrad, Adam, AdamW
 from shmacc.torch import Replica, SyncReplicas, _run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Apart
 
 ADAM: Final = Adam(0.05)
 DEATHS: Final = 50 if EVERY_INSTANT else 6

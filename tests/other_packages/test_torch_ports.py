@@ -3,25 +3,20 @@
 It is facebookresearch/dlrm. docs/examples/torch/digits.py is a port of mnist_hogwild.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import torch
+from helpers.apart import Apart
 from helpers.support import LONG
 from other_packages.torch_training import NAME
 from torch import nn
 from torch.nn import functional
 
 from shmacc.torch import Replica, SyncReplicas, clip_grad_norm_, optimizer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Apart
 
 RANKS: Final = 2  # the sum of two gradients is the same to the bit in either order
 STEPS: Final = 24

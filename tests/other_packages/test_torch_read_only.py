@@ -1,13 +1,12 @@
 """torch writes to read-only memory: an exception says what to do, and nothing has changed."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re
 import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -20,9 +19,6 @@ import shmacc
 from shmacc import errors
 from shmacc.optim import SGD, Adam
 from shmacc.torch import Replica, SyncReplicas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ADAM: Final = Adam(0.1)
 

@@ -1,12 +1,13 @@
 """What replicas of a torch model compute, and what is left after deaths, ends and checkpoints."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
+from helpers.apart import Apart
 from helpers.support import LONG, until
 from other_packages.torch_training import NAME, Words, hand_over, make_round, pair
 from torch import nn
@@ -15,12 +16,6 @@ import shmacc
 import shmacc.torch
 from shmacc import errors, inspection
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _block, _model, _run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from helpers.apart import Apart
 
 BATCH: Final = 8  # a power of two: gradients times a weight, and divided by it, are the same
 

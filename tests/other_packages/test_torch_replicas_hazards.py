@@ -1,17 +1,17 @@
 """Second chiefs, models that leave shared memory, and waits that are repeated."""
 
-from __future__ import annotations
-
 import copy
 import os
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
+from helpers.apart import Apart
 from helpers.support import LONG, until
 from other_packages.torch_training import NAME, contents, pair, same
 from other_packages.torch_training import hand_over as pass_on
@@ -21,11 +21,6 @@ import shmacc
 from shmacc import errors, testing
 from shmacc.optim import SGD
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, Viewer, _replica, _run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from helpers.apart import Apart
 
 
 def one_layer() -> nn.Linear:

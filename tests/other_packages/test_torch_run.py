@@ -1,7 +1,5 @@
 """A replica without a rank takes the one of `shmacc.run` or ``shmacc-run``."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

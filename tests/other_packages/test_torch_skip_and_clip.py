@@ -1,10 +1,9 @@
 """A chief skips a round of bad gradients, and clips dense and sparse gradients together."""
 
-from __future__ import annotations
-
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,9 +23,6 @@ from shmacc.torch import (
     clip_grad_norm_,
     clip_grad_value_,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def slots_of(replicas: Any) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Embeddings of ids compute what torch's do, and chief and replicas share them."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,6 @@ from torch import nn
 
 from shmacc import errors, optim, testing
 from shmacc.torch import Replica, TableEmbedding, Viewer, clip_grad_norm_, optimizer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_a_row_that_is_used_several_times_has_all_its_gradients() -> None:

@@ -1,16 +1,16 @@
 """Tables of embeddings whose ids appear during training equal a dict and torch's embeddings."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
+from helpers.apart import Apart
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG
 from other_packages.torch_tables import (
@@ -40,11 +40,6 @@ import shmacc
 from shmacc import errors, inspection, optim
 from shmacc._base import names
 from shmacc.torch import Replica, Viewer, clip_grad_norm_
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Apart
 
 UPDATES: Final = 8
 

@@ -1,10 +1,9 @@
 """Tensors of a model, and gradients, share memory without being the same tensor."""
 
-from __future__ import annotations
-
 import itertools
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +14,6 @@ from torch import nn
 from shmacc import errors, testing
 from shmacc.optim import SGD
 from shmacc.torch import Replica, SyncReplicas, Viewer, _memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def frozen(tensor: torch.Tensor) -> nn.Parameter:

@@ -1,14 +1,14 @@
 """Everyday use of torch: warm starts, evaluators, loaders, compiled models, ends of programs."""
 
-from __future__ import annotations
-
 import copy
 import io
 import multiprocessing.process
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 import torch
+from helpers.apart import Apart
 from helpers.support import LONG
 from other_packages.torch_training import (
     NAME,
@@ -26,11 +26,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from shmacc import errors
 from shmacc.optim import SGD, Adam
 from shmacc.torch import AsyncReplicas, Replica, StepSampler, SyncReplicas, Viewer, optimizer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Apart
 
 # torch's compiler gives this warning about its own code.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")

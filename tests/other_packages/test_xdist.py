@@ -1,16 +1,12 @@
 """A user's tests run under pytest-xdist: workers have separate names, and leaks are found."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from shmacc import testing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONFTEST: Final = """
 import pytest

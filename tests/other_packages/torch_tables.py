@@ -1,7 +1,5 @@
 """A model of clicks with embeddings of ids, its batches and its chief, for several tests."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import pytest

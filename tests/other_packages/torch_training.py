@@ -1,16 +1,15 @@
 """Children with torch, a model, a chief and a replica, for the tests of training."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import multiprocessing
 import os
 import resource
 import signal
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from torch import nn
 
 from shmacc import _core, errors
 from shmacc.torch import Replica, SyncReplicas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NAME: Final = "replicas"
 

@@ -4,8 +4,6 @@ All tests here are marked `installs`: each installs with pip into its own enviro
 dependencies from the package index, as a user does.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

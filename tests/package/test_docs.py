@@ -3,8 +3,6 @@
 And the files, links and commands that pages name exist.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -4,8 +4,6 @@ The tests marked `installs` build the package as a user does, in environments of
 build tools from the package index: `make dist` runs them.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,23 +1,19 @@
 """The README's programs, typed as they stand, do what it says, even while processes are killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from helpers import pages
 from helpers.support import LONG, until
 
 from shmacc import testing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LEARNT: Final = "100% of the table is learnt\n"
 WORKERS: Final = 4

@@ -1,17 +1,13 @@
 """The library works under interpreters with -O, -OO, -W error, -X dev, and without a GIL."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 from helpers.support import LONG
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Everything once: every kind, spawned workers, a refusal and its words, a name that is left.
 PROGRAM: Final = """

@@ -1,7 +1,5 @@
 """constraints/ pins exactly what pyproject.toml asks for."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

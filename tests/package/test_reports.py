@@ -1,13 +1,12 @@
 """The extension's reports of segments have exactly the keys and types of their TypedDicts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
 import types
 import typing
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,16 +20,12 @@ from shmacc import (
     Parameters,
     SharedArrays,
     TensorSpec,
+    _core,
     errors,
     inspection,
 )
 from shmacc._base import layout, names, reports
 from shmacc._segment import removal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shmacc import _core
 
 NAME: Final = "reported"
 ROWS: Final = np.array([1, 4]), np.ones((2, 3), np.float32)

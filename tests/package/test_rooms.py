@@ -1,19 +1,15 @@
 """The library's folders import downwards only, and the lists of its files are complete."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).parents[2]
 LIBRARY: Final = ROOT / "shmacc"

@@ -1,12 +1,11 @@
 """Every public name takes the documented arguments, and results are named records."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ from shmacc import (
     SparseConditionalAccumulator,
     TensorSpec,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CLASSES: Final = [one for name in shmacc.__all__ if isinstance(one := getattr(shmacc, name), type)]
 

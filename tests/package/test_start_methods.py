@@ -1,19 +1,15 @@
 """The pages' programs say "spawn"; each also runs under the other start methods."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 from helpers import pages
 from helpers.interpreter import FORKS
 from helpers.support import LONG
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SAID: Final = 'get_context("spawn")'
 _PROGRAMS: Final = {

@@ -1,22 +1,16 @@
 """`shmacc.testing` gives users' tests their own names, in children of every kind too."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import multiprocessing
 import os
-from typing import TYPE_CHECKING
 
 import pytest
-from helpers.apart import run_apart
+from helpers.apart import Crew, run_apart
 from helpers.support import LONG, START_METHODS
 
 import shmacc
 from shmacc import ConditionalAccumulator, testing
-
-if TYPE_CHECKING:
-    from helpers.apart import Crew
 
 
 def _apply() -> str:

@@ -1,7 +1,5 @@
 """Type checkers see the promised types, and the extension's stub describes it truly."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -10,16 +8,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, is_typeddict
+from types import ModuleType
+from typing import Any, Final, is_typeddict
 
 import pytest
 
 import shmacc
 from shmacc import _core, inspection
 from shmacc._base import reports
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 ROOT: Final = Path(__file__).parents[2]
 TYPING: Final = ROOT / "tests" / "typing"

@@ -1,7 +1,5 @@
 """Each word of docs/words.md has one meaning: names that gave it another one do not come back."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

@@ -1,12 +1,10 @@
 """A checkpoint is restored as a whole or not at all: it is checked before any change."""
 
-from __future__ import annotations
-
 import enum
 import io
 import zipfile
-from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
-from pathlib import Path  # noqa: TC003  likewise
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np

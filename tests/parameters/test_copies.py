@@ -1,18 +1,14 @@
 """copy.deepcopy is refused, because the copy would be the same shared memory."""
 
-from __future__ import annotations
-
 import copy
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 import shmacc
 from shmacc import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MADE: Final[dict[str, Callable[[], Any]]] = {
     "parameters": lambda: shmacc.Parameters({"a": np.ones(2)}, optimizer=shmacc.optim.SGD(1)),

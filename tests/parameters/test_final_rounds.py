@@ -1,25 +1,20 @@
 """A round whose update has begun is final: its gradients stay until the update is committed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
-from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path  # noqa: TC003  likewise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.apart import Apart, Pipe
-from helpers.stepping_tracer import Traced, on_one_core, refusal
+from helpers.stepping_tracer import Mark, Traced, on_one_core, refusal
 from helpers.support import LONG, until
 
 import shmacc
 from shmacc import NEVER_STALE, AccumulatorGroup, Parameters, _core, errors, inspection, optim
-
-if TYPE_CHECKING:
-    from helpers.stepping_tracer import Mark
 
 traced = pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
 

@@ -1,12 +1,11 @@
 """Gradients that the chief changes in place, or passes to an update, go through the optimizers."""
 
-from __future__ import annotations
-
 import copy
 import pickle
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -24,9 +23,6 @@ from shmacc import (
     init,
     optim,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROWS: Final = np.random.default_rng(3).standard_normal((4, 3))
 REPEATED: Final = np.array([5, 1, 5, 3])

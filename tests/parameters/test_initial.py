@@ -1,7 +1,5 @@
 """New rows of tables start with what the docstrings' formulas give, to the bit."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

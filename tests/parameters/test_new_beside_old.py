@@ -1,10 +1,10 @@
 """New parameters with an earlier run's group, and the reverse, raise an error."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,10 +21,6 @@ from shmacc import (
     errors,
     optim,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 STEPS: Final = 10
 MEMBERS: Final = {"w": TensorSpec((3,), "f8"), "loss": TensorSpec((), "f8")}

@@ -1,7 +1,5 @@
 """Numbers that an array's dtype cannot hold are refused everywhere, and the error names them."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, Final
 

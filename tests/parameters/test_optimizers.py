@@ -1,7 +1,5 @@
 """Optimizers compute their docstrings' formulas to the bit, and change a gradient's rows only."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

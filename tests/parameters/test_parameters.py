@@ -1,10 +1,8 @@
 """Parameters are shared arrays that only updates change, once a round."""
 
-from __future__ import annotations
-
 import io
 import pickle
-from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np

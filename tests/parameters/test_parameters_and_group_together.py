@@ -5,10 +5,10 @@ ones, or none at all if that run had finished. A group may also accumulate a los
 is no parameter; an update leaves that out.
 """
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +23,6 @@ from shmacc import (
     errors,
     optim,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 PARAMS, GROUP = "model.params", "model.grads"
 

@@ -1,15 +1,15 @@
 """Random programs of rounds, updates, exceptions and checkpoints equal NumPy and a dict."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import tempfile
+from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import numpy.typing as npt
 import pytest
 from helpers import numpy_initial
 from helpers.numpy_optimizers import ALL, Reference
@@ -18,11 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    import numpy.typing as npt
 
 ROWS, SIZE, MOST = 12, 5, 40
 

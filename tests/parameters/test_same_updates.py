@@ -1,15 +1,14 @@
 """Copies of parameters, as several hosts have them, are equal to the bit after the same updates."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pickle
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim
 from shmacc._parameters import copies
 from shmacc._parameters.change_checks import Asked
 from shmacc._parameters.copies import Lineage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OPTIMIZERS: Final = [
     optim.SGD(0.1),

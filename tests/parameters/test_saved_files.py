@@ -1,7 +1,5 @@
 """`save` replaces a file in one step, keeps its permissions, and touches nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -10,22 +8,18 @@ import os
 import stat
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, needs_root
+from helpers.apart import Apart, Pipe, needs_root
 from helpers.at_every_point import Points, coming_between
 from helpers.support import LONG
 
 import shmacc
 from shmacc import Parameters, _core, errors, optim
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from helpers.apart import Pipe
 
 
 @pytest.fixture

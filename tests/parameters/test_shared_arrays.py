@@ -1,22 +1,18 @@
 """Arrays in shared memory, by name: their contents, who may write, how long they live."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import pytest
 from helpers.apart import run_apart
+from helpers.numpy_model import Array
 from helpers.support import Repeating, refused, same_bits
 
 import shmacc
 from shmacc import IndexedSlicesSpec, SharedArrays, TensorSpec, errors, testing
-
-if TYPE_CHECKING:
-    from helpers.numpy_model import Array
 
 pytestmark = pytest.mark.threads
 

@@ -1,7 +1,5 @@
 """Processes share arrays by name, and the memory lives as long as it is used."""
 
-from __future__ import annotations
-
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final

@@ -1,10 +1,9 @@
 """Tables are parameters with rows by ids, which need not be known beforehand."""
 
-from __future__ import annotations
-
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ from shmacc import (
     init,
     optim,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SPEC = TableSpec((3,), initial=init.Uniform(-1, 1, seed=3))
 IDS = np.array([2**63 - 1, 5, 0, 2**40])

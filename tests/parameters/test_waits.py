@@ -1,11 +1,10 @@
 """Calls that wait for parameters wait for their timeout, and change nothing if it passes."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
-from collections.abc import Iterator  # noqa: TC003  a fixture's return type is looked at
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,8 @@ from helpers.lock_holder import held
 from helpers.support import LONG
 
 import shmacc
-from shmacc import AccumulatorGroup, Parameters, errors, optim
+from shmacc import AccumulatorGroup, GroupTaken, Parameters, errors, optim
 from shmacc._parameters import checkpoints
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shmacc import GroupTaken
 
 
 @pytest.fixture

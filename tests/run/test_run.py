@@ -1,7 +1,5 @@
 """`shmacc.run` calls functions in children, and returns their results or raises their errors."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

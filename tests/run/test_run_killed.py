@@ -1,15 +1,14 @@
 """A role or the parent is killed, or Ctrl-C comes: a run goes on, or ends and leaves nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from helpers.support import LONG, START_METHODS, until
 
 import shmacc
 from shmacc import errors, testing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STEPS: Final = 60
 KILLS: Final = {"fork": 200, "spawn": 12}

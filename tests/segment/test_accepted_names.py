@@ -1,7 +1,5 @@
 """Which names are accepted, and which segment each leads to in a namespace."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import os

@@ -1,10 +1,9 @@
 """Opening an existing segment with other properties is refused; the error names each difference."""
 
-from __future__ import annotations
-
 import pickle
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from shmacc import (
     TensorSpec,
     errors,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_bad_modes_are_refused(namespace: str) -> None:

@@ -1,14 +1,13 @@
 """``attach`` with a timeout waits for the name to appear, and no longer than that."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 from helpers.apart import Apart, Pipe
@@ -16,9 +15,6 @@ from helpers.support import LONG, refused
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, _core, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME: Final = "awaited"
 every_attach = pytest.mark.parametrize(

@@ -1,10 +1,9 @@
 """Private and named handles: several in one process, pickled, closed."""
 
-from __future__ import annotations
-
 import os
 import pickle
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from helpers.opening import KINDS, apply, in_shared_memory
 
 import shmacc
 from shmacc import errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.mark.parametrize("kind", KINDS)

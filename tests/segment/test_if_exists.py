@@ -1,7 +1,5 @@
 """``if_exists`` decides: attach to an existing segment, raise, or replace it."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from typing import Any

@@ -5,8 +5,6 @@ round has updated. Two processes that ended left both. It was written down once,
 change of the layout fails here, it needs a new version of the layout, and then a new file.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

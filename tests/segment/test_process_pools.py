@@ -1,14 +1,12 @@
 """In process pools, handles are arguments of tasks, workers attach, and pools may break."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import os
 import signal
 import warnings
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,9 +14,6 @@ from helpers.support import LONG, START_METHODS, until
 
 import shmacc
 from shmacc import AccumulatorGroup, SharedArrays
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.threads
 

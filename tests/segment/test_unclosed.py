@@ -1,7 +1,5 @@
 """A handle that is collected unclosed gives a ResourceWarning, as a file does; no other does."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle
@@ -9,8 +7,9 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -19,10 +18,6 @@ from helpers.support import LONG
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, raw_ops, testing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 KINDS: Final[list[Callable[[], Any]]] = [
     lambda: ConditionalAccumulator("f4", (2,)),

@@ -3,9 +3,8 @@
 CONTRIBUTING.md: "it is no new layout version: one that does not know the number names it".
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from helpers.segment_file import SegmentFile
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, inspection
 from shmacc.optim import SGD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NAME = "newer"
 

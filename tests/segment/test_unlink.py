@@ -1,28 +1,21 @@
 """``unlink`` removes a name; with ``unlink_on_close``, so does the end of its creator."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import interpreter
-from helpers.apart import Apart, run_apart
+from helpers.apart import Apart, Pipe, run_apart
 from helpers.opening import KINDS, NAME, apply, exists, in_shared_memory, make
 
 import shmacc
 from shmacc import errors, inspection
+from shmacc._base.names import SegmentName
 from shmacc._segment import removal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from helpers.apart import Pipe
-
-    from shmacc._base.names import SegmentName
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,5 @@
 """`exits.way` chooses what becomes of a handle: every combination of its arguments."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The benchmarks measure what they say, and check the answers of what they measure."""
 
-from __future__ import annotations
-
 import importlib
 from contextlib import ExitStack
 

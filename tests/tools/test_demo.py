@@ -1,15 +1,13 @@
 """The demo's result is exact, survives deaths, and leaves nothing when it ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,13 +17,8 @@ import demo
 import shmacc
 from shmacc import inspection, testing
 from shmacc_demo import model
-from shmacc_demo.model import TABLES, Batches, Plan
+from shmacc_demo.model import TABLES, Arrays, Batches, Plan
 from shmacc_demo.training import train
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from shmacc_demo.model import Arrays
 
 TOOLS = Path(__file__).parents[2] / "tools" / "demo"
 INTERRUPTED = 128 + signal.SIGINT

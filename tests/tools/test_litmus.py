@@ -1,7 +1,5 @@
 """Each litmus test has results for its current text, and names code that exists."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """The quick searches of the protocol's model pass, and the model names code that exists."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

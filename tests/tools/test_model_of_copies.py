@@ -1,7 +1,5 @@
 """The model of parameters over many hosts: its quick slice holds, and each rule is needed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,9 +1,8 @@
 """Constructors, applies and takes refuse bad arguments in the right words, and change nothing."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +14,6 @@ import shmacc
 from shmacc import ConditionalAccumulator, IndexedSlices, SparseConditionalAccumulator, errors
 from shmacc._base import layout
 from shmacc._values import dtypes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 

@@ -1,10 +1,9 @@
 """Which values are accepted as arrays, how they are converted, and that results are own arrays."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -23,9 +22,6 @@ from shmacc import (
     errors,
 )
 from shmacc._accumulators.taken import DensePartial, SparsePartial
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 TABLE: Final = np.arange(12, dtype=np.float32).reshape(3, 4)

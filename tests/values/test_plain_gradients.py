@@ -1,12 +1,11 @@
 """The fast path for arrays of the right type gives what every other form of the gradient gives."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys
 import types
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -23,9 +22,6 @@ from shmacc import (
     errors,
 )
 from shmacc._base import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Other(np.ndarray[Any, Any]):

@@ -1,7 +1,5 @@
 """Runs the benchmarks: `python tools/bench/bench.py run`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

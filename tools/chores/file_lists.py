@@ -4,8 +4,6 @@ The list has a line for each file, in the order in which to read them, which sta
 ``--check`` nothing is written: the exit status is 1 if the list is out of date.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

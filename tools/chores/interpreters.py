@@ -5,8 +5,6 @@ Looks on the PATH and beside the Python that runs this, which is where pyenv and
     python tools/chores/interpreters.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

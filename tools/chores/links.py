@@ -3,17 +3,13 @@
 Pages are Markdown sources or built HTML.
 """
 
-from __future__ import annotations
-
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _CODE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

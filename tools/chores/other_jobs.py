@@ -9,8 +9,6 @@ process also has a segment open whose name is removed.
 It prints a line once they exist, and removes them at its end: the status is 1 if one was touched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -9,8 +9,6 @@ lowest-build.txt  what CI builds the wheel of 3.12 with: the lowest versions
 Each file is for all Pythons that the project supports; a line for only some of them has a marker.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -7,8 +7,6 @@ nowhere there. The repository does not record its own public address; the releas
 The files are changed in place, in a checkout that only serves the build.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -4,19 +4,15 @@ Python imports a module of this name at its start; thrice.py starts such program
 library are counted in files, one byte a call, by all processes of the program together.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Final
 
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
 # The process that makes a chief's call of this number, counted from 1, is killed. 0: none.

@@ -1,15 +1,11 @@
 """A process that holds one object and calls its methods when it is asked to."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import operator
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Final
 
 CONTEXT: Final = multiprocessing.get_context("spawn")
 _ANSWER: Final = 120.0  # seconds: TensorFlow may be imported, on a busy machine

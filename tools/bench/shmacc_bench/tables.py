@@ -1,15 +1,10 @@
 """Medians, ratios of paired turns, and the tables that show them."""
 
-from __future__ import annotations
-
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass

@@ -1,19 +1,15 @@
 """Times blocks of one operation on one workload, in a peer's own process."""
 
-from __future__ import annotations
-
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from shmacc_bench.peers import peer_class
 from shmacc_bench.workload import Workload, make_filling, make_gradient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Operations.
 APPLY: Final = "apply"  # to rows that are there already; the table has no others

@@ -1,14 +1,10 @@
 """Workloads: the shape and order of one gradient, and the gradient itself."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 Kind = Literal["sparse", "dense"]
 Order = Literal["sorted", "shuffled", "zipf", "zipf-sorted"]

@@ -21,8 +21,6 @@ A search visits all states that are reached with at most so many failures. A wal
 with many failures, then without any until all is in line.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import random

@@ -1,15 +1,10 @@
 """The whole model: all steps, and what must hold in each state."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from owners import Owners
 from states import CUT, GONE, UP, S, ids, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Model(Owners):

@@ -1,14 +1,9 @@
 """What a node does: its worker, its reports and orders, its actor."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from states import FAILURE, STEP, UNKNOWN, Node, Order, Owner, Report, S, Update, needed, put
 from world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Nodes(World):

@@ -1,14 +1,10 @@
 """What an owner does on its own, in each of its phases."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from nodes import Nodes
 from states import CUT, FAILURE, STEP, UNKNOWN, UP, Owner, S, Update, needed, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Owners(Nodes):

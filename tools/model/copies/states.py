@@ -17,8 +17,6 @@ ZOMBIE: Ray has declared it dead, but its processes run (with the kind "zombie" 
 others); or GONE: it may come back as a new node, with its memory and its workers, or empty.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 RULES = {

@@ -1,8 +1,6 @@
 """What happens to machines and processes, and who can talk to whom."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
 
 from states import (
     CUT,
@@ -23,9 +21,6 @@ from states import (
     ids,
     put,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 
 class World:

@@ -1,17 +1,13 @@
 """The model, which factorises users' ratings of items (drawn by Zipf's law), and its judge."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Final
 
 import numpy as np
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.connection import Connection
 
 SIZES: Final = 50_000, 10_000  # users and items
 WIDTH: Final = 32

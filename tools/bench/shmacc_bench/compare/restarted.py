@@ -1,20 +1,16 @@
 """The chief and workers of a run; one that dies is started again, as a service manager would."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
+from typing import Final
 
 import psutil
 
 from shmacc_bench.processes import CONTEXT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from multiprocessing.process import BaseProcess
 
 CHIEF: Final = -1
 _RESTARTS: Final = 3

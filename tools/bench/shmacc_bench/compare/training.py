@@ -1,7 +1,5 @@
 """What all ways have in common: a run, which lasts until the judge is satisfied."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect
@@ -9,7 +7,9 @@ import statistics
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Final
 
 import torch
 
@@ -17,10 +17,6 @@ from shmacc_bench.compare.model import TARGET, Judge, Task
 from shmacc_bench.compare.restarted import CHIEF, Restarted
 from shmacc_bench.processes import CONTEXT
 from shmacc_bench.tables import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.connection import Connection
 
 WAYS: Final = ("shmacc_synchronous", "shmacc_asynchronous", "hogwild", "ddp", "queues", "ray_actor")
 VICTIM: Final = 1

@@ -1,20 +1,16 @@
 """Single operations of shmacc and its peers, each in its own process, in turns."""
 
-from __future__ import annotations
-
 import statistics
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shmacc_bench import timing
 from shmacc_bench.processes import Apart, FailedError
 from shmacc_bench.tables import Table, figure, paired
 from shmacc_bench.workload import IDS, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 MINE: Final = "shmacc"
 COLUMNS: Final[Mapping[str, Sequence[str]]] = {

@@ -4,14 +4,13 @@ Both sides have the same network, batches and optimizer, in the same processes. 
 what happens to both when a process is killed.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -22,9 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from shmacc.torch import Replica, SyncReplicas
 from shmacc_bench.processes import Apart
 from shmacc_bench.tables import Table, figure, paired
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BATCH: Final = 32
 BLOCK: Final = 50  # steps of one side, then the other has its turn

@@ -1,23 +1,18 @@
 """Tables with a row for each id, beside NumPy, pandas, and arrays in `Parameters`."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, init, optim
 from shmacc_bench.tables import Table, figure
 from shmacc_bench.timing import microseconds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy.typing as npt
-
-    Ids = npt.NDArray[np.int64]
-    Pair = tuple[float, float]
+Ids = npt.NDArray[np.int64]
+Pair = tuple[float, float]
 
 _ROWS: Final = 1_000_000
 _WIDTH: Final = 64

@@ -5,10 +5,9 @@ shared tensors of its own, the chief makes one sparse tensor of them, coalesces 
 `torch.optim.Adagrad` update. Every process has one thread, and is a worker of both, in turns.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,9 +17,6 @@ from shmacc_bench.processes import Apart
 from shmacc_bench.tables import Table
 from shmacc_bench.timing import microseconds
 from shmacc_bench.workload import IDS, Workload, make_gradient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RATE, BEGIN = 0.05, 0.1
 ROUNDS: Final = (

@@ -1,20 +1,16 @@
 """Processes that apply to one accumulator at the same time, and one that waits in a take."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from shmacc import NEVER_STALE, SparseConditionalAccumulator
 from shmacc_bench.processes import Apart
 from shmacc_bench.tables import Table, figure, spread
 from shmacc_bench.workload import DTYPE, Workload, make_gradient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 ROWS: Final = (10, 1_000, 10_000, 50_000)
 WIDTH: Final = 64

@@ -1,13 +1,12 @@
 """Small gradients: of many tensors, and as torch tensors, JAX arrays and lists."""
 
-from __future__ import annotations
-
 import itertools
 import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,11 +21,8 @@ from shmacc import (
 from shmacc_bench.tables import Table, figure
 from shmacc_bench.timing import microseconds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Pair = tuple[str, str, Callable[[], object], Callable[[], object]]
-    """What is measured, what it is compared with, and a call of each."""
+Pair = tuple[str, str, Callable[[], object], Callable[[], object]]
+"""What is measured, what it is compared with, and a call of each."""
 
 _WIDTHS: Final = (32, 64, 64, 32, 4)  # of the layers of two networks, as in A3C
 SHAPES: Final = {

@@ -1,18 +1,14 @@
 """The measured libraries (peers): a module for each, imported only in the peer's own process."""
 
-from __future__ import annotations
-
 import importlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from shmacc_bench.workload import Gradient, Workload
+from shmacc_bench.workload import Gradient, Workload
 
 PEERS: Final[Mapping[str, tuple[str, str]]] = {
     "shmacc": ("shmacc_peer", "ShmaccPeer"),
@@ -29,7 +25,7 @@ Taken = tuple[NDArray[np.int64] | None, NDArray[Any]]
 """The rows (None: it is dense) and their means, in the caller's own memory."""
 
 
-def peer_class(name: str) -> type[Peer]:
+def peer_class(name: str) -> type["Peer"]:
     """Import and return the class; ImportError if its library is not installed."""
     module, kind = PEERS[name]
     found: type[Peer] = getattr(importlib.import_module(f"shmacc_bench.peers.{module}"), kind)

@@ -3,8 +3,6 @@
 Not crash-safe: a process that is killed in `apply` leaves the lock held and the table half changed.
 """
 
-from __future__ import annotations
-
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 

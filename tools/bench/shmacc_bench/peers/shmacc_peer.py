@@ -1,7 +1,5 @@
 """shmacc, by its public API, as a user would write it."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

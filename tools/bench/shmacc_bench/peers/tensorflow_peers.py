@@ -1,9 +1,7 @@
 """TensorFlow's own accumulators, in a graph and a compat.v1 Session with feeds."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.processes import CONTEXT
@@ -13,12 +11,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+from multiprocessing.connection import Connection
+
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from shmacc_bench.workload import Gradient, Workload
+from shmacc_bench.workload import Gradient, Workload
 
 NEVER_STALE = 2**63 - 1
 _START = 90.0

@@ -1,16 +1,12 @@
 """torch: a tensor in shared memory, a Lock, and index_add_. Not crash-safe."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.processes import CONTEXT
-
-if TYPE_CHECKING:
-    from shmacc_bench.workload import Gradient, Workload
+from shmacc_bench.workload import Gradient, Workload
 
 
 class TorchPeer(Peer):

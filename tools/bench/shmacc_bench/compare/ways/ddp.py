@@ -1,20 +1,14 @@
 """DistributedDataParallel over gloo: each rank has a model; they exchange gradients."""
 
-from __future__ import annotations
-
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shmacc_bench.compare.model import EVERY, Judge, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
 
 TITLE = "DistributedDataParallel over gloo"
 TOGETHER = True

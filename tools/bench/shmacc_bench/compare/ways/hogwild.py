@@ -1,14 +1,11 @@
 """torch's Hogwild: model and optimizer in shared memory; all update them without a lock."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from shmacc_bench.compare.model import Judge, Task
+from shmacc_bench.compare.model import Judge, Task
 
 TITLE = "Hogwild"
 TOGETHER = False

@@ -1,14 +1,11 @@
 """Queues of torch.multiprocessing: model and gradients in shared memory, handles in a queue."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.multiprocessing as mp
 
-if TYPE_CHECKING:
-    from shmacc_bench.compare.model import Judge, Task
+from shmacc_bench.compare.model import Judge, Task
 
 TITLE = "queues of torch.multiprocessing"
 TOGETHER = False

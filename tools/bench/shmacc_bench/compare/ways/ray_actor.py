@@ -1,7 +1,5 @@
 """A Ray actor has the model, tasks send gradients: Ray's example of a parameter server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ray

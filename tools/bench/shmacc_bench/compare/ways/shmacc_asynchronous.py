@@ -1,7 +1,5 @@
 """shmacc, where no worker waits for another: a round takes the gradients that have come."""
 
-from __future__ import annotations
-
 from shmacc import optim
 from shmacc.torch import AsyncReplicas
 from shmacc_bench.compare.model import RATE, SQUARES, Judge, Task

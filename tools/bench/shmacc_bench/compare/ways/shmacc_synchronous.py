@@ -1,7 +1,5 @@
 """shmacc, in rounds: each makes one update with the mean of all workers' gradients."""
 
-from __future__ import annotations
-
 import os
 
 from shmacc import optim
