@@ -190,6 +190,7 @@ class TreeSpec:
 
 def _spec(leaf: Any, reduction_type: str | None, *, sparse: bool) -> TensorSpec:
     try:
+        # JAX itself says which shape and dtype it gives the leaf, without computing it.
         shaped = jax.eval_shape(lambda array: array, leaf)
     except (TypeError, OverflowError) as error:
         pass_on(error)
@@ -233,6 +234,7 @@ def _converted(name: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 def _on_device(name: str, spec: TensorSpec, found: Any) -> jax.Array:
     shape = tuple(dim or 0 for dim in spec.shape or ())
+    # JAX may go on using this memory: so it is new, and nobody else has it.
     own = _empty(shape, spec.dtype)
     if found is None or isinstance(found, SparseTaken):
         own[...] = 0

@@ -231,6 +231,7 @@ class AsyncSteps:
         """
         if self._ended:
             raise StopAsyncIteration
+        # Read in this thread, for the wait in the other one.
         last, timeout, raises = self._last, self._timeout, self._raises
         self._last = new = await wait_in_thread(
             self._handle,

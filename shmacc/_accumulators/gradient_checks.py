@@ -184,6 +184,7 @@ def given_shape(shape: Any) -> tuple[int, ...] | None:
     """
     if shape is None:
         return None
+    # A tf.TensorShape.
     if hasattr(shape, "as_list"):
         shape = shape.as_list()
     return tuple(index_array(shape, "grad_shape").ravel().tolist()) or None

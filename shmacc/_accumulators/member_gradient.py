@@ -152,6 +152,7 @@ class MemberInput:
 
 def _parts(value: Any) -> tuple[Any, Any, Any]:
     """Return the indices, values and own shape (or None) of a sparse gradient."""
+    # A named tuple that has `indices` says itself which of its fields is which.
     if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
         indices, values = value
         return indices, values, None

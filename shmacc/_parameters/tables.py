@@ -129,6 +129,7 @@ class Table(TableRows):
         """
         numbers = self._numbers(ids)
         found = arrays.empty(numbers.shape, np.dtype(np.bool_))
+        # A view of `found`, which the extension fills.
         self._access().contains(numbers.reshape(-1), found.reshape(-1))
         return found
 

@@ -151,6 +151,7 @@ def others_are_visible() -> bool:
 def _stat(pid: int) -> _Process:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            # The command's name, in parentheses, may have parentheses and spaces.
             fields = stat.read().rpartition(")")[2].split()
     except OSError:
         return _HIDDEN

@@ -187,6 +187,7 @@ class TableEmbedding(nn.Module):
         """Convert the rows, as `double` and `to` do with parameters."""
         super()._apply(function, *args, **kwargs)
         spec = self._own.spec
+        # In a training only the dtype and the device are asked for: no rows are needed.
         ids, rows = (Rows(spec) if self._own.shared else self._own).whole()
         found = function(torch.from_numpy(rows))
         if found.device.type != "cpu":

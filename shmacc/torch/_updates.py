@@ -307,5 +307,6 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         one.data_ptr() == other.data_ptr()
         and (one.dtype, one.stride()) == (other.dtype, other.stride())
+        # torch negates by a mark on a tensor of the same memory.
         and one.is_neg() == other.is_neg()
     )
