@@ -402,6 +402,7 @@ def change_copy(
     changes: list[Any],
     updates: list[int],
     timeout: float | None,
+    only_check: bool = False,
 ) -> tuple[bool, int]: ...
 def load(
     parameters: list[tuple[Handle, int, list[Any], list[int]]],

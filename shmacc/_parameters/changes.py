@@ -1,11 +1,10 @@
 """Turns an update of parameters into checked changes for the extension."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from shmacc import _core
 from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
 from shmacc._base.array_types import IndexArray
 from shmacc._parameters import change_checks as checks
@@ -29,20 +28,38 @@ class OpenRound(NamedTuple):
     members: Mapping[str, Any]
 
 
-def round_of(taken: Any, names: Collection[str]) -> tuple[_core.BlockAccess, OpenRound]:
+class Block(Protocol):
+    """The block of an open round."""
+
+    @property
+    def given(self) -> Any:
+        """What the block was given; None: the round has ended."""
+
+    @property
+    def taken(self) -> Any:
+        """The round; has a `step`."""
+
+
+_Block = TypeVar("_Block", bound=Block)
+
+
+def round_of(
+    taken: Any, names: Collection[str], blocks: Iterable[_Block]
+) -> tuple[_Block, OpenRound]:
     """Return the open round that `taken` comes from, and the block that holds it open.
 
     Args:
         taken: The value of the round's block; or a mapping to parts of it. Members that a mapping
             leaves out have no mean for an array, but are the round's.
         names: The names of all arrays and tables.
+        blocks: Those that this process has open.
 
     Raises:
         InvalidArgumentError: It is a single accumulator's, and there are several arrays.
         FailedPreconditionError: It is not of a round that this process has open.
     """
     # Read `given` only once: it is None as soon as another thread ends its round.
-    all_given = [(block, block.given) for block in _core.open_rounds()]
+    all_given = [(block, block.given) for block in blocks]
     rounds = [(block, given) for block, given in all_given if given is not None]
     found = next((block for block, given in rounds if given is taken), None)
     if found is not None and isinstance(taken, GroupTaken):
@@ -71,8 +88,8 @@ def round_of(taken: Any, names: Collection[str]) -> tuple[_core.BlockAccess, Ope
     raise FailedPreconditionError(
         "An update is made in the block of a round, of what the block was given, or of a mapping "
         "to some of its members: `with group.round(n) as taken: params.update(taken)`; this "
-        f"{type(taken).__name__} is not of a round that this process has open (rounds of "
-        "shmacc.ray, which are over many hosts, cannot be updated from)"
+        f"{type(taken).__name__} is not of a round that this process has open (in rounds of a "
+        "shmacc.ray.AccumulatorGroup only its shmacc.ray.Parameters can be updated)"
     )
 
 

@@ -9,41 +9,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shmacc import _core, optim
 from shmacc._base.array_types import ValueArray
+from shmacc._base.lineage import Copy, Lineage
 from shmacc._parameters import changes, states
-from shmacc._parameters.change_checks import Asked, Change
+from shmacc._parameters.change_checks import ArrayChange, Asked, Change
+from shmacc._parameters.members import BOOL, ParameterTable
+from shmacc._parameters.new_arrays import new_members, with_slots
 from shmacc._parameters.parameters import Parameters
-
-
-class Lineage(NamedTuple):
-    """The name of the last update that a copy has; it has those before it, too.
-
-    Attributes:
-        term: The term of the owner that has named the update; 0: it is no copy, or was changed by
-            something else.
-        number: A number that this owner gave to no other update.
-        digest: A digest of all that the updates have changed; each NaN counts as the same number.
-    """
-
-    term: int
-    number: int
-    digest: int = 0
-
-
-class Copy(NamedTuple):
-    """What is known of a copy.
-
-    Attributes:
-        lineage: Its lineage.
-        begun: The step that its last change leads to, even if that change is not complete. A
-            gradient of an earlier step may be computed from half a change.
-        step: The parameters' step.
-    """
-
-    lineage: Lineage
-    begun: int
-    step: int
+from shmacc._segment.options import Options
+from shmacc._values.specs import TensorSpec
 
 
 class Update(NamedTuple):
@@ -57,6 +34,60 @@ class Update(NamedTuple):
 
     step: int
     changes: list[Change]
+
+    @property
+    def size(self) -> int:
+        """How many bytes the values of its changes have."""
+        parts = [
+            each.values if isinstance(each, ArrayChange) else [each.values] for each in self.changes
+        ]
+        return sum(values.nbytes for own in parts for values in own)
+
+
+class Recipe(NamedTuple):
+    """What the parameters of another host need to be made like these; it pickles.
+
+    Attributes:
+        contents: From name to a spec, or to zeros.
+        optimizers: From name to optimizer.
+    """
+
+    contents: dict[str, Any]
+    optimizers: dict[str, optim.Optimizer]
+
+
+def recipe(params: Parameters) -> Recipe:
+    """Return how to make parameters like these on another host."""
+    contents: dict[str, Any] = {}
+    for member in _opened(params)[1]:
+        if isinstance(member, ParameterTable):
+            contents[member.name] = member.table
+        elif member.dtype is BOOL:
+            contents[member.name] = np.zeros(member.shape, bool)
+        else:
+            contents[member.name] = TensorSpec(member.shape, member.dtype.numpy)
+    found = params.optimizers.items()
+    return Recipe(contents, {name: each for name, each in found if each is not None})
+
+
+def open_copy(recipe: Recipe, shared_name: str, options: Options) -> Parameters:
+    """Attach to a host's copy, or make one with zeros, for `replace`.
+
+    Args:
+        recipe: What it is like.
+        shared_name: Its name.
+        options: As for `Parameters`.
+
+    Raises:
+        As for `Parameters`.
+    """
+    new = new_members(recipe.contents)
+    asked = tuple(each.parameter(number, recipe.optimizers) for number, each in enumerate(new))
+    params = Parameters.__new__(Parameters)  # its constructor takes patterns, and not names
+    params._open(  # noqa: SLF001
+        asked, shared_name, options, own=False, contents=lambda: list(map(with_slots, new, asked))
+    )
+    return params
 
 
 def look(params: Parameters, timeout: float | None = None) -> Copy:
@@ -77,6 +108,8 @@ def prepare(
     asked: Asked | None = None,
     rates: Mapping[str, float] | None = None,
     timeout: float | None = None,
+    *,
+    members: Mapping[str, Any] | None = None,
 ) -> Update:
     """Return the update that a round's means make, checked as `Parameters.update` does.
 
@@ -87,13 +120,14 @@ def prepare(
         asked: What else the update is asked for.
         rates: Learning rates, by array. Other arrays use their optimizers' own.
         timeout: Seconds to wait for the copy's lock; None: for ever.
+        members: All the round's members; None: those of `means`.
 
     Raises:
         InvalidArgumentError: As for `Parameters.update`.
         DeadlineExceededError: The timeout passed.
     """
     handle, own = _opened(params)
-    found = changes.OpenRound(step, means, means)
+    found = changes.OpenRound(step, means, means if members is None else members)
     made = changes.of_update(own, found, asked or Asked(), rates or {})
     _, updates, _, _ = _core.read_parameters(handle, [], [], timeout)
     corrections = [
@@ -111,6 +145,8 @@ def make(
     lineage: tuple[int, int],
     parent: Lineage,
     timeout: float | None = None,
+    *,
+    only_check: bool = False,
 ) -> tuple[bool, Lineage]:
     """Make an update in a copy. Atomic, as every update is.
 
@@ -120,6 +156,7 @@ def make(
         lineage: The update's term and number.
         parent: The lineage that the copy must have.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
+        only_check: Whether the update is only checked: it fits, and there is memory for it.
 
     Returns:
         Whether the update was made now, or was there already; and the copy's lineage.
@@ -133,7 +170,7 @@ def make(
     after = update.step + 1
     handle, _ = _opened(params)
     made, digest = _core.change_copy(
-        handle, (*lineage, 0), parent, after, after, update.changes, [], timeout
+        handle, (*lineage, 0), parent, after, after, update.changes, [], timeout, only_check
     )
     return made, Lineage(*lineage, digest)
 
@@ -149,12 +186,24 @@ def state(params: Parameters, timeout: float | None = None) -> tuple[Copy, dict[
     return _copy(known, int(saved["step"])), saved
 
 
+def check(params: Parameters, state: Mapping[str, ValueArray]) -> None:
+    """Check that a state is one of these parameters.
+
+    Raises:
+        InvalidArgumentError: It is no state, or that of other parameters.
+    """
+    states.of_state(_opened(params)[1], state)
+
+
 def replace(
     params: Parameters,
     state: Mapping[str, ValueArray],
     lineage: Lineage,
     begun: int,
+    step: int | None = None,
     timeout: float | None = None,
+    *,
+    only_check: bool = False,
 ) -> bool:
     """Replace all of a copy by another one's state, or by a checkpoint's. Atomic.
 
@@ -163,7 +212,9 @@ def replace(
         state: A result of `state`, or of `Parameters.state`.
         lineage: What the copy is afterwards.
         begun: The step that the copy's accumulator must reach before its gradients count.
+        step: The parameters' step; None: the state's.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
+        only_check: As for `make`.
 
     Returns:
         False: the copy has this lineage already, and nothing was changed.
@@ -174,8 +225,11 @@ def replace(
         DeadlineExceededError: The timeout passed. Nothing was changed.
     """
     handle, own = _opened(params)
-    contents, step, updates = states.of_state(own, state)
-    made, _ = _core.change_copy(handle, lineage, None, step, begun, contents, updates, timeout)
+    contents, of_state, updates = states.of_state(own, state)
+    after = of_state if step is None else step
+    made, _ = _core.change_copy(
+        handle, lineage, None, after, begun, contents, updates, timeout, only_check
+    )
     return made
 
 

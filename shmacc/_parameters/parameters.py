@@ -283,7 +283,7 @@ class Parameters(SharedArrays):
                 how to save them. Nothing was changed, and the round was not made final.
         """
         asked = Asked.checked(values=values, gradients=gradients, remove=remove, forget=forget)
-        block, found = changes.round_of(taken, self)
+        block, found = self._round_of(taken)
         rates = patterns.learning_rates(learning_rate, self.optimizers)
         return self._commit(block, found, asked, rates, arguments.timeout(timeout))
 
@@ -310,9 +310,12 @@ class Parameters(SharedArrays):
             InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
         """
         asked = Asked.checked(values=values)
-        block, found = changes.round_of(taken, self)
+        block, found = self._round_of(taken)
         found = found._replace(means={}, members={})
         return self._commit(block, found, asked, {}, arguments.timeout(timeout))
+
+    def _round_of(self, taken: Any) -> tuple[Any, changes.OpenRound]:
+        return changes.round_of(taken, self, _core.open_rounds())
 
     def _commit(
         self,

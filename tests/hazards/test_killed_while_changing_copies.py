@@ -17,9 +17,9 @@ from helpers.stepping_tracer import Mark, mark_call, needs_ptrace
 from helpers.stepping_walk import Images, instants, walk, write
 
 from shmacc import Parameters, TableSpec, _core, errors, init, optim
+from shmacc._base.lineage import Lineage
 from shmacc._parameters import copies
 from shmacc._parameters.change_checks import Asked
-from shmacc._parameters.copies import Lineage
 
 pytestmark = needs_ptrace
 

@@ -17,9 +17,9 @@ from helpers.support import LONG
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim
+from shmacc._base.lineage import Lineage
 from shmacc._parameters import copies
 from shmacc._parameters.change_checks import Asked
-from shmacc._parameters.copies import Lineage
 
 OPTIMIZERS: Final = [
     optim.SGD(0.1),
@@ -243,11 +243,12 @@ def test_corrections_of_the_bias_are_those_that_come(stack: ExitStack) -> None:
 _REPLAY: Final = """
 import pickle, sys
 from shmacc import Parameters
+from shmacc._base.lineage import Lineage
 from shmacc._parameters import copies
 
 for contents, optimizer, state, first, updates in pickle.load(sys.stdin.buffer):
     with Parameters(contents, optimizer=optimizer) as params:
-        lineage = copies.Lineage(*first)
+        lineage = Lineage(*first)
         copies.replace(params, state, lineage, 0)
         for number, update in enumerate(updates, start=1):
             _, lineage = copies.make(params, update, (5, number), lineage)

@@ -34,6 +34,7 @@ struct CopyChange {
     MemberChanges changes;
     std::vector<int64_t> updates;  // of each array ever, if everything is new
     int64_t deadline;
+    bool only_check;  // whether it could be made: the arguments are checked, and memory is reserved and given back
 };
 
 class ChangeCopy : public ParametersOperation {
@@ -56,7 +57,7 @@ class ChangeCopy : public ParametersOperation {
             if (!whole && !(names_the_same(own, *request.parent) && own.digest == request.parent->digest))
                 refuse(own, *request.parent);
             is_new = session.compare(request.changes);
-            if (is_new) digest = make(session, request);
+            if (is_new) digest = request.only_check ? check(session, request) : make(session, request);
             return is_new;
         });
         return is_new;
@@ -66,14 +67,23 @@ class ChangeCopy : public ParametersOperation {
     static bool names_the_same(const Lineage& one, const Lineage& other) {
         return one.term == other.term && one.number == other.number;
     }
-    static uint64_t make(ParametersSession& session, const CopyChange& request) {
-        const bool whole = !request.parent;
+    static void prepare(ParametersSession& session, const CopyChange& request) {
         try {
             session.prepare(request.changes);
         } catch (...) {
-            if (whole) session.give_journal_back();
+            if (!request.parent) session.give_journal_back();
             throw;
         }
+    }
+    // Nothing that readers see is changed; without a commit the session gives back what `prepare` has reserved.
+    static uint64_t check(ParametersSession& session, const CopyChange& request) {
+        prepare(session, request);
+        if (!request.parent) session.give_journal_back();
+        return session.round.lineage.digest;
+    }
+    static uint64_t make(ParametersSession& session, const CopyChange& request) {
+        const bool whole = !request.parent;
+        prepare(session, request);
         session.note_begun(request.begun);
         session.change(request.step - 1);
         Lineage lineage = request.lineage;

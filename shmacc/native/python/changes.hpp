@@ -175,10 +175,10 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
 }
 
 // Changes parameters that are a copy (copy.hpp). lineage and parent: (term, number, digest). Returns whether the change
-// was made now, or was there already, and the copy's digest.
+// was made now, or was there already, and the copy's digest. only_check: makes nothing.
 inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb::object& parent,
                              int64_t step, int64_t begun, const nb::list& changes, const nb::list& updates,
-                             std::optional<double> timeout) {
+                             std::optional<double> timeout, bool only_check) {
     const OpenSegment::Use segment = handle.attached();
     const IncomingChanges incoming(*segment, changes);
     CopyChange request{{},
@@ -187,7 +187,8 @@ inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb
                        begun,
                        incoming.get(),
                        vector_of<int64_t>(updates),
-                       deadline_after(timeout)};
+                       deadline_after(timeout),
+                       only_check};
     if (!parent.is_none()) request.parent = lineage_of(parent);
     const uint64_t of_each = request.parent ? 0 : segment->config().members;
     if (request.lineage.term == 0 || request.updates.size() != of_each)
