@@ -3,11 +3,29 @@
 Its driver asks for the next action, does it, and says that it is done. Actions on the segment are
 done one at a time. Shipping may take long, and a new order may come meanwhile: so `shipped` says
 for which grant pieces have arrived, and counts only for the current grant.
+
+If the group has parameters, the host has a copy of them, and the copy changes first, the segment
+afterwards: so a worker sees no step before its parameters. `next_change` says what is to be done
+with the copy. That takes long, too, and one change is made at a time. Meanwhile no order of a later
+owner is followed: this forwarder would tell that owner of a copy that is just being changed. A copy
+is replaced, and gradients are dropped, only with a higher step of the segment: `apply` refuses only
+lower steps, so a gradient that is being computed from the old copy would get in otherwise.
 """
 
 from enum import Enum, auto
 
-from shmacc._multihost.messages import Batch, Death, Fence, Order, Report, Timing
+from shmacc._base.lineage import Copy
+from shmacc._multihost.copies import UNKNOWN, same
+from shmacc._multihost.messages import (
+    Batch,
+    Death,
+    Fence,
+    Order,
+    Refusal,
+    Report,
+    Stage,
+    Timing,
+)
 
 
 class Do(Enum):
@@ -27,13 +45,44 @@ Action = tuple[Do, int]
 """What to do; and with SHIP the grant, with RESET and SET_STEP the step, else 0."""
 
 
-class ForwarderCore:
-    """The forwarder of one host."""
+class Get(Enum):
+    """What is to be done with the copy of the parameters; in brackets, what to call when done."""
 
-    def __init__(self, host: str, incarnation: int, timing: Timing) -> None:
+    STAGE = auto()  # get a change, and check it (`staged` or `refused`)
+    MAKE = auto()  # make the change that was staged (`changed`)
+    REPLACE = auto()  # replace the copy by that of the order's source (`changed`)
+
+
+class ForwarderCore:
+    """The forwarder of one host.
+
+    Args:
+        host: The host.
+        incarnation: The forwarder's number.
+        timing: How long the parts wait.
+        copy: What is known of the host's copy of the parameters; None: the group has none.
+        promise: The highest term of an owner that this host has answered.
+        copies: How many hosts had the line when this one was in it last.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        incarnation: int,
+        timing: Timing,
+        copy: Copy | None = None,
+        promise: int = 0,
+        copies: int = 0,
+    ) -> None:
         self._host = host
         self._incarnation = incarnation
         self._timing = timing
+        self._copy = copy
+        self._promise = promise
+        self._staged: Stage | None = None
+        self._refused: Refusal | None = None
+        self._copies = copies
+        self._getting: Get | None = None  # what is being done with the copy
         self._order: Order | None = None
         self.fence: Fence | None = None  # the content is of this fence; None: not known yet
         self._step = 0
@@ -65,13 +114,25 @@ class ForwarderCore:
     def _pace(self) -> float:
         return 1.0 if self._order is None else self._order.pace
 
+    def may_follow(self, order: Order) -> bool:
+        """Whether an order can be accepted now: of a later term not while the copy changes."""
+        return order.term <= self._promise or self._getting in {None, Get.STAGE}
+
     def receive(self, order: Order) -> None:
-        """Accept an order, unless it is an old one or for another incarnation."""
+        """Accept an order, unless it is an old one or for another incarnation.
+
+        Of an order with a later term the driver first writes the term where it outlives the process
+        (`promise`): no later incarnation follows an earlier owner then.
+        """
         last = self._order
-        if order.incarnation != self._incarnation:
+        if order.incarnation != self._incarnation or order.term < self._promise:
             return
         if last is None or (order.term, order.serial) >= (last.term, last.serial):
+            if order.term > self._promise:
+                self._promise, self._staged = order.term, None
             self._order = order
+            if self._copy is not None and self._is_in_line(order):
+                self._copies = order.copies
 
     def observe(self, step: int, count: int, *, finished: bool = False) -> None:
         """Note the segment's step and number of gradients; call it before each `next_action`."""
@@ -100,6 +161,8 @@ class ForwarderCore:
             return None
         if order.refused:
             return Do.STOP, 0
+        if not self._is_in_line(order):
+            return (Do.RELEASE, 0) if self._held and not order.hold else None
         if self._is_finished and not order.finished and self.fence != order.fence:
             # A process of the host has ended the run, and the owner may not know it. A reset would
             # begin the segment anew, and the end would be forgotten.
@@ -118,8 +181,17 @@ class ForwarderCore:
             return Do.HOLD, 0
         return None if self._unshipped is None or order.grant is None else (Do.SHIP, order.grant)
 
+    def _is_in_line(self, order: Order) -> bool:
+        """Whether the segment may follow the order: its copy of the parameters is the right one."""
+        copy, wanted = self._copy, order.lineage
+        if copy is None:
+            return True
+        return wanted is not None and same(copy.lineage, wanted) and copy.begun <= order.step
+
     def _next_move(self, order: Order) -> Action | None:
         """Return how the segment gets to the order's fence and step."""
+        if self._copy is not None and order.step < self._step:
+            return None  # the owner moves past it
         if self.fence == order.fence:
             return None if self._step == order.step else (Do.SET_STEP, order.step)
         if self.fence is None or self.fence.term != order.term:
@@ -134,7 +206,67 @@ class ForwarderCore:
             and order.step == self._step + 1
         ):
             return Do.CONSUME, 0
+        if self._copy is not None and order.step == self._step:
+            return None
         return Do.RESET, order.step
+
+    def next_change(self) -> tuple[Get, Order] | None:
+        """Return what is to be done with the copy, and the order; None: nothing, or it is busy."""
+        order, copy, staged = self._order, self._copy, self._staged
+        if order is None or copy is None or self._getting is not None:
+            return None
+        get, wanted, stage = None, order.lineage, order.stage
+        if wanted is not None and not same(copy.lineage, wanted):
+            may_replace = order.step > self._step
+            if (
+                staged is not None
+                and staged.update == wanted[:2]
+                and (may_replace if staged.parent is None else copy.lineage == staged.parent)
+            ):
+                get = Get.MAKE
+            elif order.source and wanted.digest != UNKNOWN and may_replace:
+                get = Get.REPLACE
+        if get is None and stage is not None and stage.parent in {None, copy.lineage}:
+            known = {staged and staged.update, self._refused and self._refused.update}
+            get = None if stage.update in known else Get.STAGE
+        self._getting = get
+        return None if get is None else (get, order)
+
+    @property
+    def copies(self) -> int:
+        """How many hosts had the line when this one was in it last; to be kept with the copy."""
+        return self._copies
+
+    @property
+    def stage(self) -> Stage | None:
+        """The change that is here."""
+        return self._staged
+
+    def wants(self, stage: Stage) -> bool:
+        """Whether the owner still wants the host to have this change. Any thread may ask."""
+        order = self._order
+        return order is not None and order.stage is not None and order.stage.update == stage.update
+
+    def follows(self, order: Order) -> bool:
+        """Whether the copy still must be as this order says. Any thread may ask."""
+        last = self._order
+        return last is not None and last.lineage == order.lineage
+
+    def want_nothing(self) -> None:
+        """Follow no order any more."""
+        self._order = None
+
+    def staged(self, stage: Stage) -> None:
+        """Note that a change is here and can be made."""
+        self._getting, self._staged = None, stage
+
+    def refused(self, update: Fence, error: Exception | None) -> None:
+        """Note that a change cannot be made; no error: it cannot be got."""
+        self._getting, self._refused = None, Refusal(update, error)
+
+    def changed(self, copy: Copy) -> None:
+        """Note what the copy is after a change, or an attempt."""
+        self._getting, self._copy = None, copy
 
     def held(self, content: Batch, began: float) -> None:
         """Note that the segment is held, its content, and when holding began."""
@@ -223,11 +355,16 @@ class ForwarderCore:
             batch=self._batch,
             deaths=self._deaths,
             pace=self._pace,
-            term=0 if self._order is None else self._order.term,
+            term=self._promise,
             finished=self._is_finished,
+            copy=self._copy,
+            staged=None if self._staged is None else self._staged.update,
+            refused=self._refused,
+            copies=self._copies,
         )
 
 
 def _told_at_once(report: Report) -> tuple[object, ...]:
-    state = (report.fence, report.step, report.batch)
-    return (*state, report.deaths, report.pace, report.finished)
+    state = (report.fence, report.step, report.batch, report.term)
+    copy = (report.copy, report.staged, report.refused)
+    return (*state, *copy, report.deaths, report.pace, report.finished)

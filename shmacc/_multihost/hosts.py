@@ -22,6 +22,8 @@ class Host:
         gates: Publishers that keep new steps from it, since its arrays are of an earlier step.
         unfed: Living publishers that have not fed it since it came; they keep new steps from it,
             too.
+        in_line: Whether its copy of the parameters is that of the line, or the group has none.
+        out_since: Since when it is not.
         report: The last report of this incarnation, if there was one.
         fence: The fence that its segment's content was last known to belong to, in any incarnation.
         consumed: The grant of its batch in the last round; None: it had no batch there.
@@ -34,6 +36,8 @@ class Host:
     lost: bool = False
     gates: set[str] = field(default_factory=set)
     unfed: set[str] = field(default_factory=set)
+    in_line: bool = True
+    out_since: float = 0.0
     report: Report | None = None
     fence: Fence | None = None
     consumed: int | None = None
@@ -52,8 +56,8 @@ class Host:
 
     @property
     def takes_part(self) -> bool:
-        """Whether the host lives, and is told of grants."""
-        return not self.lost and not self.is_gated
+        """Whether the host lives, and can hold its segment for a grant."""
+        return not self.lost and not self.is_gated and self.in_line
 
     @property
     def is_coming(self) -> bool:

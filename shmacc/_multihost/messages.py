@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from shmacc._base.lineage import Copy, Lineage
 from shmacc._base.shown import shown
 from shmacc.errors import InvalidArgumentError
 
@@ -114,6 +115,36 @@ class Death(NamedTuple):
     reasons: tuple[str, ...] = ()
 
 
+class Stage(NamedTuple):
+    """A change of all copies, for hosts to get and check before it is made.
+
+    Attributes:
+        update: Its name; never used for another change.
+        parent: The lineage of the copies that it is for; None: for any, since it replaces all.
+        step: The step to which it leads.
+        source: What a host gets it by: the driver's.
+        size: How many bytes it has.
+    """
+
+    update: Fence
+    parent: Lineage | None
+    step: int
+    source: Any = None
+    size: int = 0
+
+
+class Refusal(NamedTuple):
+    """A change that a host cannot make.
+
+    Attributes:
+        update: Its name.
+        error: Why; None: the host does not get it.
+    """
+
+    update: Fence
+    error: Exception | None
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """All that the owner must know of a host; also the heartbeat.
@@ -124,14 +155,18 @@ class Report:
         number: This report's number; each incarnation begins with 1.
         fence: The fence that the segment's content belongs to; None: the forwarder has just
             started.
-        step: The segment's step.
+        step: The segment's step; -1: there is no segment yet.
         count: How many gradients the segment has.
         held_for: The grant that the segment is held for.
         batch: The held content, once it has been shipped.
         deaths: All deaths that were noticed since the fence moved on.
         pace: The pace of the last order: the owner waits for the next report accordingly.
-        term: The term of the last order, whichever owner gave it.
+        term: The highest term of an order on this host: orders of lower terms are not followed.
         finished: Whether the segment is finished: a process of the host may have finished it.
+        copy: What is known of the host's copy of the parameters; None: the group has none.
+        staged: The change that the host has checked, and can make.
+        refused: The last change that it cannot make.
+        copies: How many hosts had the line when this one was in it last.
     """
 
     host: str
@@ -146,6 +181,10 @@ class Report:
     pace: float = 1.0
     term: int = 0
     finished: bool = False
+    copy: Copy | None = None
+    staged: Fence | None = None
+    refused: Refusal | None = None
+    copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +207,10 @@ class Order:
         adopt: Whether content of an earlier forwarder or owner counts as content of this fence.
         slack: By how much the count must have grown to be worth a report at once.
         pace: The factor by which the times between two reports are longer than `Timing` says.
+        lineage: What the host's copy must have; None: not known, or the group has no parameters.
+        stage: The change to get and check.
+        source: A host whose copy has this lineage.
+        copies: How many living hosts have the line.
     """
 
     term: int
@@ -185,6 +228,10 @@ class Order:
     adopt: bool = False
     slack: int = 1
     pace: float = 1.0
+    lineage: Lineage | None = None
+    stage: Stage | None = None
+    source: str | None = None
+    copies: int = 0
 
 
 class HostBatch(NamedTuple):
@@ -311,6 +358,30 @@ class AtLastStep(NamedTuple):
 
 class Ended(NamedTuple):
     """The ticket is not in the queue: served, withdrawn, forgotten, or ended by a new step."""
+
+
+class Staging(NamedTuple):
+    """An answer to a chief's change of the parameters: not all hosts have it yet.
+
+    Attributes:
+        late: The hosts that it waits for.
+        committed: Whether it will be made, whatever happens to the chief.
+    """
+
+    late: tuple[str, ...]
+    committed: bool
+
+
+class Told(NamedTuple):
+    """The change is in the copy of every living host that had its parent."""
+
+
+class Refused(NamedTuple):
+    """A host cannot make the change; no copy was changed, unless it was `committed`."""
+
+    host: str
+    error: Exception
+    committed: bool = False
 
 
 Answer = Opened | Waiting | Died | Conflict | NotReady | Finished | AtLastStep | Ended

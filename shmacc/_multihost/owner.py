@@ -3,6 +3,7 @@
 It keeps the step, counts gradients over all hosts, and decides what a round has (rounds.py).
 """
 
+from shmacc._multihost.copies import ChangeAnswer
 from shmacc._multihost.hosts import Publisher
 from shmacc._multihost.messages import (
     LAST_STEP,
@@ -15,9 +16,12 @@ from shmacc._multihost.messages import (
     NotReady,
     Order,
     Report,
+    Staging,
+    Told,
     Waiting,
 )
 from shmacc._multihost.rounds import Rounds
+from shmacc.errors import FailedPreconditionError
 
 
 class OwnerCore(Rounds):
@@ -33,7 +37,11 @@ class OwnerCore(Rounds):
 
     def report(self, report: Report, now: float) -> None:
         if report.term > self.fence.term:
-            self._raise_term(report.term + 1)
+            if self.copies is not None and not self.copies.is_learning:
+                self.has_resigned = True  # two owners would lead two lines
+                self._changed()
+                return
+            self._raise_term(self._later_term(report.term))
         host = self._hosts.heard(report, now)
         self._hosts.changed()
         if host is None:
@@ -56,17 +64,24 @@ class OwnerCore(Rounds):
         term = self.fence.term
         if host is None or incarnation < host.incarnation:
             return Order(term, self.serial, incarnation, refused=host is not None)
-        if not self.is_ready or host.report is None or host.is_gated:
+        copies, report = self.copies, host.report
+        if report is None or host.is_gated or (copies is None and not self.is_ready):
             return Order(term, self.serial, incarnation)
-        adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
-        if host.report.fence != self.fence and host.report.step == self.step and not adopt:
+        if copies is not None and report.term != term:  # it must have answered this term first
+            return Order(term, self.serial, incarnation)
+        adopt = (
+            host.may_be_adopted(self.fence, self.step, self._set_at)
+            if copies is None
+            else report.step == self.step
+        )
+        if report.fence != self.fence and report.step == self.step and not adopt:
             self._in_doubt = True  # its segment is emptied; its workers wait for a new step
         held = self._grant is not None or self.block is not None
         return Order(
             term=term,
             serial=self.serial,
             incarnation=incarnation,
-            ready=True,
+            ready=self.is_ready,
             fence=self.fence,
             step=self.step,
             hold=held,
@@ -77,6 +92,10 @@ class OwnerCore(Rounds):
             adopt=adopt,
             slack=self._slack(),
             pace=self.pace,
+            lineage=None if copies is None else copies.lineage,
+            stage=None if copies is None else copies.stage_for(report),
+            source=None if copies is None else copies.source(self._hosts, name),
+            copies=0 if copies is None else copies.count(self._hosts),
         )
 
     def gate(self, name: str, by: str, now: float, *, closed: bool) -> None:
@@ -135,7 +154,7 @@ class OwnerCore(Rounds):
         Between two rounds no chief waits, yet most orders are given then. So if there are many
         hosts, this assumes that the next round requires as many gradients as the last one.
         """
-        head = self._queue.head
+        head = self._head
         accumulated, living = self._hosts.counted(self.fence)
         if head is not None:
             missing = head.required - accumulated
@@ -145,12 +164,19 @@ class OwnerCore(Rounds):
 
     # Chiefs
 
-    def ask(self, ticket: str, required: int, now: float, *, tell: bool = False) -> Answer:
-        """Put a chief in the queue, or keep it there; return the answer for it."""
-        if self.is_ready and not self.finished:
-            self._queue.ask(ticket, required, now, tell=tell)
+    def ask(
+        self, ticket: str, required: int, now: float, *, host: str = "", tell: bool = False
+    ) -> Answer:
+        """Put a chief of this host in the queue, or keep it there; return the answer for it."""
+        if (self.is_ready or self.is_learning) and not self.finished:
+            self._queue.ask(ticket, required, host, now, tell=tell)
             self.tick(now)
         return self.answer(ticket)
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether the step is not known yet, but will be."""
+        return self.copies is not None and self.copies.is_learning
 
     def hear(self, ticket: str, now: float) -> None:
         """Keep a queued ticket alive. A ticket that this owner does not know is not queued."""
@@ -158,7 +184,7 @@ class OwnerCore(Rounds):
             found.heard = now
 
     def answer(self, ticket: str) -> Answer:
-        if not self.is_ready:
+        if not (self.is_ready or self.is_learning):
             return Finished() if self.finished else NotReady()
         found = self._queue.find(ticket)
         if found is not None and self.block is not None and self._block_ticket == ticket:
@@ -169,7 +195,7 @@ class OwnerCore(Rounds):
             return found.conflict
         if found.lost and self._grant is None:  # not during a grant: first the round
             return Died(tuple(found.lost))
-        at_end = self.step == LAST_STEP and found is self._queue.head and self._is_enough()
+        at_end = self.step == LAST_STEP and found is self._head and self._is_enough()
         return AtLastStep() if at_end else self._waiting()
 
     def _waiting(self) -> Waiting:
@@ -185,7 +211,7 @@ class OwnerCore(Rounds):
             return self.step
         if self.finished:
             return Finished()
-        return None if self.is_ready else NotReady()
+        return None if self.is_ready or self.is_learning else NotReady()
 
     def leave(self, ticket: str, now: float, *, consume: bool, told: int = 0) -> bool:
         """End a chief's wait or block; return whether its round was consumed.
@@ -193,8 +219,8 @@ class OwnerCore(Rounds):
         A repeated message gets the same answer. `told` is how many losses have reached the chief.
         """
         if self.block is not None and self._block_ticket == ticket:
-            self._end_block(consume=consume)
-            self._queue.leave(ticket, served=consume)
+            if not self._end_block(consume=consume):
+                self._queue.leave(ticket, served=False)
         else:
             self._queue.leave(ticket, served=False, told=told)
         self.tick(now)
@@ -230,10 +256,13 @@ class OwnerCore(Rounds):
     def set_global_step(self, step: int, request: str, now: float) -> int:
         """Set the step; gradients stay; a round that is open ends. Return the step before.
 
+        With parameters it only goes up, as by `advance_step`.
         Gradients that a host accepts before its next order count as accepted before this call.
         """
         before = self.step
-        if self._queue.served(request) is None:
+        if self.copies is not None:
+            self.advance_step(step, now)
+        elif self._queue.served(request) is None:
             self._queue.leave(request, served=True)
             self.is_ready = True
             self._end_round()
@@ -247,9 +276,111 @@ class OwnerCore(Rounds):
         """Move the step forward, drop what is there, end a round; return how many were dropped."""
         if step <= self.step and self.is_ready:
             return 0
+        if self.copies is not None and (not self.is_ready or self.copies.change is not None):
+            raise FailedPreconditionError(
+                "The step cannot be set now: the owner learns it from the parameters' copies, or "
+                "they are being changed"
+            )
         dropped = self.accumulated
         self.is_ready = True
         self._end_round()
         self._move(step)
         self.tick(now)
         return dropped
+
+    # The parameters' copies
+
+    def update(self, call: str, ticket: str, source: object, size: int, now: float) -> ChangeAnswer:
+        """Begin the update of a chief's round, unless this call has begun it; return the answer.
+
+        Args:
+            call: The chief's call, unique for ever: it may be repeated.
+            ticket: The round.
+            source: What hosts get the update by.
+            size: How many bytes it has.
+            now: The time.
+        """
+        copies, chief = self.copies, self._queue.find(ticket)
+        if copies is None or self.block is None or self._block_ticket != ticket or chief is None:
+            return Ended() if copies is None else self._answer_to(call, now)
+        if copies.change is None and copies.answered(call) is None:
+            stage = copies.named(self.fence.term, self.step + 1, source, size, whole=False)
+            copies.begin(call, chief.host, stage, now)
+            self._changed()
+        self.tick(now)
+        return self._answer_to(call, now)
+
+    def restore(
+        self,
+        call: str,
+        host: str,
+        source: object,
+        size: int,
+        step: int,
+        now: float,
+        *,
+        only_first: bool,
+    ) -> ChangeAnswer:
+        """Begin to replace all copies, at a higher step, unless this call has begun it.
+
+        Args:
+            call: As for `update`.
+            host: The chief's host.
+            source: What hosts get the new state by.
+            size: How many bytes it has.
+            step: The state's step; the group's is at least this one afterwards.
+            now: The time.
+            only_first: Whether it is dropped if there is a copy already.
+        """
+        copies = self.copies
+        if copies is None:
+            return Ended()
+        busy = self.block is not None or self._grant is not None or copies.change is not None
+        if copies.answered(call) is None and not busy and not copies.is_learning:
+            if only_first and copies.lineage is not None:
+                return Told()
+            least = max(self.step + 1, step, copies.ahead(self._hosts, self.step) or 0)
+            stage = copies.named(self.fence.term, least, source, size, whole=True)
+            copies.begin(call, host, stage, now)
+            self._changed()
+        self.tick(now)
+        answer = self._answer_to(call, now)
+        waits = copies.change is None or copies.change.call != call
+        return Staging((), committed=False) if isinstance(answer, Ended) and waits else answer
+
+    def withdraw(self, call: str, now: float) -> ChangeAnswer:
+        """Drop a change that is not committed; return the answer to the chief's call."""
+        copies = self.copies
+        if copies is None:
+            return Ended()
+        change = copies.change
+        if change is not None and change.call == call and not change.committed:
+            copies.end()
+            self._changed()
+            self.tick(now)
+        return self._answer_to(call, now)
+
+    def list_hosts(self, names: frozenset[str], now: float) -> None:
+        """Note which hosts can take part: a new owner must hear all of them first."""
+        if self.copies is not None and self.copies.listed != names:
+            self.copies.listed = names
+            self._changed()
+            self.tick(now)
+
+    def unanswered(self) -> frozenset[str]:
+        """Return the hosts that this owner must hear, and has not heard, before it leads."""
+        copies = self.copies
+        if copies is None or not copies.is_learning or copies.listed is None:
+            return frozenset()
+        return frozenset(
+            name
+            for name in copies.listed
+            if (host := self._hosts.find(name)) is None
+            or host.report is None
+            or host.report.term != self.fence.term
+        )
+
+    def _answer_to(self, call: str, now: float) -> ChangeAnswer:
+        if self.copies is None:
+            return Ended()
+        return self.copies.answer(call, self._hosts, now, self._timing.lease)

@@ -12,14 +12,25 @@
              --- set_global_step, advance_step        ---> counting, at once
     counting --- in doubt, and nothing comes          ---> counting, at the next step (void)
 
+With parameters, their copies on all hosts make a second line of states (copies.py):
+
+    learning --- all hosts have answered              ---> counting; without a copy only a restore
+    block    --- its update is committed              ---> final: it ends the round, whoever dies
+    counting --- a restore is committed               ---> counting, at a higher step (void)
+             --- a segment is ahead, or its copy is   ---> counting, at a higher step (void)
+                 another one at this step
+             --- no host has the owner's lineage      ---> learning, in a new term
+
 Every event ends in `tick`, which takes the transitions that are due; so it does not matter which
 event made them due.
 """
 
 import logging
+import secrets
 from dataclasses import dataclass
 
-from shmacc._multihost.hosts import NUMBER_BITS, Grant, Hosts, two_with_one_contributor
+from shmacc._multihost.copies import Change, Copies
+from shmacc._multihost.hosts import NUMBER_BITS, Grant, Host, Hosts, two_with_one_contributor
 from shmacc._multihost.messages import (
     LAST_STEP,
     Conflict,
@@ -29,9 +40,12 @@ from shmacc._multihost.messages import (
     Opened,
     Timing,
 )
-from shmacc._multihost.wait_queue import WaitQueue
+from shmacc._multihost.wait_queue import Ticket, WaitQueue
 
 _logger = logging.getLogger("shmacc")
+
+TERM_BITS = 20
+"""The low bits of a term, which are random: no two owners have the same term."""
 
 
 @dataclass(slots=True)
@@ -71,12 +85,23 @@ class Rounds:
         step: The step to begin with; None: unknown, until `set_global_step`.
         timing: How long it waits.
         shards: How many there are.
+        copies: Whether each host has a copy of parameters. Then the step is learned from the hosts.
     """
 
-    def __init__(self, term: int, step: int | None, timing: Timing, shards: int = 1) -> None:
+    def __init__(
+        self,
+        term: int,
+        step: int | None,
+        timing: Timing,
+        shards: int = 1,
+        *,
+        copies: bool = False,
+    ) -> None:
         self.counters = Counters()
         self._timing = timing
         self._shards = shards
+        self.copies: Copies | None = Copies() if copies else None
+        self.has_resigned = False  # a later owner leads, and this one must end
         self.is_ready: bool = step is not None
         self.step: int = step or 0
         self.fence = Fence(term, 0)
@@ -109,9 +134,13 @@ class Rounds:
         """The hosts that are lost: their shards do not answer, and nobody need wait for them."""
         return frozenset(host.name for host in self._hosts if host.lost)
 
-    def hosts(self) -> dict[str, tuple[bool, int]]:
-        """Return for each host whether it lives, and how many of its gradients count."""
-        return {host.name: (not host.lost, host.pending(self.fence)) for host in self._hosts}
+    def hosts(self) -> dict[str, tuple[bool, int, int | None]]:
+        """Return for each host whether it lives, how many of its gradients count, and its step."""
+        found: dict[str, tuple[bool, int, int | None]] = {}
+        for host in self._hosts:
+            step = None if host.report is None or host.report.step < 0 else host.report.step
+            found[host.name] = not host.lost, host.pending(self.fence), step
+        return found
 
     def next_time(self, now: float) -> float:
         """Return when the next `tick` is worth while."""
@@ -128,13 +157,16 @@ class Rounds:
         self._lose_chiefs(now)
         if self._hosts.lose_publishers(now - self._timing.chief_lease):
             self._changed()
+        if self.copies is not None:
+            self._tend_copies(self.copies, now)
         if self._grant is not None:
             self._close_grant(self._grant, now)
         # Nobody waits: the time in which nothing comes begins with the next wait.
         if not self._wants_round():
             self._seen = None
         elif self._is_enough():
-            self._make_grant(now)
+            if not any(self._gets_copy(host, now) for host in self._hosts):
+                self._make_grant(now)
         elif self._in_doubt and self._is_stuck(now):
             self._void("nothing comes after an owner's death or a new step")
 
@@ -145,13 +177,93 @@ class Rounds:
             self._seen = seen, now
         return seen[1] > 0 and now - self._seen[1] >= self._timing.chief_lease
 
+    def _tend_copies(self, copies: Copies, now: float) -> None:
+        """Take the transitions of the parameters' copies that are due."""
+        change = copies.change
+        if copies.is_learning:
+            step = copies.learn(self._hosts, self.fence.term, now)
+            if step is not None:
+                self.step, self.is_ready = step, copies.lineage is not None
+                self._changed()
+        elif change is not None and change.committed:
+            self._tend_committed(copies, change, now)
+        elif change is not None:
+            self._tend_staged(copies, change, now)
+        elif self.is_ready and self._grant is None and self.block is None:
+            if copies.is_nowhere(self._hosts, self.fence.term):
+                self._begin_learning(copies)
+            elif (step := copies.ahead(self._hosts, self.step)) is not None:
+                self._void("a host's segment is ahead, or has another copy of the parameters", step)
+        for host in self._hosts:
+            in_line = host.report is None or copies.has(host.report, self.step)
+            if in_line != host.in_line:
+                host.in_line, host.out_since = in_line, now
+                self._changed()
+
+    def _tend_staged(self, copies: Copies, change: Change, now: float) -> None:
+        silent = change.is_whole and now - change.heard > self._timing.chief_lease
+        if silent or (refused := copies.refusal(self._hosts)) is not None:
+            copies.end(None if silent else refused)
+            self._changed()
+        elif copies.can_be_committed(self._hosts, now, self._timing.lease):
+            copies.commit(now)
+            self.is_ready = True
+            self._changed()
+            if change.is_whole:
+                self._move(change.stage.step)
+
+    def _tend_committed(self, copies: Copies, change: Change, now: float) -> None:
+        if copies.learn_digest(self._hosts):
+            self._changed()
+        if copies.is_everywhere(self._hosts, now, self._timing.lease):
+            if change.left and not change.is_whole:
+                self._consume_block()
+            elif not copies.is_told:
+                copies.tell()
+                self._changed()
+        elif copies.is_nowhere(self._hosts, self.fence.term):
+            self._begin_learning(copies)
+        elif change.is_whole and (step := copies.ahead(self._hosts, self.step)) is not None:
+            self._move(step)
+        elif not change.left and (refused := copies.refusal(self._hosts)) is not None:
+            copies.refuse(refused)
+            self._changed()
+
+    def _gets_copy(self, host: Host, now: float) -> bool:
+        """Whether a grant waits for a host that gets another one's copy.
+
+        Each update would make the copy that it is just getting an old one.
+        """
+        return not (host.in_line or host.lost) and now - host.out_since < self._timing.expiry
+
+    def _begin_learning(self, copies: Copies) -> None:
+        """Learn as a new owner does: no host has this owner's lineage any more."""
+        copies.learn_again()
+        self.is_ready = False
+        self._raise_term(self._later_term(self.fence.term))
+
+    @staticmethod
+    def _later_term(term: int) -> int:
+        """Return a term above this one that no other owner chooses: its low bits are random."""
+        return ((term >> TERM_BITS) + 1 << TERM_BITS) + secrets.randbits(TERM_BITS)
+
+    @property
+    def _head(self) -> Ticket | None:
+        """The ticket that is served next: the first one whose chief's host is in line."""
+        if self.copies is None:
+            return self._queue.first()
+        at = {host.name for host in self._hosts if host.is_at(self.fence) and host.in_line}
+        return self._queue.first(at)
+
     def _wants_round(self) -> bool:
-        busy = self._grant is not None or self.block is not None
+        changes = self.copies is not None and self.copies.change is not None
+        busy = changes or self._grant is not None or self.block is not None
         may = self.is_ready and self.step < LAST_STEP and not self.finished
-        return self._queue.head is not None and may and not busy
+        return self._head is not None and may and not busy
 
     def _is_enough(self) -> bool:
-        return self._queue.head is not None and self.accumulated >= self._queue.head.required
+        head = self._head
+        return head is not None and self.accumulated >= head.required
 
     def _make_grant(self, now: float) -> None:
         self.counters.grants += 1
@@ -164,7 +276,7 @@ class Rounds:
     def _close_grant(self, grant: Grant, now: float) -> None:
         """End the grant if its batches are there or late, or a shard is lost."""
         members = self._hosts.members(grant.number)
-        head = self._queue.head
+        head = self._head
         enough = head is not None and sum(m.batch.count for m in members) >= head.required
         cut = not self.lost.isdisjoint(grant.shard_hosts)  # some of its shards get no pieces
         if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
@@ -199,22 +311,48 @@ class Rounds:
     def _void_for(self, conflict: Conflict) -> None:
         one, two = conflict.hosts
         self._void(f"hosts {one} and {two} have both accepted contributor {conflict.contributor}")
-        head, last = self._queue.head, self._conflict
+        head, last = self._head, self._conflict
         self._conflict = conflict
         if head is not None and last is not None and last.contributor == conflict.contributor:
             # Tell the chief only once. It then ends one of the two processes, whose last gradient
             # may still cause another conflict.
             head.conflict, self._conflict = self._conflict, None
 
-    def _void(self, why: str) -> None:
+    def _void(self, why: str, step: int | None = None) -> None:
+        """Move on without a round, to this step (None: the next one)."""
         _logger.warning("Step %d is void: %s", self.step, why)
         self.counters.voided += 1
-        self._move(self.step + 1)
+        self._move(self.step + 1 if step is None else step)
 
-    def _end_block(self, *, consume: bool) -> None:
+    def _end_block(self, *, consume: bool) -> bool:
+        """End the block; return whether its round is consumed.
+
+        Once its update is committed, the round is consumed in any case, but not before a host has
+        the update: until then this waits (`_tend_change`).
+        """
+        change = None if self.copies is None else self.copies.change
+        if change is not None and self.copies is not None:
+            if change.committed and not (consume and self.copies.is_told):
+                change.left = True
+                self._changed()
+                return False
+            if not change.committed:
+                consume = False  # its update has not been made
+            self.copies.end()
+        if consume:
+            self._consume_block()
+        else:
+            self.block = None
+            self._changed()
+        return consume
+
+    def _consume_block(self) -> None:
         block, self.block = self.block, None
+        if self.copies is not None:
+            self.copies.end()
+        self._queue.leave(self._block_ticket, served=True)
         self._changed()
-        if not consume or block is None:
+        if block is None:
             return
         self.counters.rounds += 1
         self.counters.gradients += block.count
@@ -224,6 +362,8 @@ class Rounds:
 
     def _end_round(self) -> None:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
+        if self.copies is not None:
+            self.copies.end()
         if self.block is not None:
             self._queue.leave(self._block_ticket, served=False)
         # Hosts that were held have refused gradients, whose workers now wait for a new step.

@@ -4,6 +4,7 @@ Holding it opens a round of the group: applies of its step are refused, and late
 forwarder dies, the round ends, and nothing is consumed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +14,7 @@ from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch
 from shmacc._multihost.pieces import Plan
-from shmacc.errors import WorkerDiedError
+from shmacc.errors import FailedPreconditionError, WorkerDiedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,49 @@ class Content:
 
 
 class LocalSegment:
-    """A group that a forwarder drives. Not for several threads at a time."""
+    """A group that a forwarder drives. Not for several threads at a time.
 
-    def __init__(self, group: HostGroup, plan: Plan) -> None:
-        self.group = group
+    Args:
+        group: The group; None: it is made when the segment first gets a step, since its workers
+            must find nothing before the host has its copy of the parameters.
+        plan: How sums are divided among shards.
+        make: Makes the group.
+    """
+
+    def __init__(
+        self, group: HostGroup | None, plan: Plan, make: Callable[[], HostGroup] | None = None
+    ) -> None:
+        self._group = group
+        self._make = make
         self._ends = plan.ends
-        self._names = list(group.members)
-        self._handle = group.handle
+        self._names = list(plan.members)
         self._round = 0
+
+    @property
+    def group(self) -> HostGroup:
+        """The group.
+
+        Raises:
+            FailedPreconditionError: It has not been made yet.
+        """
+        if self._group is None:
+            raise FailedPreconditionError("This host has no segment yet: it gets its parameters")
+        return self._group
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a group."""
+        return self._group is not None
+
+    @property
+    def _handle(self) -> _core.Handle:
+        return self.group.handle
+
+    def look(self) -> tuple[int, int, bool]:
+        """Return the step (-1: there is no group), the number of gradients, whether it is over."""
+        if self._group is None:
+            return -1, 0, False
+        return self._group.global_step, self._group.num_accumulated(), not self._group.running
 
     @property
     def is_held(self) -> bool:
@@ -60,7 +96,8 @@ class LocalSegment:
     def deaths(self) -> WorkerDiedError | None:
         """Return the error that a take would get for processes that are gone, each one once."""
         try:
-            self._handle.check_departures()
+            if self._group is not None:
+                self._handle.check_departures()
         except WorkerDiedError as error:
             return error
         return None
@@ -80,8 +117,9 @@ class LocalSegment:
 
     def release(self) -> None:
         """Give the round up, if it is open."""
-        self._handle.give_up_round(self._round)
-        self._round = 0
+        if self._round:
+            self._handle.give_up_round(self._round)
+            self._round = 0
 
     def consume(self) -> None:
         """Consume the round, if it is still open: the step moves on by one."""
@@ -94,6 +132,10 @@ class LocalSegment:
 
         A finished segment stays finished only if the step increases.
         """
+        if self._group is None and self._make is not None:
+            self._group = self._make()
+            if self._group.global_step == step:
+                return
         if step > self.group.global_step:
             self._handle.advance_step(step)
         else:

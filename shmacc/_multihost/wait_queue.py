@@ -1,6 +1,7 @@
 """The chiefs that wait at the owner: first come, first served, each ticket once."""
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shmacc._multihost.messages import Conflict, Loss
@@ -15,6 +16,7 @@ class Ticket:
     Attributes:
         name: Unique for ever.
         required: How many gradients it waits for.
+        host: The chief's host; "": not known.
         heard: When it asked last.
         tell: Whether it wants to know of hosts that are lost, and of workers that have died.
         lost: The losses while it waited.
@@ -23,6 +25,7 @@ class Ticket:
 
     name: str
     required: int
+    host: str
     heard: float
     tell: bool = False
     lost: list[Loss] = field(default_factory=list)
@@ -42,22 +45,22 @@ class WaitQueue:
         self._left: OrderedDict[str, bool] = OrderedDict()
         self._untold: list[Loss] = []
 
-    @property
-    def head(self) -> Ticket | None:
-        """The next ticket to be served."""
-        return next(iter(self._waiting.values()), None)
+    def first(self, hosts: Collection[str] | None = None) -> Ticket | None:
+        """Return the first ticket, or the first one of a chief on these hosts."""
+        waiting = self._waiting.values()
+        return next((each for each in waiting if hosts is None or each.host in hosts), None)
 
     def find(self, name: str) -> Ticket | None:
         """Return the ticket, if it is in the queue."""
         return self._waiting.get(name)
 
-    def ask(self, name: str, required: int, now: float, *, tell: bool) -> None:
+    def ask(self, name: str, required: int, host: str, now: float, *, tell: bool) -> None:
         """Keep the ticket alive, and put it in the queue if it is new."""
         ticket = self._waiting.get(name)
         if ticket is not None:
             ticket.heard = now
         elif name not in self._left:
-            self._waiting[name] = ticket = Ticket(name, required, now, tell)
+            self._waiting[name] = ticket = Ticket(name, required, host, now, tell)
             if tell:
                 ticket.lost, self._untold = self._untold, []
 

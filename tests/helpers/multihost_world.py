@@ -247,12 +247,12 @@ class World:
         class Owner(OwnerCore):
             """Has the ledger check each round when it is consumed."""
 
-            def _end_block(self, *, consume: bool) -> None:
+            def _end_block(self, *, consume: bool) -> bool:
                 block, ticket = self.block, self._block_ticket
                 if consume and block is not None:
                     world.owner_steps[ticket] = block.step
                     world.audit(block)
-                super()._end_block(consume=consume)
+                return super()._end_block(consume=consume)
 
         return Owner(self.term, step, TIMING, self.shards)
 

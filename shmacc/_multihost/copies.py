@@ -1,0 +1,359 @@
+"""The owner's line of changes: what every copy of the parameters must have, and what comes next.
+
+A copy has a lineage, the name of its last change. Changes are made in one line: each is for copies
+with one lineage, its parent, and leaves its own. A change goes through these states:
+
+    staged     The owner has named it. Hosts get it and check it. If one cannot make it, it is
+               dropped, and no copy has changed. So it is if its chief is lost: the next chief's may
+               differ.
+    committed  All living hosts with the parent have it, or cannot get it any more. Its lineage is
+               the owner's from here on. It is never given up: hosts make it, whoever dies.
+    told       Every living host that can make it reports its lineage. Now the chief hears of it,
+               and its block may end. If the chief is lost, the owner ends the round.
+
+A host that has missed a change gets another host's whole copy, and only together with a higher step
+of its segment: a worker may be computing a gradient from the old copy at the present step. If need
+be the owner moves past that step (`ahead`).
+
+A new owner learns the line (`learn`): every host that can take part must answer its term first.
+After that no host follows the earlier owner. The base is the copy with the highest lineage. A
+change that is staged and in no copy was told to nobody.
+
+tools/model/replicas searches these rules, and finds a fault for each that is left out.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shmacc._base.lineage import Copy, Lineage
+from shmacc._multihost.hosts import Host, Hosts
+from shmacc._multihost.messages import Ended, Fence, Refused, Report, Stage, Staging, Told
+
+_logger = logging.getLogger("shmacc")
+
+UNKNOWN = -1
+"""The digest of a change that is committed, until a host has reported it."""
+
+_SLOWEST = 20e6  # bytes a second that a host gets at least
+_LATEST = 30.0  # seconds that a new owner waits for hosts that may have the line and are not listed
+_FURTHEST = 1 << 32  # a segment that is further ahead is damaged, or set by hand
+
+ChangeAnswer = Staging | Told | Refused | Ended
+
+
+def same(has: Lineage, wanted: Lineage) -> bool:
+    """Whether a copy has the lineage that is wanted."""
+    return has[:2] == wanted[:2] and wanted.digest in {has.digest, UNKNOWN}
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of all copies.
+
+    Attributes:
+        stage: What hosts get.
+        call: The chief's call; it may be repeated.
+        host: The chief's host.
+        since: When it was staged, or committed.
+        heard: When its chief called last.
+        committed: Whether hosts make it.
+        left: Whether its chief is lost, or waits no more.
+    """
+
+    stage: Stage
+    call: str
+    host: str
+    since: float
+    heard: float
+    committed: bool = False
+    left: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it replaces everything, and is made outside a round."""
+        return self.stage.parent is None
+
+
+class Copies:
+    """The owner's line of changes.
+
+    Attributes:
+        lineage: What every copy must have; None: not known, or no host has a copy.
+        is_learning: Whether hosts have to answer this owner first.
+        listed: The hosts that can take part, as far as the driver knows; None: not known.
+        change: The change that is staged or committed, until its round has ended.
+        problems: Why hosts can have no part.
+    """
+
+    def __init__(self) -> None:
+        self.lineage: Lineage | None = None
+        self.is_learning = True
+        self.listed: frozenset[str] | None = None
+        self.change: Change | None = None
+        self.problems: dict[str, str] = {}
+        self._answered_at: float | None = None  # when all listed hosts had answered
+        self._named = 0  # changes that this owner has named
+        self._answers: dict[str, Told | Refused] = {}  # by call; the last one
+        self._differed: dict[str, int] = {}  # by host: how often its digest was another
+
+    # What hosts must have
+
+    def has(self, report: Report | None, step: int) -> bool:
+        """Whether a host's gradients at this step are computed from a whole copy of the line."""
+        copy = None if report is None else report.copy
+        if copy is None or self.lineage is None:
+            return False
+        return same(copy.lineage, self.lineage) and copy.begun <= step
+
+    def stage_for(self, report: Report) -> Stage | None:
+        """Return the change that a host must get: one for its copy, that it has not made yet."""
+        change = self.change
+        if change is None or report.copy is None or self._has_made(report, change):
+            return None
+        return change.stage if _fits(report.copy, change) else None
+
+    def source(self, hosts: Iterable[Host], host: str) -> str | None:
+        """Return a host from which another one can get its copy."""
+        lineage = self.lineage
+        if lineage is None or lineage.digest == UNKNOWN:
+            return None
+        able = [
+            each.name
+            for each in hosts
+            if each.name != host and not each.lost and _lineage(each) == lineage
+        ]
+        return min(able, default=None)
+
+    def count(self, hosts: Iterable[Host]) -> int:
+        """Return how many living hosts have the line."""
+        return sum(
+            self.lineage is not None and not host.lost and same(_lineage(host), self.lineage)
+            for host in hosts
+        )
+
+    # Learning
+
+    def learn(self, hosts: Hosts, term: int, now: float) -> int | None:
+        """Learn line and step, if all hosts have answered this term; return the step, or None.
+
+        After a power failure of all hosts, say, those that come first may not have the last update:
+        so a new owner waits a while for as many hosts as had it.
+
+        The step is past no segment, and no change that was begun is past it: gradients of lower
+        steps may be computed from something else.
+        """
+        found = self._answered(hosts, term)
+        if found is None:
+            return None
+        self._answered_at = now if self._answered_at is None else self._answered_at
+        base = max((r.copy for r in found if r.copy and r.copy.lineage.term), default=None)
+        had = max((r.copies for r in found if base is not None and r.copy == base), default=0)
+        if len(found) < had and now - self._answered_at < _LATEST:
+            return None
+        self.lineage = None if base is None else base.lineage
+        self.is_learning = False
+        step = -1 if base is None else base.step
+        # What was begun in a copy that has no lineage does not matter: it is replaced.
+        least = [r.step for r in found] + [
+            r.copy.begun for r in found if r.copy and r.copy.lineage.term
+        ]
+        return max([step, *(each for each in least if each - step <= _FURTHEST)])
+
+    def learn_again(self) -> None:
+        """Forget the line: no host has it any more."""
+        self.is_learning, self.lineage, self.change = True, None, None
+        self._answered_at = None
+
+    def is_nowhere(self, hosts: Hosts, term: int) -> bool:
+        """Whether all hosts are heard, and none has the line or can still get it."""
+        found = self._answered(hosts, term)
+        if found is None or self.lineage is None:
+            return False
+        change = self.change
+        able = change is not None and change.committed
+        return not any(
+            (report.copy is not None and same(report.copy.lineage, self.lineage))
+            or (able and change is not None and report.staged == change.stage.update)
+            for report in found
+        )
+
+    def _answered(self, hosts: Hosts, term: int) -> list[Report] | None:
+        """Return the reports of all hosts that can take part; None: some are missing."""
+        if not self.listed:
+            return None
+        found = [host for name in self.listed if (host := hosts.find(name)) is not None]
+        reports = [h.report for h in found if h.report is not None and not h.lost]
+        answered = [report for report in reports if report.term == term]
+        return answered if len(answered) == len(self.listed) else None
+
+    def ahead(self, hosts: Iterable[Host], step: int) -> int | None:
+        """Return the step to which the owner must move for a host's sake; None: it need not.
+
+        A host's segment may be at a later step, or at this one with another copy: that is replaced
+        only together with a higher step.
+        """
+        steps = [step]
+        for host in hosts:
+            if host.lost or host.report is None or host.report.copy is None:
+                continue
+            report, copy = host.report, host.report.copy
+            differs = self.lineage is not None and not same(copy.lineage, self.lineage)
+            least = max(report.step + (differs and report.step >= 0), copy.begun)
+            if least - step > _FURTHEST:
+                self.problems[host.name] = (
+                    f"its segment is at step {report.step}, its copy leads to {copy.begun}, and "
+                    f"the group is at {step}"
+                )
+            else:
+                steps.append(least)
+        return max(steps) if max(steps) > step else None
+
+    # Changes
+
+    def named(self, term: int, step: int, source: object, size: int, *, whole: bool) -> Stage:
+        """Return a change with a new name, which leads to this step."""
+        self._named += 1
+        return Stage(Fence(term, self._named), None if whole else self.lineage, step, source, size)
+
+    def begin(self, call: str, host: str, stage: Stage, now: float) -> None:
+        """Stage a change of a chief on this host."""
+        self.change = Change(stage, call, host, now, now)
+
+    def answered(self, call: str) -> Told | Refused | None:
+        """Return the last answer to a call; None: it is not answered yet."""
+        return self._answers.get(call)
+
+    def answer(self, call: str, hosts: Iterable[Host], now: float, lease: float) -> ChangeAnswer:
+        """Return the answer to the chief's call that makes a change."""
+        if (found := self._answers.get(call)) is not None:
+            return found
+        if self.change is None or self.change.call != call:
+            return Ended()
+        self.change.heard = now
+        return Staging(self.late(hosts, now, lease), self.change.committed)
+
+    def end(self, answer: Told | Refused | None = None) -> None:
+        """End the change: its round has ended, or it is dropped. None: nobody waits for this."""
+        if self.change is not None and answer is not None:
+            self._answers = {self.change.call: answer}
+        self.change = None
+
+    def tell(self) -> None:
+        """Note that the chief may be told. An update stays until its round has ended."""
+        if self.change is not None:
+            self._answers = {self.change.call: Told()}
+            if self.change.is_whole:
+                self.change = None
+
+    def refuse(self, refused: Refused) -> None:
+        """Note that the chief's own host cannot make a change that is committed: others make it."""
+        if self.change is not None:
+            self._answers, self.change.left = {self.change.call: refused}, True
+
+    @property
+    def is_told(self) -> bool:
+        return self.change is not None and self.change.call in self._answers
+
+    def late(self, hosts: Iterable[Host], now: float, lease: float) -> tuple[str, ...]:
+        """Return the hosts that the change waits for.
+
+        A host that has the change makes it, unless it is lost. One that does not have it counts as
+        lost after the lease, and the time that a large change takes.
+        """
+        change = self.change
+        if change is None:
+            return ()
+        lease += change.stage.size / _SLOWEST
+        late = []
+        for host in hosts:
+            report = host.report
+            if host.lost or report is None or report.copy is None or self._has_made(report, change):
+                continue
+            staged, update = report.staged, change.stage.update
+            if staged == update and not change.committed:
+                continue
+            refused = report.refused is not None and report.refused.update == update
+            may_come = staged == update or now - change.since < lease
+            if may_come and not refused and _fits(report.copy, change):
+                late.append(host.name)
+        return tuple(sorted(late))
+
+    def refusal(self, hosts: Iterable[Host]) -> Refused | None:
+        """Return a host's error: why the change cannot be made.
+
+        If it is committed, others make it nevertheless; then this is the error of the chief's host.
+        """
+        change = self.change
+        for host in hosts if change is not None else ():
+            refused = None if host.report is None or host.lost else host.report.refused
+            if change is None or refused is None or refused.error is None:
+                continue
+            mine = not change.committed or host.name == change.host
+            if refused.update == change.stage.update and mine:
+                return Refused(host.name, refused.error, change.committed)
+        return None
+
+    def can_be_committed(self, hosts: Iterable[Host], now: float, lease: float) -> bool:
+        change = self.change
+        if change is None or change.committed or self.late(hosts, now, lease):
+            return False
+        update = change.stage.update
+        return any(h.report is not None and h.report.staged == update and not h.lost for h in hosts)
+
+    def commit(self, now: float) -> None:
+        """From here on hosts make the change."""
+        if self.change is not None:
+            self.change.committed, self.change.since = True, now
+            digest = 0 if self.change.is_whole else UNKNOWN
+            self.lineage = Lineage(*self.change.stage.update, digest)
+
+    def learn_digest(self, hosts: Iterable[Host]) -> bool:
+        """Take over the digest that the chief's host reports, or any host if that is lost.
+
+        Returns:
+            Whether it is known now, and was not before.
+        """
+        change, lineage = self.change, self.lineage
+        if change is None or lineage is None or lineage.digest != UNKNOWN:
+            return False
+        found = {h.name: own for h in hosts if not h.lost and same(own := _lineage(h), lineage)}
+        mine = [h for h in hosts if h.name == change.host and not h.lost]
+        chosen = change.host if mine and not change.left else min(found, default=None)
+        if chosen not in found:
+            return False
+        self.lineage = found[chosen]
+        for name in [name for name, own in found.items() if own != self.lineage]:
+            times = self._differed[name] = self._differed.get(name, 0) + 1
+            text = "the same update has had another result than at the chief's host"
+            _logger.warning("At host %s %s: it gets that one's copy", name, text)
+            if times > 1:
+                self.problems[name] = f"{text}, {times} times"
+        return True
+
+    def is_everywhere(self, hosts: Iterable[Host], now: float, lease: float) -> bool:
+        """Whether the committed change is in the copy of every host that can make it.
+
+        If the chief still waits, its own host must have it: the rest of the block reads it there.
+        """
+        change, lineage = self.change, self.lineage
+        if change is None or lineage is None or not change.committed or lineage.digest == UNKNOWN:
+            return False
+        on = {host.name for host in hosts if not host.lost and _lineage(host) == lineage}
+        enough = bool(on) if change.left else change.host in on
+        return enough and not self.late(hosts, now, lease)
+
+    @staticmethod
+    def _has_made(report: Report, change: Change) -> bool:
+        return report.copy is not None and report.copy.lineage[:2] == change.stage.update
+
+
+def _fits(copy: Copy, change: Change) -> bool:
+    """Whether the change can be made in this copy."""
+    return change.stage.parent is None or copy.lineage == change.stage.parent
+
+
+def _lineage(host: Host) -> Lineage:
+    """Return the lineage of a host's copy, or one that is no copy's."""
+    known = host.report is not None and host.report.copy is not None
+    return host.report.copy.lineage if known else Lineage(0, 0)  # type: ignore[union-attr]
