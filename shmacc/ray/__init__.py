@@ -24,6 +24,7 @@ use Ray's token authentication.
 
 from shmacc._multihost.messages import Timing
 from shmacc.ray._group import AccumulatorGroup
+from shmacc.ray._parameters import Parameters
 from shmacc.ray._parts import HostState, Shard, ShardedTaken
 from shmacc.ray._published import PublishedArrays
 from shmacc.ray._round import Round
@@ -31,6 +32,7 @@ from shmacc.ray._round import Round
 __all__ = [
     "AccumulatorGroup",
     "HostState",
+    "Parameters",
     "PublishedArrays",
     "Round",
     "Shard",

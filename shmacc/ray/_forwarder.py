@@ -19,11 +19,8 @@ from shmacc._accumulators.taken import GroupPartial
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.columns import Piece
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Order
-from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import Content, LocalSegment
-from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc.ray._memory import Memory
 from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._parts import DIED, LOST, Config, find
 from shmacc.ray._shipping import Shipping
@@ -31,13 +28,15 @@ from shmacc.ray._shipping import Shipping
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from shmacc._multihost.segment import Content
+
 _SHARE = 0.02  # the pause between two looks at the segment, as a share of the idle time
 _SHORTEST, _LONGEST = 0.001, 0.1  # the bounds of that pause
 _HELD = 0.02  # the pause while no gradient can come
 _RESTING = 0.5  # after this idle time it reads only the count
 _AGAIN = 0.2  # seconds until a failed call is repeated
 
-Copy = tuple[Fence | None, GroupPartial]
+Looked = tuple[Fence | None, GroupPartial]
 """The fence that a segment's content belongs to, and a copy of the content."""
 
 
@@ -69,7 +68,7 @@ class Shared:
     host: str
     here: Neighbours
     store: ObjectStore = field(default_factory=ObjectStore)
-    asked: "queue.SimpleQueue[Future[Copy]]" = field(default_factory=queue.SimpleQueue)
+    asked: "queue.SimpleQueue[Future[Looked]]" = field(default_factory=queue.SimpleQueue)
     woken: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -77,20 +76,20 @@ class Shared:
 class Incarnation:
     """One incarnation of a forwarder, from its enrolment with an owner until that owner is lost."""
 
-    def __init__(
-        self, shared: Shared, owner: Any, group: HostGroup, counters: SharedArrays
-    ) -> None:
+    def __init__(self, shared: Shared, owner: Any, memory: Memory) -> None:
         config, self._host = shared.config, shared.host
         self._shared, self._config = shared, config
-        self._group, self._counters, self._woken = group, counters, shared.woken
+        self._counters, self._woken = memory.counters, shared.woken
+        self._segment, self._copy = memory.segment, memory.copy
         self._heartbeat = config.timing.heartbeat
         self._around_at = 0.0  # when `_look_around` is due
         self._owner: Any = owner  # None: it has died, and no chief has made another one
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
         self._shard_hosts: tuple[str, ...] = ()  # the shards' nodes when the last shipping began
-        self._core = ForwarderCore(self._host, self._incarnation, config.timing)
-        self._segment = LocalSegment(group, Plan(config.members, config.shards))
+        look = None if self._copy is None else self._copy.look()
+        kept = int(self._counters["promise"]), int(self._counters["copies"])
+        self._core = ForwarderCore(self._host, self._incarnation, config.timing, look, *kept)
         self._serial = -1
         self._fence: Fence | None = None  # the fence of the last order
         self._polls: list[Future[Order]] = []  # calls to the owner without an answer yet
@@ -106,7 +105,7 @@ class Incarnation:
             count, answered = -1, False
             while not self._shared.stopped.is_set():
                 now = time.monotonic()
-                before, count = count, self._group.num_accumulated()
+                before, count = count, self._segment.look()[1]
                 quiet, held = now - changed, self._segment.is_held
                 pause = _HELD if held else min(max(_SHORTEST, quiet * _SHARE), _LONGEST)
                 resting = held or quiet >= _RESTING
@@ -116,6 +115,8 @@ class Incarnation:
                     continue
                 self._look_around(now)
                 self._answer()
+                if self._copy is not None:
+                    self._copy.work(self._core, self._woken)
                 self._look()  # last: an action that follows an older look could undo a finish
                 if not self._act():
                     return False
@@ -127,12 +128,13 @@ class Incarnation:
                 answered = self._wait(pause)
             return True
         finally:
+            if self._copy is not None:
+                self._copy.rest(self._core)
             self._segment.release()
 
     def _look(self) -> None:
-        group = self._group
-        step, count = group.global_step, group.num_accumulated()
-        self._core.observe(step, count, finished=not group.running)
+        step, count, finished = self._segment.look()
+        self._core.observe(step, count, finished=finished)
 
     def _look_around(self, now: float) -> None:
         """Look now and then for deaths, and for how much of /dev/shm Ray's objects need.
@@ -141,7 +143,8 @@ class Incarnation:
         """
         if now >= self._around_at:
             self._around_at = now + self._heartbeat
-            self._group.handle.keep_free(self._shared.store.room())
+            if self._segment.exists:
+                self._segment.group.handle.keep_free(self._shared.store.room())
             if (found := self._segment.deaths()) is not None:
                 pids = found.pids or ()
                 self._count("deaths", len(pids))
@@ -152,7 +155,7 @@ class Incarnation:
         while not self._shared.asked.empty():
             asked = self._shared.asked.get()
             try:
-                asked.set_result((self._core.fence, self._group.look()))
+                asked.set_result((self._core.fence, self._segment.group.look()))
             except Exception as error:  # noqa: BLE001  the caller's
                 asked.set_exception(error)
 
@@ -189,7 +192,7 @@ class Incarnation:
                     segment.set_step(step)
                     core.step_set()
                 case act.Do.FINISH, _:
-                    self._group.finish()
+                    self._segment.group.finish()
                     core.finished()
                 case act.Do.STOP, _:
                     self._count("refused")
@@ -277,7 +280,14 @@ class Incarnation:
                 self._owner = None
             self._poll_from = time.monotonic() + _AGAIN
             return
+        if not self._core.may_follow(order):
+            self._poll_from = time.monotonic() + _AGAIN
+            return
+        if order.term > self._counters["promise"]:
+            self._counters["promise"][...] = order.term  # before the core tells it to the owner
         self._core.receive(order)
+        if self._core.copies != self._counters["copies"]:
+            self._counters["copies"][...] = self._core.copies
         self._serial = order.serial
         if order.ready and order.fence != self._fence:
             self._fence = order.fence

@@ -19,6 +19,7 @@ from shmacc.ray._finding import warn_of_left
 from shmacc.ray._hosts import contributors_of_hosts, snapshot_of_hosts, stats_of_hosts
 from shmacc.ray._link import OPEN, Link
 from shmacc.ray._making import START, make, new_config
+from shmacc.ray._parameters import parameters_of
 from shmacc.ray._parts import HostState, ShardedTaken, check_connected, chosen_nodes
 from shmacc.ray._round import Round
 from shmacc.ray._waits import PATIENCE, Wait
@@ -93,10 +94,10 @@ class AccumulatorGroup:
             capacity=capacity,
         )
         nodes = chosen_nodes(hosts, until)
-        config = new_config(
-            shared_name, members, reduction_type, options, nodes, shards, timing, until
-        )
-        self._link = make(config, until)
+        params = parameters_of(members) if isinstance(members, Mapping) else None
+        copy = None if params is None else params.copy_config()
+        given = shared_name, members, reduction_type, options, nodes, shards, timing, copy
+        self._link = make(new_config(*given, until), params, until)
         self._label = name or "accumulator_group"
         self._unlink_on_close = unlink_on_close
 
@@ -353,9 +354,9 @@ class AccumulatorGroup:
         if self._unlink_on_close:
             self.unlink()
         if not self._link.closed:
-            for ticket, (link, _) in OPEN.copy().items():
-                if link is self._link:
-                    link.tell("do", "leave", ticket, consume=False)
+            for ticket, block in OPEN.copy().items():
+                if block.link is self._link:
+                    self._link.tell("do", "leave", ticket, consume=False)
             self._link.closed = True
 
     def unlink(self) -> None:

@@ -3,8 +3,7 @@
 They share a process, so they die together: an owner that cannot reach one of them reaches none.
 Calls for shards have threads of their own, so they do not keep the forwarder from its heartbeat.
 
-What forwarders have done on the node is counted in shared arrays, ``<name>.forwarder``, which
-outlive them: ``shmacc-inspect show`` shows them.
+What outlives the actor is in `_memory.py`.
 """
 
 import contextlib
@@ -14,19 +13,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import ray
 
+from shmacc._base.array_types import ValueArray
+from shmacc._base.lineage import Copy
 from shmacc._multihost.columns import Bytes, Piece, Rows, keep_freed_memory
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened
-from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment
-from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._segment.stats import Stats
-from shmacc.errors import DeadlineExceededError, InvalidArgumentError, ShmaccError
-from shmacc.ray._forwarder import Copy, Incarnation, Shared
-from shmacc.ray._parts import LOST, Config, Missing, counters_of, find
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError
+from shmacc.ray._forwarder import Incarnation, Looked, Shared
+from shmacc.ray._memory import Memory
+from shmacc.ray._parts import LOST, Config, Missing, find
 from shmacc.ray._shard import HostShard
 
 CONCURRENCY = {"shards": 4}
@@ -35,23 +32,6 @@ CONCURRENCY = {"shards": 4}
 _THREADS = 2  # for the node's own pieces, and for reductions that a chief will probably ask for
 _AGAIN = 0.2  # seconds until the forwarder looks for an owner again
 _COPY = 10.0  # seconds for the thread to copy the segment's content
-
-_COUNTERS = (
-    "group",  # the number of the segment's group
-    "starts",  # forwarders started on this node
-    "reports",  # sent to the owner
-    "orders",  # received from the owner
-    "step",  # the owner's step in the last order
-    "seals",  # how often the segment was sealed for a grant
-    "batches",  # batches shipped
-    "gradients",  # in these batches
-    "bytes",  # in these batches
-    "resent",  # pieces sent again, since their shard was lost
-    "rounds",  # rounds that consumed these batches
-    "resets",  # how often the segment was emptied without a round of this host
-    "deaths",  # workers that died or failed
-    "refused",  # forwarders that were told of a later one, and ended
-)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -67,8 +47,7 @@ class HostActor:
         keep_freed_memory()
         self._config = config
         self._shared = Shared(config, host, self)
-        self._group: HostGroup | None = None
-        self._counters: SharedArrays | None = None
+        self._memory: Memory | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "shmacc shards")
         self._shards: dict[int, HostShard] = {}
         self._making = threading.Lock()  # guards the making of a shard
@@ -120,58 +99,22 @@ class HostActor:
 
     def _follow(self) -> None:
         """Follow one owner after the other, until it is stopped, or a later actor is known."""
-        group, counters = self._make()
+        self._memory = memory = Memory(self._config, self._shared.host, self._shared.store)
         while not self._shared.stopped.is_set():
             owner = find(self._config, "owner")
             if owner is not None:
                 with contextlib.suppress(*LOST):  # the owner is lost: there will be another one
-                    if not Incarnation(self._shared, owner, group, counters).run():
+                    if not Incarnation(self._shared, owner, memory).run():
                         return
             self._shared.stopped.wait(_AGAIN)
 
-    def _make(self) -> tuple[HostGroup, SharedArrays]:
-        """Make the segment, or go on with that of an earlier forwarder of the same group."""
-        config = self._config
-        options = dict(config.options)
-        is_ours = self._has_segment()
-        if is_ours:
-            options["if_exists"] = "attach"
-        group = HostGroup(config.members, config.name, reduction_type=config.reduction, **options)
-        if list(group.members) != list(config.members):  # pieces have members by number
-            raise InvalidArgumentError(
-                f"The segment {config.name!r} that is there has its members in another order, "
-                f"{list(group.members)}: remove it, or use if_exists='replace'"
-            )
-        self._group = group
-        if not is_ours and not self._group.running:  # an earlier run finished it
-            segment = LocalSegment(self._group, Plan(config.members, config.shards))
-            segment.reset(self._group.global_step)
-        self._group.handle.keep_free(self._shared.store.room())  # there may be no owner for long
-        self._counters = SharedArrays(
-            dict.fromkeys(_COUNTERS, np.int64(0)),
-            counters_of(config.name),
-            mode=options["mode"],
-            owners=options["owners"],
-            if_exists="attach" if is_ours else "replace",
-        )
-        self._counters["starts"][...] += 1
-        self._counters["group"][...] = config.number  # last: now the segment is this group's
-        return self._group, self._counters
-
-    def _has_segment(self) -> bool:
-        try:
-            with SharedArrays.attach(counters_of(self._config.name)) as found:
-                return int(found["group"]) == self._config.number
-        except (ShmaccError, KeyError):
-            return False
-
-    def copy(self) -> Copy:
+    def copy(self) -> Looked:
         """Return a copy of the segment's content, and the fence that it belongs to.
 
         Raises:
             DeadlineExceededError: The forwarder is busy.
         """
-        asked: Future[Copy] = Future()
+        asked: Future[Looked] = Future()
         self._shared.asked.put(asked)
         self._shared.woken.set()
         try:
@@ -183,7 +126,8 @@ class HostActor:
 
     def stats(self) -> Stats | None:
         """Return the segment's counters; None: there is no segment yet."""
-        return None if self._group is None else self._group.stats()
+        group = None if self._memory is None else self._memory.group
+        return None if group is None else group.stats()
 
     def end(self) -> None:
         """Stop, finish the segment, and remove its name: nobody will ever take from it."""
@@ -193,12 +137,8 @@ class HostActor:
         self._shared.woken.set()
         if thread is not None:
             thread.join(timeout=10)
-        if self._group is not None:
-            self._group.finish()
-        for kept in self._group, self._counters:
-            if kept is not None:
-                kept.unlink()
-                kept.close()
+        if self._memory is not None:
+            self._memory.end()
 
     # The forwarder's calls to shards here: they return at once, since its thread must not wait
 
@@ -210,7 +150,19 @@ class HostActor:
         for shard in list(self._shards.values()):
             self._pool.submit(shard.forget, before)
 
-    # Shards
+    # Shards, and the copy of the parameters
+
+    @_of_shards
+    def state_of_copy(self) -> tuple[Copy, dict[str, ValueArray]]:
+        """Return all of this node's copy of the parameters.
+
+        Raises:
+            FailedPreconditionError: There is none yet.
+        """
+        copy = None if self._memory is None else self._memory.copy
+        if copy is None:
+            raise FailedPreconditionError(f"Node {self._shared.host} has no copy yet")
+        return copy.state()
 
     @_of_shards
     def stage(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> None:

@@ -8,12 +8,14 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from shmacc._multihost.messages import Finished, NotReady
+from shmacc._multihost.messages import Finished, NotReady, Opened
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
 from shmacc.ray._finding import END, end_parts, find_config, find_group, make_owner
@@ -102,6 +104,8 @@ class Link:
         self._gates = _gates.setdefault(config.number, _Gates())
         self._gates.tell(owner, until)  # the owner may be new: another one has died
         self._owner = owner
+        if config.copy is not None:
+            LINKS[config.copy.name] = self
         self._plan = Plan(config.members, config.shards)
         self._config = config  # last: another thread may use what is above as soon as this is there
         return config
@@ -128,6 +132,11 @@ class Link:
     def config(self) -> Config:
         """What the group was made with."""
         return self.connect(time.monotonic() + PATIENCE)
+
+    @property
+    def here(self) -> str:
+        """The id of this process's node."""
+        return str(ray.get_runtime_context().get_node_id())
 
     @property
     def plan(self) -> Plan:
@@ -190,13 +199,14 @@ class Link:
         return state
 
     def step(self, until: float | None = None) -> int:
-        """Return the owner's step.
+        """Return the owner's step. With parameters, a new owner learns it first.
 
         Raises:
             FailedPreconditionError: The owner was started again and knows no step yet.
         """
-        if (step := self.state(until)[0]) is None:
-            raise not_ready(self)
+        while (step := self.state(until)[0]) is None:
+            if self.call("has_line", ANSWER, until=until) is not None:
+                raise not_ready(self)
         return step
 
     def wait_step(self, after: int, seconds: float | None) -> int:
@@ -292,15 +302,40 @@ class Link:
         return [node for node in left if node not in without]
 
 
-OPEN: dict[str, tuple[Link, threading.Thread]] = {}
-"""This process's open rounds: by ticket, the group's link, and the thread.
+LINKS: "weakref.WeakValueDictionary[str, Link]" = weakref.WeakValueDictionary()
+"""This process's links to groups with parameters, by the parameters' name: the last one of each."""
 
-The thread itself, since a later thread may get its number."""
+
+@dataclass(eq=False)
+class OpenBlock:
+    """A round that this process has open.
+
+    Attributes:
+        link: The group's.
+        ticket: The round's.
+        thread: The thread that has entered it; itself, since a later one may get its number.
+        taken: The round.
+        given: What the block was given.
+        updated: Whether an update was made, or may have been.
+        kept: The update, which nodes that are late can get.
+    """
+
+    link: Link
+    ticket: str
+    thread: threading.Thread
+    taken: Opened
+    given: Any
+    updated: bool = False
+    kept: Any = None
+
+
+OPEN: dict[str, OpenBlock] = {}
+"""This process's open rounds, by ticket."""
 
 
 def open_links() -> set[Link]:
     """Return the links of the groups in which this process has a round open."""
-    return {link for link, _ in OPEN.copy().values()}
+    return {block.link for block in OPEN.copy().values()}
 
 
 def finished(link: Link) -> FinishedError:
@@ -310,6 +345,11 @@ def finished(link: Link) -> FinishedError:
 
 def not_ready(link: Link) -> FailedPreconditionError:
     """Return the error of asking for a step that the owner does not know yet."""
+    if link.config.copy is not None:
+        return FailedPreconditionError(
+            f"No node has a copy of the parameters {link.config.copy.name!r} any more: restore a "
+            "saved state"
+        )
     return FailedPreconditionError(
         f"The owner of {link.name!r} was started again and does not know the step: "
         "call set_global_step with that of your parameters"

@@ -21,7 +21,8 @@ from shmacc.errors import (
 from shmacc.ray._finding import find_config, warn_of_left
 from shmacc.ray._head import living_nodes
 from shmacc.ray._link import Link
-from shmacc.ray._parts import Config, counters_of
+from shmacc.ray._parameters import Parameters, begin_line
+from shmacc.ray._parts import Config, CopyConfig, counters_of
 from shmacc.ray._waits import ANSWER
 
 START = 120.0
@@ -38,6 +39,7 @@ def new_config(
     hosts: frozenset[str] | None,
     shards: int | None,
     timing: Timing | None,
+    copy: CopyConfig | None,
     until: float,
 ) -> Config:
     """Check the arguments for a group, and fill in what is not given."""
@@ -53,11 +55,19 @@ def new_config(
     kept = asdict(options)
     del kept["unlink_on_close"], kept["inherits"]  # the chief removes the names on all nodes
     number = uuid.uuid4().int >> 65
-    return Config(shared_name, specs, reduction, kept, found, hosts, given, number)
+    if copy is not None and hosts is not None and copy.home not in hosts:
+        raise InvalidArgumentError(
+            "The chief's own node must be one of the hosts: the chief reads its copy of the "
+            f"parameters there; it is {copy.home}"
+        )
+    return Config(shared_name, specs, reduction, kept, found, hosts, given, number, copy)
 
 
-def make(config: Config, until: float) -> Link:
-    """Make a group, or find the one of its name; return when each living node has its segment."""
+def make(config: Config, params: Parameters | None, until: float) -> Link:
+    """Make a group, or find the one of its name; return when each living node has its segment.
+
+    With parameters each node has its copy then, too.
+    """
     if_exists = config.options["if_exists"]
     wanted = living_nodes(config.hosts, until)
     existing = find_config(config.name, until)
@@ -74,6 +84,8 @@ def make(config: Config, until: float) -> Link:
         raise _exists(config.name)  # another chief has made it since: Ray gave its owner the name
     _check_differences(link.config, config)
     try:
+        if params is not None:
+            begin_line(link, params, until)
         _wait_for_hosts(link, wanted, until)
     except BaseException:
         if link.config.number == config.number:  # this call has made the group
@@ -93,9 +105,11 @@ def _check_differences(existing: Config, asked: Config) -> None:
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))
         for name in sorted(existing.members.keys() | asked.members.keys())
     ]
+    own, wanted = (each.copy and each.copy.name for each in (existing, asked))
+    pairs.append(("parameters", own, wanted))
     for option, default in ("lanes", 1), ("capacity", None):
-        if (wanted := asked.options[option]) is not None:
-            pairs.append((option, existing.options[option] or default, wanted))
+        if (limit := asked.options[option]) is not None:
+            pairs.append((option, existing.options[option] or default, limit))
     for what, have, want in pairs:
         if repr(have) != repr(want):
             raise InvalidArgumentError(
@@ -112,7 +126,10 @@ def _wait_for_hosts(link: Link, nodes: set[str], until: float) -> None:
     name = link.name
     while True:
         hosts = link.state(until + ANSWER)[2]
-        missing = sorted(nodes - {node for node, host in hosts.items() if host.alive})
+        # Without parameters a node enrols when it has its segment; with them it gets a copy first.
+        known = link.config.copy is None
+        ready = {n for n, host in hosts.items() if host.alive and (known or host.step is not None)}
+        missing = sorted(nodes - ready)
         if not missing:
             return
         for node in missing:

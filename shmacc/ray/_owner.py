@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 
 import ray
 
+from shmacc._multihost.copies import ChangeAnswer
 from shmacc._multihost.messages import (
     Answer,
     Fence,
@@ -17,9 +19,11 @@ from shmacc._multihost.messages import (
     NotReady,
     Order,
     Report,
+    Staging,
     Waiting,
 )
 from shmacc._multihost.owner import OwnerCore
+from shmacc._multihost.rounds import TERM_BITS
 from shmacc.errors import DeadlineExceededError
 from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._host import CONCURRENCY, HostActor
@@ -28,6 +32,7 @@ from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
 _LOOK_FOR_NODES = 1.0
 _AGAIN = 0.2  # seconds until a host actor that has ended is started again
 _AT_MOST = 30.0  # the longest such pause, if actors end again and again
+_UNHEARD = 5.0  # after this many seconds an actor that does not answer a new owner is ended
 _SERVED = 10.0  # after this many seconds of service the pause is short again
 
 _logger = logging.getLogger("shmacc")
@@ -36,13 +41,19 @@ _logger = logging.getLogger("shmacc")
 class OwnerActor:
     """The owner. Its methods run in one event loop, so the core needs no lock.
 
-    An owner that takes the place of a dead one does not know the step: `step` is None. Its term is
-    the present time, which is later than its predecessor's term if clocks agree.
+    An owner that takes the place of a dead one does not know the step: `step` is None. With
+    parameters it learns the step from the hosts. Its term is the present time, which is later than
+    its predecessor's term if clocks agree, with random low bits.
     """
 
     def __init__(self, config: Config, step: int | None) -> None:
         self._config = config
-        self._core = OwnerCore(time.time_ns() // 1_000_000, step, config.timing, config.shards)
+        copies = config.copy is not None
+        term = (time.time_ns() // 1_000_000 << TERM_BITS) + secrets.randbits(TERM_BITS)
+        given = None if copies else step
+        self._core = OwnerCore(term, given, config.timing, config.shards, copies=copies)
+        self._actors: dict[str, Any] = {}  # by node; nobody else gets these handles
+        self._unheard: dict[str, float] = {}  # since when a node that must answer has not
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # the core's, when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
@@ -75,6 +86,8 @@ class OwnerActor:
         """Process a report; wait for an order newer than number `serial`, and return it."""
         self._core.report(report, time.monotonic())
         self._wake()
+        if self._core.has_resigned:
+            ray.actor.exit_actor()
 
         timeout = self._config.timing.heartbeat * self._core.pace * 2
         await self._park(timeout, lambda: not self._core.has_news(report.host, serial))
@@ -82,13 +95,41 @@ class OwnerActor:
 
     # Chiefs
 
-    async def ask(self, ticket: str, required: int, wait: float, *, tell: bool) -> Answer:
+    async def ask(
+        self, ticket: str, required: int, host: str, wait: float, *, tell: bool
+    ) -> Answer:
         """See `OwnerCore.ask`; returns as soon as there is a result, or after `wait` seconds."""
-        answer = self._core.ask(ticket, required, time.monotonic(), tell=tell)
+        answer = self._core.ask(ticket, required, time.monotonic(), host=host, tell=tell)
         self._wake()
         if isinstance(answer, Waiting):
             await self._park(wait, lambda: isinstance(self._core.answer(ticket), Waiting))
         return self._core.answer(ticket)
+
+    async def change(self, method: str, call: str, *args: Any, **options: Any) -> ChangeAnswer:
+        """Begin a change of the parameters, by a method of the core, unless `call` has begun it.
+
+        Returns as soon as there is a result, or after as many seconds as the last argument says.
+        """
+        *given, wait = args
+
+        def answer() -> ChangeAnswer:
+            make = getattr(self._core, method)
+            found: ChangeAnswer = make(call, *given, now=time.monotonic(), **options)
+            return found
+
+        found = answer()
+        self._wake()
+        if isinstance(found, Staging):
+            await self._park(wait, lambda: isinstance(answer(), Staging))
+        return answer()
+
+    async def has_line(self, wait: float) -> bool | None:
+        """Return whether some node has a copy of the parameters; None: not known after `wait`."""
+        await self._park(wait, lambda: self._core.is_learning)
+        copies = self._core.copies
+        if copies is None or copies.is_learning:
+            return None
+        return copies.lineage is not None
 
     async def do(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the core with the present time; wake calls that wait."""
@@ -111,7 +152,7 @@ class OwnerActor:
         it inside `ray.get`, which then waits for the head and ends by no timeout.
         """
         self._core.tick(time.monotonic())
-        alive = [name for name, (lives, _) in self._core.hosts().items() if lives]
+        alive = [name for name, (lives, *_) in self._core.hosts().items() if lives]
         return self._step(), self._core.fence, alive
 
     async def lost(self) -> frozenset[str]:
@@ -131,7 +172,11 @@ class OwnerActor:
     async def state(self) -> State:
         """Return the step, the number of gradients, the hosts and the counters."""
         self._core.tick(time.monotonic())
-        hosts = {name: HostState(*state) for name, state in self._core.hosts().items()}
+        problems = {} if self._core.copies is None else self._core.copies.problems
+        hosts = {
+            name: HostState(lives, count, problems.get(name), step)
+            for name, (lives, count, step) in self._core.hosts().items()
+        }
         for node, problem in self._problems.items():
             hosts[node] = HostState(alive=False, accumulated=0, problem=problem)
         return self._step(), self._core.accumulated, hosts, asdict(self._core.counters)
@@ -175,17 +220,29 @@ class OwnerActor:
                 except Exception:
                     _logger.exception("Ray does not say which nodes are alive")
                     alive = set(kept)
+                self._core.list_hosts(frozenset(alive - self._problems.keys()), time.monotonic())
+                self._wake()
+                self._end_unheard(time.monotonic())
                 for node in alive - kept.keys():
                     self._since[node] = time.monotonic()
                     kept[node] = asyncio.ensure_future(self._keep(node))
                 for node in kept.keys() - alive:
                     kept.pop(node).cancel()
-                    for known in self._problems, self._since:
+                    for known in self._actors, self._problems, self._since:
                         known.pop(node, None)
                 await asyncio.sleep(_LOOK_FOR_NODES)
         finally:
             for task in kept.values():
                 task.cancel()
+
+    def _end_unheard(self, now: float) -> None:
+        """End actors of nodes that do not answer a new owner, which waits for them."""
+        unanswered = self._core.unanswered()
+        self._unheard = {node: self._unheard.get(node, now) for node in unanswered}
+        for node, since in self._unheard.items():
+            if now - since > _UNHEARD and node in self._actors:
+                self._unheard[node] = now
+                asyncio.ensure_future(asyncio.to_thread(kill, self._actors[node]))  # noqa: RUF006
 
     async def _keep(self, node: str) -> None:
         """Run the actor of a node. When it ends, start another, each time after a longer pause."""
@@ -193,7 +250,7 @@ class OwnerActor:
         while True:
             began = time.monotonic()
             try:
-                actor = await self._made(node)
+                self._actors[node] = actor = await self._made(node)
                 await actor.serve.remote()
                 await asyncio.to_thread(kill, actor)  # the owner knows a later actor of the node
             except ray.exceptions.RayTaskError as error:

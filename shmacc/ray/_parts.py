@@ -13,6 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shmacc._accumulators.taken import GroupTaken
 from shmacc._base import names
 from shmacc._multihost.messages import Opened, Timing
+from shmacc._parameters.copies import Recipe
+from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values.specs import TensorSpec
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from shmacc.ray._head import answer_of_head, living_nodes, soon
@@ -40,6 +42,43 @@ LOST = (
 
 
 @dataclass(frozen=True)
+class Source:
+    """What a node gets a change of the parameters by. In an object, so that Ray does not get it.
+
+    Attributes:
+        ref: Ray's reference to the change.
+    """
+
+    ref: Any
+
+
+@dataclass(frozen=True)
+class CopyConfig:
+    """What every node's copy of the parameters is like.
+
+    Attributes:
+        name: Its shared_name.
+        recipe: Its arrays and tables.
+        mode: As for `Parameters`.
+        owners: As for `Parameters`.
+        home: The node of the chief that made the parameters: its copy is there already.
+        replace: Whether the other nodes' copies of earlier are removed.
+    """
+
+    name: str
+    recipe: Recipe
+    mode: int | None
+    owners: Owners
+    home: str
+    replace: bool
+
+    def options(self, if_exists: IfExists) -> Options:
+        return Options(
+            mode=self.mode, owners=self.owners, if_exists=if_exists, unlink_on_close=False
+        )
+
+
+@dataclass(frozen=True)
 class Config:
     """All that the parts of a group must know, as the first chief gave it.
 
@@ -52,6 +91,7 @@ class Config:
         hosts: The ids of the nodes that take part; None: all.
         timing: How long the parts wait for each other.
         number: The group's unique number, by which a segment is known to be this group's.
+        copy: The parameters that the group belongs to; None: it has none.
     """
 
     name: str
@@ -62,6 +102,7 @@ class Config:
     hosts: frozenset[str] | None
     timing: Timing
     number: int
+    copy: CopyConfig | None = None
 
     def actor(self, part: str) -> str:
         return f"{self.name}/{part}"
@@ -177,11 +218,13 @@ class HostState:
         alive: Whether it has reported lately.
         accumulated: How many of its gradients count.
         problem: Why its segment could not be made; the owner tries again.
+        step: The step of its segment; None: it has none yet.
     """
 
     alive: bool
     accumulated: int
     problem: str | None = None
+    step: int | None = None
 
 
 State = tuple[int | None, int, dict[str, HostState], dict[str, int]]

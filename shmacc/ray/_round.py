@@ -34,7 +34,7 @@ from shmacc.errors import (
     ShmaccError,
     WorkerDiedError,
 )
-from shmacc.ray._link import OPEN, Link, finished, not_ready
+from shmacc.ray._link import OPEN, Link, OpenBlock, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked
 
@@ -94,7 +94,8 @@ class Round(_core.GeneratorBlock[_Result]):
 
     def _run(self) -> Generator[Any]:
         link, ticket, in_block = self._link, self._ticket, False
-        if (link, threading.current_thread()) in OPEN.copy().values():
+        mine = (link, threading.current_thread())
+        if any((block.link, block.thread) == mine for block in OPEN.copy().values()):
             raise FailedPreconditionError(
                 "This thread has a round of this group open, and would wait for the block's end"
             )
@@ -123,7 +124,8 @@ class Round(_core.GeneratorBlock[_Result]):
     def _enter(self) -> _Result:
         link, waiting = self._link, Wait(self._timeout)
         while True:
-            answer = link.wait("ask", self._ticket, self._required, wait=waiting, tell=self._tell)
+            asked = self._ticket, self._required, link.here
+            answer = link.wait("ask", *asked, wait=waiting, tell=self._tell)
             match answer:
                 case Opened():
                     if self._left is None:
@@ -135,7 +137,8 @@ class Round(_core.GeneratorBlock[_Result]):
                         until = min(waiting.until, time.monotonic() + PATIENCE)
                         link.call("do", "missing", self._ticket, until=until)
                     else:
-                        OPEN[self._ticket] = link, threading.current_thread()
+                        thread = threading.current_thread()
+                        OPEN[self._ticket] = OpenBlock(link, self._ticket, thread, answer, result)
                         return cast("_Result", result)  # `sharded` determines the type
                 case Waiting():
                     if waiting.is_over():

@@ -19,9 +19,10 @@ from shmacc._multihost.messages import BatchKey, Fence, HostBatch, Opened, Order
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
-from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc.ray._forwarder import Incarnation, Shared
-from shmacc.ray._host import _COUNTERS, CONCURRENCY, HostActor
+from shmacc.ray._host import CONCURRENCY, HostActor
+from shmacc.ray._memory import Memory
+from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config
 
@@ -48,21 +49,22 @@ def test_a_finished_segment_of_an_earlier_run_starts_again(nodes: Nodes) -> None
         earlier.finish()
     options = {"mode": None, "owners": "mine"}
     config = Config("left", dict(MEMBERS), "MEAN", options, 1, None, Timing(), 1)
-    first, second = (HostActor(config, nodes.id(0)) for _ in range(2))
-    group, _ = first._make()
-    assert group.running
-    group.finish()
-    group, _ = second._make()
-    assert not group.running
-    for actor in first, second:
-        actor.end()
+    first = Memory(config, nodes.id(0), ObjectStore())
+    assert first.segment.group.running
+    first.segment.group.finish()
+    second = Memory(config, nodes.id(0), ObjectStore())
+    assert not second.segment.group.running
+    for memory in first, second:
+        memory.end()
 
 
 def test_a_finish_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: Nodes) -> None:
     """The copy may take long, and the order to begin the step again has arrived."""
-    config = Config("ended", dict(MEMBERS), "MEAN", {}, 1, None, Timing(), 1)
+    options = {"mode": None, "owners": "mine"}
+    config = Config("ended", dict(MEMBERS), "MEAN", options, 1, None, Timing(), 1)
     shared = Shared(config, nodes.id(0), Mock())
-    group, counters = HostGroup(MEMBERS), SharedArrays(dict.fromkeys(_COUNTERS, np.int64(0)))
+    memory = Memory(config, nodes.id(0), shared.store)
+    group = memory.segment.group
     copied: Future[Any] = Future()
     copied.add_done_callback(lambda _: group.finish())
 
@@ -80,10 +82,12 @@ def test_a_finish_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: No
     owner = Mock()
     owner.enrol.remote = lambda _: ray.put(1)
     owner.report.remote = answer
-    with group, counters:
-        assert Incarnation(shared, owner, group, counters).run()
+    try:
+        assert Incarnation(shared, owner, memory).run()
         assert copied.done()
         assert not group.running
+    finally:
+        memory.end()
 
 
 class _Shard:

@@ -1,0 +1,159 @@
+"""A node's copy of the parameters, as the node's forwarder uses it: it gets changes and makes them.
+
+All of it is done in one thread, one thing at a time, while the forwarder goes on reporting: to get
+a large change, or another node's whole copy, may take longer than a lease.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+
+from shmacc._base.array_types import ValueArray
+from shmacc._base.lineage import Copy, Lineage
+from shmacc._multihost.copies import same
+from shmacc._multihost.forwarder import ForwarderCore, Get
+from shmacc._multihost.messages import Fence, Order, Stage
+from shmacc._parameters import copies
+from shmacc.errors import FailedPreconditionError
+from shmacc.ray._parts import LOST, Config, CopyConfig, find
+from shmacc.ray._waits import PATIENCE
+
+_logger = logging.getLogger("shmacc")
+
+_LOOK = 0.2  # seconds between two looks whether a change is still wanted, or can be tried again
+
+
+class HostCopy:
+    """The copy of a node.
+
+    Args:
+        config: The group's config.
+        given: What the copy is like.
+        host: The node.
+        replace: Whether a copy that is there is removed, since it is an earlier run's.
+    """
+
+    def __init__(self, config: Config, given: CopyConfig, host: str, *, replace: bool) -> None:
+        options = given.options(if_exists="replace" if replace else "attach")
+        self.params = copies.open_copy(given.recipe, given.name, options)
+        self._config, self._host = config, host
+        self._pool = ThreadPoolExecutor(1, "shmacc copy")
+        self._here: tuple[Fence, Any] | None = None  # the change that was got, and its name
+        self._work: Future[Callable[[ForwarderCore], None]] | None = None
+        self._warned = ""
+
+    def look(self) -> Copy:
+        """Return what is known of the copy; a change that a dead process has begun is undone."""
+        return copies.look(self.params)
+
+    def state(self) -> tuple[Copy, dict[str, ValueArray]]:
+        """Return all of the copy, for another node."""
+        return copies.state(self.params, PATIENCE)
+
+    def work(self, core: ForwarderCore, woken: threading.Event) -> None:
+        """Tell the core what is done, and begin what it wants done next. Does not wait."""
+        if self._work is not None and self._work.done():
+            note, self._work = self._work.result(), None
+            note(core)
+        if self._work is None and (wanted := core.next_change()) is not None:
+            self._work = self._pool.submit(self._do, core, *wanted)
+            self._work.add_done_callback(lambda _: woken.set())
+
+    def rest(self, core: ForwarderCore) -> None:
+        """Wait until nothing is done any more: another forwarder follows."""
+        core.want_nothing()
+        if self._work is not None:
+            note, self._work = self._work.result(), None
+            note(core)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.params.close()
+
+    def _do(self, core: ForwarderCore, get: Get, order: Order) -> Callable[[ForwarderCore], None]:
+        """Do what the core wants done; return what tells it the result."""
+        stage = order.stage
+        if get is Get.STAGE and stage is not None:
+            try:
+                return self._stage(core, stage)
+            except Exception as error:  # noqa: BLE001  the chief's
+                failure = error
+                return lambda core: core.refused(stage.update, failure)
+        try:
+            if get is Get.MAKE:
+                self._make(core, order)
+            else:
+                self._replace(core, order)
+            self._warned = ""
+        except Exception as error:  # noqa: BLE001  the copy is as it was: it is tried again
+            failure = error
+            self._warn(f"Node {self._host} cannot follow with its copy: {error}")
+            time.sleep(_LOOK)
+            copy, update = self.look(), Fence(*order.lineage[:2]) if order.lineage else None
+
+            def note(core: ForwarderCore) -> None:
+                if get is Get.MAKE and update is not None:
+                    core.refused(update, failure)
+                core.changed(copy)
+
+            return note
+        copy = self.look()
+        return lambda core: core.changed(copy)
+
+    def _stage(self, core: ForwarderCore, stage: Stage) -> Callable[[ForwarderCore], None]:
+        """Get a change from the chief's object, and check it: after its commit it is too late."""
+        ref = stage.source.ref
+        with contextlib.suppress(*LOST):  # the chief is gone
+            # The chief's node may be out of reach: so do not wait longer than the change is wanted.
+            while core.wants(stage):
+                if ray.wait([ref], timeout=_LOOK)[0]:
+                    change = ray.get(ref)
+                    self._put(stage, change, only_check=True)
+                    self._here = stage.update, change
+                    return lambda core: core.staged(stage)
+        return lambda core: core.refused(stage.update, None)
+
+    def _make(self, core: ForwarderCore, order: Order) -> None:
+        staged = core.stage
+        if staged is None or self._here is None or self._here[0] != staged.update:
+            raise FailedPreconditionError("The change is not here any more")
+        step = order.step if staged.parent is None else staged.step
+        self._put(staged._replace(step=step), self._here[1], only_check=False)
+
+    def _put(self, stage: Stage, change: Any, *, only_check: bool) -> None:
+        """Make a change, or check that it can be made."""
+        if stage.parent is not None:
+            copies.make(self.params, change, stage.update, stage.parent, only_check=only_check)
+            return
+        made = Lineage(*stage.update, 0)
+        copies.replace(
+            self.params, change, made, stage.step, step=stage.step, only_check=only_check
+        )
+
+    def _replace(self, core: ForwarderCore, order: Order) -> None:
+        """Get another node's whole copy, if it still is the one that was ordered."""
+        lineage = order.lineage
+        if lineage is None or order.source is None:
+            return
+        actor = find(self._config, f"host {order.source}")
+        if actor is None:
+            raise FailedPreconditionError(f"Node {order.source} has no actor now")
+        call = actor.state_of_copy.remote()
+        while not ray.wait([call], timeout=_LOOK)[0]:
+            if not core.follows(order):
+                return
+        copy, state = ray.get(call)
+        if not same(copy.lineage, lineage):
+            raise FailedPreconditionError(f"Node {order.source} has another copy by now")
+        copies.replace(self.params, state, copy.lineage, begun=order.step, step=copy.step)
+
+    def _warn(self, text: str) -> None:
+        if text != self._warned:  # it is tried again and again
+            self._warned = text
+            _logger.warning("%s", text)

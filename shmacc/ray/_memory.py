@@ -1,0 +1,145 @@
+"""What a group has in a node's shared memory: its segment, its copy of the parameters, counters.
+
+All of it outlives the node's actor, and the next actor goes on with it. The counters are shared
+arrays, ``<name>.forwarder``, which ``shmacc-inspect show`` shows. They also say whose the segment
+is, and which terms of owners the node has answered (`promise`): no later actor follows an earlier
+owner.
+"""
+
+import numpy as np
+
+from shmacc._multihost.host_group import HostGroup
+from shmacc._multihost.pieces import Plan
+from shmacc._multihost.segment import LocalSegment
+from shmacc._parameters.shared_arrays import SharedArrays
+from shmacc.errors import InvalidArgumentError, NotFoundError, ShmaccError
+from shmacc.ray._copy import HostCopy
+from shmacc.ray._object_store import ObjectStore
+from shmacc.ray._parts import Config, counters_of
+
+COUNTERS = (
+    "group",  # the number of the segment's group
+    "copy",  # the number of the group that the copy of the parameters belongs to
+    "promise",  # the highest term of an owner that this node has answered
+    "copies",  # how many nodes had the last change when this one made it
+    "starts",  # forwarders started on this node
+    "reports",  # sent to the owner
+    "orders",  # received from the owner
+    "step",  # the owner's step in the last order
+    "seals",  # how often the segment was sealed for a grant
+    "batches",  # batches shipped
+    "gradients",  # in these batches
+    "bytes",  # in these batches
+    "resent",  # pieces sent again, since their shard was lost
+    "rounds",  # rounds that consumed these batches
+    "resets",  # how often the segment was emptied without a round of this host
+    "deaths",  # workers that died or failed
+    "refused",  # forwarders that were told of a later one, and ended
+)
+
+
+class Memory:
+    """What a group has in a node's shared memory.
+
+    Without parameters the segment is made at once. With parameters a new segment is made when the
+    copy is right (`LocalSegment.reset`): a worker that finds it finds the parameters of its step.
+
+    Args:
+        config: The group's config.
+        host: The node.
+        store: Ray's object store on the node, which needs room beside the segment.
+
+    Raises:
+        InvalidArgumentError: What is there from earlier differs. Everything stays as it was.
+        Everything else as for the constructors of groups and parameters.
+    """
+
+    def __init__(self, config: Config, host: str, store: ObjectStore) -> None:
+        self._config, self._store = config, store
+        is_ours, kept = self._earlier()
+        self.counters = SharedArrays(
+            dict.fromkeys(COUNTERS, np.int64(0)) | kept,
+            counters_of(config.name),
+            mode=config.options["mode"],
+            owners=config.options["owners"],
+            if_exists="attach" if is_ours else "replace",
+        )
+        self.copy: HostCopy | None = None
+        self._group: HostGroup | None = None
+        try:
+            self.counters["starts"][...] += 1
+            if config.copy is not None:
+                is_earlier = self.counters["copy"] != config.number
+                replace = config.copy.replace and host != config.copy.home and bool(is_earlier)
+                self.copy = HostCopy(config, config.copy, host, replace=replace)
+                self.counters["copy"][...] = config.number
+            if config.copy is None or self._is_there():
+                self._make()
+        except BaseException:
+            if not is_ours:
+                self.counters.unlink()
+            self.close()
+            raise
+        plan = Plan(config.members, config.shards)
+        self.segment = LocalSegment(self._group, plan, self._make)
+
+    @property
+    def group(self) -> HostGroup | None:
+        """The group of this node; None: there is none yet."""
+        return self._group
+
+    def _earlier(self) -> tuple[bool, dict[str, np.int64]]:
+        """Return whether an earlier actor of this group was here, and what the node has to keep."""
+        try:
+            with SharedArrays.attach(counters_of(self._config.name)) as found:
+                numbers = {int(found["group"]), int(found["copy"])}
+                kept = {name: np.int64(found[name]) for name in ("promise", "copies")}
+                return self._config.number in numbers, kept
+        except (ShmaccError, KeyError):
+            return False, {}
+
+    def _is_there(self) -> bool:
+        """Whether the node has a segment that the group goes on with."""
+        is_earlier = self.counters["group"] != self._config.number
+        if is_earlier and self._config.options["if_exists"] == "replace":
+            return False
+        try:
+            HostGroup.attach(self._config.name, owners=self._config.options["owners"]).close()
+        except NotFoundError:
+            return False
+        except ShmaccError:
+            return True  # making it says what is wrong
+        return True
+
+    def _make(self) -> HostGroup:
+        """Make the segment, or go on with that of an earlier forwarder of the same group."""
+        config, options = self._config, dict(self._config.options)
+        is_ours = bool(self.counters["group"] == config.number)
+        if is_ours:
+            options["if_exists"] = "attach"
+        group = HostGroup(config.members, config.name, reduction_type=config.reduction, **options)
+        if list(group.members) != list(config.members):  # pieces have members by number
+            group.close()
+            raise InvalidArgumentError(
+                f"The segment {config.name!r} that is there has its members in another order, "
+                f"{list(group.members)}: remove it, or use if_exists='replace'"
+            )
+        if not is_ours and not group.running:  # an earlier run finished it
+            LocalSegment(group, Plan(config.members, config.shards)).reset(group.global_step)
+        group.handle.keep_free(self._store.room())  # there may be no owner for long
+        self._group = group
+        self.counters["group"][...] = config.number  # last: now the segment is this group's
+        return group
+
+    def end(self) -> None:
+        """Finish the segment, and remove its name and the counters': nobody will take from it."""
+        if self._group is not None:
+            self._group.finish()
+            self._group.unlink()
+        self.counters.unlink()
+        self.close()
+
+    def close(self) -> None:
+        for each in self._group, self.counters, self.copy:
+            if each is not None:
+                each.close()

@@ -1,0 +1,310 @@
+"""Parameters with a copy on every node, which all get the same updates.
+
+The chief's `update` goes to the group's owner, which has all nodes get it, and then make it
+(`shmacc._multihost.copies`). No process writes the chief's copy but the actor of its node.
+"""
+
+import time
+import uuid
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from shmacc import optim
+from shmacc._base.array_types import ValueArray
+from shmacc._multihost.messages import Refused, Staging, Told
+from shmacc._parameters import changes, copies
+from shmacc._parameters.change_checks import Asked
+from shmacc._parameters.new_arrays import Optimizers
+from shmacc._parameters.parameters import Parameters as LocalParameters
+from shmacc._segment.options import IfExists, Owners
+from shmacc._values import arguments
+from shmacc._values.specs import TensorSpec
+from shmacc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ShmaccError,
+)
+from shmacc.ray._finding import warn_of_left
+from shmacc.ray._head import living_nodes
+from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock
+from shmacc.ray._parts import CopyConfig, Source, check_connected
+from shmacc.ray._waits import PATIENCE, Wait, wait_for_all
+
+_SAME_POWER = -0.5  # of FTRL: other powers differ in last bits from processor to processor
+
+
+class Parameters(LocalParameters):
+    """Named arrays and tables that only updates change, with a copy on every node.
+
+    For the chief; workers attach to `shmacc.Parameters` of this name on their own node. They belong
+    to the `AccumulatorGroup` that is made of their `member_specs`, and reach all nodes of it::
+
+        params = shmacc.ray.Parameters(table, "table", optimizer=shmacc.optim.Adagrad(0.05))
+        group = shmacc.ray.AccumulatorGroup(params.member_specs(sparse=["table"]), "model")
+        with group.round(96) as taken:
+            params.update(taken)
+
+    Everything is as for `shmacc.Parameters`, except for what is said here. An update that has been
+    told to the chief is kept as long as one node lives that has it. Its round is never given up: if
+    the chief dies afterwards, or raises, the owner ends the round.
+    """
+
+    _mode: int | None = None
+    _allowed: Owners = "mine"
+    _replaces = False
+    _removes = False
+
+    def __init__(
+        self,
+        contents: Mapping[str, Any],
+        shared_name: str,
+        *,
+        optimizer: Optimizers = None,
+        mode: int | None = None,
+        owners: Owners = "mine",
+        if_exists: IfExists = "attach",
+        unlink_on_close: bool = False,
+    ) -> None:
+        """Create this node's copy, or attach to it. The group makes those of the other nodes.
+
+        If a node has a copy from earlier, the one with the most updates leads, and `contents` are
+        what there is to agree with, as on one host.
+
+        Args:
+            contents: As for ``shmacc.Parameters``.
+            shared_name: As there, but not None: workers attach to it.
+            optimizer: As there; of `Ftrl` only with the ``learning_rate_power`` -0.5, since other
+                powers differ in last bits from processor to processor.
+            mode: As there.
+            owners: As there.
+            if_exists: As there, on every node.
+            unlink_on_close: Whether `close` removes the copies of all nodes.
+
+        Raises:
+            FailedPreconditionError: Ray is not initialised, or this process has another
+                ``SHMACC_NAMESPACE`` than its node.
+            Everything else as for ``shmacc.Parameters``.
+        """
+        check_connected()
+        if not shared_name:
+            raise InvalidArgumentError("Parameters over hosts need a shared_name")
+        given = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
+        for each in given:
+            if isinstance(each, optim.Ftrl) and each.learning_rate_power != _SAME_POWER:
+                raise InvalidArgumentError(
+                    f"Over hosts the learning_rate_power of Ftrl must be {_SAME_POWER}, but is "
+                    f"{each.learning_rate_power}: processors round other powers differently"
+                )
+        super().__init__(
+            contents,
+            shared_name,
+            optimizer=optimizer,
+            mode=mode,
+            owners=owners,
+            if_exists=if_exists,
+        )
+        self._mode, self._allowed = mode, owners
+        self._replaces, self._removes = if_exists == "replace", bool(unlink_on_close)
+
+    def member_specs(self, sparse: Any = ()) -> dict[str, TensorSpec]:
+        """As for ``shmacc.Parameters``; a group of ``shmacc.ray`` then belongs to these."""
+        specs = super().member_specs(sparse)
+        _MADE[self._token] = self
+        return specs
+
+    def copy_config(self) -> CopyConfig:
+        """Return what every node's copy is like."""
+        home = ray.get_runtime_context().get_node_id()
+        own = self.shared_name, copies.recipe(self), self._mode, self._allowed
+        return CopyConfig(*own, home, self._replaces)
+
+    def _round_of(self, taken: Any) -> tuple[Any, changes.OpenRound]:
+        own = [block for block in OPEN.copy().values() if _belongs(block.link, self.shared_name)]
+        return changes.round_of(taken, self, own)
+
+    def _commit(
+        self,
+        block: OpenBlock,  # type: ignore[override]  # the round is over many hosts
+        found: changes.OpenRound,
+        asked: Asked,
+        rates: Mapping[str, float],
+        timeout: float | None,
+    ) -> bool:
+        if block.updated:
+            raise FailedPreconditionError("The block has made its update already")
+        wait, link = Wait(timeout), block.link
+        update = copies.prepare(
+            self, found.means, found.step, asked, rates, timeout, members=found.members
+        )
+        block.kept = ray.put(update)  # nodes that are late get it until the end of the block
+        block.updated = True
+        try:
+            _change(link, "update", block.ticket, Source(block.kept), update.size, wait=wait)
+        except (DeadlineExceededError, _RefusedError) as error:
+            # It was dropped: the round is as it was.
+            block.updated = isinstance(error, _RefusedError) and error.committed
+            raise error.cause if isinstance(error, _RefusedError) else error from None
+        return True
+
+    def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
+        """Replace everything, on every node, by a result of `state` of these or equal parameters.
+
+        A change of its own, between two rounds. The step goes up, also if the state's is lower: so
+        gradients that are computed from what was there are stale everywhere. What a schedule needs
+        belongs into an array.
+
+        Args:
+            state: As for ``shmacc.Parameters``.
+            timeout: Seconds to wait for the end of a round, and for the nodes; None: for ever.
+
+        Raises:
+            FailedPreconditionError: This process has no group of ``shmacc.ray`` of these
+                parameters; or it has a round of it open.
+            InvalidArgumentError, ResourceExhaustedError: As there; nothing was changed.
+            DeadlineExceededError: The timeout passed; nothing was changed.
+        """
+        wait = Wait(arguments.timeout(timeout))
+        copies.check(self, state)
+        link = LINKS.get(self.shared_name)
+        if link is None or link.closed:
+            raise FailedPreconditionError(
+                f"Make the group of {self.shared_name!r} first, or attach to it: its owner changes "
+                "the copies of all nodes"
+            )
+        if any(block.link is link for block in OPEN.copy().values()):
+            raise FailedPreconditionError("Restore outside of a round: this process has one open")
+        try:
+            _restore(link, state, wait, only_first=False)
+        except _RefusedError as error:
+            raise error.cause from None
+
+    def _to_load(self, _: Mapping[str, ValueArray]) -> tuple[Any, ...]:
+        raise FailedPreconditionError(
+            "Parameters over hosts are restored by restore(state): shmacc.load changes segments of "
+            "this host only"
+        )
+
+    def unlink(self) -> None:
+        """Remove the copies' names on all nodes; also after `close`. The copies stay in use."""
+        name, calls = self.shared_name, {}
+        for node in living_nodes(None):
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            task = ray.remote(_unlink).options(num_cpus=0, scheduling_strategy=there)
+            calls[task.remote(name)] = node
+        ended = wait_for_all(list(calls), time.monotonic() + PATIENCE)
+        warn_of_left(name, sorted(node for call, node in calls.items() if call not in ended))
+        super().unlink()
+
+    def close(self) -> None:
+        """Detach. Idempotent. Removes the copies' names if ``unlink_on_close`` was set."""
+        if self._removes:
+            self._removes = False
+            self.unlink()
+        super().close()
+
+
+_MADE: "weakref.WeakValueDictionary[int, Parameters]" = weakref.WeakValueDictionary()
+"""The parameters of this process from which groups may be made, by token."""
+
+
+def parameters_of(members: Mapping[str, TensorSpec]) -> Parameters | None:
+    """Return the parameters over hosts that these specs are of."""
+    tokens = {spec.parameters[0] for spec in members.values() if spec.parameters is not None}
+    found = [made for token in tokens if (made := _MADE.get(token)) is not None]
+    return found[0] if found else None
+
+
+def begin_line(link: Link, params: Parameters, until: float) -> None:
+    """Make this node's copy the first of a new line, unless some node has one.
+
+    Raises:
+        DeadlineExceededError: Not all nodes have answered the owner.
+    """
+    while True:
+        wait = Wait(until - time.monotonic())
+        match link.wait("has_line", wait=wait):
+            case True:
+                return
+            case False:
+                _restore(link, copies.state(params)[1], wait, only_first=True)
+                return
+        if wait.is_over():
+            raise DeadlineExceededError(
+                f"Not all nodes have answered the owner of {link.config.name!r}, which must know "
+                "what copies of the parameters they have"
+            )
+
+
+class _RefusedError(Exception):
+    """A node cannot make a change.
+
+    Attributes:
+        cause: The node's error, with its id.
+        committed: Whether other nodes make it.
+    """
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.host)
+        error, self.committed = refused.error, refused.committed
+        kind = type(error) if isinstance(error, ShmaccError) else RuntimeError
+        self.cause = kind(f"Node {refused.host} cannot make the change: {error}")
+
+
+def _restore(link: Link, state: Mapping[str, ValueArray], wait: Wait, *, only_first: bool) -> None:
+    kept = ray.put({name: np.asarray(values) for name, values in state.items()})
+    size = sum(np.asarray(values).nbytes for values in state.values())
+    given = link.here, Source(kept), size, int(state["step"])
+    _change(link, "restore", *given, wait=wait, only_first=only_first)
+
+
+def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) -> None:
+    """Have the owner change all copies; return once all living nodes have the change.
+
+    Raises:
+        DeadlineExceededError: The timeout passed; nothing was changed.
+        FailedPreconditionError: The round has ended, or the owner has died: the change may be made.
+        _RefusedError: A node cannot make it.
+    """
+    call = uuid.uuid4().hex
+    while True:
+        answer = link.wait("change", method, call, *given, wait=wait, **options)
+        if isinstance(answer, Staging) and not answer.committed and wait.is_over():
+            late = answer.late
+            answer = link.call("do", "withdraw", call)
+            if not isinstance(answer, Staging | Told):
+                raise DeadlineExceededError(
+                    "The parameters were not changed within the timeout: not all nodes have got "
+                    f"the change{': ' if late else ''}{', '.join(late)}"
+                )
+        match answer:
+            case Staging(_, committed):
+                if committed and wait.is_over():
+                    wait = Wait(PATIENCE)  # it is made now, and only nodes that have it are late
+            case Told():
+                return
+            case Refused():
+                raise _RefusedError(answer)
+            case _:
+                raise FailedPreconditionError(
+                    "The round has ended before its update, or the owner was started again: look "
+                    "at `step` to see whether the change was made"
+                )
+
+
+def _belongs(link: Link, name: str) -> bool:
+    return link.config.copy is not None and link.config.copy.name == name
+
+
+def _unlink(name: str) -> None:
+    try:
+        with LocalParameters.attach(name, owners="any") as params:
+            params.unlink()
+    except NotFoundError:
+        pass

@@ -1,0 +1,182 @@
+"""Parameters over hosts: every node's copy has the same bits, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import ray
+from helpers.support import stopped
+from on_ray.journals import wait_for
+from on_ray.replicated import CONTENTS, OPTIMIZERS, TIMING, Replicated, pid_of
+
+import shmacc
+import shmacc.ray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from on_ray.nodes import Nodes
+
+
+@pytest.fixture
+def training(nodes: Nodes, tmp_path: Path) -> Iterator[Replicated]:
+    made = Replicated(nodes, f"line{os.getpid()}x{random.randrange(10**6)}", tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_three_nodes_train_as_one_host(training: Replicated) -> None:
+    training.start_workers()
+    training.train_until(20)
+    assert training.check() == 20
+    assert [training.step_on(node) for node in range(3)] == [20, 20, 20]
+
+
+@pytest.mark.parametrize("part", ["chief", "owner", "host 0", "host 1", "host 2"])
+def test_a_part_that_is_killed_again_and_again_costs_no_update(
+    training: Replicated, part: str
+) -> None:
+    training.start_workers()
+    rng = random.Random(7)
+    training.start_chief(40)
+    killed = 0
+    while training.step_on(0) < 40 and killed < 6:
+        before = training.step_on(0)
+        wait_for(lambda last=before: training.step_on(0) > last or _ended(training), 120)
+        time.sleep(rng.uniform(0, 0.2))
+        if part == "chief":
+            assert training.chief is not None
+            training.chief.kill()
+            training.chief.wait()
+            training.start_chief(40)
+        else:
+            kind, _, node = part.partition(" ")
+            name = kind if kind == "owner" else f"host {training.nodes.id(int(node))}"
+            pid = pid_of(f"{training.name}/{name}")
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        killed += 1
+        if _ended(training):
+            training.start_chief(40)
+    training.train_until(40)
+    training.check()
+
+
+def _ended(training: Replicated) -> bool:
+    return training.chief is not None and training.chief.poll() is not None
+
+
+def test_a_node_that_is_silent_gets_the_copy_of_another_one(training: Replicated) -> None:
+    training.start_workers()
+    training.start_chief(10**6)
+    wait_for(lambda: training.step_on(0) >= 3)
+    pid = pid_of(f"{training.name}/host {training.nodes.id(2)}")
+    assert pid is not None
+    for rank in (2, 5):  # workers of that node: the others apply for them
+        training.workers[rank].kill()
+        training.workers[rank].wait()
+        training.start_worker(rank, 0)
+    with stopped(pid):
+        before = training.step_on(0)
+        wait_for(lambda: training.step_on(0) >= before + 3, 60)
+        assert training.step_on(2) <= before + 1
+    wait_for(lambda: training.step_on(2) > before + 3, 60)
+    assert training.chief is not None
+    training.chief.kill()
+    time.sleep(TIMING.chief_lease)
+    wait_for(lambda: len({training.step_on(node) for node in range(3)}) == 1)
+    training.check()
+
+
+def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes) -> None:
+    with (
+        shmacc.ray.Parameters(
+            CONTENTS, "kept.params", optimizer=OPTIMIZERS, unlink_on_close=True
+        ) as params,
+        shmacc.ray.AccumulatorGroup(
+            params.member_specs(sparse=["sparse"]), "kept", timing=TIMING, unlink_on_close=True
+        ) as group,
+    ):
+        _apply(nodes, 0, 0)
+        with group.round(1, timeout=60) as taken:
+            params.update(taken)
+        early = params.state()
+        _apply(nodes, 1, 1)
+        with group.round(1, timeout=60) as taken:
+            params.update(taken)
+            with pytest.raises(shmacc.errors.FailedPreconditionError, match="outside of a round"):
+                params.restore(early)
+        _apply(nodes, 2, 2)  # stale after the restore
+        params.restore(early, timeout=60)
+        assert group.global_step == params.step == 3
+        wait_for(lambda: group.num_accumulated() == 0)
+        for node in range(3):
+            with nodes.on(node), shmacc.Parameters.attach("kept.params") as copy:
+                own = copy.state()
+                assert own["step"] == 3
+                for key in early.keys() - {"step"}:
+                    np.testing.assert_array_equal(own[key], early[key])
+            assert not _apply(nodes, node, 2)
+
+
+def _apply(nodes: Nodes, node: int, step: int) -> bool:
+    from on_ray.replicated import gradient
+
+    with nodes.on(node), shmacc.AccumulatorGroup.attach("kept", timeout=60) as group:
+        group.wait_step(step - 1, timeout=60)
+        return bool(group.apply(gradient(node), step, contributor=node))
+
+
+def test_what_one_node_refuses_changes_nothing(nodes: Nodes) -> None:
+    """A table's limit is the same everywhere; the round stays open for another update."""
+    contents = {"table": shmacc.TableSpec((2,), max_rows=3)}
+    with (
+        shmacc.ray.Parameters(
+            contents,
+            "limited.params",
+            optimizer=shmacc.optim.SGD(1.0),
+            unlink_on_close=True,
+        ) as params,
+        shmacc.ray.AccumulatorGroup(
+            params.member_specs(), "limited", timing=TIMING, unlink_on_close=True
+        ) as group,
+    ):
+        with nodes.on(1), shmacc.AccumulatorGroup.attach("limited", timeout=60) as there:
+            assert there.apply({"table": ([1, 2, 3, 4], np.ones((4, 2), np.float32))}, 0)
+        with group.round(1, timeout=60) as taken:
+            with pytest.raises(shmacc.errors.ResourceExhaustedError, match="max_rows is 3"):
+                params.update(taken)
+            assert params.step == 0
+            assert len(params["table"]) == 0
+            half: Any = {"table": ([1, 2], np.ones((2, 2), np.float32))}
+            assert params.update({}, gradients=half)
+            with pytest.raises(shmacc.errors.FailedPreconditionError, match="already"):
+                params.update({}, gradients=half)
+        assert params.step == group.global_step == 1
+        for node in range(3):
+            with nodes.on(node), shmacc.Parameters.attach("limited.params") as copy:
+                assert copy["table"].ids().tolist() == [1, 2]
+
+
+def test_a_second_group_and_powers_that_differ_are_refused(nodes: Nodes) -> None:  # noqa: ARG001
+    with pytest.raises(shmacc.errors.InvalidArgumentError, match="learning_rate_power"):
+        shmacc.ray.Parameters(
+            {"a": np.zeros(3, np.float32)},
+            "ftrl",
+            optimizer=shmacc.optim.Ftrl(0.5, learning_rate_power=-0.4),
+        )
+    here = ray.get_runtime_context().get_node_id()
+    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    with shmacc.ray.Parameters({"a": np.zeros(3, np.float32)}, "away") as params:
+        with pytest.raises(shmacc.errors.InvalidArgumentError, match="chief's own node"):
+            shmacc.ray.AccumulatorGroup(params.member_specs(), "away.group", hosts=others)
+        params.unlink()
