@@ -13,6 +13,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe
 from helpers.lock_holder import hold_byte
 from helpers.segment_file import SegmentFile
+from helpers.support import path_of
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, inspection
@@ -58,13 +59,9 @@ UNFINISHED: Final = {
 }
 
 
-def _path(name: str) -> Path:
-    return Path(names.segment_name(name).path)
-
-
 @pytest.mark.parametrize("what", NOT_OURS)
 def test_a_file_that_is_no_segment_is_refused_and_left_alone(what: str) -> None:
-    path = _path("odd")
+    path = path_of("odd")
     NOT_OURS[what](path)
     before = path.lstat()
     for look in (
@@ -100,11 +97,11 @@ def test_a_file_that_is_no_segment_is_refused_and_left_alone(what: str) -> None:
 
 @pytest.mark.parametrize("what", UNFINISHED)
 def test_an_unfinished_file_without_a_maker_counts_as_no_segment(what: str) -> None:
-    UNFINISHED[what](_path("half"))
+    UNFINISHED[what](path_of("half"))
     with pytest.raises(errors.NotFoundError):
         shmacc.attach("half")
-    if not _path("half").exists():
-        UNFINISHED[what](_path("half"))
+    if not path_of("half").exists():
+        UNFINISHED[what](path_of("half"))
     with ConditionalAccumulator("f4", (), "half") as acc:
         assert acc.apply_grad(1.0)
         with ConditionalAccumulator.attach("half") as same:
@@ -141,8 +138,8 @@ def _open(how: str, *, pipe: Pipe) -> bool:
 
 @pytest.mark.parametrize("how", OPENERS)
 def test_a_file_that_is_being_removed_counts_as_no_segment(how: str) -> None:
-    _path("half").touch()
-    with Apart(_remove, _path("half")) as remover:
+    path_of("half").touch()
+    with Apart(_remove, path_of("half")) as remover:
         remover.hear()
         with Apart(_open, how) as opener:
             opener.hear()
@@ -161,7 +158,7 @@ def test_a_file_that_is_being_removed_counts_as_no_segment(how: str) -> None:
     ],
 )
 def test_a_file_that_a_living_process_is_making_is_left_alone(what: str, byte: int) -> None:
-    path = _path("making")
+    path = path_of("making")
     UNFINISHED[what](path)
     inode = path.stat().st_ino
     with Apart(hold_byte, str(path), byte) as maker:
@@ -202,7 +199,7 @@ def _of_the_next_version(path: Path) -> None:
 def test_a_segment_of_another_version_is_refused_by_its_version(
     make: Callable[[Path], None], version: int
 ) -> None:
-    make(_path("odd"))
+    make(path_of("odd"))
     which = "an older" if version == 1 else "a newer"
     words = (
         f"by {which} version of shmacc, with layout version {version}; "

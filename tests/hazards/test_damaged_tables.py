@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.apart import run_apart
 from helpers.segment_file import SegmentFile
+from helpers.support import state_of
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, inspection, optim
@@ -138,14 +139,10 @@ def _trained() -> tuple[Parameters, AccumulatorGroup]:
     return params, group
 
 
-def _contents(params: Parameters) -> dict[str, bytes]:
-    return {key: value.tobytes() for key, value in params.state().items()}
-
-
 def _remedy(how: str, attached: bool) -> None:
     """A chief finds the damage, changes nothing, and saves all rows as the message says."""
     params, group = _trained()
-    before = _contents(params)
+    before = state_of(params)
     if not attached:  # another process's first update, else this one's next
         params.close()
         params = Parameters.attach("params")
@@ -156,20 +153,20 @@ def _remedy(how: str, attached: bool) -> None:
             _train(params, group, new, **update)
         assert group.stats().update is None  # not final
         group.advance_step(group.global_step + 1)
-    assert _contents(params) == before
+    assert state_of(params) == before
     assert "params.restore(params.state())" in str(caught.value)
     group.apply({"w": np.ones(2)}, group.global_step)
     with group.round(1) as taken:
         with pytest.raises(errors.DataLossError, match="nothing was changed"):
             params.skip(taken, {"t": _new()})
         assert params.update(taken)  # other arrays are not concerned
-    before = _contents(params)
+    before = state_of(params)
     shmacc.save("saved.npz", {"params": params, "group": group})
     if attached:
         params.restore(params.state())
     else:
         shmacc.load("saved.npz", {"params": params, "group": group})
-    assert _contents(params) == before
+    assert state_of(params) == before
     assert params["t"].contains(new).all()
     assert [str(found) for found in inspection.check("params")] == []
     _train(params, group, ROWS)

@@ -15,15 +15,11 @@ import numpy as np
 import pytest
 from helpers.apart import run_apart
 from helpers.interpreter import run
-from helpers.support import LONG, until
+from helpers.support import LONG, left_behind, until
 
 import shmacc
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
 from shmacc.inspection import Severity
-
-
-def left_behind() -> tuple[str, ...]:
-    return testing.leaked_names(os.environ["SHMACC_NAMESPACE"])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.apart import run_apart
 from helpers.stepping_tracer import Traced, needs_ptrace
-from helpers.support import SANITIZED
+from helpers.support import SANITIZED, left_behind
 
 import shmacc
 from shmacc import (
@@ -23,14 +23,8 @@ from shmacc import (
     _core,
     errors,
     inspection,
-    testing,
 )
 from shmacc._base import names
-
-
-def left_behind() -> tuple[str, ...]:
-    """The names that this test has left."""
-    return testing.leaked_names(os.environ["SHMACC_NAMESPACE"])
 
 
 def _allow_descriptors(more: int) -> None:

@@ -19,6 +19,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe, needs_own_shm, needs_root, run_apart
 from helpers.lock_holder import held
 from helpers.own_shm import BIND, MIB, READ_ONLY, REMOUNT
+from helpers.support import path_of
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection, testing
@@ -30,10 +31,6 @@ pytestmark = needs_own_shm
 SIZE: Final = 16 * MIB
 SHM: Final = Path(names.SHM_DIRECTORY)
 LOCKS: Final = Path("/proc/locks")
-
-
-def path(name: str) -> Path:
-    return Path(names.segment_name(name).path)
 
 
 def make(name: str = "there", mode: int | None = None) -> SparseConditionalAccumulator:
@@ -162,10 +159,10 @@ def _on_a_read_only_one() -> None:
 def _beside_a_read_only_one() -> None:
     make("orphaned").close()
     make("damaged").close()
-    with path("damaged").open("r+b") as file:
+    with path_of("damaged").open("r+b") as file:
         file.seek(layout.ROUNDS)
         file.write(b"damage" * 300)
-    (SHM / f"sem.{path('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
+    (SHM / f"sem.{path_of('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
     with Apart(_make_and_stay) as other:
         other.hear()
         run_apart(_on_a_read_only_one)

@@ -19,7 +19,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.busy import busy
 from helpers.segment_file import SegmentFile
-from helpers.support import until
+from helpers.support import path_of, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
@@ -30,10 +30,6 @@ pytestmark = pytest.mark.threads
 ROUNDS: Final = 12
 SHM: Final = Path(names.SHM_DIRECTORY)
 FLOCK: Final = "hhqqi4x"
-
-
-def path(name: str) -> Path:
-    return Path(names.segment_name(name).path)
 
 
 def make_segments_in_all_states() -> list[Any]:
@@ -48,15 +44,15 @@ def make_segments_in_all_states() -> list[Any]:
     kept[0].apply_grad([1], [1.0])
     kept[1].apply_grad(1.0)
     kept[3].unlink()
-    run_apart(lambda: SegmentFile(path("damaged")).write(layout.ROUNDS, b"damage" * 300))
+    run_apart(lambda: SegmentFile(path_of("damaged")).write(layout.ROUNDS, b"damage" * 300))
     ConditionalAccumulator("f4", (), "orphaned").close()
-    path("empty").touch()
-    path("zeros").write_bytes(bytes(8192))
-    path("text").write_text("no segment")
-    path("link").symlink_to(path("dense"))
-    path("directory").mkdir()
-    os.mkfifo(path("pipe"))
-    (SHM / f"sem.{path('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
+    path_of("empty").touch()
+    path_of("zeros").write_bytes(bytes(8192))
+    path_of("text").write_text("no segment")
+    path_of("link").symlink_to(path_of("dense"))
+    path_of("directory").mkdir()
+    os.mkfifo(path_of("pipe"))
+    (SHM / f"sem.{path_of('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
     return kept
 
 
@@ -173,7 +169,7 @@ def _look_and_clean() -> None:
 
 def _come_and_go(*, pipe: Pipe) -> None:
     """Let the watched name lead to an unfinished file now and then; make and remove others."""
-    watched, aside = path("watched"), SHM / f"aside-{names.current_namespace()}"
+    watched, aside = path_of("watched"), SHM / f"aside-{names.current_namespace()}"
     pipe.say()
     while not pipe.poll():
         watched.rename(aside)
@@ -184,7 +180,7 @@ def _come_and_go(*, pipe: Pipe) -> None:
                 # A remover looks at the name with this lock held.
                 fcntl.lockf(empty, fcntl.LOCK_EX, 1, layout.NAME_BYTE)
             aside.rename(watched)
-        path("unfinished").write_bytes(bytes(4096))
+        path_of("unfinished").write_bytes(bytes(4096))
         with (
             contextlib.suppress(errors.ShmaccError),
             ConditionalAccumulator("f8", (), "other") as made,
@@ -196,7 +192,7 @@ def test_a_process_that_inspects_stays_attached() -> None:
     """Even while names lead now to this file, now to that one."""
     with Apart(_inspect) as inspector:
         inspector.hear()
-        fd = os.open(path("watched"), os.O_RDWR)
+        fd = os.open(path_of("watched"), os.O_RDWR)
         try:
             assert is_attached(fd)
             with Apart(_come_and_go) as other:
@@ -220,11 +216,11 @@ def test_a_process_that_inspects_stays_attached() -> None:
 def test_inspection_follows_no_other_link_to_an_attached_file() -> None:
     """Such as one under a semaphore's name: what cannot be a semaphore is not opened."""
     acc = ConditionalAccumulator("f8", (), "linked")
-    (semaphore,) = SHM.glob(f"sem.{path('linked').name}.*")
+    (semaphore,) = SHM.glob(f"sem.{path_of('linked').name}.*")
     semaphore.unlink()
-    semaphore.hardlink_to(path("linked"))
-    (SHM / f"sem.{path('linked').name}.0123456789abcdef").hardlink_to(path("linked"))
-    (SHM / f"sem.{path('gone').name}.0123456789abcdef").hardlink_to(path("linked"))
+    semaphore.hardlink_to(path_of("linked"))
+    (SHM / f"sem.{path_of('linked').name}.0123456789abcdef").hardlink_to(path_of("linked"))
+    (SHM / f"sem.{path_of('gone').name}.0123456789abcdef").hardlink_to(path_of("linked"))
     try:
         look_at_all()
         shmacc.attach("linked").close()

@@ -19,17 +19,12 @@ from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.at_every_point import Points, coming_between
 from helpers.lock_holder import held
-from helpers.support import EVERY_INSTANT, until
+from helpers.support import EVERY_INSTANT, left_behind, until
 
 import shmacc
-from shmacc import SharedArrays, SparseConditionalAccumulator, inspection, testing
-from shmacc._base import names
+from shmacc import SharedArrays, SparseConditionalAccumulator, inspection
 
 NAME: Final = "interrupted"
-
-
-def left_behind() -> tuple[str, ...]:
-    return testing.leaked_names(names.current_namespace())
 
 
 def descriptors() -> int:

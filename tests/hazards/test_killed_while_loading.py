@@ -23,7 +23,7 @@ from helpers.killing_updates import GROUP, PARAMS, TableScene, UpdateScene
 from helpers.lock_holder import held
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import instants, walk
-from helpers.support import EVERY_INSTANT
+from helpers.support import EVERY_INSTANT, everything
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, inspection, optim
@@ -57,14 +57,6 @@ def leave(both: Both) -> None:
     for one in both.values():
         one.unlink()
         one.close()
-
-
-def everything(both: Both) -> dict[str, bytes]:
-    return {
-        f"{name}.{key}": saved.tobytes()
-        for name, one in both.items()
-        for key, saved in one.state().items()
-    }
 
 
 def one_round(both: Both, scene: UpdateScene = SCENE) -> bool:

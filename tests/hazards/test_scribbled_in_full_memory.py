@@ -18,6 +18,7 @@ from helpers.damage import Damage, Overwrite, Resize, SetField, Sizes
 from helpers.full_memory import SIZE, free_bytes
 from helpers.own_shm import MIB
 from helpers.segment_file import SegmentFile
+from helpers.support import path_of
 
 import shmacc
 from shmacc import NEVER_STALE, SparseConditionalAccumulator, errors, inspection
@@ -40,10 +41,6 @@ DAMAGES: Final[dict[str, Damage]] = {
 }
 
 
-def path(name: str) -> Path:
-    return Path(names.segment_name(name).path)
-
-
 def make(name: str) -> SparseConditionalAccumulator:
     """Make an accumulator of sums with one gradient; return it and a second gradient's rows."""
     acc = SparseConditionalAccumulator("f4", None, name, reduction_type="SUM")
@@ -60,7 +57,7 @@ def apply(acc: Any) -> None:
 
 def _occupied() -> int:
     # The next process that opens the name removes a segment that is empty and unused.
-    return path("scribbled").stat().st_blocks if path("scribbled").exists() else 0
+    return path_of("scribbled").stat().st_blocks if path_of("scribbled").exists() else 0
 
 
 def _stay(*, pipe: Pipe) -> None:
@@ -70,7 +67,7 @@ def _stay(*, pipe: Pipe) -> None:
 
 
 def _scribble(damage: Damage) -> None:
-    with SegmentFile(path("scribbled")) as file:
+    with SegmentFile(path_of("scribbled")) as file:
         damage.do(file, file)
 
 
@@ -80,7 +77,7 @@ def _look_at_all() -> None:
     assert states["sound"] is SegmentState.SOUND
     assert states["scribbled"] is not SegmentState.UNREADABLE
     wrong = {each.subject for each in inspection.check_all() if each.severity is Severity.WRONG}
-    assert path("sound").name not in wrong
+    assert path_of("sound").name not in wrong
     assert inspection.describe("sound").stats.applied == 3
     inspection.check("scribbled")
     inspection.leftovers()
@@ -103,7 +100,7 @@ def _look_at_all() -> None:
         for read in (view.participants, view.waiters, view.state):
             read()
             maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-            assert str(path("scribbled")) not in maps
+            assert str(path_of("scribbled")) not in maps
 
 
 def _attach_in_vain() -> None:

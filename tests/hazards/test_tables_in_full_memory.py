@@ -7,6 +7,7 @@ import pytest
 from helpers.apart import apart, needs_own_shm
 from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
 from helpers.own_shm import MIB
+from helpers.support import state_of
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, inspection, optim, testing
 
@@ -25,10 +26,6 @@ def _train(params: Parameters, group: AccumulatorGroup, ids: Any, **update: Any)
             raise
 
 
-def _state(params: Parameters) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in params.state().items()}
-
-
 @pytest.mark.parametrize("there", [0, 5000])
 @apart(shm=SIZE)
 def test_growth_into_full_memory_changes_nothing(there: int) -> None:
@@ -43,7 +40,7 @@ def test_growth_into_full_memory_changes_nothing(there: int) -> None:
         group.apply({"t": (new, np.ones((len(new), 4), np.float32))}, group.global_step)
         group.advance_step(group.global_step + 1)
         group.apply({"t": (new, np.ones((len(new), 4), np.float32))}, group.global_step)
-        before = _state(params)
+        before = state_of(params)
         leave(room)
         try:
             with group.round(1) as taken:
@@ -57,7 +54,7 @@ def test_growth_into_full_memory_changes_nothing(there: int) -> None:
             # Readers go on, and the old rows are whole.
             assert params["t"].ids().size == len(params["t"])
             make_room()
-            assert _state(params) == before
+            assert state_of(params) == before
             with group.round(1) as taken:
                 params.update(taken, remove={"t": new[:100]})
         assert (
@@ -104,7 +101,7 @@ def test_a_restore_into_full_memory_changes_nothing() -> None:
             AccumulatorGroup(params.member_specs(), "group") as group,
         ):
             _train(params, group, np.arange(50) * 2**40, remove={"t": [0]})
-            before = _state(params)
+            before = state_of(params)
             leave(room)
             try:
                 params.restore(saved)
@@ -115,9 +112,9 @@ def test_a_restore_into_full_memory_changes_nothing() -> None:
                 says_it_all(error)
                 assert free_bytes() >= room
                 make_room()
-                assert _state(params) == before
+                assert state_of(params) == before
                 params.restore(saved)
-            assert _state(params) == {name: array.tobytes() for name, array in saved.items()}
+            assert state_of(params) == {name: array.tobytes() for name, array in saved.items()}
             group.set_global_step(params.step)
             _train(params, group, np.arange(8000))
             assert len(params["t"]) == 8000

@@ -13,6 +13,8 @@ import pytest
 from helpers.numpy_model import Array, Outcome
 
 import shmacc
+from shmacc import testing
+from shmacc._base import names
 
 SANITIZED: Final = "libasan" in os.environ.get("LD_PRELOAD", "")
 
@@ -95,6 +97,29 @@ def _stands_still(pid: int) -> bool:
             ):
                 return False
     return True
+
+
+def path_of(name: str) -> Path:
+    """Return a segment's file."""
+    return Path(names.segment_name(name).path)
+
+
+def left_behind() -> tuple[str, ...]:
+    """Return the names that this test has left."""
+    return testing.leaked_names(names.current_namespace())
+
+
+def state_of(one: Any) -> dict[str, bytes]:
+    """Return an object's whole state, to be compared to the bit."""
+    return {key: saved.tobytes() for key, saved in one.state().items()}
+
+
+def everything(both: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return all that a save saves."""
+    states = {name: state_of(one) for name, one in both.items()}
+    return {
+        f"{name}.{key}": saved for name, state in states.items() for key, saved in state.items()
+    }
 
 
 def same_bits(got: Any, want: Array) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.support import EVERY_INSTANT
+from helpers.support import EVERY_INSTANT, everything
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, optim
@@ -34,26 +34,15 @@ def path(tmp_path: Path) -> Path:
 
 
 def apply(both: Both, seed: int = 0) -> None:
-    """Apply a gradient."""
     rng = np.random.default_rng(seed)
     gradient = {"a": ([1, 3], rng.standard_normal((2, 2))), "b": rng.standard_normal(3)}
     assert both["grads"].apply(gradient, both["grads"].global_step, contributor=seed)
 
 
 def one_round(both: Both, seed: int = 0) -> None:
-    """Make a round of one gradient."""
     apply(both, seed)
     with both["grads"].round(1) as taken:
         both["params"].update(taken)
-
-
-def everything(both: Both) -> dict[str, bytes]:
-    """All that a save saves."""
-    return {
-        f"{name}.{key}": saved.tobytes()
-        for name, one in both.items()
-        for key, saved in one.state().items()
-    }
 
 
 TEXTS: Final = {

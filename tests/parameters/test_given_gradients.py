@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.apart import run_apart
+from helpers.support import state_of
 
 from shmacc import (
     AccumulatorGroup,
@@ -70,10 +71,6 @@ def of_params(taken: Any) -> dict[str, Any]:
     return {name: taken[name] for name in taken if name != "loss"}
 
 
-def state(params: Parameters) -> dict[str, bytes]:
-    return {key: value.tobytes() for key, value in params.state().items()}
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("case", ALIKE)
 def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim.Optimizer) -> None:
@@ -99,7 +96,7 @@ def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim
                 with group.round(1) as taken:
                     more: dict[str, Any] = {} if way == "applied" else {"gradients": {name: given}}
                     assert params.update(of_params(taken), **more, learning_rate=0.25)
-            found.append(state(params))
+            found.append(state_of(params))
     assert found[0] == found[1] == found[2]
 
 
@@ -147,7 +144,7 @@ BAD: Final[list[tuple[dict[str, Any], str]]] = [
 
 def test_bad_gradients_are_refused(both: tuple[Parameters, AccumulatorGroup]) -> None:
     params, group = both
-    before = state(params)
+    before = state_of(params)
     group.apply({"loss": 1.0, "dense": DENSE}, 0)
     with group.round(1) as taken:
         for given, text in BAD:
@@ -157,7 +154,7 @@ def test_bad_gradients_are_refused(both: tuple[Parameters, AccumulatorGroup]) ->
             with pytest.raises(errors.InvalidArgumentError, match="in values and in gradients"):
                 params.update(of_params(taken), {name: given}, gradients={name: given})
         assert group.stats().update is None  # not final
-        assert state(params) == before
+        assert state_of(params) == before
         assert params.update(of_params(taken), gradients={})
         with pytest.raises(errors.FailedPreconditionError, match="a round has one"):
             params.update(of_params(taken), gradients={"dense": DENSE})
@@ -263,4 +260,4 @@ def test_an_update_takes_results_that_were_changed_in_place(
         its_group.apply(halves, 0)
         with its_group.round(1) as taken:
             assert other.update(taken)
-        assert state(params) == state(other)
+        assert state_of(params) == state_of(other)

@@ -53,7 +53,6 @@ def full(number: float) -> dict[str, Any]:
 
 
 def one_round(params: Parameters, group: AccumulatorGroup, number: float, **how: Any) -> bool:
-    """Make a round of one gradient."""
     group.apply(full(number), group.global_step)
     with group.round(1) as taken:
         return params.update(taken, **how)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import numpy_initial
 from helpers.apart import run_apart
+from helpers.support import state_of
 
 import shmacc
 from shmacc import (
@@ -232,7 +233,7 @@ def test_values_set_old_and_new_rows(params: Parameters, group: AccumulatorGroup
 
 def test_bad_updates_are_refused(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group)
-    before = _state(params)
+    before = state_of(params)
     group.apply({"user": (IDS, np.ones((4, 3), np.float32))}, 1)
     rows = np.ones((2, 3), "f4")
     bad: list[tuple[dict[str, Any], str]] = [
@@ -260,7 +261,7 @@ def test_bad_updates_are_refused(params: Parameters, group: AccumulatorGroup) ->
             with pytest.raises(errors.InvalidArgumentError, match=text):
                 params.update(taken, **update)
         assert group.stats().update is None  # not final
-        assert _state(params) == before
+        assert state_of(params) == before
         assert params.skip(taken)
 
 
@@ -300,10 +301,6 @@ def test_a_full_table_refuses_new_rows() -> None:
             params.restore(state)
 
 
-def _state(params: Parameters) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in params.state().items()}
-
-
 def test_a_state_does_not_depend_on_the_order_of_rows(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
@@ -317,7 +314,7 @@ def test_a_state_does_not_depend_on_the_order_of_rows(
         with AccumulatorGroup(specs, "others", unlink_on_close=True) as others:
             train(other, others, np.array([3, 70, 71]))
             other.restore(kept)
-        assert _state(other) == _state(params)
+        assert state_of(other) == state_of(params)
         assert other["user"].last_updated([2, 3, 70]).tolist() == [1, 2, -1]
 
 
@@ -340,7 +337,7 @@ def test_states_that_do_not_fit_are_refused(params: Parameters, group: Accumulat
     }.items():
         with pytest.raises(errors.InvalidArgumentError):
             params.restore({**state, key.strip(): wrong})
-    assert _state(params) == {name: array.tobytes() for name, array in state.items()}
+    assert state_of(params) == {name: array.tobytes() for name, array in state.items()}
 
 
 def test_differences_from_existing_parameters_are_named(params: Parameters) -> None:
