@@ -4,8 +4,8 @@ import time
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from helpers.numpy_index import hash_rows
 
 from shmacc import SparseConditionalAccumulator, inspection
 from shmacc._base.array_types import IndexArray
@@ -13,6 +13,9 @@ from shmacc._base.array_types import IndexArray
 ROWS: Final = 10_000
 MUCH: Final = 10  # times; where all rows are of one bucket, it is a hundred times
 _U64: Final = (1 << 64) - 1
+_HALF = np.uint64(32)  # bits
+_LOWER_HALF = np.uint64(0xFFFFFFFF)
+_MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
 def cost(acc: SparseConditionalAccumulator, rows: IndexArray, rounds: int = 5) -> float:
@@ -26,6 +29,24 @@ def cost(acc: SparseConditionalAccumulator, rows: IndexArray, rounds: int = 5) -
         found.append(time.thread_time() - begin)
         acc.take_grad(2)
     return min(found)
+
+
+def hash_rows(rows: IndexArray, key: list[int]) -> npt.NDArray[np.uint64]:
+    """Hash row numbers as row_index.hpp: ``factor * row + addend`` modulo ``2**128``, mixed.
+
+    The product is computed in digits of 32 bits, so that no product or sum of the lower 64 bits
+    wraps around. Overflow of the upper 64 bits, which are returned, is lost, as it should be.
+    """
+    factor, factor_low, addend, addend_low = map(np.uint64, key)
+    row = rows.astype(np.uint64)
+    low, high = row & _LOWER_HALF, row >> _HALF
+    first, second = factor_low & _LOWER_HALF, factor_low >> _HALF
+    column = first * low + (addend_low & _LOWER_HALF)
+    column = second * low + (column >> _HALF)
+    other = first * high + (column & _LOWER_HALF) + (addend_low >> _HALF)
+    upper = factor * row + second * high + (column >> _HALF) + (other >> _HALF) + addend
+    mixed: npt.NDArray[np.uint64] = (upper ^ (upper >> _HALF)) * _MIX
+    return mixed
 
 
 def random_rows(count: int = ROWS) -> IndexArray:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "inspect"
 SCHEMA: Final = FOLDER / f"schema-{output.SCHEMA_VERSION}.json"
 PAGE: Final = FOLDER / f"{PROGRAM}.1"
-_WIDTH: Final = 118
+_WIDTH: Final = 138  # about as wide as the pages
 _NAMES: Final = {name: getattr(inspection, name) for name in inspection.__all__}
 _SIMPLE: Final = {
     int: ["integer"],

@@ -60,7 +60,7 @@ struct Run {
     uint32_t length;
 };
 
-// The hash of row numbers under a segment's key; tests/helpers/numpy_index.py repeats it.
+// The hash of row numbers under a segment's key; tests/hazards/test_flooded_index.py repeats it.
 class RowHash {
   public:
     explicit RowHash(const uint64_t (&key)[4])
