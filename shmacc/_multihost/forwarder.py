@@ -28,6 +28,9 @@ from shmacc._multihost.messages import (
 )
 
 
+_QUIET = 5.0  # after so many seconds without news, reports become rare
+
+
 class Do(Enum):
     """What the driver must do; in brackets, the method to call when it is done."""
 
@@ -98,6 +101,7 @@ class ForwarderCore:
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
+        self._news_at = float("-inf")  # when the last report that told something new was made
 
     @property
     def shard_hosts(self) -> tuple[str, ...]:
@@ -323,7 +327,8 @@ class ForwarderCore:
             self._timing.announce * self._pace,
         )
         if report == last:
-            return self._reported_at + heartbeat
+            is_quiet = now - self._news_at >= _QUIET
+            return self._reported_at + (self._timing.quiet(self._pace) if is_quiet else heartbeat)
         # The owner cannot go on without these; a count may be late.
         if _told_at_once(report) != _told_at_once(last):
             return now
@@ -339,8 +344,10 @@ class ForwarderCore:
     def report(self, now: float) -> Report:
         """Return the report to send now."""
         self._number += 1
+        last, self._reported = self._reported, self._make(self._number)
         self._reported_at = now
-        self._reported = self._make(self._number)
+        if last is None or self._make(last.number) != last:
+            self._news_at = now
         return self._reported
 
     def _make(self, number: int) -> Report:

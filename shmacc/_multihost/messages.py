@@ -53,6 +53,10 @@ class Timing:
         """Return the factor by which `hosts` hosts must report more rarely."""
         return max(1.0, hosts / (self.heartbeats * self.heartbeat))
 
+    def quiet(self, pace: float) -> float:
+        """Return the longest time between two reports of a host where nothing has changed."""
+        return max(self.heartbeat * pace, self.patience(pace) / 3)
+
     def patience(self, pace: float) -> float:
         """Return how many seconds a host of this `pace` may be silent before it is lost."""
         return max(self.lease, 4 * self.heartbeat * pace)

@@ -29,7 +29,7 @@ from shmacc.ray._head import kill, living_nodes
 from shmacc.ray._host import CONCURRENCY, HostActor
 from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
 
-_LOOK_FOR_NODES = 1.0
+_LOOK_FOR_NODES = 2.0
 _AGAIN = 0.2  # seconds until a host actor that has ended is started again
 _AT_MOST = 30.0  # the longest such pause, if actors end again and again
 _UNHEARD = 5.0  # after this many seconds an actor that does not answer a new owner is ended
@@ -89,7 +89,7 @@ class OwnerActor:
         if self._core.has_resigned:
             ray.actor.exit_actor()
 
-        timeout = self._config.timing.heartbeat * self._core.pace * 2
+        timeout = 2 * self._config.timing.quiet(self._core.pace)
         await self._park(timeout, lambda: not self._core.has_news(report.host, serial))
         return self._core.order(report.host, report.incarnation)
 
