@@ -40,7 +40,7 @@ class ParametersSession {
         for (const MemberChange* change : changes) {
             Member table = member(change->member());
             if (table.spec().kind != kTable || lane().compared(table.number()).all) continue;
-            if (!Table(table).compare(kMostRows)) return false;
+            if (!TableIndex(table).compare(kMostRows)) return false;
         }
         return true;
     }

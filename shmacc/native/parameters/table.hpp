@@ -52,8 +52,8 @@
 
 #include "parameters/digest.hpp"
 #include "parameters/initial.hpp"
+#include "parameters/table_index.hpp"
 #include "parameters/touched_array.hpp"
-#include "protocol/lane.hpp"
 
 namespace shmacc {
 
@@ -79,21 +79,6 @@ void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id
                     static_cast<T>(initial_of_slot(spec.optimizer, k)));
 }
 
-// The places in use at a committed generation (for the lock's owner: the current one).
-struct PlacesInUse {
-    const RowPlace* table;
-    uint64_t rows;
-    uint64_t generation;
-
-    bool in_use(int64_t stamp) const {
-        return stamp > 0 && (stamp & 1) == 0 && static_cast<uint64_t>(stamp) >> 1 <= generation;
-    }
-    bool have(uint64_t place, int64_t id) const {
-        return place < rows && load(table[place].row) == id && in_use(load(table[place].stamp));
-    }
-    void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
-};
-
 // Calls act(T{}) with the type of the numbers of parameters.
 template <class Act>
 void with_number(bool is_double, Act act) {
@@ -102,12 +87,6 @@ void with_number(bool is_double, Act act) {
     else
         act(float{});
 }
-
-// Ids, ascending, each once.
-struct Ids {
-    const int64_t* ids;
-    uint64_t count;
-};
 
 // The rows that an operation removes from a table, after its changes.
 struct Removal {
@@ -122,7 +101,7 @@ class Table {
   public:
     explicit Table(Member& member)
         : member_(member), state_(member.state), spec_(member.spec()), shape_(record_of(spec_)),
-          committed_rows_(state_.rows), hash_(member.lane().hash_key()) {
+          committed_rows_(state_.rows), index_(member) {
         if (state_.rows > 0 && state_.row_elements != shape_.numbers())
             data_loss("a table's rows have another width than it has");
         state_.row_elements = shape_.numbers();
@@ -140,33 +119,11 @@ class Table {
         return member_.array<T>(kRows0, end_ * shape_.numbers());
     }
 
-    // Compares the next places with the index, `most` at most: throws if it does not lead to a row. Without that, an
-    // update would make the row anew, as a second one of its id. Each process compares all places before its first
-    // update, and later as many as it adds. True: all were compared.
-    bool compare(uint64_t most) {
-        Compared& compared = member_.lane().compared(member_.number());
-        try {
-            for (uint64_t left = std::min(most, committed_rows_); left > 0;) {
-                if (compared.next >= committed_rows_) compared = {true, 0};
-                const uint64_t count = std::min({left, committed_rows_ - compared.next, kCompared});
-                compare(compared.next, count);
-                compared.next += count;
-                left -= count;
-            }
-        } catch (const Error&) {
-            compared = {};
-            throw;
-        }
-        compared.all |= compared.next >= committed_rows_;
-        return compared.all;
-    }
-
     // Finds a place for each id, and reserves room for new ids. Nothing is changed yet, and nothing throws after this
     // in a sound segment.
     void prepare(const Ids& changed, const Removal& removal) {
-        const RowPlace* const table = member_.array<RowPlace>(kPlaces, committed_rows_);
         const int64_t* const links = member_.array<int64_t>(kRows1, committed_rows_);
-        const PlacesInUse known{table, committed_rows_, member_.lane_state().generation};
+        const PlacesInUse known = index_.in_use();
         if (changed.count > kMaxRows || removal.ids.count > kMaxRows || removal.kept.count > kMaxRows)
             refuse_size();
         ids_ = changed.ids;
@@ -176,16 +133,16 @@ class Table {
             if (place == kAbsent) fresh_.push_back(i);
         };
         // What replaces all rows needs no index, and makes a damaged one anew.
-        rebuilds_ = removal.all_others && !index_is_sound();
+        rebuilds_ = removal.all_others && !index_.is_sound();
         if (rebuilds_)
             find_without_index(changed, known, found);
         else
-            find(changed, known, found);
-        if (!fresh_.empty() && !removal.all_others) check_around_new_ids();
+            index_.find(changed, found);
+        if (!fresh_.empty() && !removal.all_others) index_.check_around(ids_, fresh_);
         free_ = state_.free_place;
         end_ = committed_rows_;
         for (const uint32_t i : fresh_) places_[i] = next_free(known, links);
-        find(removal.ids, known, [&](uint32_t i, uint32_t place) {
+        index_.find(removal.ids, [&](uint32_t i, uint32_t place) {
             if (place != kAbsent) {
                 freed_.push_back(place);
                 return;
@@ -282,7 +239,7 @@ class Table {
             build_index(table);
             return;
         }
-        Inserts inserts(member_.index(hash_));
+        Inserts inserts(index_.now());
         for (const uint32_t i : fresh_) inserts.add(ids_[i], static_cast<uint64_t>(places_[i]));
         inserts.finish();
         state_.index_filled += fresh_.size();
@@ -305,7 +262,7 @@ class Table {
 
     // All ids, ascending, with their places. Do not call it after `prepare`.
     std::vector<std::pair<int64_t, uint64_t>> all() {
-        const auto found = by_id(in_use());
+        const auto found = by_id(index_.in_use());
         const auto same = [](const auto& one, const auto& next) { return one.first == next.first; };
         if (found.size() != state_.in_table ||
             std::adjacent_find(found.begin(), found.end(), same) != found.end())
@@ -315,24 +272,7 @@ class Table {
 
   private:
     static constexpr size_t kAhead = 16;
-    static constexpr uint64_t kCompared = 1024, kLeastCompared = 64;
 
-    PlacesInUse in_use() {
-        return {member_.array<RowPlace>(kPlaces, committed_rows_), committed_rows_,
-                member_.lane_state().generation};
-    }
-    template <class Found>
-    void find(const Ids& wanted, const PlacesInUse& known, Found found) {
-        if (committed_rows_ == 0 || state_.index_buckets == 0) {
-            for (uint32_t i = 0; i < wanted.count; ++i) found(i, kAbsent);
-            return;
-        }
-        try {
-            member_.index(hash_).find_each(wanted.ids, static_cast<uint32_t>(wanted.count), known, found);
-        } catch (const Error&) {  // all buckets are full
-            index_is_damaged(wanted.ids[0], false);
-        }
-    }
     // The ids that are in the table, ascending, with their places.
     std::vector<std::pair<int64_t, uint64_t>> by_id(const PlacesInUse& known) const {
         std::vector<std::pair<int64_t, uint64_t>> found;
@@ -351,59 +291,6 @@ class Table {
             found(i, at != there.end() && at->first == wanted.ids[i] ? at->second : kAbsent);
         }
     }
-    // Throws if the index does not lead to a row of these places, `count` <= kCompared.
-    void compare(uint64_t first, uint64_t count) {
-        const PlacesInUse known = in_use();
-        uint64_t places[kCompared];
-        int64_t ids[kCompared];
-        Ids there{ids, 0};
-        for (uint64_t place = first; place < first + count; ++place) {
-            if (!known.in_use(known.table[place].stamp)) continue;
-            places[there.count] = place;
-            ids[there.count++] = known.table[place].row;
-        }
-        const int64_t* damaged = nullptr;
-        bool twice = false;
-        find(there, known, [&](uint32_t i, uint32_t place) {
-            if (place == places[i]) return;
-            damaged = &ids[i];
-            twice = place != kAbsent;
-        });
-        if (damaged) index_is_damaged(*damaged, twice);
-    }
-    bool index_is_sound() {
-        try {
-            for (uint64_t first = 0; first < committed_rows_; first += kCompared)
-                compare(first, std::min(kCompared, committed_rows_ - first));
-        } catch (const Error&) {
-            return false;
-        }
-        return state_.index_buckets == 0 || member_.index(hash_).is_sound(member_.lane_state().generation);
-    }
-    // The buckets where new ids go, and as many rows elsewhere: an index that was damaged after this process compared
-    // all rows is found before it has hidden many.
-    void check_around_new_ids() {
-        if (committed_rows_ == 0 || state_.index_buckets == 0) return;
-        const Index index = member_.index(hash_);
-        for (const uint32_t i : fresh_)
-            if (!index.is_sound_around(ids_[i], member_.lane_state().generation)) {
-                member_.lane().compared(member_.number()) = {};
-                index_is_damaged(ids_[i], false);
-            }
-        compare(std::max<uint64_t>(fresh_.size(), kLeastCompared));
-    }
-    [[noreturn]] void index_is_damaged(int64_t id, bool twice) const {
-        const std::string table = "table '" + spec_.name + "'", row = std::to_string(id);
-        data_loss((twice ? table + " has two rows of id " + row
-                         : "the index of " + table + " does not lead to the rows of some ids, as " + row) +
-                  "; nothing was changed. End the processes that update it, then " +
-                  (twice
-                       ? ""
-                       : "save what can still be read, which is every row, and make the index anew from it: "
-                         "params.restore(params.state()); or ") +
-                  "load a checkpoint (shmacc.load)");
-    }
-
     [[noreturn]] static void refuse_size() {
         throw Error(Failure::kResourceExhausted, "A table has at most 2**32 rows and 2**40 bytes");
     }
@@ -423,7 +310,7 @@ class Table {
         std::vector<bool> kept(committed_rows_);
         for (const int64_t place : places_)
             if (static_cast<uint64_t>(place) < committed_rows_) kept[static_cast<uint64_t>(place)] = true;
-        find(removal.kept, known, [&](uint32_t, uint32_t place) {
+        index_.find(removal.kept, [&](uint32_t, uint32_t place) {
             if (place != kAbsent) kept[place] = true;
         });
         for (uint64_t place = 0; place < committed_rows_; ++place)
@@ -460,7 +347,7 @@ class Table {
         state_.index_filled = in_table_;
         state_.leftovers_before = member_.lane_state().leftovers;
         const PlacesInUse known{table, end_, generation()};
-        Inserts inserts(member_.index(hash_));
+        Inserts inserts(index_.now());
         for (uint64_t place = 0; place < end_; ++place)
             if (known.in_use(table[place].stamp)) inserts.add(table[place].row, place);
         inserts.finish();
@@ -471,7 +358,7 @@ class Table {
     const MemberSpec& spec_;
     const RecordShape shape_;
     const uint64_t committed_rows_;
-    const RowHash hash_;
+    TableIndex index_;
     const int64_t* ids_ = nullptr;
     std::vector<int64_t> places_;
     std::vector<uint32_t> fresh_;  // positions of new ids in ids_

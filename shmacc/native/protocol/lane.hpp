@@ -14,7 +14,7 @@ namespace shmacc {
 
 class Member;
 
-// How much of a table of parameters this process has compared with the table's index (table.hpp).
+// How much of a table of parameters this process has compared with the table's index (table_index.hpp).
 struct Compared {
     bool all = false;
     uint64_t next = 0;  // the place to go on with

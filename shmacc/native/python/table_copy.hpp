@@ -5,9 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "parameters/table.hpp"
+#include "parameters/table_index.hpp"
 #include "python/interpreter.hpp"
-#include "values/row_index.hpp"
 
 namespace shmacc {
 
