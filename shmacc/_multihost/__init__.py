@@ -68,6 +68,9 @@ What dies, and what that costs
     shard      Dies with its host. A grant with a shard on a lost host ends at once. A chief
                that finds pieces missing says so. In both cases the owner makes another grant in
                the same moment: hosts stay held, and ship to shards on hosts that live.
+    link       Between two hosts that both reach the owner: the one cannot ship to the shards of the
+               other. Their grant ends by its `expiry`; from then on neither has a shard
+               (`Hosts.note_cuts`).
     chief      The queue forgets it after `chief_lease`. If it was in its block, nothing is
                consumed. Unlike on one host, a chief that was only stopped for that long has lost
                its round, too: the end of its block raises.

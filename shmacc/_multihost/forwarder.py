@@ -27,7 +27,6 @@ from shmacc._multihost.messages import (
     Timing,
 )
 
-
 _QUIET = 5.0  # after so many seconds without news, reports become rare
 
 
@@ -95,6 +94,7 @@ class ForwarderCore:
         self._held_for: int | None = None  # the grant that the segment was last held for
         self._unshipped: Batch | None = None  # held for that grant, and not shipped yet
         self._batch: Batch | None = None  # shipped for that grant
+        self._unreached: frozenset[str] = frozenset()  # until then: hosts that it did not reach yet
         self._hold_began = float("-inf")
         self._deaths: tuple[Death, ...] = ()  # noticed at this fence
         self._death_number = 0
@@ -282,10 +282,15 @@ class ForwarderCore:
         if content.count == 0:
             self.shipped(self._held_for)
 
+    def ships(self, grant: int, unreached: frozenset[str]) -> None:
+        """Note which hosts of shards have not confirmed their pieces yet."""
+        if self._unshipped is not None and grant == self._held_for:
+            self._unreached = unreached
+
     def shipped(self, grant: int) -> None:
         """Note that the pieces have reached their shards."""
         if self._unshipped is not None and grant == self._held_for:
-            self._batch, self._unshipped = self._unshipped, None
+            self._batch, self._unshipped, self._unreached = self._unshipped, None, frozenset()
 
     def released(self) -> None:
         """Note that the segment is open again."""
@@ -313,6 +318,7 @@ class ForwarderCore:
 
     def _forget_grant(self) -> None:
         self._held_for = self._unshipped = self._batch = None
+        self._unreached = frozenset()
 
     # Reports
 
@@ -360,6 +366,7 @@ class ForwarderCore:
             count=self._count,
             held_for=self._held_for,
             batch=self._batch,
+            unreached=self._unreached,
             deaths=self._deaths,
             pace=self._pace,
             term=self._promise,

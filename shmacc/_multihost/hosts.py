@@ -9,6 +9,8 @@ from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, HostBatch,
 NUMBER_BITS = 32
 """Incarnations and grants are numbered from term << NUMBER_BITS on: no two owners have the same."""
 
+_APART = 10  # expiries for which a host that is cut off from another one gets no shard
+
 
 @dataclass(slots=True)
 class Host:
@@ -28,6 +30,7 @@ class Host:
         fence: The fence that its segment's content was last known to belong to, in any incarnation.
         consumed: The grant of its batch in the last round; None: it had no batch there.
         deaths: The number of the last death that this incarnation has reported.
+        apart: Until when it gets no shard, since it is cut off from another host.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Host:
     fence: Fence | None = None
     consumed: int | None = None
     deaths: int = 0
+    apart: float = float("-inf")
 
     def news(self, deaths: tuple[Death, ...]) -> list[Death]:
         """Return the deaths that are new: reports repeat the old ones."""
@@ -156,10 +160,10 @@ class Publisher:
 
 
 class Hosts:
-    """All hosts that have ever reported to this owner."""
+    """All hosts that have ever reported to this owner, which is on the host `home` (None: none)."""
 
-    def __init__(self, term: int) -> None:
-        self._term = term
+    def __init__(self, term: int, home: str | None = None) -> None:
+        self._term, self._home = term, home
         self._hosts: dict[str, Host] = {}
         self._gates: defaultdict[str, set[str]] = defaultdict(set)  # by host, known or not
         self._publishers: dict[str, Publisher] = {}
@@ -212,10 +216,32 @@ class Hosts:
             host.unfed -= silent
         return bool(waited)
 
-    def shard_hosts(self, shards: int) -> tuple[str, ...]:
-        """Return a host for each shard: hosts that take part get about equally many shards."""
-        names = sorted(host.name for host in self if host.takes_part)
+    def shard_hosts(self, shards: int, now: float) -> tuple[str, ...]:
+        """Return a host for each shard: hosts that take part get about equally many shards.
+
+        Hosts that are cut off from another one get none, if there are others.
+        """
+        able = [host for host in self if host.takes_part]
+        names = sorted(host.name for host in able if host.apart <= now)
+        names = names or sorted(host.name for host in able)
         return tuple(names[shard % len(names)] for shard in range(shards))
+
+    def note_cuts(self, grant: Grant, now: float, timing: Timing) -> None:
+        """Give no shards to the ends of cut links, after a grant that has expired.
+
+        Every host that reports reaches the owner's host; but the link between two others may be
+        cut. Then the one cannot ship to the shards of the other. Such hosts hold for the grant, and
+        say whose shards they do not reach. Without shards at either end no link between the two is
+        needed, since hosts ship to hosts of shards only. The owner's host keeps its shards, so that
+        in the worst case it has all of them, and needs only the links that reports take as well.
+
+        A host may also have been too slow to ship. So this ends by itself, after ten times the
+        expiry: if the link is still cut then, that costs one more expiry.
+        """
+        for host in grant.waits_for(self):
+            if host.report is not None and host.has_answered(grant.number):
+                for name in {host.name, *host.report.unreached} - {self._home}:
+                    self._hosts[name].apart = now + _APART * timing.expiry
 
     def enrol(self, name: str, now: float) -> int:
         """Return a new incarnation's number: higher than all earlier ones, in any term."""

@@ -163,6 +163,7 @@ class Report:
         count: How many gradients the segment has.
         held_for: The grant that the segment is held for.
         batch: The held content, once it has been shipped.
+        unreached: Until then, the hosts of shards that have not confirmed their pieces.
         deaths: All deaths that were noticed since the fence moved on.
         pace: The pace of the last order: the owner waits for the next report accordingly.
         term: The highest term of an order on this host: orders of lower terms are not followed.
@@ -181,6 +182,7 @@ class Report:
     count: int
     held_for: int | None = None
     batch: Batch | None = None
+    unreached: frozenset[str] = frozenset()
     deaths: tuple[Death, ...] = ()
     pace: float = 1.0
     term: int = 0

@@ -4,6 +4,8 @@
     granted  --- the batches are there, and enough    ---> block
              --- too few are in them, or a host with  ---> granted again, if enough are there;
                  a shard is lost                           else counting, at the next step (void)
+             --- a host does not reach a shard        ---> as above, at its expiry; both ends of a
+                                                           cut link get no shards for a while
              --- a contributor is in two batches      ---> counting, at the next step (void);
                  if so in two steps in a row, the chief gets an error instead of a round
     block    --- its chief leaves it in order         ---> counting, at the next step
@@ -86,6 +88,7 @@ class Rounds:
         timing: How long it waits.
         shards: How many there are.
         copies: Whether each host has a copy of parameters. Then the step is learned from the hosts.
+        home: The host that the owner is on.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Rounds:
         shards: int = 1,
         *,
         copies: bool = False,
+        home: str | None = None,
     ) -> None:
         self.counters = Counters()
         self._timing = timing
@@ -107,7 +111,7 @@ class Rounds:
         self.fence = Fence(term, 0)
         self._set_at = self.fence  # the fence at the last set_global_step
         self.serial = 0  # changes whenever an order or an answer has changed
-        self._hosts = Hosts(term)
+        self._hosts = Hosts(term, home)
         self._queue = WaitQueue()
         self._conflict: Conflict | None = None  # made the last step void
         self._grant: Grant | None = None
@@ -269,7 +273,7 @@ class Rounds:
         self.counters.grants += 1
         self._last_grant += 1
         self._granted = True
-        self._grant = Grant(self._last_grant, now, self._hosts.shard_hosts(self._shards))
+        self._grant = Grant(self._last_grant, now, self._hosts.shard_hosts(self._shards, now))
         self._changed()
         self._close_grant(self._grant, now)
 
@@ -281,6 +285,8 @@ class Rounds:
         cut = not self.lost.isdisjoint(grant.shard_hosts)  # some of its shards get no pieces
         if not cut and not grant.is_over(self._hosts, now, self._timing, enough=enough):
             return
+        if now - grant.since >= self._timing.expiry:
+            self._hosts.note_cuts(grant, now, self._timing)
         self._grant = None
         self._changed()
         if not cut and enough and head is not None:

@@ -93,7 +93,7 @@ def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Con
     """
     here = ray.get_runtime_context().get_node_id()
     while True:
-        given = ray.remote(OwnerActor), config.actor("owner"), here, config, step
+        given = ray.remote(OwnerActor), config.actor("owner"), here, config, step, here
         owner = make_actor(*given, until=until, max_concurrency=10_000)
         try:
             known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left_until(until))

@@ -235,7 +235,10 @@ class Incarnation:
     def _shipped(self) -> None:
         """Tell the core once all pieces have arrived; send those for lost shards again."""
         shipping = self._shipping
-        if shipping is not None and shipping.is_done():
+        if shipping is not None and not shipping.is_done():
+            unreached = frozenset(self._shard_hosts[shard] for shard in shipping.left)
+            self._core.ships(shipping.key.grant, unreached)
+        elif shipping is not None:
             self._core.shipped(shipping.key.grant)
             self._shipping = None
             self._count("batches")

@@ -46,12 +46,12 @@ class OwnerActor:
     its predecessor's term if clocks agree, with random low bits.
     """
 
-    def __init__(self, config: Config, step: int | None) -> None:
+    def __init__(self, config: Config, step: int | None, home: str | None = None) -> None:
         self._config = config
         copies = config.copy is not None
         term = (time.time_ns() // 1_000_000 << TERM_BITS) + secrets.randbits(TERM_BITS)
         given = None if copies else step
-        self._core = OwnerCore(term, given, config.timing, config.shards, copies=copies)
+        self._core = OwnerCore(term, given, config.timing, config.shards, copies=copies, home=home)
         self._actors: dict[str, Any] = {}  # by node; nobody else gets these handles
         self._unheard: dict[str, float] = {}  # since when a node that must answer has not
         self._changed = asyncio.Event()

@@ -55,6 +55,11 @@ class Shipping:
             self._pieces[shard] = piece
             self._send(shard)
 
+    @property
+    def left(self) -> frozenset[int]:
+        """The shards whose pieces have not arrived."""
+        return frozenset(self._pieces)
+
     def is_done(self) -> bool:
         """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
         for call in [call for call in self._calls if call.done()]:

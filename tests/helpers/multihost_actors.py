@@ -119,7 +119,9 @@ class Host:
         def attempt(shard: int) -> None:
             if core is not self.core or shard not in wanted:
                 return
-            world.send(lambda: stage(shard), self)
+            core.ships(grant, frozenset(shard_hosts[each].name for each in wanted))
+            if frozenset({self.name, shard_hosts[shard].name}) not in world.cuts:
+                world.send(lambda: stage(shard), self)
             world.after(0.3, lambda: attempt(shard))
 
         def stage(shard: int) -> None:

@@ -32,6 +32,7 @@ class Faults:
     late: float = 0.0
     forwarders: float = 0.0
     hosts: float = 0.0
+    links: float = 0.0
     reboots: float = 0.0
     shards: float = 0.0
     owners: float = 0.0
@@ -71,6 +72,7 @@ class World:
         self.owner_steps: dict[str, int] = {}
         self.chief_step = 0
         self.happened: Counter[str] = Counter()
+        self.cuts: set[frozenset[str]] = set()  # pairs of hosts with no link between them
         self.term = 1
         self.shards = shards
         self.owner = self._owner(0)
@@ -152,6 +154,7 @@ class World:
 
         every("forwarders", lambda: self._any_host().die())
         every("hosts", self._partition)
+        every("links", self._cut)
         every("reboots", self._reboot)
         every("shards", self._lose_shard)
         every("owners", self._restart_owner)
@@ -174,6 +177,10 @@ class World:
         host = self._any_host()
         host.reachable = False
         self.after(self.random.uniform(0.2, 3.0), lambda: setattr(host, "reachable", True))
+
+    def _cut(self) -> None:
+        self.cuts.add(pair := frozenset({self._any_host().name, self._any_host().name}))
+        self.after(self.random.uniform(0.2, 9.0), lambda: self.cuts.discard(pair))
 
     def _reboot(self) -> None:
         host = self._any_host()
@@ -254,7 +261,7 @@ class World:
                     world.audit(block)
                 return super()._end_block(consume=consume)
 
-        return Owner(self.term, step, TIMING, self.shards)
+        return Owner(self.term, step, TIMING, self.shards, home="host0")
 
     def audit(self, block: Opened) -> None:
         """Compare a consumed round with the ledger."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from helpers.multihost_actors import TIMING
 from helpers.multihost_world import Faults, World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ KINDS = {
     "messages": Faults(drop=0.2, double=0.2, late=0.1),
     "forwarders": Faults(drop=0.05, double=0.1, late=0.02, forwarders=2),
     "hosts": Faults(hosts=0.5),
+    "links": Faults(links=0.5),
     "reboots": Faults(reboots=0.5),
     "shards": Faults(shards=3),
     "owners": Faults(owners=0.5),
@@ -49,6 +51,24 @@ def test_without_faults_a_round_has_every_accepted_gradient() -> None:
     assert len(world.rounds) > 20
     assert world.lost() == []
     assert [step for step, _ in world.rounds] == list(range(len(world.rounds)))
+
+
+@pytest.mark.parametrize("pairs", [[(1, 2)], [(1, 3)], [(1, 2), (1, 3), (2, 3)]])
+def test_rounds_go_on_while_links_between_hosts_are_cut(pairs: list[tuple[int, int]]) -> None:
+    """All hosts reach the owner, which is on host 0. Host 3 has no gradients of its own."""
+    world = World(0, hosts=4, shards=4, required=9)
+    for worker in world.workers:
+        worker.alive = worker.host.name != "host3"
+    world.run(2)
+    world.cuts = {frozenset({f"host{one}", f"host{two}"}) for one, two in pairs}
+    for seconds in TIMING.expiry + 2, 9 * TIMING.expiry:
+        before = len(world.rounds)
+        world.run(seconds)
+        assert len(world.rounds) > before + 3
+    assert world.owner.counters.withdrawn == 1
+    world.cuts.clear()
+    world.run(2 * TIMING.expiry)
+    assert set(world.owner._hosts.shard_hosts(4, world.now)) == {h.name for h in world.hosts}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -101,15 +101,16 @@ class Wires:
         finally:
             self._enter(0)
 
-    def cut(self, number: int) -> None:
-        self._control.send(("cut", number))
+    def cut(self, *ends: int) -> None:
+        """Cut a namespace off from all others, or two from each other."""
+        self._control.send(("cut", frozenset(ends)))
 
-    def mend(self, number: int) -> None:
-        self._control.send(("mend", number))
+    def mend(self, *ends: int) -> None:
+        self._control.send(("mend", frozenset(ends)))
 
     def figures(self) -> tuple[int, int]:
         """Return how many packets were carried, and how many were lost."""
-        self._control.send(("figures", 0))
+        self._control.send(("figures", frozenset()))
         carried, lost = self._control.recv()
         return carried, lost
 
@@ -139,7 +140,7 @@ class _Carrier:
         }
         self._on_the_way: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
-        self._cut: set[int] = set()
+        self._cut: set[frozenset[int]] = set()
         self._carried = self._lost = 0
 
     def run(self) -> None:
@@ -162,11 +163,11 @@ class _Carrier:
                 os.write(self._devices[to], packet)
         return left if queue else 1.0
 
-    def _obey(self, what: str, number: int) -> None:
+    def _obey(self, what: str, ends: frozenset[int]) -> None:
         if what == "figures":
             self._control.send((self._carried, self._lost))
         else:
-            (self._cut.add if what == "cut" else self._cut.discard)(number)
+            (self._cut.add if what == "cut" else self._cut.discard)(ends)
 
     def _take_from(self, source: int) -> None:
         for _ in range(64):
@@ -178,9 +179,8 @@ class _Carrier:
             if to is None or packet[0] >> 4 != 4:
                 continue
             self._carried += 1
-            if not self._cut.isdisjoint((to, self._devices.index(source))) or (
-                random.random() < self._loss
-            ):
+            ends = {to, self._devices.index(source)}
+            if any(cut <= ends for cut in self._cut) or random.random() < self._loss:
                 self._lost += 1
                 continue
             due = time.monotonic() + max(0.0, random.gauss(*self._delay))
