@@ -72,16 +72,18 @@ What dies, and what that costs
                other. Their grant ends by its `expiry`; from then on neither has a shard
                (`Hosts.note_cuts`).
     chief      The queue forgets it after `chief_lease`. If it was in its block, nothing is
-               consumed. Unlike on one host, a chief that was only stopped for that long has lost
-               its round, too: the end of its block raises.
-    owner      The next one does not know the step, and refuses rounds until `set_global_step`.
-               Only the chief can know whether the last round was consumed. Segments that are at the
-               step that it sets keep their gradients, the others start empty. The owner's `term` is
-               part of all its numbers, so what its predecessor said is thrown away. A chief in its
-               block only says that it is alive (`hear`), and asks for nothing: so the next owner
-               gives it no round whose gradients it has not seen. A term is the time at which its
-               owner was made. The clock of a new owner's node may be behind: so hosts report the
-               latest term that they know, and the owner changes to a later one.
+               consumed, unless its update of parameters is committed: then the owner ends the
+               round. Unlike on one host, a chief that was only stopped for that long has lost its
+               round, too: the end of its block raises.
+    owner      If the group has parameters, the next one learns the step from their copies
+               (copies.py). Otherwise it refuses rounds until `set_global_step`: only the chief can
+               know whether the last round was consumed. Segments that are at the step that it sets
+               keep their gradients, the others start empty. The owner's `term` is part of all its
+               numbers, so what its predecessor said is thrown away. A chief in its block only says
+               that it is alive (`hear`), and asks for nothing: so the next owner gives it no round
+               whose gradients it has not seen. A term is the time at which its owner was made. The
+               clock of a new owner's node may be behind: so hosts report the latest term that they
+               know, and the owner changes to a later one.
 
 Void steps
     A void step ends without a round. The step moves on by one, its gradients are dropped, and

@@ -1,8 +1,7 @@
 """The hosts as the owner knows them: by their last reports."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, HostBatch, Report, Timing
 
@@ -21,9 +20,6 @@ class Host:
         incarnation: The latest incarnation of its forwarder.
         heard: When it reported last.
         lost: Whether its lease has ended since.
-        gates: Publishers that keep new steps from it, since its arrays are of an earlier step.
-        unfed: Living publishers that have not fed it since it came; they keep new steps from it,
-            too.
         in_line: Whether its copy of the parameters is that of the line, or the group has none.
         out_since: Since when it is not.
         report: The last report of this incarnation, if there was one.
@@ -37,8 +33,6 @@ class Host:
     incarnation: int
     heard: float
     lost: bool = False
-    gates: set[str] = field(default_factory=set)
-    unfed: set[str] = field(default_factory=set)
     in_line: bool = True
     out_since: float = 0.0
     report: Report | None = None
@@ -54,14 +48,9 @@ class Host:
         return new
 
     @property
-    def is_gated(self) -> bool:
-        """Whether the host must get no new step."""
-        return bool(self.gates or self.unfed)
-
-    @property
     def takes_part(self) -> bool:
         """Whether the host lives, and can hold its segment for a grant."""
-        return not self.lost and not self.is_gated and self.in_line
+        return not self.lost and self.in_line
 
     @property
     def is_coming(self) -> bool:
@@ -138,35 +127,12 @@ class Grant:
         return [self.since + timing.grace, self.since + timing.expiry]
 
 
-@dataclass(frozen=True, slots=True)
-class Publisher:
-    """A sender of data that hosts must have for a step.
-
-    Attributes:
-        name: Its name.
-        hosts: The hosts that get the data; None: all.
-        fed: The hosts that have it.
-        heard: When it last reported.
-    """
-
-    name: str
-    hosts: frozenset[str] | None
-    fed: frozenset[str]
-    heard: float
-
-    def will_feed(self, host: str) -> bool:
-        """Whether the publisher feeds the host, and has not done so yet."""
-        return host not in self.fed and (self.hosts is None or host in self.hosts)
-
-
 class Hosts:
     """All hosts that have ever reported to this owner, which is on the host `home` (None: none)."""
 
     def __init__(self, term: int, home: str | None = None) -> None:
         self._term, self._home = term, home
         self._hosts: dict[str, Host] = {}
-        self._gates: defaultdict[str, set[str]] = defaultdict(set)  # by host, known or not
-        self._publishers: dict[str, Publisher] = {}
         self._counted: tuple[Fence, int, int] | None = None
 
     def __iter__(self) -> Iterator[Host]:
@@ -188,33 +154,6 @@ class Hosts:
 
     def find(self, name: str) -> Host | None:
         return self._hosts.get(name)
-
-    def gate(self, name: str, by: str, *, closed: bool) -> bool:
-        """Close a host's gate, or open it if nobody else closed it; return whether it changed."""
-        closers = self._gates[name]
-        before = bool(closers)
-        (closers.add if closed else closers.discard)(by)
-        return bool(closers) != before
-
-    def publishes(self, publisher: Publisher) -> bool:
-        """Note which hosts a publisher has fed; return whether that opens a gate.
-
-        The publisher has not fed hosts that come later.
-        """
-        self._publishers[publisher.name] = publisher
-        waited = [h for h in self if publisher.name in h.unfed and h.name in publisher.fed]
-        for host in waited:
-            host.unfed.discard(publisher.name)
-        return bool(waited)
-
-    def lose_publishers(self, since: float) -> bool:
-        """Forget publishers last heard of before `since`; return whether that opens a gate."""
-        silent = {each.name for each in self._publishers.values() if each.heard < since}
-        self._publishers = {n: each for n, each in self._publishers.items() if n not in silent}
-        waited = [host for host in self if host.unfed & silent] if silent else []
-        for host in waited:
-            host.unfed -= silent
-        return bool(waited)
 
     def shard_hosts(self, shards: int, now: float) -> tuple[str, ...]:
         """Return a host for each shard: hosts that take part get about equally many shards.
@@ -296,8 +235,7 @@ class Hosts:
 
     def _known(self, name: str, incarnation: int, now: float) -> Host:
         if name not in self._hosts:
-            unfed = {each.name for each in self._publishers.values() if each.will_feed(name)}
-            self._hosts[name] = Host(name, incarnation, now, gates=self._gates[name], unfed=unfed)
+            self._hosts[name] = Host(name, incarnation, now)
         return self._hosts[name]
 
     @staticmethod

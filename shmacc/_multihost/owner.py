@@ -4,7 +4,6 @@ It keeps the step, counts gradients over all hosts, and decides what a round has
 """
 
 from shmacc._multihost.copies import ChangeAnswer
-from shmacc._multihost.hosts import Publisher
 from shmacc._multihost.messages import (
     LAST_STEP,
     Answer,
@@ -65,7 +64,7 @@ class OwnerCore(Rounds):
         if host is None or incarnation < host.incarnation:
             return Order(term, self.serial, incarnation, refused=host is not None)
         copies, report = self.copies, host.report
-        if report is None or host.is_gated or (copies is None and not self.is_ready):
+        if report is None or (copies is None and not self.is_ready):
             return Order(term, self.serial, incarnation)
         if copies is not None and report.term != term:  # it must have answered this term first
             return Order(term, self.serial, incarnation)
@@ -97,40 +96,6 @@ class OwnerCore(Rounds):
             source=None if copies is None else copies.source(self._hosts, name),
             copies=0 if copies is None else copies.count(self._hosts),
         )
-
-    def gate(self, name: str, by: str, now: float, *, closed: bool) -> None:
-        """Close or open a host's gate: while it is closed, the host learns of no new step.
-
-        A grant does not wait for a host whose gate is closed: its gradients' fence is over.
-
-        Args:
-            name: The host, known or not.
-            by: Who sends the host data for the step. Each sender opens only what it has closed.
-            now: The time.
-            closed: Whether the host gets no new steps.
-        """
-        if self._hosts.gate(name, by, closed=closed):
-            self._changed()
-            self.tick(now)
-
-    def publishes(
-        self, by: str, hosts: frozenset[str] | None, fed: frozenset[str], now: float
-    ) -> None:
-        """Keep new steps from hosts that join later, until the sender has fed them.
-
-        A machine on which Ray is started again may have old arrays: its workers would see the new
-        step with these. The hosts wait only for as long as the sender repeats this call, since
-        nobody else feeds them.
-
-        Args:
-            by: As for `gate`.
-            hosts: The hosts that get the data; None: all.
-            fed: The hosts that have it.
-            now: The time.
-        """
-        if self._hosts.publishes(Publisher(by, hosts, fed, now)):
-            self._changed()
-            self.tick(now)
 
     def has_news(self, name: str, serial: int) -> bool:
         """Whether the host must follow another order than the one with this `serial`.

@@ -159,8 +159,6 @@ class Rounds:
         # Losses first: a grant with a lost shard is judged below.
         self._lose_hosts(now)
         self._lose_chiefs(now)
-        if self._hosts.lose_publishers(now - self._timing.chief_lease):
-            self._changed()
         if self.copies is not None:
             self._tend_copies(self.copies, now)
         if self._grant is not None:

@@ -276,6 +276,5 @@ def _refuse_tables(new: tuple[NewMember, ...]) -> None:
     for each in new:
         if each.table is not None:
             raise InvalidArgumentError(
-                f"A table, {each.spec.name!r}, is no shared array, nor is it published over Ray: "
-                "shmacc.Parameters have tables, for the processes of one host"
+                f"A table, {each.spec.name!r}, is no shared array: shmacc.Parameters have tables"
             )

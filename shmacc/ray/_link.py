@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,44 +25,6 @@ from shmacc.ray._waits import ANSWER, PATIENCE, Wait, holding, left_until, wait_
 _logger = logging.getLogger("shmacc")
 
 _AGAIN = 0.1  # seconds until a call that failed is tried again
-
-
-class _Gates:
-    """The hosts whose gates this process has closed, by publisher; a group's handles share them.
-
-    A new owner must know them before it hands on a step, and any handle may set that step.
-    """
-
-    def __init__(self) -> None:
-        self._closed: dict[str, set[str]] = {}
-        self._lock = threading.Lock()
-
-    def note(self, hosts: Collection[str], by: str, *, closed: bool) -> None:
-        """Note the hosts whose gates close or open. Call it before the owner is told."""
-        with self._lock:
-            noted = self._closed.setdefault(by, set())
-            (noted.update if closed else noted.difference_update)(hosts)
-
-    def tell(self, owner: Any, until: float) -> None:
-        """Tell the owner of the closed gates, and wait until it knows them.
-
-        Ray may reorder calls to an actor with an event loop, and the next one may set a step.
-
-        Raises:
-            DeadlineExceededError: The owner has not answered.
-        """
-        with self._lock:
-            calls = [
-                owner.gate.remote(frozenset(hosts), by, closed=True)
-                for by, hosts in self._closed.items()
-                if hosts
-            ]
-        if len(wait_for_all(calls, until)) < len(calls):
-            raise DeadlineExceededError("The owner does not answer: it is stopped, or cut off")
-
-
-_gates: dict[int, _Gates] = {}
-"""The gates of each group, by its number."""
 
 
 class Link:
@@ -90,7 +51,6 @@ class Link:
         self._plan: Plan
         self._owner: Any
         self._node: str
-        self._gates: _Gates
 
     def join(self, config: Config, step: int | None, until: float) -> Config:
         """Connect to the owner of the group, or make one; return what the group was made with.
@@ -100,10 +60,7 @@ class Link:
             step: The first step of a new group; None: it exists, and a new owner knows no step.
             until: The time (monotonic) by which the owner must answer.
         """
-        owner, config, self._node = make_owner(config, step, until)
-        self._gates = _gates.setdefault(config.number, _Gates())
-        self._gates.tell(owner, until)  # the owner may be new: another one has died
-        self._owner = owner
+        self._owner, config, self._node = make_owner(config, step, until)
         if config.copy is not None:
             LINKS[config.copy.name] = self
         self._plan = Plan(config.members, config.shards)
@@ -233,11 +190,6 @@ class Link:
         lost: frozenset[str] = self.call("lost", until=until)
         return lost
 
-    def gate(self, hosts: Collection[str], by: str, until: float, *, closed: bool) -> None:
-        """Close or open hosts' gates; a later owner is told which are closed."""
-        self._gates.note(hosts, by, closed=closed)
-        self.call("gate", hosts, by, until=until, closed=closed)
-
     def tell(self, method: str, *args: Any, **options: Any) -> None:
         """Call the owner without waiting for an answer, if it is known."""
         if self._config is not None:
@@ -273,7 +225,6 @@ class Link:
             raise FailedPreconditionError(
                 f"The cluster has the group {self.name!r} of this handle no more{other}"
             ) from error
-        self._gates.tell(owner, until)  # before any thread can tell it a step
         self._owner, self._node = owner, node
 
     def end(self) -> list[str]:
@@ -331,11 +282,6 @@ class OpenBlock:
 
 OPEN: dict[str, OpenBlock] = {}
 """This process's open rounds, by ticket."""
-
-
-def open_links() -> set[Link]:
-    """Return the links of the groups in which this process has a round open."""
-    return {block.link for block in OPEN.copy().values()}
 
 
 def finished(link: Link) -> FinishedError:

@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -162,12 +162,6 @@ class OwnerActor:
         unheard = self._since.keys() - self._core.hosts().keys()
         lease = self._config.timing.lease
         return self._core.lost | {node for node in unheard if now - self._since[node] > lease}
-
-    async def gate(self, hosts: Collection[str], by: str, *, closed: bool) -> None:
-        """See `OwnerCore.gate`."""
-        for host in hosts:
-            self._core.gate(host, by, time.monotonic(), closed=closed)
-        self._wake()
 
     async def state(self) -> State:
         """Return the step, the number of gradients, the hosts and the counters."""

@@ -9,7 +9,6 @@ from helpers.multihost_table import Table, with_a_gradient_each
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.messages import LAST_STEP, AtLastStep, Ended, Opened, Waiting
 from shmacc._multihost.owner import OwnerCore
-from shmacc_simulate.ledger import Segment
 
 pytestmark = pytest.mark.threads
 
@@ -158,76 +157,6 @@ def test_shards_that_lost_their_pieces_get_them_again() -> None:
     assert isinstance(again, Opened)
     assert again.count == 1
     assert again.members[0].key > opened.members[0].key, "shipped anew, under a new name"
-
-
-def test_the_gradients_of_a_host_whose_gate_is_closed_make_no_grant() -> None:
-    """After a block raised, they are of the present fence, but the host gets no grant."""
-    table = with_a_gradient_each("a", "b")
-    table.opened(2)
-    table.owner.gate("b", "arrays", table.now, closed=True)
-    assert not table.owner.leave("t", table.now, consume=False)
-    grants = table.owner.counters.grants
-    for _ in range(5):
-        assert isinstance(table.ask(2, "u"), Waiting)
-        table.settle()
-    assert (table.owner.accumulated, table.owner.counters.grants) == (1, grants)
-    table.owner.gate("a", "arrays", table.now, closed=True)
-    assert isinstance(table.ask(1, "v"), Waiting), "nobody takes part"
-    for host in "ab":
-        table.owner.gate(host, "arrays", table.now, closed=False)
-    table.settle()
-    assert table.opened(2, "u").count == 2
-
-
-def test_a_new_host_learns_of_no_step_until_it_has_the_arrays() -> None:
-    """Its memory may still have older arrays."""
-    table = with_a_gradient_each("a", "b")
-    table.opened(2)
-    table.owner.publishes("arrays", None, frozenset({"a", "b"}), table.now)
-    assert table.owner.leave("t", table.now, consume=True)
-    table.add("c", Segment())
-    table.add("d", Segment())
-    table.settle()
-    assert table.steps == [1, 1, 0, 0]
-    table.owner.publishes("arrays", None, frozenset("abc"), table.now)
-    table.settle()
-    assert table.steps == [1, 1, 1, 0]
-    table.owner.publishes("others", frozenset({"e"}), frozenset("a"), table.now)
-    table.add("f", Segment())
-    table.pass_time(TIMING.chief_lease / 2, *"abcdf")
-    table.owner.publishes("others", frozenset({"e"}), frozenset("a"), table.now)
-    table.settle()
-    assert table.hosts["f"][1].step == 0
-    table.pass_time(TIMING.chief_lease * 0.75, *"abcdf")
-    table.add("e", Segment())
-    table.add("g", Segment())
-    table.settle()
-    steps = {name: segment.step for name, (_, segment) in table.hosts.items()}
-    assert steps == dict.fromkeys("abcdfg", 1) | {"e": 0}, "those that say nothing are forgotten"
-
-
-def test_a_host_whose_gate_is_closed_learns_of_no_step_and_nobody_waits_for_it() -> None:
-    """The step's arrays have not reached it; its workers must not see the step before these."""
-    table = with_a_gradient_each("a", "b")
-    table.opened(2)
-    table.owner.gate("b", "arrays", table.now, closed=True)
-    assert table.owner.leave("t", table.now, consume=True)
-    table.settle()
-    assert table.steps == [1, 0]
-    assert table.apply("b", 9) is False, "it stays held"
-    assert table.apply("a", 1)
-    table.settle()
-    opened = table.opened(1, "u")
-    assert (opened.shard_hosts, opened.contributors.tolist()) == (("a",), [1])
-    assert table.owner.leave("u", table.now, consume=True)
-    table.owner.gate("b", "others", table.now, closed=True)
-    table.owner.gate("b", "arrays", table.now, closed=False)
-    table.settle()
-    assert table.hosts["b"][1].step == 0, "there are others that it must have"
-    table.owner.gate("b", "others", table.now, closed=False)
-    table.settle()
-    assert table.steps == [2, 2]
-    assert table.apply("b", 9)
 
 
 def test_a_lost_host_with_a_shard_ends_the_grant_and_the_shard_moves() -> None:

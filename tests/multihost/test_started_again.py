@@ -176,19 +176,6 @@ def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
     assert table.owner.step == 0
 
 
-def test_an_owner_is_told_of_closed_gates_before_it_knows_the_hosts() -> None:
-    """The owner before it closed a gate; the chief tells the new one before it sets the step."""
-    table = with_a_gradient_each("a", "b")
-    table.owner = OwnerCore(2, None, TIMING)
-    table.owner.gate("b", "arrays", table.now, closed=True)
-    table.owner.set_global_step(5, "set", table.now)
-    table.settle()
-    assert table.steps == [5, 0]
-    table.owner.gate("b", "arrays", table.now, closed=False)
-    table.settle()
-    assert table.steps == [5, 5]
-
-
 def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
     """Hosts follow the latest term that they know; a term is the time on the owner's node."""
     table = Table("a", "b", term=9)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import ray
 from helpers.support import stopped
-from on_ray.journals import MEMBERS, many_members, wait_for
+from on_ray.journals import many_members, wait_for
 from on_ray.other_chief import OtherChief
-from on_ray.training import PATIENCE, Parameters, Training
+from on_ray.training import PATIENCE, Training, parameters_of
 
 import shmacc.ray
 from shmacc.ray._parts import find_actor
@@ -45,9 +45,10 @@ class Chaos:
         self.random = random.Random(24)
         self.extra = nodes.add()
         self.chief = OtherChief(nodes)
-        parameters = Parameters(nodes, "chaos.arrays")
+        params = parameters_of("chaos")
+        members = params.member_specs()
         self.first = Training(
-            nodes, "chaos", MEMBERS, self._homes(8), 4, folder / "chaos", TIMING, parameters
+            nodes, "chaos", members, self._homes(8), 4, folder / "chaos", TIMING, params
         )
         self.many = Training(
             nodes, "many", many_members(500), self._homes(4), 3, folder / "many", TIMING
@@ -55,14 +56,14 @@ class Chaos:
         self.trainings = [self.first, self.many]
         self.strikes: dict[str, Callable[[], None]] = {
             "workers killed": self._kill_worker,
-            "hosts' actors killed": lambda: self._kill(self._host()),
-            "hosts' actors frozen": lambda: self._freeze(self._host()),
-            "owners frozen": lambda: self._freeze(self._owner()),
-            "owners killed": lambda: self._kill(self._owner()),
+            "hosts' actors killed": lambda: self._kill(self._pid(self._host())),
+            "hosts' actors frozen": lambda: self._freeze(self._pid(self._host())),
+            "owners frozen": lambda: self._freeze(self._pid(self._owner())),
+            "owners killed": lambda: self._kill(self._pid(self._owner())),
             "chiefs stopped": self._stop_chief,
             "long blocks begun": self._have_a_long_block,
-            "keepers killed": lambda: self._kill(self._keeper()),
-            "keepers frozen": lambda: self._freeze(self._keeper()),
+            "copies killed": lambda: self._in_update(self._kill),
+            "copies frozen": lambda: self._in_update(self._freeze),
             "nodes replaced": self._replace,
         }
         if nodes.wires is not None:
@@ -110,12 +111,9 @@ class Chaos:
     def _owner(self) -> str:
         return f"{self._training().name}/owner"
 
-    def _host(self) -> str:
+    def _host(self, training: Training | None = None) -> str:
         node = self.random.choice((0, 1, 2, self.extra))
-        return f"{self._training().name}/host {self.nodes.id(node)}"
-
-    def _keeper(self) -> str:
-        return f"chaos.arrays/keeper {self.nodes.id(self.random.choice((1, 2)))}"
+        return f"{(training or self._training()).name}/host {self.nodes.id(node)}"
 
     def _pid(self, part: str) -> int | None:
         """The actor's pid; None while it is made again."""
@@ -133,14 +131,22 @@ class Chaos:
         journals.kill(rank)
         journals.start(rank, journals.homes[rank])
 
-    def _kill(self, part: str) -> None:
-        if (pid := self._pid(part)) is not None:
+    def _kill(self, pid: int | None) -> None:
+        if pid is not None:
             os.kill(pid, signal.SIGKILL)
 
-    def _freeze(self, part: str) -> None:
-        if (pid := self._pid(part)) is not None:
+    def _freeze(self, pid: int | None) -> None:
+        if pid is not None:
             with stopped(pid):
                 time.sleep(FROZEN)
+
+    def _in_update(self, strike: Callable[[int | None], None]) -> None:
+        """Strike a node's actor while copies are being changed."""
+        pid = self._pid(self._host(self.first))
+        self.first.updates.clear()
+        self.first.updates.wait(PATIENCE)
+        time.sleep(self.random.uniform(0, 0.05))
+        strike(pid)
 
     def _stop_chief(self) -> None:
         """Stop a chief in its block until the other one has had a round of the same step."""

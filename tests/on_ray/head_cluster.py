@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import ray
 from on_ray.journals import MEMBERS, wait_for
 from on_ray.nodes import Nodes
-from on_ray.training import Parameters, Training
+from on_ray.training import Training, parameters_of
 
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError
@@ -85,7 +85,7 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
         os.kill(owner, signal.SIGKILL)
         found["take late"] = ends_late(lambda: group.take(6, timeout=SECONDS))
         found["step late"] = ends_late(lambda: group.wait_step(0, timeout=SECONDS))
-    training.round_of_all()  # and the step is set, since the owner is another one
+    training.round_of_all()  # the new owner has learnt the step
     late = nodes.add()
     wait_for(lambda: late_is_there(group, nodes.id(late)))
     rounds(training, 3, 6)
@@ -105,10 +105,9 @@ def main() -> None:
     nodes = Nodes(storage=folder / "storage")
     try:
         with nodes.on(0):
-            parameters = Parameters(nodes, "head.arrays")
-            training = Training(
-                nodes, "head", MEMBERS, HOMES, 4, folder / "head", TIMING, parameters
-            )
+            params = parameters_of("head")
+            members = params.member_specs()
+            training = Training(nodes, "head", members, HOMES, 4, folder / "head", TIMING, params)
             try:
                 figures = live(nodes, training)
             finally:

@@ -17,7 +17,6 @@ import shmacc
 import shmacc.ray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from on_ray.nodes import Nodes
@@ -39,7 +38,9 @@ import itertools, random, sys, time
 import numpy as np
 import shmacc
 name, rank, life, others = sys.argv[1], *map(int, sys.argv[2:5])
-log = open(sys.argv[5], "a", 1)
+log, params = open(sys.argv[5], "a", 1), None
+if sys.argv[6:]:
+    params = shmacc.Parameters.attach(sys.argv[6], timeout=60)
 group = shmacc.attach(name, timeout=60)
 assert "ray" not in sys.modules
 step = group.global_step
@@ -47,6 +48,8 @@ for number in itertools.count():
     own = rank * 1_000_000 + life * 10_000 + number
     time.sleep(random.uniform(0, 0.03))
     print("apply", own, step, file=log)
+    if params is not None:
+        print("from", own, params.step, file=log)
     gradient = {
         "rows": ([own, 10**9 + rank], np.ones((2, 2), np.float32)), "rest": np.full(5, rank + 1.0)
     }
@@ -67,13 +70,15 @@ class Journals:
     """Workers of a group, the journals that they write, and the rounds that were taken.
 
     The group's owner is at `step`. The group has `others` members beyond MEMBERS; each gradient
-    has one of these.
+    has one of these. If the group has parameters, of the name `copies`, workers write down which
+    update of them each gradient is computed from.
     """
 
     def __init__(
-        self, nodes: Nodes, name: str, folder: Path, step: int, *, others: int = 0
+        self, nodes: Nodes, name: str, folder: Path, step: int, *, others: int = 0, copies: str = ""
     ) -> None:
         self.nodes, self.name, self.folder, self.others = nodes, name, folder, others
+        self._copies = [copies] if copies else []
         self.begun = step  # the owner's, before any worker was started
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self.lives: dict[int, int] = {}
@@ -83,10 +88,10 @@ class Journals:
     def start(self, rank: int, node: int) -> None:
         self.lives[rank] = life = self.lives.get(rank, -1) + 1
         self.homes[rank] = node
-        log, numbers = self.folder / f"{rank}.log", (rank, life, self.others)
+        numbers = map(str, (rank, life, self.others))
+        given = self.name, *numbers, str(self.folder / f"{rank}.log"), *self._copies
         self.workers[rank] = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WORKER, self.name, *map(str, numbers), str(log)],
-            env=self.nodes.environment(node),
+            [sys.executable, "-P", "-c", _WORKER, *given], env=self.nodes.environment(node)
         )
 
     def kill(self, rank: int) -> None:
@@ -98,7 +103,7 @@ class Journals:
             self.kill(rank)
 
     def log(self, what: str) -> dict[int, int]:
-        """The step of each gradient that was applied, or accepted."""
+        """The step of each gradient that was applied, or accepted; or that of its parameters."""
         found: dict[int, int] = {}
         for path in self.folder.glob("*.log"):
             for line in path.read_text().splitlines():
@@ -107,8 +112,8 @@ class Journals:
                     found[int(numbers[0])] = int(numbers[1])
         return found
 
-    def enter(self, taken: Any, required: int) -> None:
-        """Check a round against the journals."""
+    def enter(self, taken: Any, required: int, copy: int | None = None) -> None:
+        """Check a round against the journals, and that all of it is computed from this update."""
         rows = taken["rows"]
         own = rows.indices[rows.indices < 10**9]
         counts = rows.row_counts[rows.indices < 10**9]
@@ -122,8 +127,9 @@ class Journals:
         mean = sum(rank + 1.0 for rank in ranks) / len(ranks)
         assert (abs(taken["rest"].value - mean) < 1e-12).all(), "torn: the other member differs"
         self._hold_others(taken, own.tolist())
-        applied = self.log("apply")
+        applied, computed = self.log("apply"), self.log("from")
         for gradient in own.tolist():
+            assert computed.get(gradient) == copy, "computed from other parameters"
             assert applied[gradient] == taken.step, "stale"
             assert gradient not in self.consumed, "doubled"
             self.consumed[gradient] = taken.step
@@ -160,20 +166,6 @@ class Journals:
             and own not in self.consumed
             and (own // 1_000_000, step) not in of_rank
         ]
-
-
-def end_training(
-    workers: Iterable[subprocess.Popen[bytes]],
-    group: shmacc.ray.AccumulatorGroup,
-    arrays: shmacc.ray.PublishedArrays,
-) -> None:
-    """End workers, and remove their segments."""
-    for worker in workers:
-        worker.kill()
-        worker.wait()
-    group.unlink()
-    arrays.unlink()
-    arrays.close()
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:

@@ -29,7 +29,7 @@ from shmacc.errors import (
     NotFoundError,
     WorkerDiedError,
 )
-from shmacc.ray._link import open_links
+from shmacc.ray._link import OPEN
 from shmacc.ray._parts import find_actor
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ def test_a_snapshot_equals_the_next_take(
     assert taken["rest"].value.tolist() == [2.0 * (1 + 2 + 3) + 3 * 7] * 5
 
 
-def test_parameters_are_not_updated_from_a_round_over_hosts(
+def test_parameters_of_one_host_are_not_updated_from_a_round_over_hosts(
     local: list[shmacc.AccumulatorGroup], group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    """Such rounds are not final: after a death another chief would get other gradients."""
+    """Their rounds are not final: after a death another chief would get other gradients."""
     contents = {"rows": np.ones((100, 2), np.float32), "rest": np.ones(5)}
     step = group.global_step
     assert local[1].apply(gradient(1), step)
@@ -123,7 +123,7 @@ def test_parameters_are_not_updated_from_a_round_over_hosts(
         group.round(1, timeout=60) as taken,
     ):
         for call in (params.update, params.skip):
-            with pytest.raises(FailedPreconditionError, match=r"shmacc\.ray, which are over many"):
+            with pytest.raises(FailedPreconditionError, match=r"only its shmacc\.ray\."):
                 call(taken)
         assert params.step == 0
         np.testing.assert_array_equal(params["rows"], contents["rows"])
@@ -237,17 +237,17 @@ def test_a_wait_longer_than_the_chiefs_lease_goes_on(nodes: Nodes) -> None:
 def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """What that thread publishes in its block must reach its owner's gates."""
+    """That thread's update must find its round."""
     assert local[1].apply(gradient(1), group.global_step)
     with group.round(1, timeout=60):
         thread, failures = wait_in_thread(lambda: group.take(1, timeout=0.2))
         thread.join()
         assert [type(error) for error in failures] == [DeadlineExceededError]
-        assert open_links() == {group._link}
+        assert [block.link for block in OPEN.values()] == [group._link]
         with pytest.raises(FailedPreconditionError, match="round of this group open"):
             group.take(1, timeout=60)
-        assert open_links() == {group._link}
-    assert open_links() == set()
+        assert [block.link for block in OPEN.values()] == [group._link]
+    assert OPEN == {}
 
 
 def test_stats_are_of_each_segment(
@@ -385,7 +385,7 @@ def test_an_exception_at_any_line_leaves_no_round_open_and_loses_no_gradient(
                     pass
             except AlarmError as error:
                 kept = error
-        assert not open_links()
+        assert not OPEN
         wait_for(lambda: all(each.name != "shmacc chief" for each in threading.enumerate()))
         if group.global_step == step:
             with group.round(1, timeout=60) as taken:

@@ -95,13 +95,14 @@ def test_containers_of_a_pod_share_memory_and_names_and_only_ray_has_the_token()
             assert mount == {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
             assert mount["name"] in volumes
             environment = {entry["name"]: entry.get("value") for entry in container["env"]}
-            assert environment["SHMACC_NAMESPACE"] == "line"
+            assert environment["SHMACC_NAMESPACE"] == "table"
             assert not [name for name in environment if name.startswith("RAY_AUTH")]
-    asked = [int(word) for word in manifest("rayjob.yaml")["spec"]["entrypoint"].split()[2:]]
+    entrypoint = manifest("rayjob.yaml")["spec"]["entrypoint"]
+    asked = int(entrypoint.partition("chief.py ")[2].split()[0])
     (workers,) = spec["workerGroupSpecs"]
     loop = workers["template"]["spec"]["containers"][1]["args"][0]
     numbers = loop.partition("for number in ")[2].partition(";")[0].split()
-    assert asked[0] == workers["replicas"] * len(numbers)
+    assert asked == workers["replicas"] * len(numbers)
     assert f"* {len(numbers)} + number" in loop, "contributors of pods must not overlap"
 
 
@@ -218,12 +219,34 @@ _STRANGER = """
 
 def test_the_script_runs_a_job_with_a_token_and_cleans_up(tmp_path: Path) -> None:
     chief = (FOLDER / "chief.py").read_text()
-    asked = chief.replace("\n        error = np", f"{_STRANGER}        error = np")
+    asked = chief.replace("\n        learnt = np", f"{_STRANGER}        learnt = np")
     assert asked != chief
     output = Job(tmp_path, asked, 60).end(0)
-    assert "60 rounds of 2 gradients" in output
+    assert "60 updates of 2 gradients: 100%" in output
     assert "stranger: 1" in output
     assert "token is missing or incorrect" in output
+
+
+# A chief that is killed, once, when its update was made and its round is still open.
+_KILLED = """
+                if params.step > 20 and not os.path.exists("killed"):
+                    open("killed", "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_job_goes_on_after_its_chief_was_killed(tmp_path: Path) -> None:
+    chief = (FOLDER / "chief.py").read_text()
+    for before, after in (
+        ("import sys\n", "import os, signal, sys\n"),
+        ("        while", "        print('began at', params.step, flush=True)\n        while"),
+        ("update(taken)\n", f"update(taken){_KILLED}"),
+    ):
+        assert chief.count(before) == 1
+        chief = chief.replace(before, after)
+    output = Job(tmp_path, chief, 60).end(0)
+    assert re.findall(r"^began at (\d+)$", output, re.MULTILINE) == ["0", "21"]
+    assert "60 updates of 2 gradients: 100%" in output
 
 
 def test_a_job_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:

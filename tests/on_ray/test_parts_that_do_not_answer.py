@@ -160,15 +160,6 @@ def test_takes_end_by_their_timeout_while_shards_are_stopped(
     assert (taken.step, taken.count) == (step, 1)
 
 
-def test_a_publish_waits_for_another_one_only_until_its_timeout(
-    nodes: Nodes,  # noqa: ARG001
-) -> None:
-    with shmacc.ray.PublishedArrays({"w": np.ones(3)}, "beside", unlink_on_close=True) as published:
-        with published._lock, ends_in_time("Another call of this process"):
-            published.publish(timeout=SECONDS)
-        published.publish(timeout=60)
-
-
 def test_a_call_at_a_stopped_shard_ends_a_minute_after_its_host_is_lost(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +254,7 @@ def test_a_chief_with_another_namespace_than_its_node_is_refused(
         for make in (
             lambda: shmacc.ray.AccumulatorGroup(MEMBERS, "elsewhere"),
             lambda: shmacc.ray.AccumulatorGroup.attach(group.shared_name),
-            lambda: shmacc.ray.PublishedArrays({"a": np.zeros(3)}, "elsewhere.arrays"),
+            lambda: shmacc.ray.Parameters({"a": np.zeros(3, "f4")}, "elsewhere.params"),
         ):
             with pytest.raises(FailedPreconditionError, match=said):
                 make()

@@ -22,74 +22,68 @@ if TYPE_CHECKING:
 
     from on_ray.nodes import Nodes
 
+    from shmacc import GroupTaken
+
 PATIENCE = 180.0
 
 
-class Parameters:
-    """Published arrays that hold the step, and a worker's view of them on another node."""
+CONTENTS = {"rows": shmacc.TableSpec((2,)), "rest": np.zeros(5)}
 
-    def __init__(self, nodes: Nodes, name: str) -> None:
-        self._nodes, self._published = nodes, 0
-        self._segment: shmacc.AccumulatorGroup | None = None
-        self._arrays = shmacc.ray.PublishedArrays({"step": np.int64(0)}, name)
-        with nodes.on(1):
-            self._copy = shmacc.SharedArrays.attach(name, timeout=60)
 
-    def follow(self, group: str) -> None:
-        with self._nodes.on(1):
-            self._segment = shmacc.AccumulatorGroup.attach(group, timeout=60)
+def parameters_of(name: str) -> shmacc.ray.Parameters:
+    """Return parameters for MEMBERS, with a row for each gradient."""
+    return shmacc.ray.Parameters(CONTENTS, f"{name}.params", optimizer=shmacc.optim.SGD(1.0))
 
-    def hand_on(self, step: int) -> None:
-        """Publish a step, in the block of the one before.
 
-        A node that was lost may not have it yet; but then it must not be at that step.
-        """
-        # Steps that were set, after an owner's death, were not published.
-        if self._segment is not None and self._segment.global_step == self._published == step - 1:
-            assert self._copy["step"] == step - 1, "it is at a step without its arrays"
-        self._arrays["step"][...] = step
-        self._arrays.publish({"step": None}, timeout=PATIENCE)
-        self._published = step
-
-    def end(self) -> None:
-        self._copy.close()
-        if self._segment is not None:
-            self._segment.close()
-        self._arrays.unlink()
-        self._arrays.close()
+def check_copies(journals: Journals, params: shmacc.ray.Parameters) -> None:
+    """Check that the nodes' copies are equal, and have each gradient of the rounds once."""
+    states = []
+    for node in set(journals.homes.values()):
+        with journals.nodes.on(node), shmacc.Parameters.attach(params.shared_name) as copy:
+            states.append(copy.state())
+    for state in states:
+        for key, values in state.items():
+            np.testing.assert_array_equal(values, states[0][key], err_msg=key)
+    wanted = Counter(journals.consumed)
+    for own in wanted:
+        wanted[own] = 1
+    wanted.update(10**9 + own // 1_000_000 for own in journals.consumed)
+    found = dict(zip(states[0]["0.ids"].tolist(), states[0]["0.rows"].tolist(), strict=True))
+    assert found == {row: [-count, -count] for row, count in wanted.items()}
 
 
 class Training:
     """The group, its workers, and its chief.
 
     `homes` says which node each worker is on. A round needs `required` gradients, so few that one
-    node may be missing. In each round's block the chief publishes `parameters`.
+    node may be missing. If there are `params`, the chief updates them in each round's block.
     """
 
     def __init__(
         self,
         nodes: Nodes,
         name: str,
-        members: Mapping[str, shmacc.TensorSpec | shmacc.IndexedSlicesSpec],
+        members: Mapping[str, shmacc.TensorSpec],
         homes: Mapping[int, int],
         required: int,
         folder: Path,
         timing: shmacc.ray.Timing,
-        parameters: Parameters | None = None,
+        params: shmacc.ray.Parameters | None = None,
     ) -> None:
-        self.name, self.required, self._parameters = name, required, parameters
+        self.name, self.required, self._params = name, required, params
         self.happened = Counter[str]()
         self.group = shmacc.ray.AccumulatorGroup(members, name, timing=timing)
-        if parameters is not None:
-            parameters.follow(name)
         folder.mkdir()
-        others = len(members) - len(MEMBERS)
-        self.journals = Journals(nodes, name, folder, self.group.global_step, others=others)
+        others, copies = len(members) - len(MEMBERS), params.shared_name if params else ""
+        given = nodes, name, folder, self.group.global_step
+        self.journals = Journals(*given, others=others, copies=copies)
         for rank, node in homes.items():
             self.journals.start(rank, node)
         self.step = 0  # the highest that the chief knows of
         self.closed = -1  # the step that its last round has closed
         self.block = 0.0  # seconds that its next block is to take
+        self.updates = threading.Event()  # set when an update begins
+        self._in_doubt: tuple[GroupTaken, int, int] | None = None  # a round to be entered
         self.longest = dict.fromkeys(("wait", "block", "end"), 0.0)
         self._over, self._thread = threading.Event(), threading.Thread()
         self._failures: list[BaseException] = []
@@ -121,14 +115,18 @@ class Training:
     def round(self, required: int | None = None) -> None:
         """Make a round; after a lost owner, start the thread again."""
         number = self.required if required is None else required
-        times = [time.monotonic()]
+        times, params = [time.monotonic()], self._params
         pause, self.block = self.block, 0.0
         try:
-            self.step = max(self.step, self.group.global_step)
+            if params is None:
+                self.step = max(self.step, self.group.global_step)
             with self.group.round(number, timeout=PATIENCE) as taken:
                 times.append(time.monotonic())
-                if self._parameters is not None:
-                    self._parameters.hand_on(taken.step + 1)
+                if params is not None:
+                    self._settle_doubt()
+                    self._in_doubt = taken, number, params.step
+                    self.updates.set()
+                    params.update(taken)
                 times.append(time.monotonic())
                 time.sleep(pause)
         except FailedPreconditionError as error:
@@ -140,13 +138,20 @@ class Training:
         except CancelledError:
             self.happened["rounds ended"] += 1
         else:
-            self.journals.enter(taken, number)
+            if params is None:
+                self.journals.enter(taken, number)
             self.happened["rounds"] += 1
             self.happened["long blocks"] += pause > 0
             self.closed = taken.step
         times.append(time.monotonic() - pause)
         for name, (begin, end) in zip(self.longest, itertools.pairwise(times), strict=False):
             self.longest[name] = max(self.longest[name], end - begin)
+
+    def _settle_doubt(self) -> None:
+        """Enter the last round if its update took effect, also after an error of the chief."""
+        doubt, self._in_doubt = self._in_doubt, None
+        if doubt is not None and self._params is not None and self._params.step > doubt[0].step:
+            self.journals.enter(*doubt)
 
     def round_of_all(self) -> None:
         """Make a round of all workers; the first attempt may find that the owner was lost."""
@@ -157,9 +162,13 @@ class Training:
     def settle(self, strikes: int) -> None:
         """Make rounds with all parts back, and compare all rounds with the journals."""
         self.round_of_all()
+        self._settle_doubt()
         before = set(self.journals.lost())
         for _ in range(3):
             self.round(len(self.journals.homes))
+        self._settle_doubt()
+        if self._params is not None:
+            check_copies(self.journals, self._params)
         longest = {name: round(seconds, 1) for name, seconds in self.longest.items()}
         sys.stdout.write(
             f"{self.name}: {dict(self.happened)}; {len(self.journals.consumed)} gradients, "
@@ -173,5 +182,6 @@ class Training:
         self._over.set()
         self.journals.end()
         self.group.unlink()
-        if self._parameters is not None:
-            self._parameters.end()
+        if self._params is not None:
+            self._params.unlink()
+            self._params.close()

@@ -379,7 +379,7 @@ def test_shared_arrays_have_no_tables(params: Parameters) -> None:
     with pytest.raises(wrong, match="has a table, 'user', which is no shared array"):
         SharedArrays.attach(params.shared_name)
     contents: Any = {"user": SPEC}
-    with pytest.raises(wrong, match="nor is it published over Ray"):
+    with pytest.raises(wrong, match="is no shared array: "):
         SharedArrays(contents, "arrays")
     with pytest.raises(wrong, match=r"is no array: table\[ids\] are rows, params.snapshot"):
         SharedArrays({"user": params["user"]}, "arrays")

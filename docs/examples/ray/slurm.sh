@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=line
+#SBATCH --job-name=table
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
@@ -69,6 +69,9 @@ fi
 srun --overlap --ntasks="$workers" --ntasks-per-node="$workers_per_node" --cpus-per-task=1 \
     bash -c 'exec python worker.py "$SLURM_PROCID"' &
 
-# In the background, so that the traps run at once.
-python chief.py "$workers" "$steps" &
-wait $!
+# Whatever ends the chief, the next one goes on with the parameters that the nodes have.
+for _ in 1 2 3 4 5; do
+    python chief.py "$workers" "$steps" & # in the background, so that the traps run at once
+    wait $! && exit
+done
+exit 1
