@@ -1,26 +1,11 @@
 // Applies gradients: to lanes, members and the set of contributors.
 #pragma once
 
-#include "accumulators/member_gradient.hpp"
+#include "accumulators/put_gradient.hpp"
 #include "segment/operation.hpp"
 #include "segment/queue_entry.hpp"
 
 namespace shmacc {
-
-// A gradient, or the sum of some (a partial).
-struct ApplyRequest {
-    int64_t local_step;
-    uint64_t timeline;  // in which the step was read (python/timeline.hpp)
-    int64_t count;
-    int64_t weight;
-    MemberGradient* const* members;
-    size_t member_count;
-    std::vector<int64_t> contributors;  // ascending
-    // If a contributor is in the round already, a partial fails, and a single gradient is accepted but not added.
-    bool partial;
-    int64_t deadline;
-    uint64_t behind;  // set by the operation: the current timeline, if the gradient was dropped as of an older one; or 0
-};
 
 class Apply : public Operation {
   public:
@@ -90,7 +75,7 @@ class Apply : public Operation {
         round.holder = {};
         round.final = {};
         round.spread = ++round.round;
-        put(session, request);
+        PutGradient(segment_, session, request).put();
     }
     void commit_replaced(LaneSession& session) {
         session.round.needs = session.state.generation + 1;
@@ -264,21 +249,6 @@ class Apply : public Operation {
         return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // Adds the whole gradient; if this throws, nothing has changed.
-    void put(LaneSession& session, const ApplyRequest& request) {
-        LaneState& state = session.state;
-        session.begin_round();
-        if (__builtin_add_overflow(state.count, request.count, &state.count) ||
-            __builtin_add_overflow(state.weight, request.weight, &state.weight) ||
-            __builtin_add_overflow(state.applied, static_cast<uint64_t>(request.count), &state.applied))
-            throw Error(Failure::kOutOfRange, "The number of gradients would exceed 64 bits");
-        try {
-            add_members(session, request);
-        } catch (...) {
-            session.roll_back();
-            throw;
-        }
-    }
     // False: the gradient needs memory that is kept free for others, and nothing has changed. Regions grow only in
     // `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry has been written. `roll_back`
     // gives back the regions that grew before one was refused; no commit has recorded them. Only room for the undo
@@ -292,7 +262,7 @@ class Apply : public Operation {
                         const Verdict& verdict, Attempt& attempt) {
         activity.now(kApplies);
         try {
-            put(session, request);
+            PutGradient(segment_, session, request).put();
         } catch (const Error& error) {
             const bool last = attempt.given_back && verdict.pending == 0;
             if (last || !error.field("kept")) throw;
@@ -339,73 +309,6 @@ class Apply : public Operation {
         store_relaxed(entry.applied_ns, timestamp_ns());
         entry.applied_step = session.round.step;
         entry.contributor = contributor_of(request).value_or(-1);
-    }
-    void add_members(LaneSession& session, const ApplyRequest& request) {
-        const size_t count = request.member_count + !request.contributors.empty();
-        session.expect(count);
-        MemberGradient::Need need;
-        of_each(request, [&](MemberGradient& gradient) { prepare(session, gradient, need); });
-        std::optional<SparseMemberGradient<Add<float>>> contributors;
-        const std::vector<int64_t> appliers(request.contributors.size(),
-                                            session.replaces_round() ? kNobodys
-                                                                     : applier_of(segment_.presence().token()));
-        if (!request.contributors.empty()) {
-            contributors.emplace(static_cast<uint32_t>(segment_.specs()->size()) - 1, Dims{0}, request.count,
-                                 request.weight, request.contributors.data(), nullptr, appliers.data(),
-                                 static_cast<uint32_t>(request.contributors.size()), 0, true);
-            contributors->sort();
-            prepare(session, *contributors, need);
-        }
-        if (session.replaces_round())
-            for (const Member& member : session.members()) {
-                if (!session.replaces(member)) continue;
-                need.undo_rows += 2 * member.before.rows;  // the rows and their numbers
-                need.undo_bytes += member.before.rows * member.spec().row_bytes(member.before);
-            }
-        if (need.undo_rows > 0)
-            session.lane().reserve_undo(session.state, need.undo_rows * kUndoLogBytes, need.undo_bytes);
-        session.lane().begin(session.state, need.new_rows);
-        Undo undo(session.lane(), session.state, need.undo_bytes);
-        if (session.replaces_round())
-            for (Member& member : session.members())
-                if (session.replaces(member)) undo.save_all(member);
-        auto member = session.members().begin();
-        of_each(request, [&](MemberGradient& gradient) { gradient.add(*member++, undo); });
-        if (contributors) contributors->add(*member, undo);
-    }
-    void prepare(LaneSession& session, MemberGradient& gradient, MemberGradient::Need& need) {
-        Member& member = session.member(gradient.member());
-        check_shape(member, gradient.dims());
-        if (session.everywhere()) check_other_lanes(session, gradient);
-        if (member.state.count == 0) start_round(member, gradient.dims());
-        member.state.count += gradient.count();  // cannot overflow: at most the lane's count, likewise the weight
-        member.state.weight += gradient.weight();
-        const MemberGradient::Need more = gradient.prepare(member);
-        need.new_rows += more.new_rows;
-        need.undo_rows += more.undo_rows;
-        need.undo_bytes += more.undo_bytes + kUndoAlign;
-        session.state.applied_bytes += gradient.bytes();
-    }
-    void check_other_lanes(const LaneSession& session, const MemberGradient& gradient) {
-        for (uint32_t i = 0; i < segment_.lanes().size(); ++i) {
-            if (i == session.lane_number()) continue;
-            LaneState state = segment_.recovered(i);
-            Member other(*segment_.lanes()[i], gradient.member(), state);
-            if (other.state.round == session.round.round) check_shape(other, gradient.dims());
-        }
-    }
-    // Adds the member's name, if it has one, to its error.
-    template <class Act>
-    void of_each(const ApplyRequest& request, Act act) {
-        for (size_t i = 0; i < request.member_count; ++i) {
-            try {
-                act(*request.members[i]);
-            } catch (const Error& error) {
-                const std::string& name = (*segment_.specs())[request.members[i]->member()].name;
-                if (name.empty()) throw;
-                throw error.of_member(name);
-            }
-        }
     }
     // Call it after the session's commit. If two lanes commit at the same time, at least one sees the other's count.
     void wake_head_if_reached(LaneSession& session, uint32_t head) {

@@ -25,8 +25,8 @@ void bind_parameters(nb::module_& m) {
     m.def("update", &update_parameters, nb::arg("handle"), nb::arg("rounds"), nb::arg("serial"),
           nb::arg("step"), nb::arg("changes"), nb::arg("timeout").none());
     m.def("change_copy", &change_copy, nb::arg("handle"), nb::arg("lineage"), nb::arg("parent").none(),
-          nb::arg("step"), nb::arg("begun"), nb::arg("changes"), nb::arg("updates"), nb::arg("timeout").none(),
-          nb::arg("only_check") = false);
+          nb::arg("step"), nb::arg("begun"), nb::arg("changes"), nb::arg("updates"),
+          nb::arg("timeout").none(), nb::arg("only_check") = false);
     m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"),
           nb::arg("timeout").none() = nb::none());
     m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("copies"), nb::arg("tables"),
