@@ -4,8 +4,10 @@
 // the NaN that an operation returns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace shmacc {
 
@@ -14,18 +16,24 @@ class Digest {
     // before: the digest of the updates before this one.
     explicit Digest(uint64_t before) : hashes_{before, 1, 2, 3} {}
 
-    void add(uint64_t word) { mix(0, word); }
-    void add(const float* numbers, uint64_t count) { add_each(numbers, count); }
-    void add(const double* numbers, uint64_t count) { add_each(numbers, count); }
-    void add(const unsigned char* bytes, uint64_t count) {
-        uint64_t word;
-        for (; count >= sizeof word; bytes += sizeof word, count -= sizeof word) {
-            std::memcpy(&word, bytes, sizeof word);
-            mix(0, word);
+    void add(uint64_t word) { hashes_[0] = mixed(hashes_[0], word); }
+    // Numbers, or bytes of any type.
+    template <class T>
+    void add(const T* numbers, uint64_t count) {
+        const auto* bytes = reinterpret_cast<const unsigned char*>(numbers);
+        uint64_t left = count * sizeof(T);
+        uint64_t hashes[kStreams];  // which stay in registers
+        std::copy_n(hashes_, kStreams, hashes);
+        for (; left >= kStreams * sizeof(uint64_t); left -= kStreams * sizeof(uint64_t))
+            for (uint64_t& hash : hashes) {
+                hash = mixed(hash, word_of<T>(bytes, sizeof(uint64_t)));
+                bytes += sizeof(uint64_t);
+            }
+        std::copy_n(hashes, kStreams, hashes_);
+        for (uint64_t size; left > 0; left -= size, bytes += size) {
+            size = left < sizeof(uint64_t) ? left : sizeof(uint64_t);
+            add(word_of<T>(bytes, size));
         }
-        word = 0;
-        std::memcpy(&word, bytes, count);
-        mix(0, word);
     }
     uint64_t value() const {
         uint64_t all = hashes_[0];
@@ -42,14 +50,20 @@ class Digest {
         hash = (hash ^ word) * 0xff51afd7ed558ccdu;
         return hash ^ hash >> 32;
     }
-    void mix(uint64_t stream, uint64_t word) { hashes_[stream] = mixed(hashes_[stream], word); }
+    // Numbers as a word: the next eight bytes, or the last few, and any NaN as the same one.
     template <class T>
-    void add_each(const T* numbers, uint64_t count) {
-        for (uint64_t i = 0; i < count; ++i) {
-            uint64_t word = 0;
-            std::memcpy(&word, &numbers[i], sizeof(T));
-            mix(i % kStreams, numbers[i] == numbers[i] ? word : UINT64_MAX);
+    static uint64_t word_of(const unsigned char* bytes, uint64_t size) {
+        uint64_t word = 0;
+        std::memcpy(&word, bytes, size);
+        if constexpr (std::is_same_v<T, float>) {
+            // In each half: without its sign a NaN is above infinity, so this sum carries into the sign's bit.
+            constexpr uint64_t kSigns = 0x8000000080000000u, kUntilCarry = 0x007fffff007fffffu;
+            const uint64_t nan = ((word & ~kSigns) + kUntilCarry) & kSigns;
+            if (nan) word |= (nan >> 31) * UINT32_MAX;
+        } else if constexpr (std::is_same_v<T, double>) {
+            if ((word & INT64_MAX) > 0x7ff0000000000000u) word = UINT64_MAX;
         }
+        return word;
     }
 
     uint64_t hashes_[kStreams];
