@@ -157,6 +157,33 @@ def test_another_state_is_taken_whatever_the_copy_has(stack: ExitStack) -> None:
         copies.replace(other, {}, Lineage(9, 9), 14)
 
 
+@pytest.mark.parametrize(
+    ("name", "like", "gradient"),
+    [
+        ("rows", np.zeros((9, 5), np.float32), ([8], np.ones((1, 5)))),
+        ("rows", np.zeros((8, 4), np.float32), ([3], np.ones((1, 4)))),
+        ("rows", np.zeros((8, 6), np.float32), ([3], np.ones((1, 6)))),
+        ("one", np.zeros(6), np.ones(6)),
+        ("one", np.zeros(8), np.ones(8)),
+        ("table", TableSpec((2,)), ([3], np.ones((1, 2)))),
+    ],
+    ids=["more rows", "narrower", "wider", "smaller", "larger", "a table's row"],
+)
+@pytest.mark.parametrize("as_values", [False, True], ids=["gradient", "contents"])
+def test_an_update_of_other_parameters_is_refused(
+    stack: ExitStack, name: str, like: Any, gradient: Any, *, as_values: bool
+) -> None:
+    these = Copies(stack, optim.SGD(0.5), 1)
+    before = these.states()
+    optimizer = optim.SGD(0.5)
+    others = stack.enter_context(Parameters(_CONTENTS | {name: like}, optimizer=optimizer))
+    asked = Asked(**{"values" if as_values else "gradients": {name: gradient}})
+    update = copies.prepare(others, {}, 0, asked)
+    with pytest.raises(errors.InvalidArgumentError):
+        copies.make(these.all[0], update, (5, 1), FIRST)
+    assert these.states() == before
+
+
 @pytest.mark.parametrize("how", ["update", "skip", "restore"])
 def test_whatever_else_changes_a_copy_takes_its_name_away(stack: ExitStack, how: str) -> None:
     these = Copies(stack, optim.SGD(0.5), 1)

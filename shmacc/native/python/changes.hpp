@@ -63,6 +63,10 @@ class IncomingChanges {
             changed = rows_of(rows, regions[0].bytes, rows_there);
             regions[0].bytes = rows_there * changed.bytes;
         }
+        // Arrays without an optimizer may have any dtype, whose size only Python knows.
+        if (spec.optimizer.kind != kNoOptimizer && changed.any() &&
+            regions[0].bytes != product(*spec.round) * spec.number_bytes())
+            refuse_sizes();
         if (!rate) return std::make_unique<ArrayContents>(number, changed, std::move(regions));
         return std::make_unique<ArrayGradient>(number, *rate, changed, regions[0].values, regions[0].bytes);
     }
@@ -70,7 +74,9 @@ class IncomingChanges {
         const auto& keys = rows_.emplace_back(rows, 1);
         ChangedRows changed{keys.data(), keys.size()};
         if (changed.count > 0) changed.bytes = values_bytes / changed.count;
-        if (changed.bytes * changed.count != values_bytes) refuse_sizes();
+        if (changed.bytes * changed.count != values_bytes ||
+            changed.bytes > kRegionSpan / std::max<uint64_t>(rows_there, 1))
+            refuse_sizes();
         if (changed.count > 0 && (changed.rows[0] < 0 || !strictly_ascending(changed.rows, changed.count) ||
                                   static_cast<uint64_t>(changed.rows[changed.count - 1]) >= rows_there))
             throw Error(Failure::kInvalidArgument, "The rows of an update must ascend, from 0 to below " +
