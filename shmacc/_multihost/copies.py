@@ -23,7 +23,7 @@ tools/model/replicas searches these rules, and finds a fault for each that is le
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shmacc._base.lineage import Copy, Lineage
@@ -86,7 +86,8 @@ class Copies:
         problems: Why hosts can have no part.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shown: Callable[[str], str] = str) -> None:
+        self._shown = shown
         self.lineage: Lineage | None = None
         self.is_learning = True
         self.listed: frozenset[str] | None = None
@@ -326,7 +327,7 @@ class Copies:
         for name in [name for name, own in found.items() if own != self.lineage]:
             times = self._differed[name] = self._differed.get(name, 0) + 1
             text = "the same update has had another result than at the chief's host"
-            _logger.warning("At host %s %s: it gets that one's copy", name, text)
+            _logger.warning("At host %s %s: it gets that one's copy", self._shown(name), text)
             if times > 1:
                 self.problems[name] = f"{text}, {times} times"
         return True

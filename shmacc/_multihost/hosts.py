@@ -61,10 +61,6 @@ class Host:
         """Whether the host lives, and its gradients belong to this fence."""
         return not self.lost and self.report is not None and self.report.fence == fence
 
-    def was_at(self, fence: Fence) -> bool:
-        """Whether the host last reported gradients of this fence, or of the one before."""
-        return self.fence is not None and self.fence >= Fence(fence.term, fence.number - 1)
-
     def pending(self, fence: Fence) -> int:
         """Return how many gradients the host could give to a round now."""
         return self.report.count if self.report and self.takes_part and self.is_at(fence) else 0

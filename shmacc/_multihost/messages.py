@@ -310,7 +310,7 @@ class Waiting:
         hosts: The living hosts.
         late: Hosts that a grant waits for: they have not shipped, though enough gradients are
             there.
-        lost: Lost hosts that took part in this step or the one before.
+        lost: Lost hosts that may come back.
     """
 
     accumulated: int

@@ -166,7 +166,7 @@ class OwnerCore(Rounds):
     def _waiting(self) -> Waiting:
         living = [host for host in self._hosts if not host.lost]
         late = [] if self._grant is None else self._grant.waits_for(self._hosts)
-        lost = [host for host in self._hosts if host.lost and host.was_at(self.fence)]
+        lost = [host for host in self._hosts if host.lost and host.name not in self.gone]
         names = (tuple(sorted(host.name for host in each)) for each in (living, late, lost))
         return Waiting(self.accumulated, self.step, *names)
 

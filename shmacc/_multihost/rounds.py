@@ -29,6 +29,7 @@ event made them due.
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shmacc._multihost.copies import Change, Copies
@@ -89,6 +90,10 @@ class Rounds:
         shards: How many there are.
         copies: Whether each host has a copy of parameters. Then the step is learned from the hosts.
         home: The host that the owner is on.
+        shown: Makes of a host's name what warnings call it.
+
+    Attributes:
+        gone: Hosts that do not come back if they are lost, as far as the driver knows.
     """
 
     def __init__(
@@ -100,11 +105,14 @@ class Rounds:
         *,
         copies: bool = False,
         home: str | None = None,
+        shown: Callable[[str], str] = str,
     ) -> None:
         self.counters = Counters()
         self._timing = timing
         self._shards = shards
-        self.copies: Copies | None = Copies() if copies else None
+        self._shown = shown
+        self.gone: set[str] = set()
+        self.copies: Copies | None = Copies(shown) if copies else None
         self.has_resigned = False  # a later owner leads, and this one must end
         self.is_ready: bool = step is not None
         self.step: int = step or 0
@@ -313,7 +321,7 @@ class Rounds:
                 self._void("it has too few gradients after losses, and workers wait")
 
     def _void_for(self, conflict: Conflict) -> None:
-        one, two = conflict.hosts
+        one, two = map(self._shown, conflict.hosts)
         self._void(f"hosts {one} and {two} have both accepted contributor {conflict.contributor}")
         head, last = self._head, self._conflict
         self._conflict = conflict

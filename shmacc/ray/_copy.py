@@ -21,6 +21,7 @@ from shmacc._multihost.forwarder import ForwarderCore, Get
 from shmacc._multihost.messages import Fence, Order, Stage
 from shmacc._parameters import copies
 from shmacc.errors import FailedPreconditionError
+from shmacc.ray._head import shown
 from shmacc.ray._parts import LOST, Config, CopyConfig, find
 from shmacc.ray._waits import PATIENCE
 
@@ -143,14 +144,14 @@ class HostCopy:
             return
         actor = find(self._config, f"host {order.source}")
         if actor is None:
-            raise FailedPreconditionError(f"Node {order.source} has no actor now")
+            raise FailedPreconditionError(f"Node {shown(order.source)} has no actor now")
         call = actor.state_of_copy.remote()
         while not ray.wait([call], timeout=_LOOK)[0]:
             if not core.follows(order):
                 return
         copy, state = ray.get(call)
         if not same(copy.lineage, lineage):
-            raise FailedPreconditionError(f"Node {order.source} has another copy by now")
+            raise FailedPreconditionError(f"Node {shown(order.source)} has another copy by now")
         copies.replace(self.params, state, copy.lineage, begun=order.step, step=copy.step)
 
     def _warn(self, text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
-from shmacc.ray._head import kill, living_nodes
+from shmacc.ray._head import kill, living_nodes, shown
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, Config, find_actor, make_actor
 from shmacc.ray._waits import ANSWER, LOOK, left_until, wait_for_all
@@ -62,10 +62,10 @@ def find_config(name: str, until: float) -> Config | None:
     Raises:
         DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
-    hosts = [f"{name}/host {node}" for node in sorted(living_nodes(None, until))]
+    nodes = {f"{name}/host {node}": node for node in sorted(living_nodes(None, until))}
     calls: dict[Any, str] = {}
     # The owner has a second, then all hosts are asked as well: some may be stopped.
-    for parts, seconds, share in ([f"{name}/owner"], ANSWER, 0.5), (hosts, LOOK, 1.0):
+    for parts, seconds, share in ([f"{name}/owner"], ANSWER, 0.5), (nodes, LOOK, 1.0):
         actors = {part: find_actor(part, until) for part in parts}
         calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
         now = time.monotonic()
@@ -75,10 +75,12 @@ def find_config(name: str, until: float) -> Config | None:
             with contextlib.suppress(*LOST):
                 config: Config = ray.get(ended[0])
                 return config
-    silent = ", ".join(calls.values())
-    if silent:
+    if calls:
+        silent = [
+            "its owner" if part not in nodes else shown(nodes[part]) for part in calls.values()
+        ]
         raise DeadlineExceededError(
-            f"These parts of {name!r} do not answer: {silent}. They are stopped, or "
+            f"These parts of {name!r} do not answer: {', '.join(silent)}. They are stopped, or "
             "their nodes are cut off"
         )
     return None
@@ -131,5 +133,5 @@ def warn_of_left(name: str, nodes: list[str]) -> None:
         _logger.warning(
             "Nodes that did not answer may have names of %r left in /dev/shm: %s",
             name,
-            ", ".join(nodes),
+            shown(*nodes),
         )

@@ -17,6 +17,9 @@ import ray
 from shmacc.errors import DeadlineExceededError
 from shmacc.ray._waits import PATIENCE, left_until
 
+MOMENT = 0.2
+"""Seconds for the head's answer, if the caller can do without, or asks again anyway."""
+
 _BUSY = 2.0  # seconds within which a head answers unless it is away
 
 _Answer = TypeVar("_Answer")
@@ -25,6 +28,7 @@ _lock = threading.Lock()
 _open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # by head and question: when asked
 _late: dict[tuple[str, str], object] = {}  # answers that came when their callers had gone
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
+_hostnames: dict[str, str] = {}  # by node, also of nodes that are dead
 
 
 def soon(seconds: float) -> float:
@@ -84,7 +88,9 @@ def living_nodes(chosen: Collection[str] | None, until: float | None = None) -> 
 
     def ask() -> None:
         global _alive  # noqa: PLW0603  of the process, as its connection to Ray is
-        _alive = head, {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        found = ray.nodes()
+        _hostnames.update({node["NodeID"]: node["NodeManagerHostname"] for node in found})
+        _alive = head, {node["NodeID"] for node in found if node["Alive"]}
 
     if _alive[0] != head:
         answer_of_head("nodes", ask, until)
@@ -92,6 +98,14 @@ def living_nodes(chosen: Collection[str] | None, until: float | None = None) -> 
         with contextlib.suppress(DeadlineExceededError):
             answer_of_head("nodes", ask, soon(_BUSY) if until is None else min(until, soon(_BUSY)))
     return _alive[1] if chosen is None else _alive[1] & set(chosen)
+
+
+def shown(*nodes: str) -> str:
+    """Return what messages call these nodes: the hostname, and the first digits of the id."""
+    if not _hostnames.keys() >= set(nodes):
+        with contextlib.suppress(DeadlineExceededError):
+            living_nodes(None, soon(MOMENT))
+    return ", ".join(f"{_hostnames.get(node, 'unknown')} ({node[:8]})" for node in nodes)
 
 
 def kill(actor: Any) -> None:

@@ -22,6 +22,7 @@ from shmacc._multihost.messages import BatchKey, Fence, Opened
 from shmacc._segment.stats import Stats
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError
 from shmacc.ray._forwarder import Incarnation, Looked, Shared
+from shmacc.ray._head import shown
 from shmacc.ray._memory import Memory
 from shmacc.ray._parts import LOST, Config, Missing, find
 from shmacc.ray._shard import HostShard
@@ -121,7 +122,7 @@ class HostActor:
             return asked.result(_COPY)
         except TimeoutError:
             raise DeadlineExceededError(
-                f"The forwarder of node {self._shared.host} is busy"
+                f"The forwarder of node {shown(self._shared.host)} is busy"
             ) from None
 
     def stats(self) -> Stats | None:

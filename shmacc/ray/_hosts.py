@@ -11,6 +11,7 @@ from shmacc._base.array_types import IndexArray
 from shmacc._multihost.messages import Fence
 from shmacc._segment.stats import Stats
 from shmacc.errors import DeadlineExceededError
+from shmacc.ray._head import shown
 from shmacc.ray._link import Link, not_ready
 from shmacc.ray._parts import LOST
 from shmacc.ray._waits import Wait, wait_for_all
@@ -75,7 +76,7 @@ def _ask(link: Link, wait: Wait, method: str) -> tuple[int | None, Fence, dict[s
         if silent := sorted(name for call, name in calls.items() if call not in ended):
             raise DeadlineExceededError(
                 f"Parts of {link.name!r} have not answered: those of the nodes "
-                f"{', '.join(silent)}. They are stopped, or cut off"
+                f"{shown(*silent)}. They are stopped, or cut off"
             )
         for call in ended:
             try:

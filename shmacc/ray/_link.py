@@ -18,7 +18,7 @@ from shmacc._multihost.messages import Finished, NotReady, Opened
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
 from shmacc.ray._finding import END, end_parts, find_config, find_group, make_owner
-from shmacc.ray._head import kill, living_nodes
+from shmacc.ray._head import kill, living_nodes, shown
 from shmacc.ray._parts import DIED, LOST, Config, State, check_connected, find, find_actor
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, holding, left_until, wait_for_all
 
@@ -209,8 +209,8 @@ class Link:
 
     def _no_answer(self) -> DeadlineExceededError:
         return DeadlineExceededError(
-            f"The owner of {self.name!r}, on node {self._node}, does not answer: it is "
-            "stopped, or cut off"
+            f"The owner of {self.name!r}, on node {shown(self._node)}, does not answer: it "
+            "is stopped, or cut off"
         )
 
     def _make_another(self, error: Exception, until: float) -> None:

@@ -19,7 +19,7 @@ from shmacc.errors import (
     InvalidArgumentError,
 )
 from shmacc.ray._finding import find_config, warn_of_left
-from shmacc.ray._head import living_nodes
+from shmacc.ray._head import living_nodes, shown
 from shmacc.ray._link import Link
 from shmacc.ray._parameters import Parameters, begin_line
 from shmacc.ray._parts import Config, CopyConfig, counters_of
@@ -135,12 +135,12 @@ def _wait_for_hosts(link: Link, nodes: set[str], until: float) -> None:
         for node in missing:
             if node in hosts and (problem := hosts[node].problem) is not None:
                 raise FailedPreconditionError(
-                    f"Node {node} cannot have its segment of {name!r}: {problem}"
+                    f"Node {shown(node)} cannot have its segment of {name!r}: {problem}"
                 )
         if time.monotonic() > until:
             raise DeadlineExceededError(
                 f"After {START:g} seconds these nodes have no segment of {name!r}: "
-                f"{', '.join(missing)}"
+                f"{shown(*missing)}"
             )
         time.sleep(_LOOK)
         nodes = nodes & living_nodes(None)

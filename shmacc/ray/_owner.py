@@ -25,7 +25,7 @@ from shmacc._multihost.messages import (
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.rounds import TERM_BITS
 from shmacc.errors import DeadlineExceededError
-from shmacc.ray._head import kill, living_nodes
+from shmacc.ray._head import kill, living_nodes, shown
 from shmacc.ray._host import CONCURRENCY, HostActor
 from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
 
@@ -51,7 +51,9 @@ class OwnerActor:
         copies = config.copy is not None
         term = (time.time_ns() // 1_000_000 << TERM_BITS) + secrets.randbits(TERM_BITS)
         given = None if copies else step
-        self._core = OwnerCore(term, given, config.timing, config.shards, copies=copies, home=home)
+        self._core = OwnerCore(
+            term, given, config.timing, config.shards, copies=copies, home=home, shown=shown
+        )
         self._actors: dict[str, Any] = {}  # by node; nobody else gets these handles
         self._unheard: dict[str, float] = {}  # since when a node that must answer has not
         self._changed = asyncio.Event()
@@ -222,6 +224,7 @@ class OwnerActor:
                     kept[node] = asyncio.ensure_future(self._keep(node))
                 for node in kept.keys() - alive:
                     kept.pop(node).cancel()
+                    self._core.gone.add(node)
                     for known in self._actors, self._problems, self._since:
                         known.pop(node, None)
                 await asyncio.sleep(_LOOK_FOR_NODES)
@@ -249,14 +252,16 @@ class OwnerActor:
                 await asyncio.to_thread(kill, actor)  # the owner knows a later actor of the node
             except ray.exceptions.RayTaskError as error:
                 self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
-                _logger.warning("Node %s has no part in the group: %s", node, self._problems[node])
+                _logger.warning(
+                    "Node %s has no part in the group: %s", shown(node), self._problems[node]
+                )
                 await asyncio.to_thread(kill, actor)
             # Its process has died; or Ray did not place it, since some node was not known; or Ray's
             # head is away. ValueError: an actor of this name ended just now.
             except (*LOST, ValueError, DeadlineExceededError):
                 pass
             except Exception:
-                _logger.exception("The actor of node %s is made again", node)
+                _logger.exception("The actor of node %s is made again", shown(node))
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             await asyncio.sleep(pause)
 

@@ -32,7 +32,7 @@ from shmacc.errors import (
     ShmaccError,
 )
 from shmacc.ray._finding import warn_of_left
-from shmacc.ray._head import living_nodes
+from shmacc.ray._head import living_nodes, shown
 from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock
 from shmacc.ray._parts import CopyConfig, Source, check_connected
 from shmacc.ray._waits import PATIENCE, Wait, wait_for_all
@@ -254,7 +254,7 @@ class _RefusedError(Exception):
         super().__init__(refused.host)
         error, self.committed = refused.error, refused.committed
         kind = type(error) if isinstance(error, ShmaccError) else RuntimeError
-        self.cause = kind(f"Node {refused.host} cannot make the change: {error}")
+        self.cause = kind(f"Node {shown(refused.host)} cannot make the change: {error}")
 
 
 def _restore(link: Link, state: Mapping[str, ValueArray], wait: Wait, *, only_first: bool) -> None:
@@ -281,7 +281,7 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
             if not isinstance(answer, Staging | Told):
                 raise DeadlineExceededError(
                     "The parameters were not changed within the timeout: not all nodes have got "
-                    f"the change{': ' if late else ''}{', '.join(late)}"
+                    f"the change{': ' if late else ''}{shown(*late)}"
                 )
         match answer:
             case Staging(_, committed):

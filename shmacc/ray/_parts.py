@@ -17,7 +17,7 @@ from shmacc._parameters.copies import Recipe
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values.specs import TensorSpec
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._head import answer_of_head, living_nodes, soon
+from shmacc.ray._head import MOMENT, answer_of_head, living_nodes, shown, soon
 from shmacc.ray._waits import PATIENCE, until_asked
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
 _namespaces: dict[str, str | None] = {}  # by node, as far as this process has asked
-_MOMENT = 0.2  # seconds for the head's answer, if the caller asks again anyway
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
 """What a call raises if its actor has died; OutOfMemoryError: Ray's memory monitor killed it."""
@@ -139,7 +138,7 @@ def find_actor(name: str, until: float | None = None, *, late: bool = False) -> 
         except ValueError:
             return None
 
-    end = None if until is None else max(until, soon(_MOMENT))
+    end = None if until is None else max(until, soon(MOMENT))
     return answer_of_head(f"actor {name}", ask, end, late=late)
 
 
@@ -271,7 +270,8 @@ class Shard:
                 heard = time.monotonic()
             elif time.monotonic() - heard > PATIENCE:
                 raise DeadlineExceededError(
-                    f"Shard {self.number} on node {node} does not answer: it is stopped, or cut off"
+                    f"Shard {self.number} on node {shown(node)} does not answer: it is stopped, or "
+                    "cut off"
                 )
         found = ray.get(call)
         if isinstance(found, Missing):

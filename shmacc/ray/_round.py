@@ -34,6 +34,7 @@ from shmacc.errors import (
     ShmaccError,
     WorkerDiedError,
 )
+from shmacc.ray._head import shown
 from shmacc.ray._link import OPEN, Link, OpenBlock, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked
@@ -151,12 +152,12 @@ class Round(_core.GeneratorBlock[_Result]):
         text = (
             f"{answer.accumulated} of the {self._required} required gradients had arrived; the "
             f"global step is {answer.step}; alive are {len(answer.hosts)} hosts: "
-            f"{', '.join(answer.hosts)}"
+            f"{shown(*answer.hosts)}"
         )
         if answer.late:
-            text += f"; nodes {', '.join(answer.late)} have not sent what they have"
+            text += f"; nodes {shown(*answer.late)} have not sent what they have"
         if answer.lost:
-            text += f"; nodes {', '.join(answer.lost)} are lost"
+            text += f"; nodes {shown(*answer.lost)} are lost"
         if answer.late or answer.lost:
             text += f": their parts of {self._link.name!r} are slow, stopped, or cut off"
         return DeadlineExceededError(text).with_fields(
@@ -238,7 +239,7 @@ class _Answers:
         return found if found is not None else ()
 
     def _no_answer(self, shards: list[int]) -> DeadlineExceededError:
-        where = ", ".join(f"{n} on node {self._opened.shard_hosts[n]}" for n in shards)
+        where = ", ".join(f"{n} on node {shown(self._opened.shard_hosts[n])}" for n in shards)
         return DeadlineExceededError(
             f"Shards {', '.join(map(str, shards))} of {self._link.name!r} have not "
             f"answered: they are stopped, or cut off: {where}"
@@ -264,8 +265,9 @@ def _error_of(
         case Died(losses):
             return _worker_died(losses)
         case Conflict(contributor, hosts):
+            one, two = map(shown, hosts)
             return AlreadyExistsError(
-                f"Contributor {contributor} was accepted on hosts {hosts[0]} and {hosts[1]}, and "
+                f"Contributor {contributor} was accepted on hosts {one} and {two}, and "
                 "again in the next step: processes on both apply as this contributor. End one"
             )
         case NotReady():
@@ -284,11 +286,11 @@ def _error_of(
 def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:
     hosts = [loss.host for loss in losses if not loss.pids]
     workers = [
-        f"pid {pid} of {loss.host}, {reason}"
+        f"pid {pid} of {shown(loss.host)}, {reason}"
         for loss in losses
         for pid, reason in zip(loss.pids, loss.reasons, strict=True)
     ]
-    what = [f"hosts were lost: {', '.join(hosts)}"] if hosts else []
+    what = [f"hosts were lost: {shown(*hosts)}"] if hosts else []
     if workers:
         what += [f"processes that apply gradients are gone: {'; '.join(workers)}"]
     text = "; ".join(what)

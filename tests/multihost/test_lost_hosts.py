@@ -30,6 +30,13 @@ def test_a_step_with_too_few_gradients_after_a_loss_is_void() -> None:
         assert table.apply(host, contributor)
     table.settle("a", "b")
     assert table.opened(3, "t", "a", "b").contributors.tolist() == [0, 1, 2]
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle("a", "b")
+    for gone in (), ("c",):  # named for as long as it may come back
+        table.owner.gone.update(gone)
+        waiting = table.ask(3, "u")
+        assert isinstance(waiting, Waiting)
+        assert waiting.lost == (() if gone else ("c",))
 
 
 def test_a_grant_with_enough_gradients_after_a_loss_becomes_a_round() -> None:

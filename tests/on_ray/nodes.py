@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +141,11 @@ class Nodes:
 
     def id(self, number: int) -> str:
         return str(self.nodes[number].node_id)
+
+    def shown(self, *numbers: int) -> str:
+        """How messages name nodes, as a pattern."""
+        ids = sorted(map(self.id, numbers))
+        return re.escape(", ".join(f"{socket.gethostname()} ({each[:8]})" for each in ids))
 
     def left(self) -> list[str]:
         return [name for name in os.listdir("/dev/shm") if self.run in name]  # noqa: PTH208, S108
