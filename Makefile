@@ -53,7 +53,8 @@ demo: $(VENV)/.installed ## train word embeddings in several processes, with a l
 editable: ## install the tree itself, in .venv-editable; again after a change of C++, which compiles what changed
 	$(MAKE) --no-print-directory .venv-editable/.needed VENV=.venv-editable
 	.venv-editable/bin/pip install --quiet --constraint $(PINS) --no-build-isolation --editable . \
-		--config-settings build-dir=build/.venv-editable $(STRICT)
+		--config-settings build-dir=build/.venv-editable $(STRICT) \
+		--config-settings cmake.define.SHMACC_ASSERTIONS=ON
 
 test: $(VENV)/.lint lint ## style, types, and all tests against the built wheel
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(TESTS)
@@ -124,7 +125,7 @@ soak-ray: .venv-ray/.installed ## kill, freeze, cut off and replace parts of a R
 
 asan: ## the hazards once more, under AddressSanitizer and UBSan
 	CXX=$(CXX) $(MAKE) --no-print-directory .venv-asan/.tested VENV=.venv-asan \
-		BUILD_OPTIONS='-C cmake.define.SHMACC_SANITIZE=address,undefined -C install.strip=false'
+		BUILD_OPTIONS='-C cmake.define.SHMACC_SANITIZE=address,undefined -C cmake.define.SHMACC_ASSERTIONS=ON -C install.strip=false'
 	CXX=$(CXX) bash tools/chores/sanitize.sh address $(TESTS)
 
 tsan: ## the tests that have threads once more, under ThreadSanitizer

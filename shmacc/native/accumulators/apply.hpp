@@ -24,7 +24,10 @@ class Apply : public Operation {
             // Read this before the queue: a take may leave the queue without a lock, and announces that only once.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             Verdict verdict = judge(session, request, attempt);
-            if (verdict.overdue) segment_.wait_queue()[verdict.head].overdue = 1;
+            if (verdict.overdue) {
+                SHMACC_ASSERT(verdict.head != WaitQueue::kNobody);
+                segment_.wait_queue()[verdict.head].overdue = 1;
+            }
             if (verdict.what == Verdict::kAdd && !put_in_if_room(session, request, activity, verdict, attempt))
                 verdict = verdict.after_refusal();
             switch (verdict.what) {  // no default, so that g++ warns of a missing case
@@ -79,7 +82,7 @@ class Apply : public Operation {
     }
     void commit_replaced(LaneSession& session) {
         session.round.needs = session.state.generation + 1;
-        segment_.round().commit(session.round);
+        segment_.commit(session.round);
         Lane::keep_no_undo(session.before, session.state);
         session.commit();
         let_others_go_on(session);
@@ -274,7 +277,7 @@ class Apply : public Operation {
             // From here on every gradient of this round looks in all lanes for its contributor, even if this process
             // dies before the partial's commit.
             session.round.spread = session.round.round;
-            segment_.round().commit(session.round);
+            segment_.commit(session.round);
         }
         if (request.local_step == kNeverStale) note_unchecked(session, request);
         note_applied(session, request);
@@ -286,6 +289,7 @@ class Apply : public Operation {
     void note_unchecked(LaneSession& session, const ApplyRequest& request) {
         const Participant& entry = segment_.presence().own();
         if (!has_applied(entry) || request.partial) return;
+        SHMACC_ASSERT(session.lane().lock().is_mine());
         Unchecked& seen = session.lane().unchecked();
         const int64_t steps = session.round.step - entry.applied_step;
         const auto counted = static_cast<uint64_t>(std::max(steps, int64_t{0}));
@@ -305,6 +309,7 @@ class Apply : public Operation {
     }
     // Call it before the commit: if the process dies in between, others learn of its death (presence.hpp).
     void note_applied(const LaneSession& session, const ApplyRequest& request) {
+        SHMACC_ASSERT(segment_.presence().claimed());
         Participant& entry = segment_.presence().own();
         store_relaxed(entry.applied_ns, timestamp_ns());
         entry.applied_step = session.round.step;

@@ -18,6 +18,7 @@ class DenseSums {
     void prepare() { member_.ensure_reserved(kRows0 + other(), member_.row_bytes(), false); }
     // Adds a gradient, between begin and commit. first: this is the member's first gradient in the round.
     void add(const T* values, bool first) {
+        SHMACC_ASSERT(member_.lane().has_begun() && other() != member_.before.buffer);
         const uint64_t count = state_.row_elements;
         T* to = member_.array<T>(kRows0 + other(), count);
         if (first)

@@ -27,6 +27,7 @@ class PaceKeeper {
 
     // A take that was called at `called` and required so many gradients is about to get this round.
     void got(const RoundState& round, int64_t required, int64_t gradients, int64_t called) {
+        SHMACC_ASSERT(segment_.has_all_locks());
         const int64_t until = pace_.until_ns, now = timestamp_ns(), from = std::max(called, until);
         if (until != 0) add(pace_.between_ns, until, called);
         add(pace_.waiting_ns, from, now);
@@ -35,6 +36,7 @@ class PaceKeeper {
     }
     // The block of the round that was opened at `opened` has ended in order.
     void left_block(int64_t opened) {
+        SHMACC_ASSERT(segment_.has_all_locks());
         const int64_t now = timestamp_ns();
         add(pace_.block_ns, std::max(opened, pace_.until_ns), now);
         store_relaxed(pace_.until_ns, now);

@@ -74,6 +74,7 @@ class SparseSums {
     // kWidth: the row's width, or 0 for any.
     template <uint64_t kWidth>
     void add_rows(const SortedRows<Combine>& gradient, const Found& found, Undo& undo) {
+        SHMACC_ASSERT(member_.lane().has_begun());
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
         RowPlace* places = this->places(state_.rows + found.fresh);
         T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
@@ -100,6 +101,7 @@ class SparseSums {
                 at += run.length;
                 continue;
             }
+            SHMACC_ASSERT(uint64_t{run.place} + run.length <= member_.before.rows);
             for (uint32_t done = 0, length; done < run.length; done += length, at += length) {
                 length = std::min(longest, run.length - done);
                 const uint32_t place = run.place + done;
@@ -118,6 +120,8 @@ class SparseSums {
         const int64_t* keys = gradient.keys();
         const uint32_t end = at + count;
         uint64_t place = state_.rows;
+        SHMACC_ASSERT((place + count) * sizeof(RowPlace) <= state_.reserved[kPlaces]);
+        SHMACC_ASSERT((place + count) * width * sizeof(T) <= state_.reserved[kRows0]);
         for (uint32_t i = at; i < end; ++i, ++place) {
             const int64_t key = keys[i];
             places[place].row = key;
@@ -173,6 +177,7 @@ class SparseSums {
 
     // Builds the index in the region that is not current; the commit makes it current.
     void rebuild_index(uint64_t rows) {
+        SHMACC_ASSERT(!member_.lane().has_begun());
         const uint32_t other = state_.index ? kIndex0 : kIndex1;
         const uint64_t buckets = Index::buckets_for(rows);
         const bool empty = member_.empty(other);  // an operation that died may have left entries there

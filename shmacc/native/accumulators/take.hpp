@@ -267,6 +267,7 @@ class Take : public Operation {
 
     // Call it before the commit: a process that dies in between also counts as a chief.
     void note_taking() {
+        SHMACC_ASSERT(segment_.presence().claimed() && segment_.has_all_locks());
         Participant& own = segment_.presence().own();
         store_relaxed(own.took_at, short_time(timestamp_ns()));
         store(own.took, uint32_t{1});

@@ -37,6 +37,7 @@
 
 #include <algorithm>
 
+#include "base/assertions.hpp"
 #include "base/segment_file.hpp"
 
 #ifndef MADV_POPULATE_WRITE
@@ -123,6 +124,7 @@ class Mapping {
     // more bytes.
     unsigned char* at_least(uint32_t region, uint64_t bytes, uint64_t recorded = 0) {
         if (bytes > regions_[region].proved) follow(region, page_up(std::max(bytes, recorded)));
+        SHMACC_ASSERT(bytes <= regions_[region].proved && regions_[region].proved <= regions_[region].mapped);
         return regions_[region].base;
     }
     template <class T>
@@ -152,6 +154,7 @@ class Mapping {
     void grow(uint32_t region, uint64_t from, uint64_t to, uint64_t committed) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
+        SHMACC_ASSERT(from < to && to % kPage == 0);
         file_->check_room(to - from);
         at_least(region, from);
         const uint64_t recorded = std::max(from, committed);
@@ -174,6 +177,7 @@ class Mapping {
     // the pages stay the segment's, with what they contain, until the region is punched again. A filesystem may refuse.
     bool punch(uint32_t region, uint64_t from) {
         from = page_up(from);
+        SHMACC_ASSERT(from <= kRegionSpan);
         limit(region, from);
         return make_hole(offset_of(region) + from, offset_of(region + 1));
     }
@@ -187,6 +191,7 @@ class Mapping {
         for (uint32_t region = 1; region <= regions_.size(); ++region) {
             const bool end = region == regions_.size();
             const uint64_t kept = end ? 0 : page_up(recorded(region));
+            SHMACC_ASSERT(kept <= kRegionSpan);
             if (kept == 0 && !end) continue;  // one call for regions that are not in use
             done = make_hole(from, offset_of(region)) && done;
             from = offset_of(region) + kept;
@@ -199,6 +204,14 @@ class Mapping {
     void limit(uint32_t region, uint64_t recorded) {
         regions_[region].proved = std::min(regions_[region].proved, recorded);
     }
+
+#ifdef SHMACC_ASSERTIONS
+    // Whether the memory up to `end` is a region's, mapped and reserved.
+    bool reaches(uint32_t region, const void* end) const {
+        const Mapped& at = regions_[region];
+        return end >= at.base && end <= at.base + at.proved;
+    }
+#endif
 
     // In a forked child: forgets the region that a thread of the parent was in the middle of resizing.
     void after_fork_in_child() {

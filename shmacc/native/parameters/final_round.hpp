@@ -54,12 +54,13 @@ class UpdatedRound {
         return segment_.round().current();
     }
     void commit(RoundState& state, FinalPhase phase) {
+        SHMACC_ASSERT(state.holder.serial == serial_);
         if (state.final.phase == kNotFinal) state.final.since_ns = timestamp_ns();
         state.final.phase = phase;
         state.final.serial = serial_;
         state.final.pid = segment_.presence().own().pid;
         state.final.parameters = parameters_.token;
-        segment_.round().commit(state);
+        segment_.commit(state);
     }
 
     OpenSegment& segment_;

@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "base/assertions.hpp"
 #include "base/errors.hpp"
 #include "base/words.hpp"
 #include "parameters/touched_array.hpp"
@@ -272,6 +273,7 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
         uint64_t unsaved = 0;
         for (uint64_t i = begin; i < end; ++i) {
             const Entry<T> entry = entry_of<Rule>(array, i, width);
+            SHMACC_ASSERT(array.total == 0 || entry.at * array.stride + entry.numbers <= array.total);
             if (entry.at >= array.new_from) {
                 ++unsaved;
                 continue;

@@ -63,6 +63,7 @@ class ParametersSession {
         Saving saving{lane().mapping().at_least(kUndoRows, bytes, state.reserved[kUndoRows]),
                       &lane().journal().records, 0, bytes >= kStreamedFrom};
         for (const auto& change : prepared_) change->change(saving, step);
+        SHMACC_ASSERT(saving.count == log_.entries() && lane().mapping().reaches(kUndoRows, saving.to));
         if (saving.streamed) end_of_stream();
     }
     // updates: how often each changed member was updated, in order of the changes; empty: `change` has counted it.
@@ -74,7 +75,7 @@ class ParametersSession {
         ++round.round;
         ++round.takes;
         round.needs = state.generation + 1;
-        segment_.round().commit(round);
+        segment_.commit(round);
         lane().commit(state, members_);
         committed_ = true;
         lane().give_back(before_, state);
@@ -83,7 +84,7 @@ class ParametersSession {
     // For copies (copy.hpp): notes the step to which the change leads that begins now.
     void note_begun(int64_t step) {
         round.begun = std::max(round.begun, step);
-        segment_.round().commit(round);
+        segment_.commit(round);
     }
     // A digest of what `change` has changed. before: that of the changes before.
     uint64_t digest(uint64_t before) {
@@ -100,7 +101,7 @@ class ParametersSession {
         const Presence& presence = segment_.presence();
         round.sealed = 1;
         round.holder = {++round.opened, presence.index(), presence.token(), timestamp_ns()};
-        segment_.round().commit(round);
+        segment_.commit(round);
     }
     void forget_mark() {
         round.sealed = 0;
@@ -108,7 +109,7 @@ class ParametersSession {
     }
     void unmark() {
         forget_mark();
-        segment_.round().commit(round);
+        segment_.commit(round);
     }
     // If a load fails: gives back the memory that `prepare` has reserved.
     void give_journal_back() {

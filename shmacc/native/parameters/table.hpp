@@ -199,6 +199,7 @@ class Table {
     // Does steps 1 to 3. new_steps: the last step of each changed id; null: all get new_step.
     template <class T>
     void give(Saving& saving, const int64_t* new_steps, int64_t new_step) {
+        SHMACC_ASSERT(member_.lane().has_begun());
         RowPlace* const table = member_.array<RowPlace>(kPlaces, end_);
         int64_t* const steps = this->steps();
         for (const int64_t place : marked_) {
@@ -214,7 +215,10 @@ class Table {
         store_relaxed(*saving.saved, saving.count);
         compiler_barrier();
         for (size_t i = 0; i < places_.size(); ++i) steps[places_[i]] = new_steps ? new_steps[i] : new_step;
-        for (const uint32_t i : fresh_) store_relaxed(table[places_[i]].stamp, stamp_of_given(generation()));
+        for (const uint32_t i : fresh_) {
+            SHMACC_ASSERT(places_[i] < static_cast<int64_t>(end_));
+            store_relaxed(table[places_[i]].stamp, stamp_of_given(generation()));
+        }
         store_barrier();
         T* const records = this->records<T>();
         for (const uint32_t i : fresh_)
@@ -223,6 +227,7 @@ class Table {
     }
     // Steps 4 to 6.
     void name() {
+        SHMACC_ASSERT(member_.lane().has_begun() && end_ * sizeof(RowPlace) <= state_.reserved[kPlaces]);
         RowPlace* const table = member_.array<RowPlace>(kPlaces, end_);
         int64_t* const steps = this->steps();
         for (const uint32_t i : fresh_) store(table[places_[i]].row, ids_[i]);
@@ -341,6 +346,7 @@ class Table {
         steps();
     }
     void build_index(const RowPlace* table) {
+        SHMACC_ASSERT(other_index() != kIndex0 + member_.before.index);
         state_.index = other_index() - kIndex0;
         state_.index_buckets = buckets_;
         state_.index_stamp = static_cast<uint32_t>(generation());

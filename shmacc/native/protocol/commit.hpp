@@ -102,6 +102,7 @@
 
 #include <algorithm>
 
+#include "base/assertions.hpp"
 #include "base/directory.hpp"
 #include "base/errors.hpp"
 #include "base/words.hpp"
@@ -129,6 +130,7 @@ class Committed {
         const uint64_t generation = load(generation_);
         const Record record = copies_[generation & 1];
         verify(record, generation);
+        SHMACC_ASSERTED(current_ = generation;)
         return record;
     }
 
@@ -150,11 +152,13 @@ class Committed {
     }
 
     void commit(Record& record) {
+        SHMACC_ASSERT(record.generation == current_);  // so the copy that is not current is overwritten
         ++record.generation;
         record.checksum = checksum_of(record);
         store_barrier();
         store_words(copies_[record.generation & 1], record);
         store(generation_, record.generation);
+        SHMACC_ASSERTED(current_ = record.generation;)
     }
 
     // The generation of the record that `snapshot` would return. A restore changes it only with the second of
@@ -197,6 +201,8 @@ class Committed {
     uint64_t& generation_;
     Record (&copies_)[2];
     const uint64_t* const needed_;
+    // As this process has read or committed it last.
+    SHMACC_ASSERTED(mutable std::atomic<uint64_t> current_{};)
 };
 
 // Which of a member's copies is current at this generation of its lane.

@@ -41,6 +41,7 @@ class Events {
 
     // Returns the event's serial.
     uint64_t add(EventKind kind, const Participant& process, int64_t step) {
+        SHMACC_ASSERT(kind > kNoEvent && kind < kEventKinds);
         const uint64_t serial = __atomic_add_fetch(&header_.next_event, 1, __ATOMIC_ACQ_REL);
         Event& event = header_.events[serial % kEvents];
         store(event.serial, uint64_t{0});

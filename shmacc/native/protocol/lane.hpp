@@ -77,6 +77,7 @@ class Lane {
     }
     // With the lock: the current state, which may be `interrupted`.
     LaneState current() {
+        SHMACC_ASSERTED(begun_ = false;)
         const LaneState state = committed_.current();
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             mapping_.limit(region, state.reserved[region]);  // other processes may have made holes above that
@@ -85,6 +86,8 @@ class Lane {
 
     // The operation may change rows in place from here on, and write members' copies.
     void begin(const LaneState& state, uint64_t new_rows) {
+        SHMACC_ASSERT(lock_->is_mine() && !begun_);
+        SHMACC_ASSERTED(begun_ = true;)
         store_relaxed(header_.journal.records, uint64_t{0});
         store_relaxed(header_.journal.new_rows, new_rows);
         compiler_barrier();
@@ -94,17 +97,23 @@ class Lane {
     Journal& journal() { return header_.journal; }
     // The first `records` undo records are complete.
     void publish(uint64_t records) {
+        SHMACC_ASSERT(has_begun());
         compiler_barrier();
         store_relaxed(header_.journal.records, records);
         compiler_barrier();
     }
     // members: all that the operation has changed. Needs `begin` before.
     inline void commit(LaneState& state, std::vector<Member>& members);
-    void commit(LaneState& state) { committed_.commit(state); }
+    void commit(LaneState& state) {
+        SHMACC_ASSERT(lock_->is_mine());
+        committed_.commit(state);
+        SHMACC_ASSERTED(begun_ = false;)
+    }
 
     // Reserves room for an undo log of this size, and commits the new sizes at once: `recover` checks the log
     // against the committed size. An error gives the new memory back.
     void reserve_undo(LaneState& state, uint64_t log_bytes, uint64_t row_bytes) {
+        SHMACC_ASSERT(lock_->is_mine() && !has_begun());
         const uint64_t log = state.reserved[kUndoLog], rows = state.reserved[kUndoRows];
         try {
             ensure_reserved(state, kUndoLog, log_bytes);
@@ -117,7 +126,7 @@ class Lane {
         LaneState now = committed_.current();
         now.reserved[kUndoLog] = state.reserved[kUndoLog];
         now.reserved[kUndoRows] = state.reserved[kUndoRows];
-        committed_.commit(now);
+        commit(now);
         state.generation = now.generation;
     }
     void ensure_reserved(LaneState& state, LaneRegion region, uint64_t bytes) {
@@ -154,8 +163,16 @@ class Lane {
     }
     void give_back(const LaneState& before, const LaneState& now) {
         for (uint32_t region = 0; region < kLaneRegions; ++region)
-            if (now.reserved[region] < before.reserved[region]) mapping_.punch(region, now.reserved[region]);
+            if (now.reserved[region] < before.reserved[region]) {
+                SHMACC_ASSERT(lock_->is_mine() && !begun_);  // what the state recorded is void only then
+                mapping_.punch(region, now.reserved[region]);
+            }
     }
+
+#ifdef SHMACC_ASSERTIONS
+    // Whether this thread's operation has begun, and has neither committed nor been undone.
+    bool has_begun() { return lock_->is_mine() && begun_; }
+#endif
 
     // How many bytes of a region (counted as in the lane's mapping) the committed state records as reserved.
     uint64_t recorded(const LaneState& state, uint32_t region) const {
@@ -200,6 +217,7 @@ class Lane {
     Committed<LaneState> committed_;
     std::unique_ptr<Lock> lock_;
     std::vector<Compared> compared_;
+    SHMACC_ASSERTED(bool begun_ = false;)
 };
 
 // A member of a lane as an operation changes it, with the lane's lock.
@@ -236,7 +254,10 @@ class Member {
         return Index(buckets, state.index_buckets, static_cast<uint32_t>(state.index_stamp), hash);
     }
     // Returns whether the region has only zeros now, when it is reserved again.
-    bool empty(uint32_t region) { return lane_->mapping().punch(number_of(region), 0); }
+    bool empty(uint32_t region) {
+        SHMACC_ASSERT(region != kIndex0 + before.index);
+        return lane_->mapping().punch(number_of(region), 0);
+    }
     // which: 0 or 1; each member has two shapes.
     Shape& shape(uint64_t which) {
         const uint64_t at = number_ * uint64_t{2} + which;
@@ -262,6 +283,10 @@ class Member {
 
     // Writes the new state over the copy that is not current.
     void write(uint64_t generation) {
+        SHMACC_ASSERT(lane_->has_begun() && generation == lane_state_->generation + 1);
+        SHMACC_ASSERT(state.rows * sizeof(RowPlace) <= state.reserved[kPlaces]);
+        SHMACC_ASSERT(state.rows * row_bytes() <= state.reserved[kRows0]);
+        SHMACC_ASSERT(state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index]);
         state.generation = generation;
         state.checksum = checksum_of(state);
         store_words(lane_->states(number_).copies[copy_ ^ 1], state);
@@ -271,8 +296,10 @@ class Member {
     uint32_t number_of(uint32_t region) const { return kLaneRegions + number_ * kMemberRegions + region; }
     void give_back(const MemberState& larger, const MemberState& now) {
         for (uint32_t region = 0; region < kMemberRegions; ++region)
-            if (now.reserved[region] < larger.reserved[region])
+            if (now.reserved[region] < larger.reserved[region]) {
+                SHMACC_ASSERT(lane_->lock().is_mine() && !lane_->has_begun());
                 lane_->mapping().punch(number_of(region), now.reserved[region]);
+            }
     }
     inline bool shrink(uint64_t rows, uint64_t row_bytes, uint64_t rounds);
     void start_round(uint64_t round) {
@@ -327,9 +354,10 @@ inline bool Member::begin_round(uint64_t round, bool all) {
 }
 
 inline void Lane::commit(LaneState& state, std::vector<Member>& members) {
+    SHMACC_ASSERT(members.empty() || has_begun());
     store_barrier();  // before the copies, as in Committed::commit (commit.hpp)
     for (Member& member : members) member.write(state.generation + 1);
-    committed_.commit(state);
+    commit(state);
     for (Member& member : members) member.give_back();
 }
 

@@ -55,6 +55,7 @@
 #include <mutex>
 #include <new>
 
+#include "base/assertions.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "base/layout.hpp"
@@ -146,6 +147,8 @@ class Lock {
 
     // intact: whether the file still has its full length. If not, its pages are gone and must not be touched.
     void release(bool intact = true) {
+        SHMACC_ASSERT(is_mine());
+        SHMACC_ASSERTED(holder_ = pthread_t();)
         if (intact && load(fairness_.asked)) {
             store(fairness_.asked, uint64_t{0});
             store(fairness_.keep_off_ns, monotonic_ns() + kComing);
@@ -157,7 +160,15 @@ class Lock {
     }
 
     // In a forked child: the parent's threads, which may have locked the mutex, do not exist.
-    void after_fork_in_child() { new (&threads_) std::timed_mutex; }
+    void after_fork_in_child() {
+        new (&threads_) std::timed_mutex;
+        SHMACC_ASSERTED(holder_ = pthread_t();)
+    }
+
+#ifdef SHMACC_ASSERTIONS
+    // Whether this thread holds the lock.
+    bool is_mine() const { return holder_ == pthread_self(); }
+#endif
 
     int queue_value() const {
         int value = 0;
@@ -181,7 +192,10 @@ class Lock {
     // Needs the threads' mutex, and unlocks it if the kernel cannot answer.
     bool record_lock() {
         try {
-            return set_record_lock(fd_, byte_, F_WRLCK);
+            const bool held = set_record_lock(fd_, byte_, F_WRLCK);
+            SHMACC_ASSERT(!held || holder_ == pthread_t());
+            SHMACC_ASSERTED(if (held) holder_ = pthread_self();)
+            return held;
         } catch (...) {
             threads_.unlock();
             throw;
@@ -227,6 +241,7 @@ class Lock {
     sem_t* queue_;
     Fairness& fairness_;
     std::timed_mutex threads_;
+    SHMACC_ASSERTED(std::atomic<pthread_t> holder_{};)
 };
 
 }  // namespace shmacc

@@ -77,6 +77,7 @@ class Entries {
     Entry& operator[](uint32_t i) { return entries_[i]; }
     // Entry i, which may not have been used before.
     Entry& first_use(uint32_t i) {
+        SHMACC_ASSERT(i < capacity_);
         reserve(i + 1);
         uint32_t top = load(top_);
         while (top <= i &&
@@ -167,6 +168,7 @@ class Presence {
                 continue;
             }
             Participant& entry = table_[i];
+            SHMACC_ASSERT(!claimed());
             entry.pid_namespace = process.pid_namespace;
             entry.start_ticks = process.start_ticks;
             entry.attached_ns = entry.seen_ns = timestamp_ns();
@@ -188,11 +190,13 @@ class Presence {
 
     // This attached process is this contributor, whose gradients are to come. Negative: it is none.
     void be_contributor(int64_t contributor) {
+        SHMACC_ASSERT(claimed());
         Participant& entry = own();
         if (contributor >= 0 && !has_applied(entry)) store_relaxed(entry.contributor, contributor);
     }
     // This attached process has failed, but stays attached.
     void note_failure() {
+        SHMACC_ASSERT(claimed());
         Participant& entry = own();
         if (is_worker(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
     }

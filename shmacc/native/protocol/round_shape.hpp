@@ -69,6 +69,7 @@ inline void start_round(Member& member, const Dims& dims) {
         return;
     }
     state.shape = member.before.shape == 0;  // not the one that readers of the committed state need
+    SHMACC_ASSERT(state.shape != member.before.shape && dims.size() <= kMaxRank);
     Shape& shape = member.new_shape(state.shape);
     store_barrier();  // after the commit that made the old shape unused (commit.hpp)
     for (size_t i = 0; i < dims.size(); ++i) store_relaxed(shape.dims[i], dims[i]);

@@ -31,8 +31,16 @@ class UndoLog {
             if (one.listed_bytes()) std::memcpy(to, one.listed, one.listed_bytes());
             to += one.listed_bytes();
         }
+        SHMACC_ASSERT(!lane.has_begun() && lane.mapping().reaches(kUndoLog, to));
     }
     uint64_t saved_bytes() const { return saved_bytes_; }
+#ifdef SHMACC_ASSERTIONS
+    uint64_t entries() const {
+        uint64_t entries = 0;
+        for (const Logged& one : arrays_) entries += one.array.entries;
+        return entries;
+    }
+#endif
 
   private:
     struct Logged {
@@ -46,6 +54,7 @@ class UndoLog {
 };
 
 inline void put_arrays_back(Lane& lane, LaneState& state, uint64_t entries) {
+    SHMACC_ASSERT(lane.lock().is_mine());
     uint64_t log_left = state.reserved[kUndoLog], saved_left = state.reserved[kUndoRows];
     const unsigned char* log = lane.region(kUndoLog, state);
     const unsigned char* saved = lane.region(kUndoRows, state);

@@ -51,6 +51,7 @@ class Undo {
         else if (bytes)
             std::memcpy(rows_, rows, bytes);
         rows_ += bytes;
+        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_) && lane_.mapping().reaches(kUndoRows, rows_));
         lane_.publish(++records_);
     }
     // Saves all committed rows of the member, and their numbers. After that, other rows may overwrite them.
@@ -58,6 +59,7 @@ class Undo {
         const uint64_t rows = member.before.rows, row_bytes = member.spec().row_bytes(member.before);
         const RowPlace* places = member.array<RowPlace>(kPlaces, rows);
         const auto* sums = member.array<unsigned char>(kRows0, rows * row_bytes);
+        SHMACC_ASSERT(member.state.rows == 0);  // a new round, which has put nothing over the saved rows yet
         start(static_cast<uint16_t>(member.number()));
         for (uint64_t at = 0; at < rows; at += kPieceSlots) {
             const auto place = static_cast<uint32_t>(at);
@@ -77,6 +79,7 @@ class Undo {
         log_ += sizeof record;
         for (uint32_t j = 0; j < length; ++j, log_ += sizeof(int64_t))
             std::memcpy(log_, &places[j].row, sizeof(int64_t));
+        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_));
         lane_.publish(++records_);
     }
 
@@ -90,10 +93,10 @@ class Undo {
 
 // What an undo record has saved of consecutive rows.
 struct SavedRows {
-    uint32_t member, first_place, places;
-    bool numbers;  // the rows' numbers; else their contributions and sums
-    const unsigned char* words;  // a number, or the contributions, of each row
-    uint64_t sums_at, sums_bytes;  // in UndoRows
+    uint32_t member, first_place = 0, places = 0;
+    bool numbers = false;  // the rows' numbers; else their contributions and sums
+    const unsigned char* words = nullptr;  // a number, or the contributions, of each row
+    uint64_t sums_at = 0, sums_bytes = 0;  // in UndoRows
 
     // all: the member's places.
     void put_back(RowPlace* all) const {
@@ -112,7 +115,7 @@ template <class StateOf, class Act>
 void read_undo(const unsigned char* log, const LaneState& lane, const MemberSpecs& specs, uint64_t records,
                StateOf state_of, Act act) {
     uint64_t left = lane.reserved[kUndoLog], row_bytes = 0, rows = 0;
-    SavedRows saved{UINT32_MAX, 0, 0, false, log, 0, 0};
+    SavedRows saved{UINT32_MAX};
     for (; records > 0; --records) {
         UndoRecord record;
         if (left < sizeof record) data_loss("its undo log is too long");
@@ -127,14 +130,12 @@ void read_undo(const unsigned char* log, const LaneState& lane, const MemberSpec
             saved.sums_at = undo_aligned(saved.sums_at);
         }
         if (uint64_t{record.first_place} + record.places > rows) data_loss("an undo record names no row");
-        const bool numbers = record.member & kUndoNumbers;
-        saved = {member,
-                 record.first_place,
-                 record.places,
-                 numbers,
-                 log + sizeof record,
-                 saved.sums_at,
-                 numbers ? 0 : record.places * row_bytes};
+        saved.member = member;
+        saved.first_place = record.first_place;
+        saved.places = record.places;
+        saved.numbers = record.member & kUndoNumbers;
+        saved.words = log + sizeof record;
+        saved.sums_bytes = saved.numbers ? 0 : record.places * row_bytes;
         const uint64_t bytes = sizeof record + record.places * sizeof(int64_t);
         if (bytes > left || saved.sums_at + saved.sums_bytes > lane.reserved[kUndoRows])
             data_loss("its undo log is too long");
@@ -145,6 +146,7 @@ void read_undo(const unsigned char* log, const LaneState& lane, const MemberSpec
 }
 
 inline void put_rows_back(Lane& lane, LaneState& state, uint64_t records) {
+    SHMACC_ASSERT(lane.lock().is_mine());
     const unsigned char* const saved = lane.region(kUndoRows, state);
     std::optional<Member> member;
     RowPlace* places = nullptr;

@@ -85,6 +85,7 @@ class WaitQueue {
 
     // Needs all lanes' locks. Returns the entry's index.
     uint32_t join(int64_t num_required) {
+        SHMACC_ASSERT(presence_.claimed() && num_required > 0);
         for (uint32_t i = 0; i < kMaxWaiters; ++i) {
             Waiter& entry = table_.first_use(i);
             if (load(entry.ticket) != 0) continue;

@@ -217,6 +217,7 @@ class OpenSegment {
     // known only roughly (the fixed regions grow as well), so this looks when that has become more. Allocates nothing,
     // since it follows a commit. lanes: the states of all lanes.
     void give_unrecorded_back(const LaneState* lanes) {
+        SHMACC_ASSERT(has_all_locks());
         if (!file().status().intact) return;
         uint64_t recorded = 0;
         for (size_t i = 0; i < lanes_.size(); ++i) recorded += lanes_[i]->recorded(lanes[i]);
@@ -234,6 +235,17 @@ class OpenSegment {
     const Config& config() const { return config_; }
     const std::shared_ptr<const MemberSpecs>& specs() const { return specs_; }
     Committed<RoundState>& round() { return round_; }
+    // Needs all lanes' locks.
+    void commit(RoundState& state) {
+        SHMACC_ASSERT(has_all_locks());
+        round_.commit(state);
+    }
+#ifdef SHMACC_ASSERTIONS
+    bool has_all_locks() const {
+        return std::all_of(lanes_.begin(), lanes_.end(),
+                           [](const auto& lane) { return lane->lock().is_mine(); });
+    }
+#endif
     std::vector<std::unique_ptr<Lane>>& lanes() { return lanes_; }
     Events& events() { return events_; }
     Presence& presence() { return presence_; }
@@ -280,6 +292,7 @@ class OpenSegment {
     // dies before it writes the event, LaneState::recoveries still counts the recovery. A process that has no
     // participant's entry yet, and sweeps because all are taken, writes no event.
     LaneState recovered(uint32_t lane) {
+        SHMACC_ASSERT(lanes_[lane]->lock().is_mine());
         LaneState state = lanes_[lane]->current();
         if (lanes_[lane]->interrupted(state)) {
             recover(*lanes_[lane], state, 1);
@@ -288,7 +301,10 @@ class OpenSegment {
         return state;
     }
     // Needs the lane's lock.
-    uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
+    uint32_t living_head(uint32_t lane) {
+        SHMACC_ASSERT(lanes_[lane]->lock().is_mine());
+        return wait_queue_.living_head(known_heads_[lane]);
+    }
     // The lane that this process's applies try first.
     uint32_t last_lane() {
         const uint32_t last = load_relaxed(last_lane_);

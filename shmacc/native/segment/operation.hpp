@@ -51,6 +51,7 @@ class ActivityScope {
   public:
     ActivityScope(OpenSegment& segment, Activity activity)
         : segment_(segment), entry_(segment.presence().own()) {
+        SHMACC_ASSERT(segment.presence().claimed());
         now(activity);
         store_relaxed(entry_.seen_ns, timestamp_ns());
     }

@@ -178,6 +178,7 @@ class LaneSession {
     }
     // Returns a member to change. Starts the round in it, if it has nothing of this round yet.
     Member& member(uint32_t number) {
+        SHMACC_ASSERT(members_.size() < members_.capacity());  // `expect` was called: references stay valid
         Member& made = members_.emplace_back(lane(), number, state);
         if (made.state.round == round.round) return made;
         if (replaces(made))
@@ -303,7 +304,7 @@ class AllLanesSession {
         state.holder = {};
         state.final = {kNotFinal, 0, 0, 0, state.final.parameters};
     }
-    void commit() { segment_.round().commit(state); }
+    void commit() { segment_.commit(state); }
     void release() { locks_.release(); }
     // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of all of them; no
     // gradient may be pending then. Each lane commits by itself: its contents stay the same.
