@@ -76,7 +76,10 @@ void add_changed(Digest& digest, const ChangedRows& rows, const unsigned char* a
     const auto* const numbers = reinterpret_cast<const T*>(array);
     const uint64_t width = row_bytes / sizeof(T);
     if (!rows.rows) digest.add(numbers, bytes / sizeof(T));
+    constexpr uint64_t kAhead = 4;  // rows that are prefetched: those that have changed are no longer in a cache
     for (uint64_t i = 0; rows.rows && i < rows.count; ++i) {
+        if (i + kAhead < rows.count)
+            prefetch_row(numbers + static_cast<uint64_t>(rows.rows[i + kAhead]) * width, width);
         digest.add(static_cast<uint64_t>(rows.rows[i]));
         digest.add(numbers + static_cast<uint64_t>(rows.rows[i]) * width, width);
     }
