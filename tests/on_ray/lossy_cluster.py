@@ -24,8 +24,9 @@ if __name__ == "__main__":  # before Ray has any thread
     WIRES = Wires(3, delay=(0.005, 0.002), loss=0.01)
 
 import ray
-from on_ray.journals import MEMBERS, Journals, wait_for
+from on_ray.journals import Journals, wait_for
 from on_ray.nodes import Nodes
+from on_ray.training import check_copies, parameters_of
 
 import shmacc.ray
 from shmacc.ray._parts import NAMESPACE
@@ -39,7 +40,17 @@ def kill(part: str) -> None:
     os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
 
 
-def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals) -> dict[str, Any]:
+def owners_node() -> str:
+    owner: Any = ray.get_actor("lossy/owner", namespace=NAMESPACE)
+    return str(ray.get(owner.place.remote())[1])
+
+
+def live(
+    nodes: Nodes,
+    group: shmacc.ray.AccumulatorGroup,
+    params: shmacc.ray.Parameters,
+    journals: Journals,
+) -> dict[str, Any]:
     """Make rounds while parts fail; return the figures."""
     seconds = []
 
@@ -47,12 +58,10 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals) -
         for _ in range(number):
             began = time.monotonic()
             with group.round(required, timeout=120) as taken:
-                journals.enter(taken, required)
+                journals.enter(taken, required, params.step)
+                params.update(taken)
             seconds.append(time.monotonic() - began)
 
-    owner: Any = ray.get_actor("lossy/owner", namespace=NAMESPACE)
-    home = ray.get_runtime_context().get_node_id()
-    assert ray.get(owner.place.remote())[1] == home, "no link between it and its chief"
     times: dict[str, float] = {}
     began = time.monotonic()
 
@@ -95,7 +104,9 @@ def live(nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals) -
     nodes.remove(2)
     for rank in (2, 5):
         journals.kill(rank)
+        del journals.homes[rank]
     rounds(3, 4)
+    check_copies(journals, params)
     passed("node")
     return {
         "seconds": times,
@@ -118,14 +129,20 @@ def main() -> None:
     try:
         with (
             nodes.on(0),
-            shmacc.ray.AccumulatorGroup(MEMBERS, "lossy", shards=3, timing=TIMING) as group,
+            parameters_of("lossy") as params,
+            shmacc.ray.AccumulatorGroup(
+                params.member_specs(), "lossy", shards=3, timing=TIMING
+            ) as group,
         ):
-            journals = Journals(nodes, "lossy", folder, group.global_step)
+            copies = params.shared_name
+            assert owners_node() == nodes.id(0), "no link between it and its chief"
+            journals = Journals(nodes, "lossy", folder, group.global_step, copies=copies)
             try:
-                figures = live(nodes, group, journals)
+                figures = live(nodes, group, params, journals)
             finally:
                 journals.end()
                 group.unlink()
+                params.unlink()
         sys.stdout.write(f"\n{json.dumps(figures)}\n")
         sys.stdout.flush()
     finally:

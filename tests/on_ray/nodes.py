@@ -33,15 +33,17 @@ class Nodes:
     """The cluster: nodes whose segments do not see each other's.
 
     Without `wires`, a network with a namespace for each, they are at 127.0.0.2 and on. Without
-    `storage` Ray's head cannot be started again.
+    `storage` Ray's head cannot be started again. The machines may be those of an earlier `run`.
     """
 
-    def __init__(self, wires: Wires | None = None, storage: Path | None = None) -> None:
+    def __init__(
+        self, wires: Wires | None = None, storage: Path | None = None, run: str | None = None
+    ) -> None:
         self.wires, self.storage = wires, storage
         if storage is not None:
             os.environ["RAY_gcs_storage"] = "rocksdb"  # noqa: SIM112  Ray's spelling
             os.environ["RAY_gcs_storage_path"] = str(storage)  # noqa: SIM112
-        self.run = f"ray{os.getpid()}{uuid.uuid4().hex[:6]}"
+        self.run = run or f"ray{os.getpid()}{uuid.uuid4().hex[:6]}"
         self.nodes: list[Node] = []
         self.cluster = Cluster()
         for _ in range(3):
@@ -129,6 +131,15 @@ class Nodes:
         """Stop all processes of a machine in the block, workers too."""
         with stopped(*self._processes(number)):
             yield
+
+    def crash(self) -> None:
+        """Have all machines' processes die, Ray's and others, but not what they have in memory."""
+        ray.shutdown()
+        processes = [each for n in range(len(self.nodes)) for each in self._processes(n)]
+        self.cluster.shutdown()
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def _processes(self, number: int) -> list[int]:
         variable = f"SHMACC_NAMESPACE={self.namespace(number)}".encode()

@@ -19,7 +19,7 @@ import shmacc
 import shmacc.ray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from on_ray.nodes import Nodes
@@ -65,7 +65,7 @@ params = shmacc.Parameters.attach(f"{name}.params", timeout=120)
 group = shmacc.attach(name, timeout=120)
 for step in group.steps(timeout=300):
     own, contents = params.snapshot()
-    assert own <= step or group.global_step > step, (own, step)
+    assert own <= step or group.wait_step(step, timeout=300) >= own, "the copy is first, but soon"
     table = contents["table"]
     parts = [contents["dense"], contents["sparse"], table.indices, table.values]
     digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
@@ -118,6 +118,13 @@ class Replicated:
         for rank in range(self.ranks):
             self.start_worker(rank, rank % 3)
 
+    def move(self, ranks: tuple[int, ...], node: int) -> None:
+        """Start workers again on another node."""
+        for rank in ranks:
+            self.workers[rank].kill()
+            self.workers[rank].wait()
+            self.start_worker(rank, node)
+
     def start_chief(self, steps: int, node: int = 0) -> subprocess.Popen[bytes]:
         self.chiefs += 1
         place = self.nodes.cluster.address, self.nodes.address(node)
@@ -148,14 +155,14 @@ class Replicated:
         ):
             return params.step
 
-    def states(self, nodes: Iterator[int] | range = range(3)) -> list[dict[str, Any]]:
+    def states(self, nodes: Iterable[int] = range(3)) -> list[dict[str, Any]]:
         found = []
         for node in nodes:
             with self.nodes.on(node), shmacc.Parameters.attach(f"{self.name}.params") as params:
                 found.append(params.state())
         return found
 
-    def check(self, nodes: Iterator[int] | range = range(3)) -> int:
+    def check(self, nodes: Iterable[int] = range(3)) -> int:
         """Compare all copies with those of one host; return how many updates they have."""
         states = self.states(nodes)
         updates = int(states[0]["updates"][0])
@@ -171,11 +178,14 @@ class Replicated:
                 assert seen.setdefault(int(step), digest) == digest, f"nodes differ at {step}"
         return updates
 
-    def end(self) -> None:
+    def end_processes(self) -> None:
         for process in [*self.workers.values(), self.chief]:
             if process is not None:
                 process.kill()
                 process.wait()
+
+    def end(self) -> None:
+        self.end_processes()
         with self.nodes.on(0):
             with contextlib.suppress(shmacc.errors.NotFoundError):
                 shmacc.ray.AccumulatorGroup.attach(self.name).unlink()

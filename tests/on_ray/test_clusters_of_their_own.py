@@ -61,6 +61,10 @@ def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
     assert figures["lost to nodes"] <= 4
 
 
+def test_after_the_end_of_the_whole_cluster_the_best_copy_leads() -> None:
+    run("again_cluster.py")
+
+
 @needs_own_shm
 def test_a_worker_that_never_waits_leaves_room_for_rays_objects() -> None:
     """Otherwise its node is lost: a bus error ends the process that writes an object."""

@@ -81,10 +81,7 @@ def test_a_node_that_is_silent_gets_the_copy_of_another_one(training: Replicated
     wait_for(lambda: training.step_on(0) >= 3)
     pid = pid_of(f"{training.name}/host {training.nodes.id(2)}")
     assert pid is not None
-    for rank in (2, 5):  # workers of that node: the others apply for them
-        training.workers[rank].kill()
-        training.workers[rank].wait()
-        training.start_worker(rank, 0)
+    training.move((2, 5), 0)  # workers of that node: the others apply for them
     with stopped(pid):
         before = training.step_on(0)
         wait_for(lambda: training.step_on(0) >= before + 3, 60)
@@ -94,6 +91,29 @@ def test_a_node_that_is_silent_gets_the_copy_of_another_one(training: Replicated
     training.chief.kill()
     time.sleep(TIMING.chief_lease)
     wait_for(lambda: len({training.step_on(node) for node in range(3)}) == 1)
+    training.check()
+
+
+def test_a_machine_on_which_ray_is_started_again_gets_the_newer_copy(training: Replicated) -> None:
+    """Its memory has a copy of an earlier step; its workers see no later step with that."""
+    training.start_workers()
+    training.start_chief(10**6)
+    wait_for(lambda: training.step_on(0) >= 3)
+    training.move((2, 5), 0)
+    with (
+        training.nodes.on(2),
+        shmacc.Parameters.attach(f"{training.name}.params") as copy,
+        shmacc.AccumulatorGroup.attach(training.name) as segment,
+    ):
+        with training.nodes.without_ray(2):
+            old = max(copy.step, segment.global_step)
+            wait_for(lambda: training.step_on(0) >= old + 3, 60)
+        wait_for(lambda: segment.global_step > old, 60)
+        assert copy.step >= old + 3, "it sees a step before the parameters"
+    training.move((2, 5), 2)
+    assert training.chief is not None
+    training.chief.kill()
+    training.train_until(training.step_on(0) + 5)
     training.check()
 
 
