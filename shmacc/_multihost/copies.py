@@ -28,7 +28,17 @@ from dataclasses import dataclass
 
 from shmacc._base.lineage import Copy, Lineage
 from shmacc._multihost.hosts import Host, Hosts
-from shmacc._multihost.messages import Ended, Fence, Refused, Report, Stage, Staging, Told
+from shmacc._multihost.messages import (
+    LAST_STEP,
+    AtLastStep,
+    Ended,
+    Fence,
+    Refused,
+    Report,
+    Stage,
+    Staging,
+    Told,
+)
 
 _logger = logging.getLogger("shmacc")
 
@@ -39,7 +49,7 @@ _SLOWEST = 20e6  # bytes a second that a host gets at least
 _LATEST = 30.0  # seconds that a new owner waits for hosts that may have the line and are not listed
 _FURTHEST = 1 << 32  # a segment that is further ahead is damaged, or set by hand
 
-ChangeAnswer = Staging | Told | Refused | Ended
+ChangeAnswer = Staging | Told | Refused | AtLastStep | Ended
 
 
 def same(has: Lineage, wanted: Lineage) -> bool:
@@ -201,7 +211,7 @@ class Copies:
             report, copy = host.report, host.report.copy
             differs = self.lineage is not None and not same(copy.lineage, self.lineage)
             least = max(report.step + (differs and report.step >= 0), copy.begun)
-            if least - step > _FURTHEST:
+            if least - step > _FURTHEST or least > LAST_STEP:
                 self.problems[host.name] = (
                     f"its segment is at step {report.step}, its copy leads to {copy.begun}, and "
                     f"the group is at {step}"

@@ -359,7 +359,7 @@ class Finished(NamedTuple):
 
 
 class AtLastStep(NamedTuple):
-    """There are enough gradients, but no round can close `LAST_STEP`."""
+    """No round can close `LAST_STEP`, though enough gradients are there; nor can a restore."""
 
 
 class Ended(NamedTuple):

@@ -305,6 +305,8 @@ class OwnerCore(Rounds):
             if only_first and copies.lineage is not None:
                 return Told()
             least = max(self.step + 1, step, copies.ahead(self._hosts, self.step) or 0)
+            if least > LAST_STEP:
+                return AtLastStep()
             stage = copies.named(self.fence.term, least, source, size, whole=True)
             copies.begin(call, host, stage, now)
             self._changed()

@@ -16,7 +16,12 @@ import ray
 
 from shmacc._multihost.messages import Finished, NotReady, Opened
 from shmacc._multihost.pieces import Plan
-from shmacc.errors import DeadlineExceededError, FailedPreconditionError, FinishedError
+from shmacc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    FinishedError,
+    OutOfRangeError,
+)
 from shmacc.ray._finding import END, end_parts, find_config, find_group, make_owner
 from shmacc.ray._head import kill, living_nodes, shown
 from shmacc.ray._parts import DIED, LOST, Config, State, check_connected, find, find_actor
@@ -287,6 +292,11 @@ OPEN: dict[str, OpenBlock] = {}
 def finished(link: Link) -> FinishedError:
     """Return the error of a wait on a group that is finished."""
     return FinishedError(f"The group {link.name!r} is finished: there are no more rounds")
+
+
+def at_last_step() -> OutOfRangeError:
+    """Return the error of a round, or a restore, after which the step would be 2**63."""
+    return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
 
 
 def not_ready(link: Link) -> FailedPreconditionError:

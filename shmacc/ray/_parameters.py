@@ -4,6 +4,7 @@ The chief's `update` goes to the group's owner, which has all nodes get it, and 
 (`shmacc._multihost.copies`). No process writes the chief's copy but the actor of its node.
 """
 
+import contextlib
 import time
 import uuid
 import weakref
@@ -16,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc import optim
 from shmacc._base.array_types import ValueArray
-from shmacc._multihost.messages import Refused, Staging, Told
+from shmacc._multihost.messages import AtLastStep, Refused, Staging, Told
 from shmacc._parameters import changes, copies
 from shmacc._parameters.change_checks import Asked
 from shmacc._parameters.new_arrays import Optimizers
@@ -32,11 +33,12 @@ from shmacc.errors import (
     ShmaccError,
 )
 from shmacc.ray._finding import warn_of_left
-from shmacc.ray._head import living_nodes, shown
-from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock
+from shmacc.ray._head import answer_of_head, living_nodes, shown
+from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock, at_last_step
 from shmacc.ray._parts import CopyConfig, Source, check_connected
 from shmacc.ray._waits import PATIENCE, Wait, wait_for_all
 
+_REMOVAL = 30.0  # seconds for nodes to remove their copies' names
 _SAME_POWER = -0.5  # of FTRL: other powers differ in last bits from processor to processor
 
 
@@ -169,6 +171,7 @@ class Parameters(LocalParameters):
                 parameters; or it has a round of it open.
             InvalidArgumentError, ResourceExhaustedError: As there; nothing was changed.
             DeadlineExceededError: The timeout passed; nothing was changed.
+            OutOfRangeError: The step is 2**63 - 1 and cannot go up.
         """
         wait = Wait(arguments.timeout(timeout))
         copies.check(self, state)
@@ -192,14 +195,25 @@ class Parameters(LocalParameters):
         )
 
     def unlink(self) -> None:
-        """Remove the copies' names on all nodes; also after `close`. The copies stay in use."""
-        name, calls = self.shared_name, {}
-        for node in living_nodes(None):
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            task = ray.remote(_unlink).options(num_cpus=0, scheduling_strategy=there)
-            calls[task.remote(name)] = node
-        ended = wait_for_all(list(calls), time.monotonic() + PATIENCE)
-        warn_of_left(name, sorted(node for call, node in calls.items() if call not in ended))
+        """Remove the copies' names on all nodes; also after `close`. The copies stay in use.
+
+        A node that cannot be reached within 30 s keeps its name: a warning (logger ``shmacc``) says
+        so.
+        """
+        name, until = self.shared_name, time.monotonic() + _REMOVAL
+        nodes = living_nodes(None, until)
+
+        def ask() -> dict[Any, str]:
+            """Start a task on each node: Ray asks its head about a function that is new to it."""
+            kind = ray.remote(num_cpus=0)(_unlink)
+            on = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
+            return {kind.options(scheduling_strategy=on[n]).remote(name): n for n in nodes}
+
+        calls: dict[Any, str] = {}
+        with contextlib.suppress(DeadlineExceededError):
+            calls = answer_of_head(f"end of {name}", ask, until - _REMOVAL / 2)
+        ended = wait_for_all(list(calls), until)
+        warn_of_left(name, sorted(nodes - {calls[call] for call in ended}))
         super().unlink()
 
     def close(self) -> None:
@@ -291,6 +305,8 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
                 return
             case Refused():
                 raise _RefusedError(answer)
+            case AtLastStep():
+                raise at_last_step()
             case _:
                 raise FailedPreconditionError(
                     "The round has ended before its update, or the owner was started again: look "

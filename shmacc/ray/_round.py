@@ -30,12 +30,11 @@ from shmacc.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
-    OutOfRangeError,
     ShmaccError,
     WorkerDiedError,
 )
 from shmacc.ray._head import shown
-from shmacc.ray._link import OPEN, Link, OpenBlock, finished, not_ready
+from shmacc.ray._link import OPEN, Link, OpenBlock, at_last_step, finished, not_ready
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked
 
@@ -275,7 +274,7 @@ def _error_of(
         case Finished():
             return finished(link)
         case AtLastStep():
-            return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
+            return at_last_step()
         case Ended():
             return CancelledError(
                 f"The wait for a round of {link.name!r} was ended: by cancel(), or because "

@@ -134,6 +134,10 @@ def test_no_round_closes_the_last_step() -> None:
     table.owner.set_global_step(7, "set", table.now)
     table.settle()
     assert table.opened(1, "u").contributors.tolist() == [1]
+    owner = OwnerCore(1, None, TIMING, copies=True)
+    owner.copies.is_learning = False  # type: ignore[union-attr]
+    owner.step = LAST_STEP
+    assert owner.restore("call", "a", None, 0, 7, 0.0, only_first=False) == AtLastStep()
 
 
 def test_the_end_of_a_block_counts_once_however_often_it_is_sent() -> None:
