@@ -62,9 +62,12 @@ def main() -> None:
             training.train_until(training.step_on(0) + 5)
             assert training.check() >= updates + rounds + 5
             training.end()
-        assert nodes.left() == []
     finally:
         nodes.end()
+        left = nodes.left()
+        for name in left:
+            os.unlink(f"/dev/shm/{name}")  # noqa: PTH108, S108
+    assert left == []
 
 
 if __name__ == "__main__":

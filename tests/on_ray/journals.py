@@ -45,11 +45,12 @@ group = shmacc.attach(name, timeout=60)
 assert "ray" not in sys.modules
 step = group.global_step
 for number in itertools.count():
+    seen = None if params is None else params.step  # at once: the step is what it has just seen
     own = rank * 1_000_000 + life * 10_000 + number
     time.sleep(random.uniform(0, 0.03))
     print("apply", own, step, file=log)
     if params is not None:
-        print("from", own, params.step, file=log)
+        print("from", own, seen, file=log)
     gradient = {
         "rows": ([own, 10**9 + rank], np.ones((2, 2), np.float32)), "rest": np.full(5, rank + 1.0)
     }

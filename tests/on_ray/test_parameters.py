@@ -108,7 +108,7 @@ def test_a_machine_on_which_ray_is_started_again_gets_the_newer_copy(training: R
         with training.nodes.without_ray(2):
             old = max(copy.step, segment.global_step)
             wait_for(lambda: training.step_on(0) >= old + 3, 60)
-        wait_for(lambda: segment.global_step > old, 60)
+        segment.wait_step(old, timeout=60)
         assert copy.step >= old + 3, "it sees a step before the parameters"
     training.move((2, 5), 2)
     assert training.chief is not None
