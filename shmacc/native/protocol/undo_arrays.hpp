@@ -25,13 +25,13 @@ class UndoLog {
         lane.reserve_undo(state, bytes, saved_bytes_);
         unsigned char* to = lane.region(kUndoLog, state);
         lane.region(kUndoRows, state);  // mapped now, so that nothing fails later
+        SHMACC_ASSERT(!lane.has_begun() && lane.mapping().reaches(kUndoLog, to + bytes));
         for (const Logged& one : arrays_) {
             std::memcpy(to, &one.array, sizeof one.array);
             to += sizeof one.array;
             if (one.listed_bytes()) std::memcpy(to, one.listed, one.listed_bytes());
             to += one.listed_bytes();
         }
-        SHMACC_ASSERT(!lane.has_begun() && lane.mapping().reaches(kUndoLog, to));
     }
     uint64_t saved_bytes() const { return saved_bytes_; }
 #ifdef SHMACC_ASSERTIONS

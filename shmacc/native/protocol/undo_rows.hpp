@@ -38,6 +38,8 @@ class Undo {
     template <uint64_t kWidth, class T>
     void save(const RowPlace* __restrict__ places, const T* rows, uint32_t place, uint32_t length,
               uint64_t width) {
+        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_ + sizeof(UndoRecord) + length * sizeof(int64_t)));
+        SHMACC_ASSERT(lane_.mapping().reaches(kUndoRows, rows_ + length * width * sizeof(T)));
         const UndoRecord record{place, static_cast<uint16_t>(length), member_};
         std::memcpy(log_, &record, sizeof record);
         auto* __restrict__ contributions = reinterpret_cast<int64_t*>(log_ + sizeof record);
@@ -51,7 +53,6 @@ class Undo {
         else if (bytes)
             std::memcpy(rows_, rows, bytes);
         rows_ += bytes;
-        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_) && lane_.mapping().reaches(kUndoRows, rows_));
         lane_.publish(++records_);
     }
     // Saves all committed rows of the member, and their numbers. After that, other rows may overwrite them.
@@ -73,13 +74,13 @@ class Undo {
     static constexpr uint64_t kPieceSlots = 1024;
 
     void save_numbers(const RowPlace* places, uint32_t place, uint32_t length) {
+        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_ + sizeof(UndoRecord) + length * sizeof(int64_t)));
         const UndoRecord record{place, static_cast<uint16_t>(length),
                                 static_cast<uint16_t>(member_ | kUndoNumbers)};
         std::memcpy(log_, &record, sizeof record);
         log_ += sizeof record;
         for (uint32_t j = 0; j < length; ++j, log_ += sizeof(int64_t))
             std::memcpy(log_, &places[j].row, sizeof(int64_t));
-        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_));
         lane_.publish(++records_);
     }
 
