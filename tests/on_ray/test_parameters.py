@@ -117,7 +117,7 @@ def test_a_machine_on_which_ray_is_started_again_gets_the_newer_copy(training: R
     training.check()
 
 
-def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes) -> None:
+def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Path) -> None:
     with (
         shmacc.ray.Parameters(
             CONTENTS, "kept.params", optimizer=OPTIMIZERS, unlink_on_close=True
@@ -129,14 +129,18 @@ def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes) -> None:
         _apply(nodes, 0, 0)
         with group.round(1, timeout=60) as taken:
             params.update(taken)
-        early = params.state()
+        early: dict[str, Any] = params.state()
+        np.savez(tmp_path / "early.npz", **early)
+        shmacc.save(tmp_path / "other.npz", {"kept": params})
         _apply(nodes, 1, 1)
         with group.round(1, timeout=60) as taken:
             params.update(taken)
             with pytest.raises(shmacc.errors.FailedPreconditionError, match="outside of a round"):
                 params.restore(early)
         _apply(nodes, 2, 2)  # stale after the restore
-        params.restore(early, timeout=60)
+        with pytest.raises(shmacc.errors.FailedPreconditionError, match="this host only"):
+            shmacc.load(tmp_path / "other.npz", {"kept": params})
+        params.restore(dict(np.load(tmp_path / "early.npz")), timeout=60)
         assert group.global_step == params.step == 3
         wait_for(lambda: group.num_accumulated() == 0)
         for node in range(3):
