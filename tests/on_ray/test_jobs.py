@@ -127,6 +127,16 @@ def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
     assert f"export {setting}=1\n" in before
 
 
+def test_the_manifest_starts_a_chief_that_failed_again(tmp_path: Path) -> None:
+    fails_twice = tmp_path / "python"
+    fails_twice.write_text('#!/bin/bash\necho "$@" >>runs\n(($(wc -l <runs) == 3))\n')
+    fails_twice.chmod(0o755)
+    entrypoint = manifest("rayjob.yaml")["spec"]["entrypoint"]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", entrypoint], cwd=tmp_path, env=path, check=True)
+    assert (tmp_path / "runs").read_text() == 3 * "/job/chief.py 12 200\n"
+
+
 def test_shellcheck_accepts_the_script() -> None:
     for command in (["bash", "-n"], [BIN / "shellcheck", "--enable=quote-safe-variables"]):
         subprocess.run([*command, FOLDER / "slurm.sh"], check=True)
