@@ -24,6 +24,7 @@ def snapshot_of_hosts(link: Link, wait: Wait) -> GroupTaken:
         FailedPreconditionError: The owner knows no step.
         DeadlineExceededError: The owner or a host has not answered in time.
     """
+    link.step(wait.until)  # with parameters, a new owner learns it first
     step, parts = _parts(link, wait)
     if step is None:
         raise not_ready(link)

@@ -167,7 +167,7 @@ class Link:
             FailedPreconditionError: The owner was started again and knows no step yet.
         """
         while (step := self.state(until)[0]) is None:
-            if self.call("has_line", ANSWER, until=until) is not None:
+            if self.call("has_line", ANSWER, until=until) is False:
                 raise not_ready(self)
         return step
 
@@ -184,10 +184,9 @@ class Link:
                     raise not_ready(self)
             if wait.is_over():
                 known, accumulated, *_ = self.state(wait.until)
-                if known is None:
-                    raise not_ready(self)
+                shown = "not known yet" if known is None else known
                 raise DeadlineExceededError(
-                    f"The global step is {known}, not past {after}, after {seconds:g} seconds"
+                    f"The global step is {shown}, not past {after}, after {seconds:g} seconds"
                 ).with_fields(step=known, accumulated=accumulated)
 
     def lost(self, until: float | None = None) -> frozenset[str]:

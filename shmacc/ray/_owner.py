@@ -129,9 +129,8 @@ class OwnerActor:
         """Return whether some node has a copy of the parameters; None: not known after `wait`."""
         await self._park(wait, lambda: self._core.is_learning)
         copies = self._core.copies
-        if copies is None or copies.is_learning:
-            return None
-        return copies.lineage is not None
+        has = copies is not None and copies.lineage is not None
+        return None if self._core.is_learning else has
 
     async def do(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the core with the present time; wake calls that wait."""

@@ -19,7 +19,7 @@ import shmacc
 import shmacc.ray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from on_ray.nodes import Nodes
@@ -150,6 +150,17 @@ def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Pa
                 for key in early.keys() - {"step"}:
                     np.testing.assert_array_equal(own[key], early[key])
             assert not _apply(nodes, node, 2)
+        calls: list[Callable[[], Any]] = [
+            lambda: group.global_step,
+            lambda: next(group.steps(timeout=60)),
+            lambda: group.wait_step(2, timeout=60),
+            lambda: group.snapshot().step,
+        ]
+        for call in calls:  # each finds a new owner, which learns the step first
+            pid = pid_of("kept/owner")
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert call() == 3
 
 
 def _apply(nodes: Nodes, node: int, step: int) -> bool:
