@@ -23,6 +23,7 @@ tools/model/replicas searches these rules, and finds a fault for each that is le
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ from shmacc._multihost.messages import (
     Staging,
     Told,
 )
+from shmacc.errors import FailedPreconditionError
 
 _logger = logging.getLogger("shmacc")
 
@@ -48,8 +50,10 @@ UNKNOWN = -1
 _SLOWEST = 20e6  # bytes a second that a host gets at least
 _LATEST = 30.0  # seconds that a new owner waits for hosts that may have the line and are not listed
 _FURTHEST = 1 << 32  # a segment that is further ahead is damaged, or set by hand
+_REMEMBERED = 1024  # calls
 
-ChangeAnswer = Staging | Told | Refused | AtLastStep | Ended
+Answered = Told | Refused | AtLastStep | Ended
+ChangeAnswer = Staging | Answered
 
 
 def same(has: Lineage, wanted: Lineage) -> bool:
@@ -105,7 +109,7 @@ class Copies:
         self.problems: dict[str, str] = {}
         self._answered_at: float | None = None  # when all listed hosts had answered
         self._named = 0  # changes that this owner has named
-        self._answers: dict[str, Told | Refused] = {}  # by call; the last one
+        self._answers: OrderedDict[str, Answered] = OrderedDict()  # by call; see `_note`
         self._differed: dict[str, int] = {}  # by host: how often its digest was another
 
     # What hosts must have
@@ -173,8 +177,8 @@ class Copies:
 
     def learn_again(self) -> None:
         """Forget the line: no host has it any more."""
-        self.is_learning, self.lineage, self.change = True, None, None
-        self._answered_at = None
+        self.end(Ended())
+        self.is_learning, self.lineage, self._answered_at = True, None, None
 
     def is_nowhere(self, hosts: Hosts, term: int) -> bool:
         """Whether all hosts are heard, and none has the line or can still get it."""
@@ -231,9 +235,18 @@ class Copies:
         """Stage a change of a chief on this host."""
         self.change = Change(stage, call, host, now, now)
 
-    def answered(self, call: str) -> Told | Refused | None:
+    def answered(self, call: str) -> Answered | None:
         """Return the last answer to a call; None: it is not answered yet."""
         return self._answers.get(call)
+
+    def _note(self, call: str, answer: Answered) -> None:
+        """Keep the answer to a call: a late or repeated message of it begins no other change.
+
+        The last 1,024 are enough: the chiefs of earlier ones have long stopped sending.
+        """
+        self._answers[call] = answer
+        if len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)
 
     def answer(self, call: str, hosts: Iterable[Host], now: float, lease: float) -> ChangeAnswer:
         """Return the answer to the chief's call that makes a change."""
@@ -244,27 +257,26 @@ class Copies:
         self.change.heard = now
         return Staging(self.late(hosts, now, lease), self.change.committed)
 
-    def end(self, answer: Told | Refused | None = None) -> None:
-        """End the change: its round has ended, or it is dropped. None: nobody waits for this."""
-        if self.change is not None and answer is not None:
-            self._answers = {self.change.call: answer}
+    def end(self, answer: Answered) -> None:
+        """End the change: its round has ended, or it is dropped. An earlier answer stays."""
+        if self.change is not None and self.answered(self.change.call) is None:
+            self._note(self.change.call, answer)
         self.change = None
 
     def tell(self) -> None:
-        """Note that the chief may be told. An update stays until its round has ended."""
+        """Note that the chief may be told. The change stays until its round has ended."""
         if self.change is not None:
-            self._answers = {self.change.call: Told()}
-            if self.change.is_whole:
-                self.change = None
+            self._note(self.change.call, Told())
 
     def refuse(self, refused: Refused) -> None:
         """Note that the chief's own host cannot make a change that is committed: others make it."""
         if self.change is not None:
-            self._answers, self.change.left = {self.change.call: refused}, True
+            self._note(self.change.call, refused)
+            self.change.left = True
 
     @property
     def is_told(self) -> bool:
-        return self.change is not None and self.change.call in self._answers
+        return self.change is not None and isinstance(self.answered(self.change.call), Told)
 
     def late(self, hosts: Iterable[Host], now: float, lease: float) -> tuple[str, ...]:
         """Return the hosts that the change waits for.
@@ -284,26 +296,51 @@ class Copies:
             staged, update = report.staged, change.stage.update
             if staged == update and not change.committed:
                 continue
-            refused = report.refused is not None and report.refused.update == update
             may_come = staged == update or now - change.since < lease
-            if may_come and not refused and _fits(report.copy, change):
+            if may_come and not self._has_refused(report) and _fits(report.copy, change):
                 late.append(host.name)
         return tuple(sorted(late))
 
     def refusal(self, hosts: Iterable[Host]) -> Refused | None:
-        """Return a host's error: why the change cannot be made.
-
-        If it is committed, others make it nevertheless; then this is the error of the chief's host.
-        """
-        change = self.change
-        for host in hosts if change is not None else ():
-            refused = None if host.report is None or host.lost else host.report.refused
-            if change is None or refused is None or refused.error is None:
-                continue
-            mine = not change.committed or host.name == change.host
-            if refused.update == change.stage.update and mine:
-                return Refused(host.name, refused.error, change.committed)
+        """Return why the change that is staged cannot be made: a host's error."""
+        for host in hosts:
+            error = self._error_of(host)
+            if error is not None:
+                return Refused(host.name, error)
         return None
+
+    def outcome_at_home(self, hosts: Iterable[Host]) -> Refused | None:
+        """Return why the chief's own host does not get the committed change, as others do.
+
+        None: it has it, or may still get it.
+        """
+        change, lineage = self.change, self.lineage
+        home = next((h for h in hosts if change is not None and h.name == change.host), None)
+        report = None if home is None or home.lost else home.report
+        if change is None or lineage is None or home is None or report is None or not report.copy:
+            return None
+        error = self._error_of(home)
+        if error is None and self._has_refused(report):
+            error = FailedPreconditionError("This host could not get the change any more")
+        if error is None and not same(report.copy.lineage, lineage):
+            if not _fits(report.copy, change):
+                error = FailedPreconditionError("This host's copy has become another one")
+        return None if error is None else Refused(home.name, error, committed=True)
+
+    def _has_refused(self, report: Report | None) -> bool:
+        refused = None if report is None else report.refused
+        return (
+            refused is not None
+            and self.change is not None
+            and refused.update == self.change.stage.update
+        )
+
+    def _error_of(self, host: Host) -> Exception | None:
+        """Return a host's error, if it lives and cannot make the change."""
+        report = None if host.lost else host.report
+        if report is None or report.refused is None or not self._has_refused(report):
+            return None
+        return report.refused.error
 
     def can_be_committed(self, hosts: Iterable[Host], now: float, lease: float) -> bool:
         change = self.change

@@ -311,9 +311,10 @@ class OwnerCore(Rounds):
             copies.begin(call, host, stage, now)
             self._changed()
         self.tick(now)
-        answer = self._answer_to(call, now)
-        waits = copies.change is None or copies.change.call != call
-        return Staging((), committed=False) if isinstance(answer, Ended) and waits else answer
+        waits = copies.answered(call) is None and (
+            copies.change is None or copies.change.call != call
+        )
+        return Staging((), committed=False) if waits else self._answer_to(call, now)
 
     def withdraw(self, call: str, now: float) -> ChangeAnswer:
         """Drop a change that is not committed; return the answer to the chief's call."""
@@ -322,7 +323,7 @@ class OwnerCore(Rounds):
             return Ended()
         change = copies.change
         if change is not None and change.call == call and not change.committed:
-            copies.end()
+            copies.end(Ended())
             self._changed()
             self.tick(now)
         return self._answer_to(call, now)

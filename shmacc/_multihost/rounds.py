@@ -37,11 +37,13 @@ from shmacc._multihost.hosts import NUMBER_BITS, Grant, Host, Hosts, two_with_on
 from shmacc._multihost.messages import (
     LAST_STEP,
     Conflict,
+    Ended,
     Fence,
     HostBatch,
     Loss,
     Opened,
     Timing,
+    Told,
 )
 from shmacc._multihost.wait_queue import Ticket, WaitQueue
 
@@ -212,8 +214,9 @@ class Rounds:
 
     def _tend_staged(self, copies: Copies, change: Change, now: float) -> None:
         silent = change.is_whole and now - change.heard > self._timing.chief_lease
-        if silent or (refused := copies.refusal(self._hosts)) is not None:
-            copies.end(None if silent else refused)
+        refused = copies.refusal(self._hosts)
+        if silent or refused is not None:
+            copies.end(refused or Ended())
             self._changed()
         elif copies.can_be_committed(self._hosts, now, self._timing.lease):
             copies.commit(now)
@@ -223,10 +226,15 @@ class Rounds:
                 self._move(change.stage.step)
 
     def _tend_committed(self, copies: Copies, change: Change, now: float) -> None:
+        if change.is_whole and now - change.heard > self._timing.chief_lease:
+            change.left = True
         if copies.learn_digest(self._hosts):
             self._changed()
         if copies.is_everywhere(self._hosts, now, self._timing.lease):
-            if change.left and not change.is_whole:
+            if change.is_whole:
+                copies.end(Told())
+                self._changed()
+            elif change.left:
                 self._consume_block()
             elif not copies.is_told:
                 copies.tell()
@@ -235,7 +243,7 @@ class Rounds:
             self._begin_learning(copies)
         elif change.is_whole and (step := copies.ahead(self._hosts, self.step)) is not None:
             self._move(step)
-        elif not change.left and (refused := copies.refusal(self._hosts)) is not None:
+        elif not change.left and (refused := copies.outcome_at_home(self._hosts)) is not None:
             copies.refuse(refused)
             self._changed()
 
@@ -344,13 +352,13 @@ class Rounds:
         """
         change = None if self.copies is None else self.copies.change
         if change is not None and self.copies is not None:
-            if change.committed and not (consume and self.copies.is_told):
+            if change.committed and not (consume and self.copies.is_told and not change.left):
                 change.left = True
                 self._changed()
                 return False
             if not change.committed:
                 consume = False  # its update has not been made
-            self.copies.end()
+            self.copies.end(Ended())
         if consume:
             self._consume_block()
         else:
@@ -361,7 +369,7 @@ class Rounds:
     def _consume_block(self) -> None:
         block, self.block = self.block, None
         if self.copies is not None:
-            self.copies.end()
+            self.copies.end(Ended())
         self._queue.leave(self._block_ticket, served=True)
         self._changed()
         if block is None:
@@ -375,7 +383,7 @@ class Rounds:
     def _end_round(self) -> None:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
         if self.copies is not None:
-            self.copies.end()
+            self.copies.end(Ended())
         if self.block is not None:
             self._queue.leave(self._block_ticket, served=False)
         # Hosts that were held have refused gradients, whose workers now wait for a new step.
