@@ -70,23 +70,38 @@ def recipe(params: Parameters) -> Recipe:
     return Recipe(contents, {name: each for name, each in found if each is not None})
 
 
-def open_copy(recipe: Recipe, shared_name: str, options: Options) -> Parameters:
-    """Attach to a host's copy, or make one with zeros, for `replace`.
+def open_copy(
+    recipe: Recipe, shared_name: str, options: Options, state: Mapping[str, ValueArray] | None
+) -> Parameters:
+    """Attach to a host's copy, or make one for `replace`.
+
+    A new one has the arrays and slots of the state at once: if this process dies before `replace`,
+    whoever finds the copy finds no zeros in their place. It has no rows of tables yet.
 
     Args:
         recipe: What it is like.
         shared_name: Its name.
         options: As for `Parameters`.
+        state: As for `replace`; None: a new one has zeros.
 
     Raises:
         As for `Parameters`.
     """
     new = new_members(recipe.contents)
     asked = tuple(each.parameter(number, recipe.optimizers) for number, each in enumerate(new))
+
+    def contents() -> list[list[tuple[int, ValueArray | None]]]:
+        if state is None:
+            return list(map(with_slots, new, asked))
+        return [
+            [(values.nbytes, values) for values in each.values]
+            if isinstance(each, ArrayChange)
+            else []
+            for each in states.of_state(asked, state)[0]
+        ]
+
     params = Parameters.__new__(Parameters)  # its constructor takes patterns, and not names
-    params._open(  # noqa: SLF001
-        asked, shared_name, options, own=False, contents=lambda: list(map(with_slots, new, asked))
-    )
+    params._open(asked, shared_name, options, own=False, contents=contents)  # noqa: SLF001
     return params
 
 

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,18 +20,22 @@ from shmacc._multihost.copies import same
 from shmacc._multihost.forwarder import ForwarderCore, Get
 from shmacc._multihost.messages import Fence, Order, Stage
 from shmacc._parameters import copies
-from shmacc.errors import FailedPreconditionError
+from shmacc._parameters.parameters import Parameters
+from shmacc.errors import FailedPreconditionError, NotFoundError
 from shmacc.ray._head import shown
 from shmacc.ray._parts import LOST, Config, CopyConfig, find
 from shmacc.ray._waits import PATIENCE
 
 _logger = logging.getLogger("shmacc")
 
+NO_COPY = Copy(Lineage(0, 0), 0, 0)
+"""What a node reports that has none yet."""
+
 _LOOK = 0.2  # seconds between two looks whether a change is still wanted, or can be tried again
 
 
 class HostCopy:
-    """The copy of a node.
+    """The copy of a node. A new one is made when its contents are here: no worker finds zeros.
 
     Args:
         config: The group's config.
@@ -41,21 +45,43 @@ class HostCopy:
     """
 
     def __init__(self, config: Config, given: CopyConfig, host: str, *, replace: bool) -> None:
-        options = given.options(if_exists="replace" if replace else "attach")
-        self.params = copies.open_copy(given.recipe, given.name, options)
-        self._config, self._host = config, host
+        self._config, self._given, self._host = config, given, host
+        if replace:  # now, and not when the new one is made: this says if a process has it attached
+            options = given.options(if_exists="replace")
+            with copies.open_copy(given.recipe, given.name, options, None) as removed:
+                removed.unlink()
+        self._params = self._earlier()
         self._pool = ThreadPoolExecutor(1, "shmacc copy")
         self._here: tuple[Fence, Any] | None = None  # the change that was got, and its name
         self._work: Future[Callable[[ForwarderCore], None]] | None = None
         self._warned = ""
 
+    def _earlier(self) -> Parameters | None:
+        """Return the node's copy; None: there is none yet.
+
+        Raises:
+            InvalidArgumentError: It is not like the other nodes'.
+        """
+        given = self._given
+        try:
+            Parameters.attach(given.name, owners=given.owners).close()
+        except NotFoundError:
+            return None
+        return copies.open_copy(given.recipe, given.name, given.options("attach"), None)
+
     def look(self) -> Copy:
         """Return what is known of the copy; a change that a dead process has begun is undone."""
-        return copies.look(self.params)
+        return NO_COPY if self._params is None else copies.look(self._params)
 
     def state(self) -> tuple[Copy, dict[str, ValueArray]]:
-        """Return all of the copy, for another node."""
-        return copies.state(self.params, PATIENCE)
+        """Return all of the copy, for another node.
+
+        Raises:
+            FailedPreconditionError: There is none yet.
+        """
+        if self._params is None:
+            raise FailedPreconditionError(f"Node {self._host} has no copy yet")
+        return copies.state(self._params, PATIENCE)
 
     def work(self, core: ForwarderCore, woken: threading.Event) -> None:
         """Tell the core what is done, and begin what it wants done next. Does not wait."""
@@ -75,7 +101,8 @@ class HostCopy:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self.params.close()
+        if self._params is not None:
+            self._params.close()
 
     def _do(self, core: ForwarderCore, get: Get, order: Order) -> Callable[[ForwarderCore], None]:
         """Do what the core wants done; return what tells it the result."""
@@ -129,13 +156,29 @@ class HostCopy:
 
     def _put(self, stage: Stage, change: Any, *, only_check: bool) -> None:
         """Make a change, or check that it can be made."""
-        if stage.parent is not None:
-            copies.make(self.params, change, stage.update, stage.parent, only_check=only_check)
-            return
-        made = Lineage(*stage.update, 0)
-        copies.replace(
-            self.params, change, made, stage.step, step=stage.step, only_check=only_check
-        )
+        if stage.parent is None:
+            made = Lineage(*stage.update, 0)
+            self._fill(change, made, stage.step, stage.step, only_check=only_check)
+        elif self._params is not None:
+            copies.make(self._params, change, stage.update, stage.parent, only_check=only_check)
+
+    def _fill(
+        self,
+        state: Mapping[str, ValueArray],
+        lineage: Lineage,
+        begun: int,
+        step: int,
+        *,
+        only_check: bool = False,
+    ) -> None:
+        """Replace the copy by a state, or make it."""
+        if self._params is None and only_check:
+            return  # it is not made for a change that may be dropped
+        if self._params is None:
+            given = self._given
+            options = given.options("attach")  # the chief of this node may make it just now
+            self._params = copies.open_copy(given.recipe, given.name, options, state)
+        copies.replace(self._params, state, lineage, begun, step, only_check=only_check)
 
     def _replace(self, core: ForwarderCore, order: Order) -> None:
         """Get another node's whole copy, if it still is the one that was ordered."""
@@ -152,7 +195,7 @@ class HostCopy:
         copy, state = ray.get(call)
         if not same(copy.lineage, lineage):
             raise FailedPreconditionError(f"Node {shown(order.source)} has another copy by now")
-        copies.replace(self.params, state, copy.lineage, begun=order.step, step=copy.step)
+        self._fill(state, copy.lineage, order.step, copy.step)
 
     def _warn(self, text: str) -> None:
         if text != self._warned:  # it is tried again and again
