@@ -271,9 +271,10 @@ def test_removing_a_group_ends_in_time_without_rays_head(
     """And its actors go on: another handle removes them."""
     monkeypatch.setattr("shmacc.ray._link.END", SECONDS)
     group = shmacc.ray.AccumulatorGroup(MEMBERS, "removed")
-    back = threading.Event()
+    back, ask = threading.Event(), ray.get_actor
     with monkeypatch.context() as patch:
-        patch.setattr(ray, "get_actor", lambda *_, **__: back.wait(100))
+        late = lambda *args, **kwargs: back.wait(100) and ask(*args, **kwargs)  # noqa: E731
+        patch.setattr(ray, "get_actor", late)
         began = time.monotonic()
         group.unlink()
         assert time.monotonic() - began < SECONDS + SLACK
