@@ -322,9 +322,9 @@ class Copies:
         error = self._error_of(home)
         if error is None and self._has_refused(report):
             error = FailedPreconditionError("This host could not get the change any more")
-        if error is None and not same(report.copy.lineage, lineage):
-            if not _fits(report.copy, change):
-                error = FailedPreconditionError("This host's copy has become another one")
+        is_other = not same(report.copy.lineage, lineage) and not _fits(report.copy, change)
+        if error is None and is_other:
+            error = FailedPreconditionError("This host's copy has become another one")
         return None if error is None else Refused(home.name, error, committed=True)
 
     def _has_refused(self, report: Report | None) -> bool:

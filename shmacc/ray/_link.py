@@ -249,6 +249,7 @@ class Link:
             with contextlib.suppress(*LOST):
                 without = ray.get(stopped)
         actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts, until))
+        self._hosts.clear()  # an actor that is known may have ended, and another one be there
         for node in actors:
             with contextlib.suppress(DeadlineExceededError):  # then its names may be left
                 actors[node] = self.host(node, until - END / 2)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import ray
 from on_ray.journals import MEMBERS, Journals, wait_for
+from on_ray.nodes import kill, pid_of
 
 import shmacc
 import shmacc.ray
@@ -26,7 +25,6 @@ from shmacc.errors import (
 )
 from shmacc.ray import _making
 from shmacc.ray._head import living_nodes
-from shmacc.ray._parts import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,15 +65,6 @@ def journals(
         made.start(rank, rank % 3)
     yield made
     made.end()
-
-
-def actor(part: str) -> Any:
-    return ray.get_actor(f"model/{part}", namespace=NAMESPACE)
-
-
-def kill(part: str) -> None:
-    """Kill an actor's process; the rest is up to Ray."""
-    os.kill(ray.get(actor(part).pid.remote()), signal.SIGKILL)
 
 
 def rounds(
@@ -200,7 +189,7 @@ def test_workers_and_host_actors_are_killed_and_no_gradient_is_lost(
         rounds(group, journals, 2)
     assert journals.lost() == []
     for number in range(3):
-        kill(f"host {nodes.id(number)}")
+        kill(f"model/host {nodes.id(number)}")
         rounds(group, journals, 2)
     # A forwarder's death in the moment after its batch became a member may cost what came then.
     assert len(journals.lost()) <= RANKS
@@ -213,7 +202,7 @@ def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
     rounds(group, journals, 2)
     before = group.counters()
     for number in range(6):
-        part = f"host {nodes.id(number % 3)}"
+        part = f"model/host {nodes.id(number % 3)}"
         death = threading.Timer(0.005 * number, kill, (part,))
         death.start()
         rounds(group, journals, 1)
@@ -222,6 +211,18 @@ def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
     counted = {name: number - before[name] for name, number in group.counters().items()}
     assert counted["voided"] <= counted["lost_hosts"]  # of a machine on which an actor starts late
     assert len(journals.lost()) <= RANKS
+
+
+def test_unlink_ends_a_nodes_actor_that_was_made_again(nodes: Nodes) -> None:
+    """Else its names stay: this process knows the dead one."""
+    group = shmacc.ray.AccumulatorGroup(MEMBERS, "remade")
+    assert len(group.stats()) >= 3
+    part = f"remade/host {nodes.id(1)}"
+    before = pid_of(part)
+    kill(part)
+    wait_for(lambda: pid_of(part) not in {None, before})
+    group.unlink()
+    assert not [name for name in nodes.left() if "remade" in name]
 
 
 def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes: Nodes) -> None:
@@ -262,8 +263,7 @@ def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
         group.snapshot,
         lambda: group.take(RANKS, timeout=60),
     ]
-    owner = ray.get(actor("owner").pid.remote())
-    death = threading.Timer(0.5, os.kill, (owner, signal.SIGKILL))
+    death = threading.Timer(0.5, kill, ("model/owner",))
     death.start()
     said = set()
     for call in calls:
