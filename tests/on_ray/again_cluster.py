@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.support import stopped
 from on_ray.journals import wait_for
-from on_ray.nodes import Nodes
-from on_ray.replicated import Replicated, pid_of
+from on_ray.nodes import Nodes, pid_of
+from on_ray.replicated import Replicated
 
 import shmacc.ray
 

@@ -10,14 +10,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import ray
 from helpers.support import stopped
 from on_ray.journals import many_members, wait_for
+from on_ray.nodes import pid_of
 from on_ray.other_chief import OtherChief
 from on_ray.training import PATIENCE, Training, parameters_of
 
 import shmacc.ray
-from shmacc.ray._parts import find_actor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,10 +55,10 @@ class Chaos:
         self.trainings = [self.first, self.many]
         self.strikes: dict[str, Callable[[], None]] = {
             "workers killed": self._kill_worker,
-            "hosts' actors killed": lambda: self._kill(self._pid(self._host())),
-            "hosts' actors frozen": lambda: self._freeze(self._pid(self._host())),
-            "owners frozen": lambda: self._freeze(self._pid(self._owner())),
-            "owners killed": lambda: self._kill(self._pid(self._owner())),
+            "hosts' actors killed": lambda: self._kill(pid_of(self._host())),
+            "hosts' actors frozen": lambda: self._freeze(pid_of(self._host())),
+            "owners frozen": lambda: self._freeze(pid_of(self._owner())),
+            "owners killed": lambda: self._kill(pid_of(self._owner())),
             "chiefs stopped": self._stop_chief,
             "long blocks begun": self._have_a_long_block,
             "copies killed": lambda: self._in_update(self._kill),
@@ -115,14 +114,6 @@ class Chaos:
         node = self.random.choice((0, 1, 2, self.extra))
         return f"{(training or self._training()).name}/host {self.nodes.id(node)}"
 
-    def _pid(self, part: str) -> int | None:
-        """The actor's pid; None while it is made again."""
-        with contextlib.suppress(ray.exceptions.RayError):
-            if (actor := find_actor(part)) is not None:
-                pid: int = ray.get(actor.pid.remote(), timeout=10)
-                return pid
-        return None
-
     # The strikes
 
     def _kill_worker(self) -> None:
@@ -142,7 +133,7 @@ class Chaos:
 
     def _in_update(self, strike: Callable[[int | None], None]) -> None:
         """Strike a node's actor while copies are being changed."""
-        pid = self._pid(self._host(self.first))
+        pid = pid_of(self._host(self.first))
         self.first.updates.clear()
         self.first.updates.wait(PATIENCE)
         time.sleep(self.random.uniform(0, 0.05))

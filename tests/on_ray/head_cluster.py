@@ -18,25 +18,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import ray
 from on_ray.journals import MEMBERS, wait_for
-from on_ray.nodes import Nodes
+from on_ray.nodes import Nodes, pid_of
 from on_ray.training import Training, parameters_of
 
 import shmacc.ray
 from shmacc.errors import DeadlineExceededError
-from shmacc.ray._parts import find_actor
 
 HOMES = {rank: rank % 3 for rank in range(6)}
 TIMING = shmacc.ray.Timing(lease=2.0, grace=0.5, chief_lease=10.0)
 SECONDS = 1.5
-
-
-def process(part: str) -> int:
-    """Return the process of an actor; ask while the head is there."""
-    actor: Any = find_actor(f"head/{part}")
-    pid: int = ray.get(actor.pid.remote())
-    return pid
 
 
 def ends_late(call: Any) -> float:
@@ -64,7 +55,8 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
     found: dict[str, Any] = {"all there": rounds(training, 10, 6)}
     group = training.group
     beside = shmacc.ray.AccumulatorGroup(MEMBERS, "beside", unlink_on_close=True)
-    host = process(f"host {nodes.id(1)}")
+    host = pid_of(f"head/host {nodes.id(1)}")
+    assert host is not None
     with nodes.headless():
         found["head away"] = rounds(training, 10, 6)
         os.kill(host, signal.SIGKILL)
@@ -80,7 +72,8 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
     beside.close()
     found["all there again"] = rounds(training, 10, 6)
     found["lost"] = len(training.journals.lost())
-    owner = process("owner")
+    owner = pid_of("head/owner")
+    assert owner is not None
     with nodes.headless():
         os.kill(owner, signal.SIGKILL)
         found["take late"] = ends_late(lambda: group.take(6, timeout=SECONDS))

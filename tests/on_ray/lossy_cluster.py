@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ if __name__ == "__main__":  # before Ray has any thread
 
 import ray
 from on_ray.journals import Journals, wait_for
-from on_ray.nodes import Nodes
+from on_ray.nodes import Nodes, kill
 from on_ray.training import check_copies, parameters_of
 
 import shmacc.ray
@@ -33,11 +32,6 @@ from shmacc.ray._parts import NAMESPACE
 
 RANKS = 6
 TIMING = shmacc.ray.Timing(lease=2.0, grace=1.0, expiry=10.0, chief_lease=10.0)
-
-
-def kill(part: str) -> None:
-    actor: Any = ray.get_actor(f"lossy/{part}", namespace=NAMESPACE)
-    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
 
 
 def owners_node() -> str:
@@ -81,7 +75,7 @@ def live(
     assert journals.lost() == [], "neither workers nor packets cost a gradient"
     passed("workers")
     for number in (1, 2):
-        kill(f"host {nodes.id(number)}")
+        kill(f"lossy/host {nodes.id(number)}")
         rounds(2)
     by_actors = len(journals.lost())
     passed("hosts' actors")

@@ -20,6 +20,8 @@ from helpers.support import stopped
 from on_ray.journals import wait_for
 from ray.cluster_utils import Cluster
 
+from shmacc.ray._parts import find_actor
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -164,3 +166,19 @@ class Nodes:
     def end(self) -> None:
         ray.shutdown()
         self.cluster.shutdown()
+
+
+def pid_of(part: str) -> int | None:
+    """Return the process of an actor; None while it is made again."""
+    try:
+        actor = find_actor(part)
+        return None if actor is None else int(ray.get(actor.pid.remote(), timeout=10))
+    except ray.exceptions.RayError:
+        return None
+
+
+def kill(part: str) -> None:
+    """Kill an actor's process; the rest is up to Ray."""
+    pid = pid_of(part)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)

@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import ray
 
 import shmacc
 import shmacc.ray
@@ -192,13 +191,3 @@ class Replicated:
             nothing = contextlib.suppress(shmacc.errors.NotFoundError)
             with nothing, shmacc.ray.Parameters.attach(f"{self.name}.params") as params:
                 params.unlink()
-
-
-def pid_of(part: str) -> int | None:
-    from shmacc.ray._parts import find_actor
-
-    try:
-        actor = find_actor(part)
-        return None if actor is None else int(ray.get(actor.pid.remote(), timeout=5))
-    except ray.exceptions.RayError:
-        return None

@@ -13,7 +13,8 @@ import pytest
 import ray
 from helpers.support import stopped
 from on_ray.journals import wait_for
-from on_ray.replicated import CONTENTS, OPTIMIZERS, TIMING, Replicated, pid_of
+from on_ray.nodes import kill, pid_of
+from on_ray.replicated import CONTENTS, OPTIMIZERS, TIMING, Replicated
 
 import shmacc
 import shmacc.ray
@@ -157,9 +158,7 @@ def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Pa
             lambda: group.snapshot().step,
         ]
         for call in calls:  # each finds a new owner, which learns the step first
-            pid = pid_of("kept/owner")
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            kill("kept/owner")
             assert call() == 3
 
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import re
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import pytest
 import ray
 from helpers import support
 from on_ray.journals import wait_for
+from on_ray.nodes import kill, pid_of
 
 import shmacc
 import shmacc.ray
@@ -28,7 +28,7 @@ from shmacc.errors import (
 )
 from shmacc.ray import _owner, _parts
 from shmacc.ray._head import answer_of_head
-from shmacc.ray._parts import NAMESPACE, find_actor
+from shmacc.ray._parts import find_actor
 from shmacc.ray._round import Round
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def local(nodes: Nodes, group: shmacc.ray.AccumulatorGroup) -> Iterator[shmacc.A
 
 @contextlib.contextmanager
 def stopped(part: str) -> Iterator[None]:
-    actor: Any = ray.get_actor(part, namespace=NAMESPACE)
-    pid = ray.get(actor.pid.remote())
+    pid = pid_of(part)
+    assert pid is not None
     with support.stopped(pid):
         yield
 
@@ -189,12 +189,10 @@ def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(
 ) -> None:
     """Any host can tell how its group was made."""
     step = group.global_step
-    owner: Any = ray.get_actor("stopped/owner", namespace=NAMESPACE)
-    pid = ray.get(owner.pid.remote())
     with contextlib.ExitStack() as all_but_one:
         for node in sorted(nodes.id(number) for number in range(3))[:-1]:
             all_but_one.enter_context(stopped(f"stopped/host {node}"))
-        os.kill(pid, signal.SIGKILL)
+        kill("stopped/owner")
         began = time.monotonic()
         group.set_global_step(step)
         assert time.monotonic() - began < SLACK
