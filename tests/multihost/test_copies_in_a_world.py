@@ -7,7 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers.multihost_copies import Faults, World
+from helpers.copies.faults import Faults
+from helpers.copies.world import World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.threads
 
 # A longer run: SHMACC_COPIES_EXAMPLES=2000 pytest tests/multihost/test_copies_in_a_world.py
-EXAMPLES = int(os.environ.get("SHMACC_COPIES_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("SHMACC_COPIES_EXAMPLES", "40"))
 
 KINDS = {
     "messages": Faults(drop=0.2, double=0.2, late=0.1),
@@ -48,12 +49,12 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 def live_through(world: World, seconds: float = 4) -> None:
     """Inject faults for a while; then rounds must go on, and all machines get back in line."""
     world.run(seconds)
-    world.heal()
+    world.troubles.heal()
     comes(world, 60, rounds(world, 3))
     comes(world, 30, world.are_in_line)
-    world.break_one()
+    world.troubles.break_one()
     comes(world, 10, rounds(world, 3))
-    world.heal()
+    world.troubles.heal()
     world.trains = False
     comes(world, 20, world.are_in_line)
 
@@ -71,7 +72,8 @@ def comes(world: World, seconds: float, until: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_goes_wrong_copies_are_one_line(kind: str) -> None:
-    live_through(World(0, faults=Faults(**vars(KINDS[kind]))))
+    for seed in range(3):
+        live_through(World(seed, faults=Faults(**vars(KINDS[kind]))))
 
 
 @given(
@@ -86,7 +88,7 @@ def test_whatever_goes_wrong_copies_are_one_line(kind: str) -> None:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=EXAMPLES == 8,  # CI's run is the same each time; the longer one looks further
+    derandomize=EXAMPLES == 40,  # CI's run is the same each time; the longer one looks further
     suppress_health_check=list(HealthCheck),
 )
 def test_random_mixtures(

@@ -1,178 +1,27 @@
-"""Machines with a copy of parameters, their workers and actors, for `multihost_copies`.
-
-A machine's memory outlives its processes: the copy, the segment, the promise. The copy is the path
-of the updates that it has. All else is its actor's, and is lost with it.
-"""
+"""A machine's actor drives a forwarder: it follows orders with the segment and the copy."""
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from helpers.copies.memory import ids
 from helpers.multihost_actors import TIMING
 
-from shmacc._base.lineage import Copy, Lineage
+from shmacc._base.lineage import Lineage
 from shmacc._multihost.copies import same
 from shmacc._multihost.forwarder import Do, ForwarderCore, Get
 from shmacc._multihost.messages import BatchKey
 from shmacc.errors import ResourceExhaustedError
-from shmacc_simulate.ledger import Gradient, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from helpers.multihost_copies import Owner, World
+    from helpers.copies.machines import Machine
+    from helpers.copies.memory import Path
+    from helpers.copies.owners import Owner
 
     from shmacc._multihost.messages import Fence, Order, Stage
-
-Path = tuple[Lineage, ...]
-NOTHING = Lineage(0, 0)
-TORN: Path = (Lineage(-1, 0),)
-"""What a worker has read if the copy was just being changed."""
-
-
-def ids(path: Path) -> tuple[tuple[int, int], ...]:
-    """Return the updates of a path, whatever their digests."""
-    return tuple(each[:2] for each in path)
-
-
-@dataclass
-class Memory:
-    """What a machine keeps, whichever process dies.
-
-    Attributes:
-        path: The updates that its copy has.
-        begun: The step that the segment must reach before its gradients count.
-        step: The parameters' step.
-        torn: Whether the copy is being changed, or who changed it has died.
-        segment: The segment; its step is -1 until it is made.
-        needs: The update that the segment's step was moved for: workers must see it.
-        promise: The highest term that the machine's actors have answered.
-        copies: How many machines had the line when this one was in it last.
-    """
-
-    path: Path = ()
-    begun: int = 0
-    step: int = 0
-    torn: bool = False
-    segment: Segment = field(default_factory=lambda: Segment(step=-1))
-    needs: tuple[int, int] | None = None
-    promise: int = 0
-    copies: int = 0
-
-    @property
-    def lineage(self) -> Lineage:
-        return self.path[-1] if self.path else NOTHING
-
-    def look(self) -> Copy:
-        """Return what is known of the copy; half of a change is undone."""
-        self.torn = False
-        return Copy(self.lineage, self.begun, self.step)
-
-    def begin(self, step: int) -> None:
-        """Begin to change the copy. Also if this comes to nothing, the step has been noted."""
-        self.begun, self.torn = max(self.begun, step), True
-
-    def change(self, path: Path, step: int) -> None:
-        """Commit the change that was begun."""
-        self.path, self.step, self.torn = path, step, False
-
-
-class Machine:
-    """A machine. If Ray is started on it again, it has another name.
-
-    Attributes:
-        name: Its name as a host.
-        up: Whether Ray's processes run.
-        frozen: Whether nothing on it runs for a while.
-        cut_off: Whether no message reaches it or leaves it.
-        zombie: Whether Ray has declared it dead, though its processes run.
-        returned: Whether it was dead, and is not back in line yet.
-    """
-
-    def __init__(self, world: World, number: int) -> None:
-        self.world, self.number = world, number
-        self.boots = 0
-        self.memory = Memory()
-        self.actor: Actor | None = None
-        self.workers: list[Worker] = []
-        self.up = self.frozen = self.cut_off = self.zombie = self.returned = False
-        self._asleep: list[Callable[[], None]] = []
-        self.boot()
-
-    @property
-    def name(self) -> str:
-        return f"host{self.number}.{self.boots}"
-
-    def __repr__(self) -> str:
-        memory, actor = self.memory, self.actor
-        flags = [f for f in ("up", "frozen", "cut_off", "zombie", "returned") if getattr(self, f)]
-        at = None if actor is None else (actor.core.fence, actor.core._getting)
-        return (
-            f"<{self.name} {flags} {memory.lineage} of {len(memory.path)} begun={memory.begun} "
-            f"torn={memory.torn} segment={memory.segment.step} "
-            f"({len(memory.segment.content)}, held={memory.segment.held}) actor={at}>"
-        )
-
-    def after(self, seconds: float, do: Callable[[], None]) -> None:
-        """Call `do` after some time, but not while the machine is frozen."""
-
-        def wake() -> None:
-            if self.frozen:
-                self._asleep.append(wake)
-            else:
-                do()
-
-        self.world.after(seconds, wake)
-
-    def thaw(self) -> None:
-        self.frozen = False
-        asleep, self._asleep = self._asleep, []
-        for wake in asleep:
-            self.world.after(0, wake)
-
-    def boot(self) -> None:
-        """Start Ray's processes; and the workers, unless they have outlived the last ones."""
-        self.boots += 1
-        self.up, self.zombie = True, False
-        self.world.listed.add(self.name)
-        self.start_actor()
-        if not self.workers:
-            self.workers = [Worker(self.world, self) for _ in range(self.world.workers)]
-
-    def lose(self, *, memory: bool) -> None:
-        """End Ray's processes, and with the memory also the workers."""
-        self.up = self.cut_off = False
-        self.returned = True
-        self.thaw()
-        self.end_actor()
-        if memory:
-            self.memory = Memory()
-            for worker in self.workers:
-                worker.alive = False
-            self.workers = []
-
-    def end_actor(self) -> None:
-        if self.actor is not None:
-            self.actor.alive = False
-            self.actor = None
-        self.memory.segment.held = False  # its round ends with its process
-
-    def kill_actor(self) -> None:
-        """End the actor; the owner's driver starts another one."""
-        self.end_actor()
-        self.after(self.world.random.uniform(0.02, 0.3), self.start_actor)
-
-    def start_actor(self) -> None:
-        """Start an actor once there is an owner within reach; its enrolment is never lost."""
-        owner = self.world.registered
-        if not self.up or self.actor is not None:
-            return
-        if owner is None or not owner.alive or not self.world.reach(self, owner.machine):
-            self.after(0.1, self.start_actor)
-        else:
-            self.actor = Actor(self, owner)
 
 
 class Actor:
@@ -384,48 +233,3 @@ class Actor:
     def _changed(self) -> None:
         self.core.changed(self.memory.look())
         self.world.check()
-
-
-class Worker:
-    """Reads the step, then the copy, and applies a gradient that it computes from the copy."""
-
-    def __init__(self, world: World, machine: Machine) -> None:
-        self.world, self.machine = world, machine
-        self.contributor = next(world.identities) if world.contributors else None
-        self.alive = True
-        self._work()
-
-    def _after(self, seconds: float, do: Callable[[], None]) -> None:
-        def go_on() -> None:
-            if self.alive:
-                do()
-
-        self.machine.after(seconds, go_on)
-
-    def _work(self) -> None:
-        random, step = self.world.random, self.machine.memory.segment.step
-        if step < 0:
-            self._after(0.02, self._work)
-            return
-        weight = random.randint(1, 3)
-        gradient = Gradient(next(self.world.identities), step, self.contributor, weight)
-        self._after(random.uniform(0.0, 0.01), lambda: self._read(gradient))
-
-    def _read(self, gradient: Gradient) -> None:
-        memory = self.machine.memory
-        self.world.computed_from[gradient.identity] = TORN if memory.torn else memory.path
-        self._after(self.world.random.uniform(0.005, 0.06), lambda: self._apply(gradient))
-
-    def _apply(self, gradient: Gradient) -> None:
-        if self.machine.memory.segment.apply(gradient) is None:
-            self._after(0.01, lambda: self._apply(gradient))
-        elif self.world.follows:
-            self._follow(gradient.local_step)
-        else:
-            self._work()
-
-    def _follow(self, step: int) -> None:
-        if self.machine.memory.segment.step == step:
-            self._after(0.01, lambda: self._follow(step))
-        else:
-            self._work()

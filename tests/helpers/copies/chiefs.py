@@ -1,10 +1,10 @@
-"""Chiefs of `multihost_copies`: they ask for rounds, and change the parameters in their blocks."""
+"""Chiefs: they ask for rounds, and change the parameters in their blocks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from helpers.multihost_machines import ids
+from helpers.copies.memory import ids
 
 from shmacc._multihost.messages import (
     Conflict,
@@ -19,8 +19,9 @@ from shmacc._multihost.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from helpers.multihost_copies import Owner, World
-    from helpers.multihost_machines import Machine
+    from helpers.copies.machines import Machine
+    from helpers.copies.owners import Owner
+    from helpers.copies.world import World
 
 
 class Source:

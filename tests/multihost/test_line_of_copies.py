@@ -1,0 +1,404 @@
+"""The parameters' copies on many hosts: what becomes of a change, and of who has missed one."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from helpers.copies.table import CopiesTable
+from helpers.multihost_actors import TIMING
+
+from shmacc._base.lineage import Copy, Lineage
+from shmacc._multihost.forwarder import Get
+from shmacc._multihost.messages import (
+    Ended,
+    Fence,
+    NotReady,
+    Opened,
+    Refused,
+    Staging,
+    Told,
+    Waiting,
+)
+from shmacc_simulate.ledger import Segment
+
+pytestmark = pytest.mark.threads
+
+
+def with_gradients(*hosts: str) -> CopiesTable:
+    """Return a table of hosts with the first parameters and a gradient each."""
+    table = CopiesTable(*hosts)
+    for contributor, host in enumerate(hosts, 1):
+        assert table.apply(host, contributor)
+    table.settle()
+    return table
+
+
+def keep_alive(table: CopiesTable, seconds: float) -> None:
+    """Let time pass in which hosts and the chief of an update go on talking to the owner."""
+    end = table.now + seconds
+    while table.now < end:
+        table.owner.hear("t", table.now)
+        table.pass_time(0.1, *table.hosts)
+
+
+def test_the_first_parameters_come_before_the_segments() -> None:
+    table = CopiesTable("a", "b", restored=False)
+    assert table.steps == [-1, -1]
+    assert isinstance(table.ask_from("a"), NotReady)
+    table.restore("first", 0, only_first=True)
+    table.settle()
+    assert table.steps == [0, 0]
+    assert isinstance(table.restore("first", 0, only_first=True), Told)
+    assert isinstance(table.restore("another chief's", 0, only_first=True), Told)
+    assert table.numbers == [1, 1]
+
+
+def test_an_update_is_on_every_host_before_the_chief_is_told() -> None:
+    table = with_gradients("a", "b")
+    assert isinstance(table.open_block("a", 2), Opened)
+    assert table.update() == Staging(("a", "b"), committed=False)
+    table.settle("a")
+    assert table.update() == Staging(("b",), committed=False)
+    table.hear("b")
+    table.act("b")
+    table.hear("b")
+    assert table.update() == Staging(("a", "b"), committed=True)
+    table.settle("a")
+    assert (table.update(), table.numbers) == (Staging(("b",), committed=True), [2, 1])
+    table.settle("b")
+    assert (table.update(), table.numbers) == (Told(), [2, 2])
+    assert table.steps == [0, 0]
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert table.steps == [1, 1]
+
+
+def test_an_update_that_one_host_refuses_changes_nothing_and_the_round_stays_open() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.errors["b"] = ValueError("bad row")
+    refused = table.settled_update("one")
+    assert refused == Refused("b", table.errors.pop("b"))
+    assert table.update("one") == refused, "as often as it asks"
+    assert (table.numbers, table.owner.step) == ([1, 1], 0)
+    assert isinstance(table.ask_from("a", 2), Opened)
+    assert isinstance(table.settled_update("another"), Told)
+    assert table.update("one") == refused, "also if it was late"
+    assert table.owner.leave("t", table.now, consume=True)
+    assert (table.numbers, table.owner.step) == ([3, 3], 1)
+
+
+def test_a_chief_that_raises_before_the_commit_leaves_its_gradients_to_the_next() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.busy.add("b")
+    table.update()
+    table.settle("a")
+    table.owner.leave("t", table.now, consume=False)
+    table.busy.clear()
+    assert isinstance(table.update(), Ended)
+    opened = table.open_block("b", 2, "next")
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1, 2]
+    assert isinstance(table.settled_update("another", "next"), Told)
+    assert table.numbers == [3, 3], "number 2 was the other chief's"
+
+
+def test_the_owner_ends_the_round_of_a_chief_that_dies_after_the_commit() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.update()
+    table.hear()
+    table.act("a"), table.act("b")
+    table.hear()
+    assert table.update() == Staging(("a", "b"), committed=True)
+    table.pass_time(TIMING.chief_lease + 0.2, "a", "b")
+    assert table.owner.step == 0, "no host has the update yet"
+    table.settle()
+    assert (table.owner.step, table.steps, table.numbers) == (1, [1, 1], [2, 2])
+    assert isinstance(table.update(), Ended)
+
+
+def test_a_block_that_raises_after_the_commit_has_its_round_nevertheless() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    assert isinstance(table.settled_update(), Told)
+    assert not table.owner.leave("t", table.now, consume=False)
+    table.settle()
+    assert (table.owner.step, table.owner.counters.rounds) == (1, 1)
+
+
+def test_a_block_without_an_update_leaves_the_copies_as_they_are() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert (table.steps, table.numbers) == ([1, 1], [1, 1])
+    assert table.apply("a", 1)
+    table.settle()
+    assert isinstance(table.open_block("a", 1, "next"), Opened)
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_a_restore_raises_the_step(step: int) -> None:
+    table = with_gradients("a", "b")
+    table.settled_restore("back", step)
+    assert table.steps == [max(1, step)] * 2
+    assert table.numbers == [2, 2]
+    assert table.owner.accumulated == 0
+    assert table.apply("a", 1, 0) is False, "it was computed from what was there before"
+
+
+def test_a_call_that_comes_again_late_changes_nothing() -> None:
+    table = with_gradients("a", "b")
+    table.settled_restore("one", 0)
+    table.settled_restore("two", 0)
+    table.restore("three", 0)
+    assert isinstance(table.owner.withdraw("three", table.now), Ended)
+    for call, answer in [("one", Told), ("two", Told), ("three", Ended)]:
+        assert isinstance(table.restore(call, 0), answer)
+        table.settle()
+    assert (table.numbers, table.owner.step) == ([3, 3], 2)
+
+
+def test_a_restore_whose_chief_is_silent_ends() -> None:
+    table = with_gradients("a", "b")
+    table.restore("staged", 0)
+    table.pass_time(TIMING.chief_lease + 0.2, "a", "b")
+    assert isinstance(table.restore("staged", 0), Ended)
+    table.restore("committed", 0)
+    for _ in range(2):
+        table.hear()
+        table.act("a"), table.act("b")
+    table.memory.pop("a"), table.hosts.pop("a")
+    table.pass_time(TIMING.chief_lease + 0.2, "b")
+    table.settle()
+    assert table.apply("b", 2)
+    table.settle()
+    assert isinstance(table.open_block("b"), Opened)
+
+
+def test_a_chief_whose_host_has_another_result_is_told_so_and_the_round_ends() -> None:
+    """Its host was silent when the others' result became the line's."""
+    table = with_gradients("a", "b", "c")
+    table.open_block("a", 3)
+    table.update()
+    table.hear()
+    table.act("a"), table.act("b"), table.act("c")
+    table.hear()
+    table.pass_time(TIMING.lease + 0.2, "b", "c")
+    table.settle("b", "c")
+    table.digests["a"] = 2
+    for _ in range(2):
+        table.update()
+        table.settle("a")
+    answer = table.update()
+    assert isinstance(answer, Refused)
+    assert (answer.host, answer.committed) == ("a", True)
+    table.settle()
+    assert table.owner.step == 1
+    assert len({copy.lineage for copy, _ in table.memory.values()}) == 1
+
+
+def test_hosts_that_differ_get_the_copy_of_the_chiefs_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR, "shmacc")
+    table = with_gradients("a", "b", "c")
+    table.digests["b"] = 2
+    table.round("a", required=3)
+    assert [copy.lineage.digest for copy, _ in table.memory.values()] == [1, 1, 1]
+    assert table.steps == [1, 1, 1]
+
+
+def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None:
+    table = with_gradients("a", "b")
+    table.memory["c"] = Copy(Lineage(0, 0), 0, 0), 0
+    table.add("c", Segment(step=-1))
+    table.busy.add("c")
+    table.hear("c")
+    table.act("c")
+    assert isinstance(table.ask_from("c", 1, "of c"), Waiting)
+    table.ask_from("a", 1, "of a")
+    for _ in range(60):  # first the grant waits for the host that gets a copy
+        table.owner.ask("of c", 1, table.now, host="c")
+        table.owner.ask("of a", 1, table.now, host="a")
+        table.pass_time(0.1, "a", "b", "c")
+    table.settle()
+    assert isinstance(table.ask_from("a", 1, "of a"), Opened)
+    assert isinstance(table.ask_from("c", 1, "of c"), Waiting)
+    assert table.owner.leave("of a", table.now, consume=True)
+    table.busy.clear()
+    table.settle()
+    assert table.apply("c", 3)
+    table.settle()
+    assert isinstance(table.open_block("c", 1, "of c"), Opened)
+
+
+def test_a_host_that_cannot_get_the_update_is_not_waited_for_and_restored_afterwards() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.busy.add("b")
+    table.update()
+    table.settle()
+    assert table.update() == Staging(("b",), committed=False)
+    for _ in range(2):  # until the others have it, and until they have made it
+        keep_alive(table, TIMING.lease + 0.1)
+        table.settle()
+    assert isinstance(table.update(), Told)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.busy.clear()
+    table.hear()
+    assert Get.REPLACE in table.act("b")
+    table.settle()
+    assert (table.numbers, table.steps) == ([2, 2], [1, 1])
+
+
+def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:
+    """The host does not get the update: its pair with the chief's host is cut."""
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.busy.add("b")
+    table.update()
+    table.settle()
+    core = table.hosts["b"][0]
+    found = core.next_change()
+    assert found is not None
+    assert found[1].stage is not None
+    core.refused(found[1].stage.update, None)
+    table.settle()
+    assert isinstance(table.update(), Told)
+
+
+def test_a_segment_ahead_is_passed_and_one_too_far_ahead_is_a_problem() -> None:
+    table = with_gradients("a", "b")
+    table.hosts["b"][1].step = 9
+    table.settle()
+    assert (table.owner.step, table.steps) == (9, [9, 9])
+    table.hosts["b"][1].step = 9 + 2**32 + 1
+    table.settle()
+    assert table.owner.step == 9
+    assert table.owner.copies is not None
+    assert list(table.owner.copies.problems) == ["b"]
+
+
+def test_a_copy_is_replaced_only_together_with_a_higher_step() -> None:
+    """Another copy at the owner's step: the owner moves past it."""
+    table = with_gradients("a", "b")
+    assert isinstance(table.open_block("a"), Opened)
+    table.set_copy("b", Copy(Lineage(1, 7, 7), 0, 0))
+    table.add("b", table.hosts["b"][1])
+    table.hear("b")
+    assert table.act("b") == [], "not during a block"
+    table.owner.leave("t", table.now, consume=False)
+    table.settle()
+    assert (table.numbers, table.steps) == ([1, 1], [1, 1])
+
+
+def test_an_owner_that_hears_of_a_higher_term_resigns() -> None:
+    table = with_gradients("a", "b")
+    old = table.owner
+    table.take_over(2 << 20, "a", "b")
+    table.settle()
+    report = table.hosts["a"][0].report(table.now)
+    old.report(report, table.now)
+    assert old.has_resigned
+
+
+def test_a_host_obeys_no_earlier_owner_not_even_with_another_forwarder() -> None:
+    table = with_gradients("a", "b")
+    old = table.owner
+    table.take_over(2 << 20, "a", "b")
+    table.settle()
+    table.add("a", table.hosts["a"][1])
+    core = table.hosts["a"][0]
+    core.receive(old.order("a", core._incarnation))
+    assert core._order is None
+    old.report(core.report(table.now), table.now)
+    assert old.has_resigned
+
+
+def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.update()
+    table.hear()
+    table.act("a"), table.act("b")
+    table.hear("b")
+    table.hear("a")
+    table.act("a")  # it has the update; b has it staged only
+    table.take_over(2 << 20, "a", "b")
+    table.settle("b")
+    assert table.owner.unanswered() == {"a"}
+    assert table.owner.is_learning
+    table.settle()
+    assert not table.owner.is_learning
+    assert (table.owner.step, table.numbers) == (1, [2, 2])
+
+
+def test_a_new_owner_takes_the_copy_of_the_highest_term_not_of_the_highest_step() -> None:
+    """The other one is of a machine that has gone on alone, and was declared dead."""
+    table = with_gradients("a", "b")
+    table.set_copy("a", Copy(Lineage(1, 9, 9), 9, 9))
+    table.hosts["a"][1].step = 9
+    table.set_copy("b", Copy(Lineage(5, 1, 1), 3, 3))
+    table.hosts["b"][1].step = 3
+    for host in ("a", "b"):
+        table.add(host, table.hosts[host][1])
+    table.take_over(6 << 20, "a", "b")
+    table.settle()
+    assert {copy.lineage for copy, _ in table.memory.values()} == {Lineage(5, 1, 1)}
+    assert table.steps == [10, 10], "past every step that gradients may be of"
+
+
+def test_an_owner_whose_line_no_host_has_learns_again() -> None:
+    table = with_gradients("a", "b")
+    table.busy.add("b")
+    table.open_block("a", 2)
+    table.update()
+    keep_alive(table, TIMING.lease + 0.1)
+    table.settle("a")
+    assert table.numbers == [2, 1]
+    table.memory.pop("a"), table.hosts.pop("a")
+    table.busy.clear()
+    table.pass_time(TIMING.lease + 0.2, "b")
+    assert not table.owner.is_learning, "a may come back"
+    table.owner.list_hosts(frozenset({"b"}), table.now)
+    table.settle()
+    assert not table.owner.is_ready, "it waits for the host that is not listed now"
+    table.pass_time(31, "b")
+    table.settle()
+    assert (table.owner.is_ready, table.numbers) == (True, [1])
+    assert table.owner.fence.term > 1
+    assert isinstance(table.update(), Ended)
+    assert isinstance(table.open_block("b", 1, "next"), Opened)
+
+
+def test_what_was_begun_in_a_copy_must_be_passed_by_the_segment() -> None:
+    """A worker may have read half of it; the forwarder that began it is dead."""
+    table = with_gradients("a", "b")
+    table.set_copy("b", table.copy("b")._replace(begun=1))
+    table.add("b", table.hosts["b"][1])
+    table.settle()
+    assert (table.owner.step, table.steps) == (1, [1, 1])
+    assert table.owner.accumulated == 0
+
+
+def test_no_order_of_a_later_owner_is_followed_while_the_copy_changes() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.update()
+    table.hear()
+    table.act("a"), table.act("b")
+    table.hear("b")
+    table.hear("a")
+    core = table.hosts["a"][0]
+    found = core.next_change()
+    assert found is not None
+    assert found[0] is Get.MAKE
+    order = found[1]
+    later = type(order)(Fence(2 << 20, 0).term, 1, order.incarnation)
+    assert not core.may_follow(later)
+    core.changed(Copy(Lineage(1, 2, 1), 1, 1))
+    assert core.may_follow(later)
