@@ -138,11 +138,11 @@ def in_the_update() -> None:
 
     def update_and_crash(*args: Any) -> Any:
         made = args[4]
-        number, rate, rows, values, *rest = made[-1]
+        values = made[-1].values
         is_array = isinstance(values, list)  # of its regions; else a table's rows
         nobodys = mmap.mmap(-1, mmap.PAGESIZE, prot=0)
         unreadable = np.frombuffer(nobodys, np.uint8)[: len(values[0] if is_array else values)]
-        made[-1] = (number, rate, rows, [unreadable] if is_array else unreadable, *rest)
+        made[-1] = made[-1]._replace(values=[unreadable] if is_array else unreadable)
         return real(*args)
 
     _core.update = update_and_crash  # type: ignore[assignment]
