@@ -23,7 +23,7 @@ from shmacc._parameters import copies
 from shmacc._parameters.parameters import Parameters
 from shmacc.errors import FailedPreconditionError, NotFoundError
 from shmacc.ray._head import shown
-from shmacc.ray._parts import LOST, Config, CopyConfig, find
+from shmacc.ray._parts import Config, CopyConfig, find
 from shmacc.ray._waits import PATIENCE
 
 _logger = logging.getLogger("shmacc")
@@ -108,11 +108,7 @@ class HostCopy:
         """Do what the core wants done; return what tells it the result."""
         stage = order.stage
         if get is Get.STAGE and stage is not None:
-            try:
-                return self._stage(core, stage)
-            except Exception as error:  # noqa: BLE001  the chief's
-                failure = error
-                return lambda core: core.refused(stage.update, failure)
+            return self._stage(core, stage)
         try:
             if get is Get.MAKE:
                 self._make(core, order)
@@ -137,15 +133,22 @@ class HostCopy:
     def _stage(self, core: ForwarderCore, stage: Stage) -> Callable[[ForwarderCore], None]:
         """Get a change from the chief's object, and check it: after its commit it is too late."""
         ref = stage.source.ref
-        with contextlib.suppress(*LOST):  # the chief is gone
+        # Ray's errors are not the change's: the chief is gone, or Ray ends on this node.
+        with contextlib.suppress(Exception):
             # The chief's node may be out of reach: so do not wait longer than the change is wanted.
             while core.wants(stage):
                 if ray.wait([ref], timeout=_LOOK)[0]:
-                    change = ray.get(ref)
-                    self._put(stage, change, only_check=True)
-                    self._here = stage.update, change
-                    return lambda core: core.staged(stage)
+                    return self._check(stage, ray.get(ref))
         return lambda core: core.refused(stage.update, None)
+
+    def _check(self, stage: Stage, change: Any) -> Callable[[ForwarderCore], None]:
+        try:
+            self._put(stage, change, only_check=True)
+        except Exception as error:  # noqa: BLE001  the chief's
+            failure = error
+            return lambda core: core.refused(stage.update, failure)
+        self._here = stage.update, change
+        return lambda core: core.staged(stage)
 
     def _make(self, core: ForwarderCore, order: Order) -> None:
         staged = core.stage

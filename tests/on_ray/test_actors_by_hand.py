@@ -9,22 +9,33 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import numpy as np
+import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import shmacc
 import shmacc.ray
 from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import BatchKey, Fence, HostBatch, Opened, Order, Report, Timing
+from shmacc._multihost.messages import (
+    BatchKey,
+    Fence,
+    HostBatch,
+    Opened,
+    Order,
+    Report,
+    Stage,
+    Timing,
+)
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import LocalSegment
+from shmacc.ray._copy import HostCopy
 from shmacc.ray._forwarder import Incarnation, Shared
 from shmacc.ray._host import CONCURRENCY, HostActor
 from shmacc.ray._memory import Memory
 from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import Config
+from shmacc.ray._parts import Config, Source
 
 if TYPE_CHECKING:
     from on_ray.nodes import Nodes
@@ -88,6 +99,18 @@ def test_a_finish_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: No
         assert not group.running
     finally:
         memory.end()
+
+
+def test_an_error_of_ray_is_no_refusal_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node that is just being removed does not get the change; the other ones make it."""
+
+    def reset(*_: object, **__: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(ray, "wait", reset)
+    core, stage = Mock(), Stage(Fence(1, 1), None, 1, Source(None))
+    HostCopy._stage(Mock(), core, stage)(core)
+    core.refused.assert_called_once_with(stage.update, None)
 
 
 class _Shard:
