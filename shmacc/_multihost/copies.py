@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from shmacc._base.lineage import Copy, Lineage
+from shmacc._base.lineage import Lineage
 from shmacc._multihost.hosts import Host, Hosts
 from shmacc._multihost.messages import (
     LAST_STEP,
@@ -73,6 +73,7 @@ class Change:
         heard: When its chief called last.
         committed: Whether hosts make it.
         left: Whether its chief is lost, or waits no more.
+        without: Hosts that had not got it in time when it was committed.
     """
 
     stage: Stage
@@ -82,6 +83,7 @@ class Change:
     heard: float
     committed: bool = False
     left: bool = False
+    without: frozenset[str] = frozenset()
 
     @property
     def is_whole(self) -> bool:
@@ -126,19 +128,22 @@ class Copies:
         change = self.change
         if change is None or report.copy is None or self._has_made(report, change):
             return None
-        return change.stage if _fits(report.copy, change) else None
+        return change.stage if _fits(report, change) else None
 
-    def source(self, hosts: Iterable[Host], host: str) -> str | None:
-        """Return a host from which another one can get its copy."""
+    def source(self, hosts: Iterable[Host], report: Report) -> str | None:
+        """Return a host from which another one can get its copy.
+
+        It is another one at each report: the two may be cut off from each other.
+        """
         lineage = self.lineage
         if lineage is None or lineage.digest == UNKNOWN:
             return None
-        able = [
+        able = sorted(
             each.name
             for each in hosts
-            if each.name != host and not each.lost and _lineage(each) == lineage
-        ]
-        return min(able, default=None)
+            if each.name != report.host and not each.lost and _lineage(each) == lineage
+        )
+        return able[report.number % len(able)] if able else None
 
     def count(self, hosts: Iterable[Host]) -> int:
         """Return how many living hosts have the line."""
@@ -193,14 +198,20 @@ class Copies:
             for report in found
         )
 
+    def must_answer(self, hosts: Hosts, term: int) -> frozenset[str]:
+        """Return the hosts that can take part, and have not answered this term.
+
+        A host that reports takes part, also if the driver does not list it yet, or any more.
+        """
+        names = {host.name for host in hosts if host.report is not None and not host.lost}
+        answered = {host.name for host in hosts if host.name in names and _term(host) == term}
+        return frozenset({*names, *(self.listed or ())} - answered)
+
     def _answered(self, hosts: Hosts, term: int) -> list[Report] | None:
         """Return the reports of all hosts that can take part; None: some are missing."""
-        if not self.listed:
+        if not self.listed or self.must_answer(hosts, term):
             return None
-        found = [host for name in self.listed if (host := hosts.find(name)) is not None]
-        reports = [h.report for h in found if h.report is not None and not h.lost]
-        answered = [report for report in reports if report.term == term]
-        return answered if len(answered) == len(self.listed) else None
+        return [host.report for host in hosts if host.report is not None and not host.lost]
 
     def ahead(self, hosts: Iterable[Host], step: int) -> int | None:
         """Return the step to which the owner must move for a host's sake; None: it need not.
@@ -296,8 +307,9 @@ class Copies:
             staged, update = report.staged, change.stage.update
             if staged == update and not change.committed:
                 continue
-            may_come = staged == update or now - change.since < lease
-            if may_come and not self._has_refused(report) and _fits(report.copy, change):
+            in_time = now - change.since < lease and host.name not in change.without
+            may_come = staged == update or in_time
+            if may_come and not self._has_refused(report) and _fits(report, change):
                 late.append(host.name)
         return tuple(sorted(late))
 
@@ -322,7 +334,7 @@ class Copies:
         error = self._error_of(home)
         if error is None and self._has_refused(report):
             error = FailedPreconditionError("This host could not get the change any more")
-        is_other = not same(report.copy.lineage, lineage) and not _fits(report.copy, change)
+        is_other = not same(report.copy.lineage, lineage) and not _fits(report, change)
         if error is None and is_other:
             error = FailedPreconditionError("This host's copy has become another one")
         return None if error is None else Refused(home.name, error, committed=True)
@@ -349,12 +361,15 @@ class Copies:
         update = change.stage.update
         return any(h.report is not None and h.report.staged == update and not h.lost for h in hosts)
 
-    def commit(self, now: float) -> None:
+    def commit(self, hosts: Iterable[Host], now: float) -> None:
         """From here on hosts make the change."""
-        if self.change is not None:
-            self.change.committed, self.change.since = True, now
-            digest = 0 if self.change.is_whole else UNKNOWN
-            self.lineage = Lineage(*self.change.stage.update, digest)
+        change = self.change
+        if change is not None:
+            change.committed, change.since = True, now
+            update = change.stage.update
+            reports = [host.report for host in hosts if host.report is not None]
+            change.without = frozenset(r.host for r in reports if r.staged != update)
+            self.lineage = Lineage(*update, 0 if change.is_whole else UNKNOWN)
 
     def learn_digest(self, hosts: Iterable[Host]) -> bool:
         """Take over the digest that the chief's host reports, or any host if that is lost.
@@ -396,9 +411,18 @@ class Copies:
         return report.copy is not None and report.copy.lineage[:2] == change.stage.update
 
 
-def _fits(copy: Copy, change: Change) -> bool:
-    """Whether the change can be made in this copy."""
-    return change.stage.parent is None or copy.lineage == change.stage.parent
+def _fits(report: Report, change: Change) -> bool:
+    """Whether the change can be made at a host: in its copy, and with a higher step of its segment.
+
+    A segment that is further, by void steps of another owner, has gradients from the copy as it is.
+    """
+    if report.copy is None or change.is_whole:
+        return report.copy is not None
+    return report.copy.lineage == change.stage.parent and report.step < change.stage.step
+
+
+def _term(host: Host) -> int | None:
+    return None if host.report is None else host.report.term
 
 
 def _lineage(host: Host) -> Lineage:

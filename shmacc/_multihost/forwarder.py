@@ -222,11 +222,7 @@ class ForwarderCore:
         get, wanted, stage = None, order.lineage, order.stage
         if wanted is not None and not same(copy.lineage, wanted):
             may_replace = order.step > self._step
-            if (
-                staged is not None
-                and staged.update == wanted[:2]
-                and (may_replace if staged.parent is None else copy.lineage == staged.parent)
-            ):
+            if staged is not None and staged.update == wanted[:2] and self._can_make(staged, order):
                 get = Get.MAKE
             elif order.source and wanted.digest != UNKNOWN and may_replace:
                 get = Get.REPLACE
@@ -235,6 +231,13 @@ class ForwarderCore:
             get = None if stage.update in known else Get.STAGE
         self._getting = get
         return None if get is None else (get, order)
+
+    def _can_make(self, staged: Stage, order: Order) -> bool:
+        """Whether the change is for this copy, and the segment's step goes up with it."""
+        if staged.parent is None:
+            return order.step > self._step
+        copy = self._copy
+        return copy is not None and copy.lineage == staged.parent and staged.step > self._step
 
     @property
     def copies(self) -> int:

@@ -93,7 +93,7 @@ class OwnerCore(Rounds):
             pace=self.pace,
             lineage=None if copies is None else copies.lineage,
             stage=None if copies is None else copies.stage_for(report),
-            source=None if copies is None else copies.source(self._hosts, name),
+            source=None if copies is None else copies.source(self._hosts, report),
             copies=0 if copies is None else copies.count(self._hosts),
         )
 
@@ -340,13 +340,7 @@ class OwnerCore(Rounds):
         copies = self.copies
         if copies is None or not copies.is_learning or copies.listed is None:
             return frozenset()
-        return frozenset(
-            name
-            for name in copies.listed
-            if (host := self._hosts.find(name)) is None
-            or host.report is None
-            or host.report.term != self.fence.term
-        )
+        return copies.must_answer(self._hosts, self.fence.term)
 
     def _answer_to(self, call: str, now: float) -> ChangeAnswer:
         if self.copies is None:

@@ -219,7 +219,7 @@ class Rounds:
             copies.end(refused or Ended())
             self._changed()
         elif copies.can_be_committed(self._hosts, now, self._timing.lease):
-            copies.commit(now)
+            copies.commit(self._hosts, now)
             self.is_ready = True
             self._changed()
             if change.is_whole:

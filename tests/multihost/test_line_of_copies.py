@@ -243,9 +243,8 @@ def test_a_host_that_cannot_get_the_update_is_not_waited_for_and_restored_afterw
     table.update()
     table.settle()
     assert table.update() == Staging(("b",), committed=False)
-    for _ in range(2):  # until the others have it, and until they have made it
-        keep_alive(table, TIMING.lease + 0.1)
-        table.settle()
+    keep_alive(table, TIMING.lease + 0.1)
+    table.settle()
     assert isinstance(table.update(), Told)
     assert table.owner.leave("t", table.now, consume=True)
     table.busy.clear()
@@ -271,6 +270,23 @@ def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:
     assert isinstance(table.update(), Told)
 
 
+def test_a_host_gets_a_copy_from_another_host_if_one_is_out_of_reach() -> None:
+    table = with_gradients("a", "b", "c")
+    table.open_block("a", 2)
+    table.busy.add("c")
+    table.update()
+    keep_alive(table, TIMING.lease + 0.1)
+    table.settle()
+    assert isinstance(table.update(), Told)
+    sources = set()
+    for _ in range(3):
+        table.hear("c")
+        order = table.hosts["c"][0]._order
+        assert order is not None
+        sources.add(order.source)
+    assert sources == {"a", "b"}
+
+
 def test_a_segment_ahead_is_passed_and_one_too_far_ahead_is_a_problem() -> None:
     table = with_gradients("a", "b")
     table.hosts["b"][1].step = 9
@@ -294,6 +310,24 @@ def test_a_copy_is_replaced_only_together_with_a_higher_step() -> None:
     table.owner.leave("t", table.now, consume=False)
     table.settle()
     assert (table.numbers, table.steps) == ([1, 1], [1, 1])
+
+
+def test_a_copy_is_not_changed_under_a_segment_that_is_ahead() -> None:
+    """Its gradients of that step were computed from the copy as it is."""
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    segment = table.hosts["b"][1]
+    segment.held = False
+    segment.reset(1)  # another owner had a void step
+    table.add("b", segment)
+    assert table.apply("b", 2)
+    table.settle()
+    assert isinstance(table.settled_update(), Told)
+    assert table.numbers == [2, 1]
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert (table.numbers, table.steps) == ([2, 2], [2, 2])
+    assert table.owner.accumulated == 0
 
 
 def test_an_owner_that_hears_of_a_higher_term_resigns() -> None:
@@ -337,6 +371,22 @@ def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
     assert (table.owner.step, table.numbers) == (1, [2, 2])
 
 
+def test_a_host_that_reports_counts_though_the_driver_does_not_list_it() -> None:
+    table = with_gradients("a", "b")
+    table.set_copy("b", Copy(Lineage(1, 7, 7), 3, 3))
+    table.hosts["b"][1].step = 3
+    table.add("b", table.hosts["b"][1])
+    table.take_over(2 << 20, "a")
+    table.hear("b")
+    table.settle("a")
+    assert table.owner.unanswered() == {"b"}
+    table.settle()
+    assert table.numbers == [7, 7]
+    table.owner.list_hosts(frozenset({"a"}), table.now)
+    table.settle()
+    assert table.owner.is_ready
+
+
 def test_a_new_owner_takes_the_copy_of_the_highest_term_not_of_the_highest_step() -> None:
     """The other one is of a machine that has gone on alone, and was declared dead."""
     table = with_gradients("a", "b")
@@ -371,7 +421,6 @@ def test_an_owner_whose_line_no_host_has_learns_again() -> None:
     table.settle()
     assert (table.owner.is_ready, table.numbers) == (True, [1])
     assert table.owner.fence.term > 1
-    assert isinstance(table.update(), Ended)
     assert isinstance(table.open_block("b", 1, "next"), Opened)
 
 
