@@ -142,10 +142,15 @@ class Actor:
 
         self.machine.after(seconds, go_on)
 
+    def _soon(self, do: Callable[[], None]) -> None:
+        """Go on with a change after a while; a slow one takes longer than a lease."""
+        random = self.world.random
+        is_slow = random.random() < self.world.faults.slow
+        self._later(random.uniform(0.3, 2.5) if is_slow else random.uniform(0.002, 0.06), do)
+
     def _stage(self, stage: Stage) -> None:
         """Get a change from its chief, for as long as it is wanted."""
         random, faults = self.world.random, self.world.faults
-        slow = random.random() < faults.slow
 
         def got() -> None:
             if stage.source.is_within_reach(self.machine):
@@ -158,7 +163,7 @@ class Actor:
             else:
                 self._later(0.2, got)
 
-        self._later(random.uniform(0.5, 2.5) if slow else random.uniform(0.003, 0.06), got)
+        self._soon(got)
 
     def _make(self, order: Order) -> None:
         """Make the change that is here, or fail."""
@@ -188,7 +193,7 @@ class Actor:
             memory.change(path, step)
             self._changed()
 
-        self._later(random.uniform(0.002, 0.04), done)
+        self._soon(done)
 
     def _named(self, update: Fence, *, differs: bool) -> Lineage:
         """Return the name of an update that the copy gets: the digest is of all its updates."""
@@ -199,36 +204,32 @@ class Actor:
 
     def _replace(self, order: Order) -> None:
         """Get another machine's copy, if it still is the one that was ordered."""
-        memory, random = self.memory, self.world.random
-        name, wanted = order.source, order.lineage
+        memory, name, wanted = self.memory, order.source, order.lineage
         assert name is not None
         assert wanted is not None
 
         def ask() -> None:
             source = self.world.machine(name)
             if source is None or not self.world.reach(source, self.machine) or source.frozen:
-                if self.core.follows(order) and source is not None:
-                    self._later(0.2, ask)
-                else:
-                    self.core.changed(memory.look())
+                self._later(TIMING.lease, self._changed)
             elif source.memory.torn or source.actor is None:
                 self._later(0.05, ask)
             elif not same(source.memory.lineage, wanted):
-                self.core.changed(memory.look())
+                self._changed()
             else:
                 path, step = source.memory.path, source.memory.step
-                self._later(random.uniform(0.002, 0.1), lambda: come(path, step))
+                self._soon(lambda: come(path, step))
 
         def come(path: Path, step: int) -> None:
             memory.begin(order.step)
-            self._later(random.uniform(0.002, 0.1), lambda: done(path, step))
+            self._soon(lambda: done(path, step))
 
         def done(path: Path, step: int) -> None:
             memory.change(path, step)
             self.world.happened["replaced"] += 1
             self._changed()
 
-        self._later(random.uniform(0.002, 0.03), ask)
+        self._soon(ask)
 
     def _changed(self) -> None:
         self.core.changed(self.memory.look())

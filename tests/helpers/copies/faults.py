@@ -30,7 +30,7 @@ class Faults:
     drop: float = 0.0
     double: float = 0.0
     late: float = 0.0
-    slow: float = 0.0  # to get a change takes longer than a lease
+    slow: float = 0.02  # to get or to make a change takes longer than a lease
     errors: float = 0.0  # a machine cannot make a change
     differs: float = 0.0  # a machine computes something else
     chiefs: float = 0.0  # the chief dies in its block
@@ -69,17 +69,19 @@ class Troubles:
 
         The owner's machine and those of chiefs stay. Gradients of the others must be enough.
         """
-        if self.world.required > self.world.workers * (len(self.world.machines) - 1):
+        world = self.world
+        if world.required > world.workers * (len(world.machines) - 1):
             return
-        needed = {chief.machine for chief in self.world.chiefs}
-        needed |= {owner.machine for owner in self.world.owners[-1:]}
-        others = [m for m in self.world.machines if m not in needed]
-        if others and self.random.random() < 0.5:
-            self.random.choice(others).frozen = True
-        elif others:
-            self.world.cuts.add(
-                frozenset({self.world.chiefs[0].machine, self.random.choice(others)})
-            )
+        homes = {owner.machine for owner in world.owners[-1:]}
+        chiefs = [c.machine for c in world.chiefs if c.machine not in homes]
+        others = [m for m in world.machines if m not in {*homes, *chiefs}]
+        if not others:
+            return
+        one = self.random.choice(others)
+        if chiefs and self.random.random() < 0.7:
+            world.cuts.add(frozenset({one, self.random.choice(chiefs)}))
+        else:
+            one.frozen = True
 
     @property
     def _events(self) -> dict[str, Callable[[Machine], object]]:
@@ -113,11 +115,11 @@ class Troubles:
         self._schedule(name)
 
     def strike(self) -> None:
-        """Let one of the kinds of faults happen very soon."""
+        """Let some faults happen very soon."""
         kinds = [name for name in self._events if getattr(self.world.faults, name) > 0]
-        if kinds:
+        for _ in range(self.random.choice([1, 1, 2, 3]) if kinds else 0):
             name = self.random.choice(kinds)
-            self.after(self.random.uniform(0.0, 0.05), lambda: self._happen(name))
+            self.after(self.random.uniform(0.0, 0.1), lambda name=name: self._happen(name))  # type: ignore[misc]
 
     def _freeze(self, machine: Machine) -> None:
         machine.frozen = True
