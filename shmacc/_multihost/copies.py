@@ -11,15 +11,16 @@ with one lineage, its parent, and leaves its own. A change goes through these st
     told       Every living host that can make it reports its lineage. Now the chief hears of it,
                and its block may end. If the chief is lost, the owner ends the round.
 
-A host that has missed a change gets another host's whole copy, and only together with a higher step
-of its segment: a worker may be computing a gradient from the old copy at the present step. If need
-be the owner moves past that step (`ahead`).
+A copy changes only together with a higher step of its segment: a worker may be computing a gradient
+from the old copy at the present step. A host that has missed a change, or whose segment is at the
+change's step already, gets another host's whole copy. If need be the owner moves past the segment's
+step (`ahead`).
 
 A new owner learns the line (`learn`): every host that can take part must answer its term first.
 After that no host follows the earlier owner. The base is the copy with the highest lineage. A
 change that is staged and in no copy was told to nobody.
 
-tools/model/replicas searches these rules, and finds a fault for each that is left out.
+tools/model/copies searches these rules, and finds a fault for each that is left out.
 """
 
 import logging

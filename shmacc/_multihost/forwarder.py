@@ -8,7 +8,7 @@ If the group has parameters, the host has a copy of them, and the copy changes f
 afterwards: so a worker sees no step before its parameters. `next_change` says what is to be done
 with the copy. That takes long, too, and one change is made at a time. Meanwhile no order of a later
 owner is followed: this forwarder would tell that owner of a copy that is just being changed. A copy
-is replaced, and gradients are dropped, only with a higher step of the segment: `apply` refuses only
+changes, and gradients are dropped, only with a higher step of the segment: `apply` refuses only
 lower steps, so a gradient that is being computed from the old copy would get in otherwise.
 """
 

@@ -209,6 +209,12 @@ _DECLARED = _UPDATE + (
     "node 0 is silent; Ray declares node 0; chief 1 makes owner 1; node 1 and owner 1 (L); "
     "owner 1 leads; "
 )
+# Node 1's segment is a step ahead of the owner's, with the same copy.
+_AHEAD = (
+    "owner 0 advances; w0 reads; w0 applies; node 1 and owner 0; 1 moves to 1; w1 reads; "
+    "w1 applies; node 1 is lost; owner 0 dies; chief 0 makes owner 1; node 0 and owner 1 (L); "
+    "owner 1 leads; "
+)
 _FORGOTTEN = "node 1 and owner 1 (R); actor 1 dies; "
 
 
@@ -266,6 +272,8 @@ CASES = (
     Case(2, 1, 1, "pair"),
     Case(2, 1, 1, "lost"),
     Case(2, 2, 1, "differs"),
+    Case(2, 2, 1, "advance"),
+    Case(2, 2, 3, "advance,lost,owner", start=_AHEAD, size="quick"),
     Case(2, 1, 1, "silent", size="large"),
     Case(2, 1, 2, "actor,chief"),
     Case(2, 1, 2, "actor,owner", size="large"),
@@ -284,6 +292,7 @@ CASES = (
     Case(2, 1, 1, "chief", "final", size="quick"),
     Case(2, 1, 1, "actor", "first", size="quick"),
     Case(2, 1, 1, "lost", "parent", size="quick"),
+    Case(2, 2, 3, "advance,lost,owner", "below", _AHEAD, size="quick"),
     Case(2, 1, 1, "restore", "raise", size="quick"),
     Case(2, 1, 0, "none", "held", size="quick"),
     Case(2, 2, 1, "differs", "digest", size="quick"),

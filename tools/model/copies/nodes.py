@@ -61,7 +61,7 @@ class Nodes(World):
             n = n._replace(sealed=hold)
         u = n.order.stage
         fits = u and (u.whole or (n.path and n.path[-1] == u.parent) or not self.rule["parent"])
-        if fits and self.can_pull(s, i, u):
+        if fits and (u.whole or self.is_below(n, u.step)) and self.can_pull(s, i, u):
             n = n._replace(staged=u)
         in_line = n.path and n.path == o.path[: len(n.path)]
         if k == s.reg and in_line and (n.tag in n.path or n.seg < n.begun):
@@ -102,7 +102,12 @@ class Nodes(World):
             return False
         if u.whole:
             return n.order.step > n.seg or not self.rule["up"]
-        return self.same(n.path, path[:-1]) or not self.rule["parent"]
+        fits = self.same(n.path, path[:-1]) or not self.rule["parent"]
+        return fits and self.is_below(n, u.step)
+
+    def is_below(self, at: Node | Report, step: int) -> bool:
+        """Whether a node's segment is not past the step of a round: its update may be made."""
+        return at.seg <= step or not self.rule["below"]
 
     def raises(self, u: Update) -> int:
         """By how much an update raises the step."""

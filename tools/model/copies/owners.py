@@ -92,6 +92,9 @@ class Owners(Nodes):
         if o.path and o.step < self.steps and any(o.known[i].content for i in at):
             for c in [c for c in free if c in at or not self.rule["own"]][:1]:
                 yield f"owner {k} grants to chief {c}", to("G", chief=c, grant=o.grant + 1), STEP
+        if self.may(s, "advance"):
+            new = to("R", step=o.step + 1)._replace(fails=s.fails + 1)
+            yield f"owner {k} advances", new, FAILURE
         if self.may(s, "restore") or not o.path:
             for c in free[:1]:
                 parent = o.path[-1] if o.path else ()
@@ -141,7 +144,7 @@ class Owners(Nodes):
         waited = [
             i
             for i, r in heard
-            if (o.u.whole or self.same(r.path, o.path))
+            if (o.u.whole or (self.same(r.path, o.path) and self.is_below(r, o.step)))
             and (self.can_pull(s, i, o.u) or r.staged == o.u.id or not self.rule["cut"])
         ]
         staged = [i for i, r in heard if r.staged == o.u.id]
@@ -161,7 +164,7 @@ class Owners(Nodes):
             i
             for i, r in heard
             if i not in on
-            and (o.u.whole or self.same(r.path, o.path[:-1]))
+            and (o.u.whole or (self.same(r.path, o.path[:-1]) and self.is_below(r, o.step)))
             and (r.staged == o.u.id or self.can_pull(s, i, o.u) or not self.rule["cut"])
         }
         c, after = o.chief, o.step + self.raises(o.u)

@@ -27,6 +27,7 @@ RULES = {
     "first": "the copy changes first, then the segment's step",
     "begun": "before a copy changes, the step that its segment must reach is recorded in it",
     "up": "a copy is replaced, or gradients are dropped, only with a higher step of the segment",
+    "below": "an update is made only where the segment is below the step that it leads to",
     "raise": "going back to a checkpoint raises the step",
     "lineage": "the owner counts gradients of nodes at its lineage only",
     "digest": "copies are told apart by the digest of what their updates have changed, too",
@@ -40,11 +41,12 @@ RULES = {
     "jump": "the owner moves past a segment that is ahead, or at its step with another copy",
     "held": "all living nodes have staged an update before it is committed (not for safety)",
 }
-# Failures, of which a search has a limited number. "raise" and "restore" are what a chief may do,
-# "differs" is a node that computes something else, "lease" a lease that ends though its node lives.
+# Failures, of which a search has a limited number. "raise", "restore" and "advance" (to a step
+# without a round) are what a chief may do, "differs" is a node that computes something else,
+# "lease" a lease that ends though its node lives.
 KINDS = (
     *("silent", "lost", "actor", "owner", "chief", "raise"),
-    *("restore", "differs", "pair", "lease", "zombie"),
+    *("restore", "advance", "differs", "pair", "lease", "zombie"),
 )
 UP, CUT, ZOMBIE, GONE = range(4)
 # What a step is: a part of the protocol, a failure, or its end (which need not come).
