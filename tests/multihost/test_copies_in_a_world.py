@@ -53,7 +53,7 @@ def live_through(world: World, seconds: float = 4) -> None:
     comes(world, 60, rounds(world, 3))
     comes(world, 30, world.are_in_line)
     world.troubles.break_one()
-    comes(world, 10, rounds(world, 3))
+    comes(world, 25, rounds(world, 3))
     world.troubles.heal()
     world.trains = False
     comes(world, 20, world.are_in_line)
