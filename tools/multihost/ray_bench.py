@@ -1,9 +1,10 @@
-"""How long a round over two hosts takes on Ray, beside the same transfers by bare Ray calls.
+"""How long a round over hosts takes on Ray, beside the same transfers by bare Ray calls.
 
-Two nodes on this machine, four gradients of 50,000 rows of 64 float32 at each. A round is timed
-from when all gradients have been applied until the chief has the mean; the bare calls send the same
-pieces from two actors to the shards, and the same mean from the shards to the chief. Both by turns.
-Run by `make bench-ray`.
+Nodes on this machine, with four gradients of rows of 64 float32 at each. A round is timed from when
+all gradients have been applied until the chief has the mean; the bare calls send the same pieces
+from one actor of each node to the shards, and the same mean from the shards to the chief. Then the
+same round is timed to the end of its block, with and without an update of the parameters. All by
+turns. Run by `make bench-ray`.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,14 @@ import shmacc.ray
 from shmacc._multihost.messages import Report
 from shmacc.ray._parts import find_actor
 
-ROWS, WIDTH, GRADIENTS, HOSTS, SHARDS = 50_000, 64, 4, 2, 2
-TABLE = 1_000_000  # rows of all members
+WIDTH, GRADIENTS = 64, 4
+SPARSITY = 20  # the tables have this many times the rows of a gradient
 ROUNDS = 10
+_RATIOS = (
+    ("means", "bare means"),
+    ("update", "bare update"),
+    ("round with update", "round without update"),
+)
 
 _WORKERS = """
 import sys
@@ -41,12 +49,11 @@ import numpy as np
 import shmacc
 group = shmacc.attach("bench", timeout=60)
 random = np.random.default_rng(int(sys.argv[1]))
-rows = ROWS // MEMBERS
 gradients = [
     {
         f"table {member}": (
-            np.sort(random.choice(TABLE // MEMBERS, rows, replace=False)),
-            np.ones((rows, WIDTH), np.float32),
+            np.sort(random.choice(SPARSITY * ROWS, ROWS, replace=False)),
+            np.ones((ROWS, WIDTH), np.float32),
         )
         for member in range(MEMBERS)
     }
@@ -73,11 +80,12 @@ class Sender:
 
 
 class Keeper:
-    """Takes arrays and returns others, like a shard that adds nothing up."""
+    """Takes arrays and returns others, like a shard that adds nothing up; and has a table."""
 
-    def __init__(self, mean: tuple[Any, ...]) -> None:
+    def __init__(self, mean: tuple[Any, ...], table_rows: int) -> None:
         self.mean = tuple(np.array(array) for array in mean)
         self.kept: list[Any] = []
+        self.table, self.sums = np.zeros((2, table_rows, WIDTH), np.float32)
 
     def keep(self, piece: tuple[Any, ...]) -> None:
         """Take a piece."""
@@ -87,16 +95,23 @@ class Keeper:
         """Return the mean."""
         return self.mean
 
+    def update(self, indices: Any, values: Any) -> None:
+        """Change the table as Adagrad does."""
+        self.sums[indices] += values * values
+        self.table[indices] -= 0.05 * values / np.sqrt(self.sums[indices] + 1e-7)
+
 
 def main() -> None:
     """Print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, default=1, help="tables that the rows are of")
-    number_of_members = parser.parse_args().members
+    parser.add_argument("--rows", type=int, default=50_000, help="of a gradient, in all tables")
+    parser.add_argument("--nodes", type=int, default=2, help="hosts, each with a shard")
+    given = parser.parse_args()
     os.chdir(tempfile.mkdtemp())  # Ray puts the current folder into its workers' path
     run = f"raybench{uuid.uuid4().hex[:6]}"
     cluster = Cluster()
-    for number in range(HOSTS):
+    for number in range(given.nodes):
         cluster.add_node(
             num_cpus=1,
             node_ip_address=f"127.0.0.{number + 2}",
@@ -106,24 +121,28 @@ def main() -> None:
     os.environ["SHMACC_NAMESPACE"] = f"{run}0"  # the namespace of this process's node
     ray.init(address=cluster.address, _node_ip_address="127.0.0.2", log_to_driver=False)
     try:
-        measure(run, number_of_members)
+        measure(run, given.nodes, given.members, given.rows // given.members)
         announces()
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
-def measure(run: str, number_of_members: int) -> None:
-    """Time rounds and bare calls by turns."""
-    spec = shmacc.IndexedSlicesSpec((TABLE // number_of_members, WIDTH), "float32")
-    members = {f"table {member}": spec for member in range(number_of_members)}
-    constants = ROWS, WIDTH, GRADIENTS, TABLE, number_of_members
-    program = f"ROWS, WIDTH, GRADIENTS, TABLE, MEMBERS = {constants}{_WORKERS}"
-    ours: list[tuple[float, float]] = []
-    bare: list[tuple[float, float]] = []
-    with shmacc.ray.AccumulatorGroup(
-        members, "bench", shards=SHARDS, unlink_on_close=True
-    ) as group:
+def measure(run: str, nodes: int, members: int, rows: int) -> None:
+    """Time rounds, bare calls and updates by turns."""
+    tables = {
+        f"table {number}": np.zeros((SPARSITY * rows, WIDTH), "f4") for number in range(members)
+    }
+    constants = rows, WIDTH, GRADIENTS, SPARSITY, members
+    program = f"ROWS, WIDTH, GRADIENTS, SPARSITY, MEMBERS = {constants}{_WORKERS}"
+    with (
+        shmacc.ray.Parameters(
+            tables, "bench table", optimizer=shmacc.optim.Adagrad(0.05), unlink_on_close=True
+        ) as params,
+        shmacc.ray.AccumulatorGroup(
+            params.member_specs(sparse=list(tables)), "bench", shards=nodes, unlink_on_close=True
+        ) as group,
+    ):
         workers = [
             subprocess.Popen(
                 [sys.executable, "-P", "-c", program, str(host)],
@@ -132,38 +151,73 @@ def measure(run: str, number_of_members: int) -> None:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for host in range(HOSTS)
+            for host in range(nodes)
         ]
         senders: list[Any] = []
         keepers: list[Any] = []
-        for number in range(ROUNDS + 1):
+        for number in range(2 * ROUNDS + 2):
             for worker in workers:
-                print(number, file=worker.stdin, flush=True)
+                print(params.step, file=worker.stdin, flush=True)
             for worker in workers:
                 next(iter(worker.stdout or ()))
             time.sleep(0.2)  # lets the hosts report their counts
-            busy, start = _processor_seconds(), time.perf_counter()
-            with group.round(HOSTS * GRADIENTS, timeout=120) as taken:
-                ours.append((time.perf_counter() - start, _processor_seconds() - busy))
+            taken = _block(params, group, nodes * GRADIENTS, updates=bool(number % 2))
             if not senders:
-                senders, keepers, size = _bare(taken)
+                senders, keepers, size = _bare(taken, nodes, members * rows)
             time.sleep(0.2)
-            busy, start = _processor_seconds(), time.perf_counter()
-            ray.get([sender.send.remote(keepers) for sender in senders])
-            ray.get([keeper.hand_out.remote() for keeper in keepers])
-            bare.append((time.perf_counter() - start, _processor_seconds() - busy))
+            _bare_calls(taken, senders, keepers, updates=bool(number % 2))
         for worker in workers:
             worker.kill()
             worker.wait()
     out = sum(part.values.nbytes for part in taken.values()) / 1e6
-    print(f"bytes: {size / 1e6:.0f} MB to the shards, {out:.0f} MB out")
-    for name, turns in ("round", ours[1:]), ("bare Ray calls", bare[1:]):
-        times = [seconds * 1e3 for seconds, _ in turns]
-        shown = " ".join(f"{each:.0f}" for each in times)
-        print(f"{name}: median {statistics.median(times):.0f} ms, all {shown}")
-    for side, what in enumerate(("time", "processor time of all processes")):
-        ratios = [one[side] / other[side] for one, other in zip(ours[1:], bare[1:], strict=True)]
-        print(f"{what}: median ratio {statistics.median(ratios):.2f}")
+    print(f"bytes: {size / 1e6:.1f} MB to the shards, {out:.1f} MB out")
+    for name, turns in _timed.items():
+        shown = " ".join(f"{seconds * 1e3:.1f}" for seconds in turns[1:])
+        print(f"{name}: median {statistics.median(turns[1:]) * 1e3:.1f} ms, all {shown}")
+    for one, other in _RATIOS:
+        for what, noted in ("time", _timed), ("processor time of all processes", _busy):
+            pairs = list(zip(noted[one][1:], noted[other][1:], strict=False))
+            if pairs:
+                ratio = statistics.median(first / second for first, second in pairs)
+                print(f"{one} / {other}: {what} {ratio:.2f}")
+
+
+def _block(params: Any, group: Any, required: int, *, updates: bool) -> Any:
+    """Time a round, and return its means."""
+    with _clock("round with update" if updates else "round without update"):
+        start = time.perf_counter()
+        with group.round(required, timeout=120) as taken:
+            _timed["means"].append(time.perf_counter() - start)
+            if updates:
+                start = time.perf_counter()
+                params.update(taken)
+                _timed["update"].append(time.perf_counter() - start)
+    return taken
+
+
+def _bare_calls(taken: Any, senders: list[Any], keepers: list[Any], *, updates: bool) -> None:
+    """Time what a round and its update would be by bare calls of Ray, and NumPy."""
+    with _clock("bare means"):
+        ray.get([sender.send.remote(keepers) for sender in senders])
+        ray.get([keeper.hand_out.remote() for keeper in keepers])
+    if updates:
+        values = np.concatenate([part.values for part in taken.values()])
+        indices = np.arange(len(values))  # all members as one table
+        with _clock("bare update"):
+            put = ray.put(indices), ray.put(values)
+            ray.get([keeper.update.remote(*put) for keeper in keepers])
+
+
+_timed: dict[str, list[float]] = defaultdict(list)
+_busy: dict[str, list[float]] = defaultdict(list)  # processor time of all processes
+
+
+@contextlib.contextmanager
+def _clock(name: str) -> Iterator[None]:
+    busy, start = _processor_seconds(), time.perf_counter()
+    yield
+    _timed[name].append(time.perf_counter() - start)
+    _busy[name].append(_processor_seconds() - busy)
 
 
 def _processor_seconds() -> float:
@@ -184,31 +238,31 @@ def _processor_seconds() -> float:
     return sum(number for pid, number in ticks.items() if is_ours(pid)) / os.sysconf("SC_CLK_TCK")
 
 
-def _bare(taken: Any) -> tuple[list[Any], list[Any], int]:
+def _bare(taken: Any, shards: int, rows: int) -> tuple[list[Any], list[Any], int]:
     """Make actors with the bytes that hosts and shards would send, in as few arrays as possible."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     size = 0
     senders = []
     for host, node in enumerate(nodes):
         random = np.random.default_rng(host)
-        rows = [random.choice(TABLE, ROWS, replace=False) for _ in range(GRADIENTS)]
-        piece = _piece(len(np.unique(np.concatenate(rows))))
-        size += SHARDS * sum(array.nbytes for array in piece)
-        senders.append(_actor(Sender, node, [piece] * SHARDS))
-    mean = _piece(sum(len(part.indices) for part in taken.values()))
-    keepers = [_actor(Keeper, node, mean) for node in sorted(nodes)]  # where the group's shards are
+        drawn = [random.choice(SPARSITY * rows, rows, replace=False) for _ in range(GRADIENTS)]
+        piece = _piece(len(np.unique(np.concatenate(drawn))) // shards)
+        size += shards * sum(array.nbytes for array in piece)
+        senders.append(_actor(Sender, node, [piece] * shards))
+    mean = _piece(sum(len(part.indices) for part in taken.values()) // shards)
+    own = mean, SPARSITY * rows
+    keepers = [_actor(Keeper, node, *own) for node in sorted(nodes)]  # where the group's shards are
     return senders, keepers, size
 
 
 def _piece(rows: int) -> tuple[Any, ...]:
-    """Return a shard's part of these rows: indices, values, counts."""
-    each = rows // SHARDS
-    return np.zeros(each, np.int64), np.ones((each, WIDTH), np.float32), np.ones(each, int)
+    """Return a shard's part: indices, values, counts."""
+    return np.zeros(rows, np.int64), np.ones((rows, WIDTH), np.float32), np.ones(rows, int)
 
 
-def _actor(kind: type[Sender | Keeper], node: str, arrays: Any) -> Any:
+def _actor(kind: type[Sender | Keeper], node: str, *given: Any) -> Any:
     there = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=there).remote(arrays)
+    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=there).remote(*given)
 
 
 def announces() -> None:
