@@ -218,6 +218,9 @@ _AHEAD = (
 _FORGOTTEN = "node 1 and owner 1 (R); actor 1 dies; "
 
 
+_RESTORES = _AHEAD + "chief 0 restores; "
+
+
 class Case(NamedTuple):
     """What is searched.
 
@@ -279,6 +282,7 @@ CASES = (
     Case(2, 1, 2, "actor,owner", size="large"),
     Case(2, 1, 2, "actor,restore", size="large"),
     Case(2, 2, 1, "owner", size="large"),
+    Case(2, 2, 4, "advance,lost,owner,restore", start=_RESTORES, size="quick"),
     Case(2, 2, 1, "lost", start=_ALONE + "w0 reads; w0 applies; " + _LOST, size="quick"),
     Case(2, 2, 2, "lost,owner", start=_ALONE + _ALONE + _LOST + round_of(1, 1), size="large"),
     Case(2, 1, 2, "silent,actor,zombie", start=_DECLARED, size="large"),
@@ -294,6 +298,7 @@ CASES = (
     Case(2, 1, 1, "lost", "parent", size="quick"),
     Case(2, 2, 3, "advance,lost,owner", "below", _AHEAD, size="quick"),
     Case(2, 1, 1, "restore", "raise", size="quick"),
+    Case(2, 2, 4, "advance,lost,owner,restore", "pass", _RESTORES, size="quick"),
     Case(2, 1, 0, "none", "held", size="quick"),
     Case(2, 2, 1, "differs", "digest", size="quick"),
     Case(2, 2, 1, "lost", "lineage", _ALONE + "w0 reads; w0 applies; " + _LOST, size="quick"),

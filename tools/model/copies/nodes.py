@@ -53,8 +53,8 @@ class Nodes(World):
         """Return the node after it has received the owner's order."""
         whole = bool(o.u) and o.u.whole
         hold = (o.term, o.grant) if o.phase in "GBSCF" and not whole else ()
-        step = o.step + (o.phase == "C" and whole and self.rule["raise"])
-        n = n._replace(order=Order(o.term, o.path, step, hold, o.u if o.phase in "SC" else ()))
+        stage = o.u if o.phase in "SC" else ()
+        n = n._replace(order=Order(o.term, o.path, o.step, hold, stage))
         if not hold:
             n = n._replace(sealed=())
         elif o.phase == "G" and self.counts(n, o):
@@ -86,7 +86,7 @@ class Nodes(World):
         if n.torn:
             yield from self.changed(s, i)
         elif self.fits(n):
-            yield f"{i} begins", self.begun(s, i, n.staged.step + self.raises(n.staged)), STEP
+            yield f"{i} begins", self.begun(s, i, self.after(n)), STEP
         elif not self.same(n.path, n.order.path):
             if (step > n.seg or not self.rule["up"]) and self.sources(s, i):
                 yield f"{i} begins to restore", self.begun(s, i, step), STEP
@@ -109,9 +109,9 @@ class Nodes(World):
         """Whether a node's segment is not past the step of a round: its update may be made."""
         return at.seg <= step or not self.rule["below"]
 
-    def raises(self, u: Update) -> int:
-        """By how much an update raises the step."""
-        return 1 if self.rule["raise"] or not u.whole else 0
+    def after(self, n: Node) -> int:
+        """Return the step to which what the node has staged leads."""
+        return n.order.step if n.staged.whole else n.staged.step + 1
 
     def begun(self, s: S, i: int, step: int) -> S:
         """Return the state in which a node's copy is being changed."""
@@ -130,7 +130,7 @@ class Nodes(World):
             return
         u, name = n.staged, n.order.path[-1]
         before = n.order.path[:-1] if u.whole else n.path
-        done["begun"] = max(n.begun, u.step + self.raises(u))
+        done["begun"] = max(n.begun, self.after(n))
         done["staged"] = () if self.rule["parent"] else u
         path = (*before, (*name[:3], 0))
         yield f"{i} changes its copy", self.node(s, i, path=path, **done), STEP

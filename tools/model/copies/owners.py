@@ -74,18 +74,20 @@ class Owners(Nodes):
             self.same(r.path, o.path) or (o.phase == "C" and r.staged == o.u.id) for _, r in heard
         )
 
+    def ahead(self, o: Owner, heard: list[Any]) -> int:
+        """Return the highest step that some node needs to get the owner's copy and step."""
+        least = [0]
+        for _, r in heard:
+            if r.path and self.rule["jump"]:
+                least.append(r.seg + (not self.same(r.path, o.path)))
+            if r.path and self.rule["begun"]:
+                least.append(r.begun)
+        return max(least)
+
     def in_R(self, s: S, k: int, o: Owner, to: Any, heard: Any, _: bool) -> Iterator[Any]:  # noqa: N802
         """Yield jumps, grants and restores."""
-        ahead = [
-            max(
-                r.seg + (not self.same(r.path, o.path)) if self.rule["jump"] else 0,
-                r.begun if self.rule["begun"] else 0,
-            )
-            for _, r in heard
-            if r.path
-        ]
-        if max([0, *ahead]) > o.step:
-            yield f"owner {k} jumps to {max(ahead)}", to("R", step=max(ahead)), STEP
+        if (step := self.ahead(o, heard)) > o.step:
+            yield f"owner {k} jumps to {step}", to("R", step=step), STEP
             return
         at = {i for i, r in heard if self.counts(r, o)}
         free = [c for c, x in enumerate(s.chiefs) if x == "" and self.reach(s, c, o.loc)]
@@ -150,7 +152,8 @@ class Owners(Nodes):
         staged = [i for i, r in heard if r.staged == o.u.id]
         if staged and (set(waited) <= set(staged) or not self.rule["held"]):
             path = (*o.path, (*o.u.id, UNKNOWN))
-            yield f"owner {k} commits {o.u.id}", to("C", path=path), STEP
+            new = to("C", path=path, step=o.step + (o.u.whole and self.rule["raise"]))
+            yield f"owner {k} commits {o.u.id}", new, STEP
         if not talks:
             yield f"owner {k} loses its chief", to("R", chief=-1, u=()), STEP
         elif self.may(s, "raise"):
@@ -167,7 +170,10 @@ class Owners(Nodes):
             and (o.u.whole or (self.same(r.path, o.path[:-1]) and self.is_below(r, o.step)))
             and (r.staged == o.u.id or self.can_pull(s, i, o.u) or not self.rule["cut"])
         }
-        c, after = o.chief, o.step + self.raises(o.u)
+        c, after = o.chief, o.step + (not o.u.whole)
+        passes = o.u.whole and self.rule["raise"] and self.rule["pass"]
+        if passes and (step := self.ahead(o, heard)) > o.step:
+            yield f"owner {k} jumps to {step}", to("C", step=step), STEP
         if talks and ((c in on and not waits) or not self.rule["told"]):
             path = on.get(c) or next(iter(on.values()), (*o.path[:-1], (*o.u.id, 0)))
             told = (o.u.id, sum(1 << i for i in on or dict(heard)))

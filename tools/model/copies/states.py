@@ -29,6 +29,7 @@ RULES = {
     "up": "a copy is replaced, or gradients are dropped, only with a higher step of the segment",
     "below": "an update is made only where the segment is below the step that it leads to",
     "raise": "going back to a checkpoint raises the step",
+    "pass": "and again, past a segment that comes later",
     "lineage": "the owner counts gradients of nodes at its lineage only",
     "digest": "copies are told apart by the digest of what their updates have changed, too",
     "parent": "a staged update is made only in the copy that it was made for",
