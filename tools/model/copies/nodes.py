@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from states import FAILURE, STEP, UNKNOWN, Node, Order, Owner, Report, S, Update, needed, put
+from states import FAILURE, STEP, UNKNOWN, Node, Order, Owner, Report, S, ids, needed, put
 from world import World
 
 
@@ -36,7 +36,8 @@ class Nodes(World):
                 owners = put(s.owners, k, o._replace(term=above))
                 yield f"owner {k} raises its term and leads on", s._replace(owners=owners), STEP
             return
-        report = Report(n.path, n.begun, n.seg, n.content, n.sealed, n.staged and n.staged.id)
+        staged = n.staged and n.staged.id
+        report = Report(n.path, n.begun, n.seg, n.content, n.sealed, staged, n.refused)
         o = o._replace(known=put(o.known, i, needed(o.phase, report)))
         if self.rule["promise"]:
             n = n._replace(promise=o.term)
@@ -61,7 +62,8 @@ class Nodes(World):
             n = n._replace(sealed=hold)
         u = n.order.stage
         fits = u and (u.whole or (n.path and n.path[-1] == u.parent) or not self.rule["parent"])
-        if fits and (u.whole or self.is_below(n, u.step)) and self.can_pull(s, i, u):
+        new = u and u.id != n.refused
+        if fits and new and (u.whole or self.is_below(n, u.step)) and self.can_pull(s, i, u):
             n = n._replace(staged=u)
         in_line = n.path and n.path == o.path[: len(n.path)]
         if k == s.reg and in_line and (n.tag in n.path or n.seg < n.begun):
@@ -82,7 +84,10 @@ class Nodes(World):
             return
         if not n.order or not n.order.path:
             return
-        step = n.order.step
+        step, u = n.order.step, n.order.stage
+        if self.may(s, "refuse") and u and not n.torn and u.id not in {n.refused, *ids(n.path)}:
+            f = s._replace(fails=s.fails + 1)
+            yield f"{i} refuses", self.node(f, i, refused=u.id), FAILURE
         if n.torn:
             yield from self.changed(s, i)
         elif self.fits(n):

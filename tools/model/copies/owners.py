@@ -150,7 +150,13 @@ class Owners(Nodes):
             and (self.can_pull(s, i, o.u) or r.staged == o.u.id or not self.rule["cut"])
         ]
         staged = [i for i, r in heard if r.staged == o.u.id]
-        if staged and (set(waited) <= set(staged) or not self.rule["held"]):
+        if any(r.refused == o.u.id for _, r in heard):
+            back = (k, o.grant, "in", ())
+            new = self.ended(to("R", u=(), chief=-1), k) if o.u.whole else to("B", u=())
+            if talks and not o.u.whole:
+                new = new._replace(chiefs=put(s.chiefs, o.chief, back))
+            yield f"owner {k} drops {o.u.id}", new, STEP
+        elif staged and (set(waited) <= set(staged) or not self.rule["held"]):
             path = (*o.path, (*o.u.id, UNKNOWN))
             new = to("C", path=path, step=o.step + (o.u.whole and self.rule["raise"]))
             yield f"owner {k} commits {o.u.id}", new, STEP
@@ -167,6 +173,7 @@ class Owners(Nodes):
             i
             for i, r in heard
             if i not in on
+            and r.refused != o.u.id
             and (o.u.whole or (self.same(r.path, o.path[:-1]) and self.is_below(r, o.step)))
             and (r.staged == o.u.id or self.can_pull(s, i, o.u) or not self.rule["cut"])
         }
@@ -184,6 +191,8 @@ class Owners(Nodes):
             )
             new = self.ended(new, k) if o.u.whole else new
             yield f"chief {c} is told", new._replace(told=(*s.told, told)), STEP
+        if talks and c not in on and o.known[c] and o.known[c].refused == o.u.id:
+            yield f"chief {c} hears that its node cannot", self.ended(to("C", chief=-1), k), STEP
         if not talks and on and not waits:
             new = to("R", u=(), step=after, chief=-1, path=next(iter(on.values())))
             yield f"owner {k} ends the round itself", new, STEP

@@ -44,10 +44,10 @@ RULES = {
 }
 # Failures, of which a search has a limited number. "raise", "restore" and "advance" (to a step
 # without a round) are what a chief may do, "differs" is a node that computes something else,
-# "lease" a lease that ends though its node lives.
+# "lease" a lease that ends though its node lives, "refuse" a node that cannot make a change.
 KINDS = (
     *("silent", "lost", "actor", "owner", "chief", "raise"),
-    *("restore", "advance", "differs", "pair", "lease", "zombie"),
+    *("restore", "advance", "differs", "refuse", "pair", "lease", "zombie"),
 )
 UP, CUT, ZOMBIE, GONE = range(4)
 # What a step is: a part of the protocol, a failure, or its end (which need not come).
@@ -89,6 +89,7 @@ class Node(NamedTuple):
     tag: Name = GENESIS[-1]  # the copy at which the segment was moved to its step
     sealed: Any = ()  # the grant for which its gradients are kept
     staged: Any = ()
+    refused: Any = ()  # the update that it could not make when it was to stage or to make it
     order: Any = ()
     returned: bool = False  # it was declared dead, or differs, and is not back in line yet
     ever: bool = False  # it was gone once
@@ -104,6 +105,7 @@ class Report(NamedTuple):
     content: Any
     sealed: Any
     staged: Any
+    refused: Any
 
 
 class Owner(NamedTuple):
@@ -150,4 +152,5 @@ def needed(phase: str, report: Report) -> Report:
         content=report.content if phase in "RG" else (),
         sealed=report.sealed if phase == "G" else (),
         staged=report.staged if phase in "SC" else (),
+        refused=report.refused if phase in "SC" else (),
     )

@@ -1,6 +1,7 @@
 """What happens to machines and processes, and who can talk to whom."""
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from states import (
     CUT,
@@ -126,7 +127,7 @@ class World:
             yield f"node {i} is lost", self.gone(f, i), FAILURE
         if self.may(s, "actor") and n.mach != GONE and (n.order or n.staged or n.torn == 1):
             promise = n.promise if self.rule["durable"] else (0, 0)
-            dead = {"sealed": (), "staged": (), "order": (), "torn": 2 if n.torn else 0}
+            dead = self.without_actor(n)
             yield f"actor {i} dies", self.node(f, i, promise=promise, **dead), FAILURE
         if n.mach == CUT:
             yield f"node {i} is back", self.node(s, i, mach=UP), END
@@ -142,10 +143,14 @@ class World:
             empty = Node(path=(), seg=-1, returned=True, ever=True)
             yield f"machine {i} joins empty", s._replace(nodes=put(s.nodes, i, empty)), END
 
+    def without_actor(self, n: Node) -> dict[str, Any]:
+        """Return what is changed at a node by its actor's death."""
+        forgotten = dict.fromkeys(("sealed", "staged", "refused", "order"), ())
+        return {**forgotten, "torn": 2 if n.torn else 0}
+
     def gone(self, s: S, i: int) -> S:
         """Return the state in which a machine's processes are dead, except perhaps its worker."""
-        torn = 2 if s.nodes[i].torn else 0
-        dead = s.nodes[i]._replace(mach=GONE, ever=True, sealed=(), staged=(), order=(), torn=torn)
+        dead = s.nodes[i]._replace(mach=GONE, ever=True, **self.without_actor(s.nodes[i]))
         owners = tuple(None if o and o.loc == i else o for o in s.owners)
         chiefs = tuple("" if c == i else x for c, x in enumerate(s.chiefs))
         cuts = tuple(pair for pair in s.cuts if i not in pair)
