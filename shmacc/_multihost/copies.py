@@ -275,6 +275,11 @@ class Copies:
             self._note(self.change.call, answer)
         self.change = None
 
+    def drop(self, call: str) -> None:
+        """Note that a call begins no change any more, unless it is answered."""
+        if self.answered(call) is None:
+            self._note(call, Ended())
+
     def tell(self) -> None:
         """Note that the chief may be told. The change stays until its round has ended."""
         if self.change is not None:

@@ -317,7 +317,7 @@ class OwnerCore(Rounds):
         return Staging((), committed=False) if waits else self._answer_to(call, now)
 
     def withdraw(self, call: str, now: float) -> ChangeAnswer:
-        """Drop a change that is not committed; return the answer to the chief's call."""
+        """Drop a change that is not committed, or not begun; return the answer to the call."""
         copies = self.copies
         if copies is None:
             return Ended()
@@ -326,6 +326,8 @@ class OwnerCore(Rounds):
             copies.end(Ended())
             self._changed()
             self.tick(now)
+        elif change is None or change.call != call:
+            copies.drop(call)
         return self._answer_to(call, now)
 
     def list_hosts(self, names: frozenset[str], now: float) -> None:

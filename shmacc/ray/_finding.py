@@ -17,9 +17,9 @@ from typing import Any
 import ray
 
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
-from shmacc.ray._head import kill, living_nodes, shown
+from shmacc.ray._head import answer_of_head, kill, living_nodes, shown
 from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import LOST, Config, find_actor, make_actor
+from shmacc.ray._parts import LOST, NAMESPACE, Config, find_actor, make_actor
 from shmacc.ray._waits import ANSWER, LOOK, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
@@ -84,6 +84,27 @@ def find_config(name: str, until: float) -> Config | None:
             "their nodes are cut off"
         )
     return None
+
+
+def groups_of(parameters: str, until: float) -> list[Config]:
+    """Return the configs of the cluster's groups that belong to parameters of this name.
+
+    Raises:
+        DeadlineExceededError: Ray's head does not answer. (A group that does not is left out.)
+    """
+
+    def ask() -> set[str]:
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        parts = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+        return {part.rpartition("/")[0] for part in parts}
+
+    found = []
+    for name in answer_of_head("groups", ask, until):
+        with contextlib.suppress(DeadlineExceededError):
+            config = find_config(name, until)
+            if config is not None and config.copy is not None and config.copy.name == parameters:
+                found.append(config)
+    return found
 
 
 def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Config, str]:

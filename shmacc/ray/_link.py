@@ -67,7 +67,7 @@ class Link:
         """
         self._owner, config, self._node = make_owner(config, step, until)
         if config.copy is not None:
-            LINKS[config.copy.name] = self
+            LINKS.add(self)
         self._plan = Plan(config.members, config.shards)
         self._config = config  # last: another thread may use what is above as soon as this is there
         return config
@@ -258,8 +258,15 @@ class Link:
         return [node for node in left if node not in without]
 
 
-LINKS: "weakref.WeakValueDictionary[str, Link]" = weakref.WeakValueDictionary()
-"""This process's links to groups with parameters, by the parameters' name: the last one of each."""
+def end_group(config: Config, until: float) -> None:
+    """Remove a group that this process may have no link to."""
+    link = Link(config.name)
+    link.join(config, None, until)
+    link.end()
+
+
+LINKS: "weakref.WeakSet[Link]" = weakref.WeakSet()
+"""This process's links to groups with parameters."""
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._base import names
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
+from shmacc._parameters import copies
 from shmacc._segment.options import Options
 from shmacc._values import arguments
 from shmacc._values.specs import TensorSpec
@@ -18,9 +19,9 @@ from shmacc.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from shmacc.ray._finding import find_config, warn_of_left
+from shmacc.ray._finding import find_config, groups_of, warn_of_left
 from shmacc.ray._head import living_nodes, shown
-from shmacc.ray._link import Link
+from shmacc.ray._link import Link, end_group
 from shmacc.ray._parameters import Parameters, begin_line
 from shmacc.ray._parts import Config, CopyConfig, counters_of
 from shmacc.ray._waits import ANSWER
@@ -29,6 +30,7 @@ START = 120.0
 """Seconds for a group to be made: for all nodes to have their segments."""
 
 _LOOK = 0.05  # seconds between two looks for a change
+_OWN = 20.0  # seconds until the copy of the chief's node is one of the line
 
 
 def new_config(
@@ -68,30 +70,47 @@ def make(config: Config, params: Parameters | None, until: float) -> Link:
 
     With parameters each node has its copy then, too.
     """
-    if_exists = config.options["if_exists"]
     wanted = living_nodes(config.hosts, until)
-    existing = find_config(config.name, until)
-    if existing is not None and if_exists == "error":
-        raise _exists(config.name)
-    if existing is not None and if_exists == "replace":
-        old = Link(config.name)
-        old.join(existing, None, until)
-        old.end()
-        existing = None
+    existing = _existing(config, until)
+    if params is not None:
+        _check_alone(params, config.name, until)
     link = Link(config.name)
     link.join(existing or config, None if existing else 0, until)
-    if if_exists == "error" and link.config.number != config.number:
+    if config.options["if_exists"] == "error" and link.config.number != config.number:
         raise _exists(config.name)  # another chief has made it since: Ray gave its owner the name
     _check_differences(link.config, config)
     try:
         if params is not None:
             begin_line(link, params, until)
         _wait_for_hosts(link, wanted, until)
+        if params is not None:
+            _wait_for_own_copy(link, params, time.monotonic() + _OWN)
     except BaseException:
         if link.config.number == config.number:  # this call has made the group
             warn_of_left(config.name, link.end())
         raise
     return link
+
+
+def _existing(config: Config, until: float) -> Config | None:
+    """Return the config of the cluster's group of that name, unless it must go."""
+    existing = find_config(config.name, until)
+    if existing is not None and config.options["if_exists"] == "error":
+        raise _exists(config.name)
+    if existing is not None and config.options["if_exists"] == "replace":
+        end_group(existing, until)
+        return None
+    return existing
+
+
+def _check_alone(params: Parameters, name: str, until: float) -> None:
+    """Refuse parameters of another group than this one: two owners would change them."""
+    for other in groups_of(params.shared_name, until):
+        if other.name != name:
+            raise FailedPreconditionError(
+                f"The parameters {params.shared_name!r} belong to the group {other.name!r} "
+                "already: remove that first (unlink)"
+            )
 
 
 def _exists(name: str) -> AlreadyExistsError:
@@ -144,3 +163,18 @@ def _wait_for_hosts(link: Link, nodes: set[str], until: float) -> None:
             )
         time.sleep(_LOOK)
         nodes = nodes & living_nodes(None)
+
+
+def _wait_for_own_copy(link: Link, params: Parameters, until: float) -> None:
+    """Wait until this chief's copy is one of the line, as the one of its node's actor is.
+
+    Raises:
+        FailedPreconditionError: The actor has another one, of which the name was removed.
+    """
+    while not copies.look(params).lineage.term:
+        if time.monotonic() > until:
+            raise FailedPreconditionError(
+                f"The group {link.name!r} does not change these parameters {params.shared_name!r}, "
+                "but earlier ones, whose name was removed: remove the group, too (unlink)"
+            )
+        time.sleep(_LOOK)

@@ -32,11 +32,11 @@ from shmacc.errors import (
     NotFoundError,
     ShmaccError,
 )
-from shmacc.ray._finding import warn_of_left
+from shmacc.ray._finding import groups_of, warn_of_left
 from shmacc.ray._head import answer_of_head, living_nodes, shown
-from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock, at_last_step
+from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock, at_last_step, end_group
 from shmacc.ray._parts import CopyConfig, Source, check_connected
-from shmacc.ray._waits import PATIENCE, Wait, wait_for_all
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, wait_for_all
 
 _REMOVAL = 30.0  # seconds for nodes to remove their copies' names
 _SAME_POWER = -0.5  # of FTRL: other powers differ in last bits from processor to processor
@@ -86,7 +86,8 @@ class Parameters(LocalParameters):
                 powers differ in last bits from processor to processor.
             mode: As there.
             owners: As there.
-            if_exists: As there, on every node.
+            if_exists: As there, on every node. "replace" also removes an earlier group that belongs
+                to parameters of this name.
             unlink_on_close: Whether `close` removes the copies of all nodes.
 
         Raises:
@@ -104,6 +105,10 @@ class Parameters(LocalParameters):
                     f"Over hosts the learning_rate_power of Ftrl must be {_SAME_POWER}, but is "
                     f"{each.learning_rate_power}: processors round other powers differently"
                 )
+        if if_exists == "replace":  # its actors have what is there
+            until = time.monotonic() + PATIENCE
+            for config in groups_of(shared_name, until):
+                end_group(config, until)
         super().__init__(
             contents,
             shared_name,
@@ -170,13 +175,15 @@ class Parameters(LocalParameters):
             FailedPreconditionError: This process has no group of ``shmacc.ray`` of these
                 parameters; or it has a round of it open.
             InvalidArgumentError, ResourceExhaustedError: As there; nothing was changed.
-            DeadlineExceededError: The timeout passed; nothing was changed.
+            DeadlineExceededError: The timeout passed; nothing was changed. If the message says that
+                the owner or this node does not answer, it may be, on other nodes or later.
             OutOfRangeError: The step is 2**63 - 1 and cannot go up.
         """
         wait = Wait(arguments.timeout(timeout))
         copies.check(self, state)
-        link = LINKS.get(self.shared_name)
-        if link is None or link.closed:
+        own = [each for each in list(LINKS) if _belongs(each, self.shared_name)]
+        link = next((each for each in own if not each.closed), None)
+        if link is None:
             raise FailedPreconditionError(
                 f"Make the group of {self.shared_name!r} first, or attach to it: its owner changes "
                 "the copies of all nodes"
@@ -247,7 +254,10 @@ def begin_line(link: Link, params: Parameters, until: float) -> None:
             case True:
                 return
             case False:
-                _restore(link, copies.state(params)[1], wait, only_first=True)
+                try:
+                    _restore(link, copies.state(params)[1], wait, only_first=True)
+                except _RefusedError as error:
+                    raise error.cause from None
                 return
         if wait.is_over():
             raise DeadlineExceededError(
@@ -288,19 +298,17 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
     """
     call = uuid.uuid4().hex
     while True:
-        answer = link.wait("change", method, call, *given, wait=wait, **options)
-        if isinstance(answer, Staging) and not answer.committed and wait.is_over():
-            late = answer.late
-            answer = link.call("do", "withdraw", call)
-            if not isinstance(answer, Staging | Told):
-                raise DeadlineExceededError(
-                    "The parameters were not changed within the timeout: not all nodes have got "
-                    f"the change{': ' if late else ''}{shown(*late)}"
-                )
+        try:
+            answer = link.wait("change", method, call, *given, wait=wait, **options)
+        except DeadlineExceededError:
+            link.tell("do", "withdraw", call)  # an owner that was stopped will read both
+            raise
+        if isinstance(answer, Staging) and wait.is_over():
+            answer = _withdrawn(link, call, answer.late)
+            wait = Wait(PATIENCE)  # it is made now, and only nodes that have it are late
         match answer:
-            case Staging(_, committed):
-                if committed and wait.is_over():
-                    wait = Wait(PATIENCE)  # it is made now, and only nodes that have it are late
+            case Staging():
+                pass
             case Told():
                 return
             case Refused():
@@ -312,6 +320,27 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
                     "The round has ended before its update, or the owner was started again: look "
                     "at `step` to see whether the change was made"
                 )
+
+
+def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
+    """Withdraw a change at the end of the timeout; return the answer to its call if it is made.
+
+    Raises:
+        DeadlineExceededError: It was withdrawn.
+        _RefusedError: It is made, but the chief's own node is none that makes it now.
+    """
+    answer = link.call("do", "withdraw", call, until=time.monotonic() + ANSWER)
+    if not isinstance(answer, Staging | Told):
+        raise DeadlineExceededError(
+            "The parameters were not changed within the timeout: not all nodes have got the "
+            f"change{': ' if late else ''}{shown(*late)}"
+        )
+    if isinstance(answer, Staging) and not answer.late:
+        error = DeadlineExceededError(
+            "its actor was stopped, or cut off, until the end of the timeout; other nodes make it"
+        )
+        raise _RefusedError(Refused(link.here, error, committed=True))
+    return answer
 
 
 def _belongs(link: Link, name: str) -> bool:

@@ -162,6 +162,18 @@ def test_a_call_that_comes_again_late_changes_nothing() -> None:
     assert (table.numbers, table.owner.step) == ([3, 3], 2)
 
 
+def test_a_restore_that_is_withdrawn_before_it_begins_does_not_begin() -> None:
+    """Its owner was stopped, and its chief has gone on: both messages come at once."""
+    table = with_gradients("a", "b")
+    assert isinstance(table.open_block("a", 1, "round"), Opened)
+    assert isinstance(table.restore("back", 0), Staging), "it waits for the end of the round"
+    assert isinstance(table.owner.withdraw("back", table.now), Ended)
+    table.owner.leave("round", table.now, consume=False)
+    assert isinstance(table.restore("back", 0), Ended)
+    table.settle()
+    assert table.owner.step == 0
+
+
 def test_a_restore_whose_chief_is_silent_ends() -> None:
     table = with_gradients("a", "b")
     table.restore("staged", 0)

@@ -162,10 +162,10 @@ def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Pa
             assert call() == 3
 
 
-def _apply(nodes: Nodes, node: int, step: int) -> bool:
+def _apply(nodes: Nodes, node: int, step: int, name: str = "kept") -> bool:
     from on_ray.replicated import gradient
 
-    with nodes.on(node), shmacc.AccumulatorGroup.attach("kept", timeout=60) as group:
+    with nodes.on(node), shmacc.AccumulatorGroup.attach(name, timeout=60) as group:
         group.wait_step(step - 1, timeout=60)
         return bool(group.apply(gradient(node), step, contributor=node))
 
@@ -214,3 +214,77 @@ def test_a_second_group_and_powers_that_differ_are_refused(nodes: Nodes) -> None
         with pytest.raises(shmacc.errors.InvalidArgumentError, match="chief's own node"):
             shmacc.ray.AccumulatorGroup(params.member_specs(), "away.group", hosts=others)
         params.unlink()
+
+
+def test_changes_end_by_their_timeout_while_a_part_is_stopped(nodes: Nodes) -> None:
+    """The chief's own node: others make the update. The owner: a restore is not made later."""
+    with (
+        shmacc.ray.Parameters(
+            CONTENTS, "slow.params", optimizer=OPTIMIZERS, unlink_on_close=True
+        ) as params,
+        shmacc.ray.AccumulatorGroup(
+            params.member_specs(sparse=["sparse"]), "slow", timing=TIMING, unlink_on_close=True
+        ) as group,
+    ):
+        own, owner = pid_of(f"slow/host {nodes.id(0)}"), pid_of("slow/owner")
+        assert own is not None
+        assert owner is not None
+        assert _apply(nodes, 1, 0, "slow")
+        with (
+            pytest.raises(shmacc.errors.DeadlineExceededError, match="stopped, or cut off"),
+            group.round(1, timeout=60) as taken,
+            stopped(own),
+        ):
+            params.update(taken, timeout=2 * TIMING.lease)
+        assert group.wait_step(0, timeout=60) == 1
+        wait_for(lambda: params.step == 1)
+        with stopped(owner), pytest.raises(shmacc.errors.DeadlineExceededError, match="owner"):
+            params.restore(params.state(), timeout=0.5)
+        assert _apply(nodes, 1, group.global_step, "slow")  # it is after the restore in the queue
+        with group.round(1, timeout=60) as taken:
+            params.update(taken)
+        assert params.step == group.global_step == 2
+
+
+def test_parameters_belong_to_one_group_and_both_begin_anew(nodes: Nodes) -> None:
+    """After a chief that died without removing anything, ``replace`` works while actors live."""
+    given: Any = {"optimizer": OPTIMIZERS}
+    for first in True, False:
+        params = shmacc.ray.Parameters(CONTENTS, "anew.params", **given, if_exists="replace")
+        group = shmacc.ray.AccumulatorGroup(
+            params.member_specs(), "anew", if_exists="replace", timing=TIMING
+        )
+        assert params.step == group.global_step == 0
+        if first:
+            with nodes.on(1), shmacc.AccumulatorGroup.attach("anew", timeout=60) as there:
+                assert there.apply({"dense": np.ones((4, 3), np.float32)}, 0)
+            with group.round(1, timeout=60) as taken:
+                params.update(taken)
+            params.close()
+            group.close()
+    with pytest.raises(shmacc.errors.FailedPreconditionError, match="the group 'anew' already"):
+        shmacc.ray.AccumulatorGroup(params.member_specs(), "another")
+    shmacc.ray.AccumulatorGroup.attach("anew").close()
+    params.restore(params.state(), timeout=60)  # by the group that is still open
+    group.unlink()
+    params.unlink()
+    params.close()
+
+
+def test_a_group_of_parameters_whose_name_was_removed_is_refused(
+    nodes: Nodes,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its actors would change those that nobody can attach to any more."""
+    monkeypatch.setattr("shmacc.ray._making._OWN", 2.0)
+    with shmacc.ray.Parameters(CONTENTS, "gone.params", optimizer=OPTIMIZERS) as params:
+        group = shmacc.ray.AccumulatorGroup(params.member_specs(), "gone", timing=TIMING)
+        params.unlink()
+    with (
+        shmacc.ray.Parameters(
+            CONTENTS, "gone.params", optimizer=OPTIMIZERS, unlink_on_close=True
+        ) as params,
+        pytest.raises(shmacc.errors.FailedPreconditionError, match="remove the group, too"),
+    ):
+        shmacc.ray.AccumulatorGroup(params.member_specs(), "gone", timing=TIMING)
+    group.unlink()
