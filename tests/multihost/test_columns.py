@@ -1,7 +1,5 @@
 """Pieces sent as columns keep every value; malformed ones are refused."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from typing import Any

@@ -1,19 +1,14 @@
 """Machines, owners and chiefs fail in any order: copies stay one line, and rounds go on."""
 
-from __future__ import annotations
-
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from helpers.copies.faults import Faults
 from helpers.copies.world import World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.threads
 

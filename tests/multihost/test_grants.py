@@ -1,7 +1,5 @@
 """Rounds over many hosts are granted, opened, ended or given up, and their shards get hosts."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each

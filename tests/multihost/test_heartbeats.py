@@ -1,7 +1,5 @@
 """When hosts report, and what the owner and shards do with late reports and batches."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each

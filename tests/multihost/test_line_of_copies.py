@@ -1,7 +1,5 @@
 """The parameters' copies on many hosts: what becomes of a change, and of who has missed one."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Hosts and workers are lost; their contributors go on at another host, or are refused."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each

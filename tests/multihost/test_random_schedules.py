@@ -1,7 +1,5 @@
 """Messages and hosts fail in any order: rounds over many hosts stay correct, and go on."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

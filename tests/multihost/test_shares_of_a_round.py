@@ -1,25 +1,21 @@
 """With real segments, the shards' parts of a round add up to the round of one group."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shmacc
 from shmacc._base import layout
+from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, HostBatch, Opened, Share
 from shmacc._multihost.pieces import Joining, Plan
 from shmacc._multihost.segment import Content, LocalSegment
 from shmacc.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shmacc._multihost.columns import Columns, Piece
 
 pytestmark = pytest.mark.threads
 

@@ -1,7 +1,5 @@
 """The simulation runs the library's own protocol, and its figures agree with hand calculations."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from typing import Any

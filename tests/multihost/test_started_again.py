@@ -1,7 +1,5 @@
 """Forwarders, machines and owners are restarted; the end of a run reaches all of them."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each

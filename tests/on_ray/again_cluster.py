@@ -4,8 +4,6 @@ A program, run by test_clusters_of_their_own.py. One machine has an older copy o
 than the others, and the next chief is there; another one has lost its memory.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
@@ -14,8 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helpers.support import stopped
-from on_ray.journals import wait_for
-from on_ray.nodes import Nodes, pid_of
+from on_ray.nodes import Nodes, pid_of, wait_for
 from on_ray.replicated import Replicated
 
 import shmacc.ray

@@ -1,28 +1,21 @@
 """Two trainings on one cluster, and a process that kills or stops their parts, one by one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
 import signal
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from helpers.support import stopped
-from on_ray.journals import many_members, wait_for
-from on_ray.nodes import pid_of
+from on_ray.journals import many_members
+from on_ray.nodes import Nodes, pid_of, wait_for
 from on_ray.other_chief import OtherChief
 from on_ray.training import PATIENCE, Training, parameters_of
 
 import shmacc.ray
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from on_ray.nodes import Nodes
 
 TIMING = shmacc.ray.Timing(lease=2.0, grace=0.5, chief_lease=4.0)
 FROZEN = TIMING.lease + 1.0

@@ -1,16 +1,11 @@
 """One Ray cluster for all tests, which must leave no name in shared memory."""
 
-from __future__ import annotations
-
 import os
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from on_ray.nodes import Nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ A program, run by test_clusters_of_their_own.py, with its own cluster, since the
 state. It writes a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -18,8 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from on_ray.journals import MEMBERS, wait_for
-from on_ray.nodes import Nodes, pid_of
+from on_ray.journals import MEMBERS
+from on_ray.nodes import Nodes, pid_of, wait_for
 from on_ray.training import Training, parameters_of
 
 import shmacc.ray

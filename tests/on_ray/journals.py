@@ -5,21 +5,16 @@ each gradient down before it applies it, and the result after it. If it is kille
 result is unknown.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
-import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from on_ray.nodes import Nodes
 
 import shmacc
 import shmacc.ray
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from on_ray.nodes import Nodes
 
 MEMBERS = {
     "rows": shmacc.IndexedSlicesSpec((None, 2), "float32"),
@@ -167,10 +162,3 @@ class Journals:
             and own not in self.consumed
             and (own // 1_000_000, step) not in of_rank
         ]
-
-
-def wait_for(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)

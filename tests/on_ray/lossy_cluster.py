@@ -5,8 +5,6 @@ namespace. It kills workers and the actors of nodes in mid-round, cuts a node of
 kills a node. It writes a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -23,8 +21,8 @@ if __name__ == "__main__":  # before Ray has any thread
     WIRES = Wires(3, delay=(0.005, 0.002), loss=0.01)
 
 import ray
-from on_ray.journals import Journals, wait_for
-from on_ray.nodes import Nodes, kill
+from on_ray.journals import Journals
+from on_ray.nodes import Nodes, kill, wait_for
 from on_ray.training import check_copies, parameters_of
 
 import shmacc.ray

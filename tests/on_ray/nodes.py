@@ -1,32 +1,28 @@
 """A Ray cluster of several nodes on one machine: an address and a namespace of names for each."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import signal
 import socket
+import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112  busy machines
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 
+from collections.abc import Iterator
+
 import ray
 from helpers.support import stopped
-from on_ray.journals import wait_for
+from on_ray.wires import Wires
+from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from shmacc.ray._parts import find_actor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from on_ray.wires import Wires
-    from ray._private.node import Node
 
 _STORE = 150 << 20
 
@@ -182,3 +178,10 @@ def kill(part: str) -> None:
     pid = pid_of(part)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)

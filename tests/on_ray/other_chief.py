@@ -1,19 +1,14 @@
 """A chief in a process of its own, which can be stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from helpers.support import stopped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from on_ray.nodes import Nodes
+from on_ray.nodes import Nodes
 
 _PATIENCE = 180.0
 

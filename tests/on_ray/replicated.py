@@ -4,24 +4,19 @@ Every gradient is of integers and depends on its worker alone. So whatever dies,
 those of one host after as many updates, to the bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from on_ray.nodes import Nodes
 
 import shmacc
 import shmacc.ray
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from on_ray.nodes import Nodes
 
 PATIENCE = 180.0
 

@@ -3,8 +3,6 @@
 Run by test_clusters_of_their_own.py.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A program that test_chaos.py runs, because Ray connects a process once, and here
 namespace. Its arguments are the seconds, and why links cannot be cut, if so.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,16 +1,15 @@
 """The tests call the methods of actors themselves, at moments too short to hit from outside."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import ray
+from on_ray.nodes import Nodes
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import shmacc
@@ -36,9 +35,6 @@ from shmacc.ray._memory import Memory
 from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config, Source
-
-if TYPE_CHECKING:
-    from on_ray.nodes import Nodes
 
 MEMBERS = {
     "rows": shmacc.IndexedSlicesSpec((100, 2), "float32"),

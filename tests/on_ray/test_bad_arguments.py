@@ -1,19 +1,15 @@
 """Bad arguments of groups over hosts are refused at once, and leave nothing behind."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from on_ray.nodes import Nodes
 
 import shmacc
 import shmacc.ray
 from shmacc.errors import InvalidArgumentError
 from shmacc.ray import Timing
 from shmacc.ray._parts import find_actor
-
-if TYPE_CHECKING:
-    from on_ray.nodes import Nodes
 
 _SPECS = {"m": shmacc.TensorSpec((), "float64")}
 

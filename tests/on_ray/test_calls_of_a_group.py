@@ -1,7 +1,5 @@
 """A group over hosts answers as a group on one host does, and its hosts show what they do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -10,15 +8,16 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
 from helpers.at_every_point import FOLDER, Points, coming_between
-from on_ray.journals import wait_for
+from on_ray.nodes import Nodes, wait_for
 
 import shmacc
 import shmacc.ray
@@ -32,11 +31,6 @@ from shmacc.errors import (
 )
 from shmacc.ray._link import OPEN
 from shmacc.ray._parts import find_actor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from on_ray.nodes import Nodes
 
 MEMBERS = {
     "rows": shmacc.IndexedSlicesSpec((100, 2), "float32"),

@@ -4,22 +4,16 @@ pytest does one failure of each kind. `make soak-ray` goes on at random for SOAK
 cluster, whose links can be cut and whose head can be restarted.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from on_ray.chaos import Chaos
+from on_ray.nodes import Nodes
 from on_ray.wires import as_root, why_not
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from on_ray.nodes import Nodes
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "0"))
 PROGRAM = Path(__file__).with_name("soak_cluster.py")

@@ -1,7 +1,5 @@
 """Programs with their own Ray cluster: a restarted head, a lossy network, little shared memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

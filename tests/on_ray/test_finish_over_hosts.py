@@ -1,21 +1,17 @@
 """The end of a run reaches the workers of all hosts, and all that wait at the owner."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from on_ray.nodes import Nodes
 
 import shmacc
 import shmacc.ray
 from shmacc.errors import FinishedError
-
-if TYPE_CHECKING:
-    from on_ray.nodes import Nodes
 
 MEMBERS = {"m": shmacc.TensorSpec((2,), "float64", reduction_type="SUM")}
 HOSTS = 3

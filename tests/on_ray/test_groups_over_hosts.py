@@ -1,18 +1,17 @@
 """A group over the nodes of a Ray cluster is one group, for workers and for chiefs."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from on_ray.journals import MEMBERS, Journals, wait_for
-from on_ray.nodes import kill, pid_of
+from on_ray.journals import MEMBERS, Journals
+from on_ray.nodes import Nodes, kill, pid_of, wait_for
 
 import shmacc
 import shmacc.ray
@@ -25,13 +24,6 @@ from shmacc.errors import (
 )
 from shmacc.ray import _making
 from shmacc.ray._head import living_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from on_ray.nodes import Nodes
-
 
 # Deaths are noticed early, and a chief that was killed soon forgotten.
 QUICK = shmacc.ray.Timing(lease=3.0, grace=1.0, chief_lease=4.0)

@@ -4,8 +4,6 @@ The manifests are checked against the fields of KubeRay's v1 reference and the K
 script by shellcheck. It also runs on one node, with an srun that starts local processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -13,15 +11,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
-from on_ray.journals import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from on_ray.nodes import wait_for
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "examples" / "ray"

@@ -1,29 +1,22 @@
 """Parameters over hosts: every node's copy has the same bits, whatever dies."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
 from helpers.support import stopped
-from on_ray.journals import wait_for
-from on_ray.nodes import kill, pid_of
+from on_ray.nodes import Nodes, kill, pid_of, wait_for
 from on_ray.replicated import CONTENTS, OPTIMIZERS, TIMING, Replicated
 
 import shmacc
 import shmacc.ray
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from on_ray.nodes import Nodes
 
 
 @pytest.fixture

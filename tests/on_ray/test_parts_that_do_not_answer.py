@@ -1,7 +1,5 @@
 """Parts are stopped, or cannot start: every call ends by its timeout, and names the part."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -9,17 +7,18 @@ import os
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
 from helpers import support
-from on_ray.journals import wait_for
-from on_ray.nodes import kill, pid_of
+from on_ray.nodes import Nodes, kill, pid_of, wait_for
 
 import shmacc
 import shmacc.ray
+from shmacc._multihost.messages import Opened
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -30,13 +29,6 @@ from shmacc.ray import _owner, _parts
 from shmacc.ray._head import answer_of_head
 from shmacc.ray._parts import find_actor
 from shmacc.ray._round import Round
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from on_ray.nodes import Nodes
-
-    from shmacc._multihost.messages import Opened
 
 MEMBERS = {"m": shmacc.TensorSpec((3,), "float32")}
 TIMING = shmacc.ray.Timing(lease=30.0)  # a part that is stopped is not lost

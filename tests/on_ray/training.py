@@ -1,28 +1,21 @@
 """A group whose chief takes rounds in a thread, survives every failure, and keeps the journals."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from on_ray.journals import MEMBERS, Journals
+from on_ray.nodes import Nodes
 
 import shmacc
 import shmacc.ray
+from shmacc import GroupTaken
 from shmacc.errors import CancelledError, FailedPreconditionError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from on_ray.nodes import Nodes
-
-    from shmacc import GroupTaken
 
 PATIENCE = 180.0
 

@@ -5,8 +5,6 @@ process reads, delays, drops and passes on. That is what ``tc netem`` would do, 
 kernel has; what it delays and drops are the packets of real TCP connections.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl
@@ -19,10 +17,8 @@ import select
 import struct
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
+from typing import Any
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
