@@ -101,6 +101,10 @@ def _stack() -> Iterator[ExitStack]:
         yield stack
 
 
+def test_every_optimizer_is_among_these() -> None:
+    assert {type(each).__name__ for each in OPTIMIZERS} == set(optim.__all__) - {"Optimizer"}
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_the_bits_of_an_update_in_a_round(stack: ExitStack, optimizer: optim.Optimizer) -> None:
     these = Copies(stack, optimizer)
