@@ -111,7 +111,7 @@ litmus: ## hold the protocol's memory order against the memory models (needs her
 test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several nodes on this machine
 	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
 
-simulate: $(VENV)/.installed ## simulate rounds over up to 300 hosts, and print tables
+simulate: $(VENV)/.installed ## simulate rounds with updates over up to 300 hosts, and print a table
 	$(BIN)/python tools/multihost/simulate.py
 
 bench-ray: .venv-ray/.installed ## time a round over two Ray nodes beside bare Ray calls

@@ -16,8 +16,8 @@ from helpers.multihost_actors import TIMING, Chief, Host, Worker
 
 from shmacc._multihost.messages import Fence, NotReady, Opened
 from shmacc._multihost.owner import OwnerCore
+from shmacc_simulate.clock import Clock
 from shmacc_simulate.ledger import Gradient, Ledger, Segment
-from shmacc_simulate.world import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,8 +30,8 @@ from helpers.copies.memory import ids
 from helpers.copies.owners import Owner
 
 from shmacc._multihost.rounds import TERM_BITS
+from shmacc_simulate.clock import Clock
 from shmacc_simulate.ledger import Ledger
-from shmacc_simulate.world import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,5 +1,5 @@
-"""Simulates one group over many hosts: the library's own owner, forwarders and shards decide.
+"""Simulates one group over many hosts: the library's own owner and forwarders decide.
 
-A discrete-event simulation. It adds workers, networks, processors and time to the core; gradients
-are numbers, and pieces are their sizes.
+A discrete-event simulation. It adds workers, copies of parameters, networks, processors and time to
+the core. Gradients are numbers, copies are the names of their updates, and rows are their sizes.
 """

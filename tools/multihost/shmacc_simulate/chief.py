@@ -1,115 +1,123 @@
-"""The chief: asks for one round after the other, and has the shards add up the pieces."""
+"""The chief: asks for one round after the other, gets the mean, and updates the parameters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shmacc._multihost.messages import Ended, Opened, Waiting
-from shmacc_simulate.scenario import SMALL_BYTES, Round
-from shmacc_simulate.world import Processor
+from shmacc._multihost.messages import Opened, Staging, Told, Waiting
+from shmacc_simulate.clock import Event, Processor
+from shmacc_simulate.network import Stored
+from shmacc_simulate.scenario import ROW_BYTES
+from shmacc_simulate.world import HOME
 
 if TYPE_CHECKING:
-    from shmacc._multihost.messages import Answer
+    from collections.abc import Callable
+
+    from shmacc._multihost.copies import ChangeAnswer
+    from shmacc_simulate.clock import Steps
     from shmacc_simulate.owner import Owner
-    from shmacc_simulate.world import Steps, World
+    from shmacc_simulate.world import World
 
-_AT = 0  # the chief's host is the first one
+_Answer = TypeVar("_Answer")
 
 
-@dataclass
-class _Fetch:
-    """The calls to all shards that have a part of a round."""
+class Update(NamedTuple):
+    """The seconds of an update."""
 
-    opened: Opened
-    mean: float  # its bytes; 0: it stays at the shards
-    waiting: set[int]
-    is_whole: bool = True  # no shard has lost a piece
+    put: float = 0.0  # the chief puts it into Ray's store
+    pull: float = 0.0  # the transfer to a host that ended last
+    check: float = 0.0  # at a host
+    make: float = 0.0  # at a host
+    messages: float = 0.0  # the rest: messages, and waiting for the owner
+
+
+class Round(NamedTuple):
+    """What a round has cost."""
+
+    seconds: float  # from the last gradient's apply until all hosts are at the next step
+    update: Update
+    out: float  # bytes in large messages from the chief's node
+    calls: float  # that the owner has answered
 
 
 class Chief:
-    """Asks for a round, fetches the mean or leaves it at the shards, and begins again."""
+    """The chief, with its rounds."""
 
     def __init__(self, world: World, owner: Owner) -> None:
         self._world, self._owner = world, owner
         self._processor = Processor(world.clock)
-        self._ticket = ""
-        self._asked = 0.0
-        self._in_block = ""  # the ticket whose block it keeps alive
+        self._ticket = ""  # of the round
         self.rounds: list[Round] = []
+        world.clock.start(self._run())
 
-    def next_round(self) -> None:
-        """Ask for a round."""
-        self._ticket = f"ticket {next(self._world.numbers)}"
-        self._asked = self._world.clock.now
-        self._ask()
-
-    def _ask(self) -> None:
-        required = self._world.scenario.required
-        self._world.clock.start(self._owner.ask(self._ticket, required, self._answered))
-
-    def _answered(self, answer: Answer) -> None:
-        if isinstance(answer, Opened):
-            if self._in_block != self._ticket:
-                self._in_block = self._ticket
-                self._world.clock.start(self._keep_alive(self._ticket))
-            self._fetch(answer)
-        elif isinstance(answer, Waiting):
-            self._ask()
-        elif isinstance(answer, Ended):  # the owner was too busy to hear the chief in time
-            self.next_round()
-        else:
-            raise TypeError(f"The owner's answer to the chief is {answer}")
-
-    def _keep_alive(self, ticket: str) -> Steps[None]:
-        """Tell the owner that the chief is alive while it is in the block."""
-        clock = self._world.clock
+    def _run(self) -> Steps[None]:
+        world, core = self._world, self._owner.core
+        first = partial(core.restore, "first", str(HOME), self._stored(0.0), 0, 0, only_first=True)
+        yield from self._call(first, Told)
+        opened = yield from self._next_round()
         while True:
-            yield clock.now + self._world.scenario.timing.chief_lease / 4
-            if ticket != self._ticket:
-                return
-            clock.start(self._owner.hear(ticket))
+            applied, out, calls = world.applied_at, world.network.sent[HOME], self._owner.calls
+            yield from self._fetch(opened)
+            update = (yield from self._update()) if world.scenario.updates else Update()
+            step = core.step
+            if not (yield from self._call(partial(core.leave, self._ticket, consume=True), bool)):
+                raise RuntimeError(f"The round of step {step} has not ended with its block")
+            world.ledger.consume(opened, step)
+            opened = yield from self._next_round()
+            spent = world.network.sent[HOME] - out, self._owner.calls - calls
+            self.rounds.append(Round(world.moved_at - applied, update, *spent))
 
-    def _fetch(self, opened: Opened) -> None:
-        scenario = self._world.scenario
-        mean = scenario.shipped(opened.count) if scenario.whole else 0.0
-        numbers = [n for n in range(len(opened.shard_hosts)) if opened.of_shard(n)]
-        fetch = _Fetch(opened, mean, set(numbers))
-        for number in numbers:
-            self._world.clock.start(self._call(fetch, number, mean / len(numbers)))
+    def _next_round(self) -> Steps[Opened]:
+        """Wait for a round. All hosts are at its step then, since all have gradients in it."""
+        core, required = self._owner.core, self._world.ledger.required
+        self._ticket = f"ticket {next(self._world.numbers)}"
+        ask = partial(core.ask, self._ticket, required, host=str(HOME))
+        return (yield from self._call(ask, Opened))
 
-    def _call(self, fetch: _Fetch, number: int, size: float) -> Steps[None]:
-        """Call a shard until it answers, or the owner says that its host is lost."""
-        world, network = self._world, self._world.network
-        place = fetch.opened.shard_hosts[number]
-        shard = world.shard(place, number)
-        while shard is None and place not in self._owner.core.lost:
-            yield world.clock.now + world.scenario.machine.retry
-            shard = world.shard(place, number)
-        at, has_all = _AT, False
-        if shard is not None:
-            at = shard.at
-            yield network.small(_AT, at, SMALL_BYTES)
-            has_all = yield from shard.reduced(fetch.opened, number)
-        if size and has_all:
-            yield from network.large(at, _AT, size, world.clock.now)
-        else:
-            yield network.small(at, _AT, SMALL_BYTES)
-        fetch.waiting.discard(number)
-        fetch.is_whole = fetch.is_whole and has_all
-        if not fetch.waiting:
-            yield from self._fetched(fetch)
+    def _call(self, ask: Callable[[float], object], wanted: type[_Answer]) -> Steps[_Answer]:
+        """Call the owner until it has a result."""
+        while isinstance(answer := (yield from self._owner.serve(ask)), Waiting | Staging):
+            pass
+        if not isinstance(answer, wanted):
+            raise TypeError(f"The owner's answer to the chief is {answer}")
+        return answer
 
-    def _fetched(self, fetch: _Fetch) -> Steps[None]:
-        clock = self._world.clock
-        if not fetch.is_whole:
-            yield from self._owner.missing(self._ticket)
-            self._ask()
-            return
-        yield self._processor.done(fetch.mean / self._world.rates.join)
-        began = clock.now
-        yield from self._owner.leave(self._ticket)
-        self.rounds.append(Round(self._asked, began, clock.now, fetch.opened.count))
-        self._ticket = ""
-        yield clock.now + self._world.scenario.pause
-        self.next_round()
+    def _fetch(self, opened: Opened) -> Steps[None]:
+        """Get the mean: a part of each shard."""
+        world, costs = self._world, self._world.costs
+        left, fetched = set(map(int, opened.shard_hosts)), Event()
+        parts, size = len(left), world.scenario.shipped(opened.count)
+        received = sum(world.scenario.shipped(each.batch.count) for each in opened.members)
+
+        def get(at: int) -> Steps[None]:
+            yield self._processor.done(costs.call)
+            yield world.network.small(HOME, at)
+            yield world.shards[at].done(costs.call + received / parts / costs.reduce)
+            yield from world.network.large(at, HOME, size / parts, world.clock.now)
+            left.discard(at)
+            if not left:
+                fetched.happen()
+
+        for at in sorted(left):
+            world.clock.start(get(at))
+        yield fetched
+        yield self._processor.done(size / costs.join)
+
+    def _update(self) -> Steps[Update]:
+        """Update the parameters of all hosts."""
+        clock, costs, rows = self._world.clock, self._world.costs, self._world.scenario.update
+        began, size = clock.now, rows * ROW_BYTES
+        yield began + size / costs.put
+        core, ticket, stored = self._owner.core, self._ticket, self._stored(size)
+
+        def update(now: float) -> ChangeAnswer:
+            core.hear(ticket, now)  # a thread of the chief's does it, more rarely
+            return core.update(f"update of {ticket}", ticket, stored, int(size), now)
+
+        yield from self._call(update, Told)
+        parts = size / costs.put, stored.last, rows * costs.check, rows * costs.make
+        return Update(*parts, messages=clock.now - began - sum(parts))
+
+    def _stored(self, size: float) -> Stored:
+        return Stored(self._world.network, self._world.clock, HOME, size)

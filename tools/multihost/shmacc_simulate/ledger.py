@@ -13,7 +13,7 @@ from shmacc._multihost.forwarder import Do
 from shmacc._multihost.messages import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from shmacc._multihost.forwarder import Action, ForwarderCore
     from shmacc._multihost.messages import BatchKey, Opened
@@ -112,12 +112,6 @@ class Ledger:
         self.required = required  # gradients that a round requires
         self.shipped: dict[BatchKey, Sequence[Gradient]] = {}
         self.consumed: dict[int, int] = {}  # the step of each gradient that is in a round
-        self.accepted = self.refused = 0  # by segments
-        self.lost = 0  # accepted, but in no round when their segment was emptied
-
-    def emptied(self, content: Iterable[Gradient]) -> None:
-        """Note that a segment is emptied: what no round consumed is lost."""
-        self.lost += sum(gradient.identity not in self.consumed for gradient in content)
 
     def content(self, opened: Opened) -> list[Gradient]:
         """Return the gradients of a round. An empty batch is not shipped."""
