@@ -8,20 +8,17 @@ many runs of elements as there are shards; a small one goes to one shard, by the
 import math
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shmacc import _core
 from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
-from shmacc._multihost.columns import Bytes, Format, Rows, aligned
+from shmacc._base.array_types import IndexArray
+from shmacc._multihost.columns import Array, Bytes, Format, Rows, aligned
 from shmacc._multihost.messages import Opened
 from shmacc._values.arguments import describe_shape
 from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shmacc._base.array_types import IndexArray
 
 _SMALL = 1 << 14  # a dense member with fewer elements goes to one shard
 _LARGE = 1 << 20  # a result with at least this many bytes has memory of its own
@@ -173,15 +170,28 @@ class Joining:
             if rows is not None:
                 dims = (rows.stop - rows.start, *dims)
             values = self._wholes[number].reshape(-1).view(form.dtypes[number]).reshape(dims)
-            if rows is None:
-                taken[name] = DenseTaken(values, count, step, weight, who)
-                continue
-            first = (self._plan.members[name].shape or (None,))[0]
-            shape = np.array([-1 if first is None else first, *values.shape[1:]], dtype=np.int64)
-            own = self._row_numbers[rows], values, shape, self._row_counts[rows]
-            taken[name] = SparseTaken(*own, count, step, weight, who)
+            own = None if rows is None else (self._row_numbers[rows], self._row_counts[rows])
+            shape = self._plan.members[name].shape
+            taken[name] = part_of_round(shape, values, own, count, step, weight, who)
         return GroupTaken(taken, opened.count, step, opened.weight, who)
 
 
 def _is_sparse(spec: TensorSpec) -> bool:
     return isinstance(spec, IndexedSlicesSpec)
+
+
+def part_of_round(
+    shape: tuple[int | None, ...] | None,
+    values: Array,
+    rows: tuple[IndexArray, IndexArray] | None,
+    count: int,
+    step: int,
+    weight: int,
+    contributors: IndexArray,
+) -> SparseTaken | DenseTaken:
+    """Return a member's part of a round; `rows`: the numbers and counts of a sparse one's rows."""
+    if rows is None:
+        return DenseTaken(values, count, step, weight, contributors)
+    first = shape[0] if shape else None
+    whole = np.array([-1 if first is None else first, *values.shape[1:]], np.int64)
+    return SparseTaken(rows[0], values, whole, rows[1], count, step, weight, contributors)

@@ -4,17 +4,83 @@ Holding it opens a round of the group: applies of its step are refused, and late
 forwarder dies, the round ends, and nothing is consumed.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
+import numpy as np
+
 from shmacc import _core
+from shmacc._accumulators import results, rounds
+from shmacc._accumulators.group import AccumulatorGroup
+from shmacc._accumulators.taken import DenseTaken, GroupPartial, GroupTaken, SparseTaken
 from shmacc._core import RoundResult
-from shmacc._multihost.columns import Columns, Piece
-from shmacc._multihost.host_group import HostGroup
-from shmacc._multihost.messages import Batch
-from shmacc._multihost.pieces import Plan
+from shmacc._multihost.columns import Columns, Format, Piece, join
+from shmacc._multihost.messages import Batch, Share
+from shmacc._multihost.pieces import Plan, part_of_round
 from shmacc.errors import FailedPreconditionError, WorkerDiedError
+
+
+class HostGroup(AccumulatorGroup):
+    """A group that the processes of its host see as an ordinary one."""
+
+    @property
+    def handle(self) -> _core.Handle:
+        """The extension's handle, from which rounds are made."""
+        return self._handle
+
+    def look(self) -> GroupPartial:
+        """Return a copy of the accumulated sums; consumes nothing."""
+        return rounds.look(self._handle, self._partial, partial=True)
+
+    @cached_property
+    def _sums(self) -> Format:
+        return Format.of(
+            (spec.kind == "sparse", spec.shape or (), spec.dtype.partial)
+            for spec in self._spec.members
+        )
+
+    @cached_property
+    def _results(self) -> Format:
+        return replace(self._sums, dtypes=tuple(spec.dtype.numpy for spec in self._spec.members))
+
+    def reduce(self, pieces: Iterable[Piece], share: Share) -> Columns:
+        """Return the reduction of a round's pieces; nothing is added to the group.
+
+        Results equal those of one host to the bit where the order of additions does not matter.
+
+        Args:
+            pieces: This shard's pieces of the round. This group has the members of `Plan.at_shard`.
+            share: The shard's share. Its counts include gradients that have nothing at this shard.
+
+        Raises:
+            OutOfRangeError: An integer result does not fit its dtype.
+            InvalidArgumentError: A piece does not fit the group.
+        """
+        given = [(*piece.columns.arrays(), piece.count, piece.weight) for piece in pieces]
+        reduced = Columns.of(self._handle.reduce(given, share.count, share.weight))
+        if all(spec.dtype.sums_as_is for spec in self._spec.members):
+            return reduced
+        parts = zip(reduced.rows.parts[:, 0].tolist(), self._sums.split(reduced), strict=True)
+        members = self._spec.members
+        values = [results.to_dtype(members[number].dtype, part) for number, part in parts]
+        return Columns(reduced.rows, join(values))
+
+    def taken(self, reduced: Columns, share: Share) -> GroupTaken:
+        """Return a reduction as a take would return it; the arrays share the reduction's memory."""
+        rows, who, end = reduced.rows, np.empty(0, np.int64), 0
+        taken: dict[str, SparseTaken | DenseTaken] = {}
+        for (number, count, weight, length), values in zip(
+            rows.parts.tolist(), self._results.split(reduced), strict=True
+        ):
+            spec, own = self._spec.members[number], None
+            if spec.kind == "sparse":
+                mine = slice(end, end := end + length)
+                own = rows.numbers[mine], rows.counts[mine]
+            of = count, share.step, weight, who
+            taken[spec.name] = part_of_round(spec.shape, values, own, *of)
+        return GroupTaken(taken, share.count, share.step, share.weight, who)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +144,11 @@ class LocalSegment:
         """Whether there is a group."""
         return self._group is not None
 
+    def make(self) -> None:
+        """Make the group."""
+        if self._make is not None:
+            self._group = self._make()
+
     @property
     def _handle(self) -> _core.Handle:
         return self.group.handle
@@ -132,9 +203,9 @@ class LocalSegment:
 
         A finished segment stays finished only if the step increases.
         """
-        if self._group is None and self._make is not None:
-            self._group = self._make()
-            if self._group.global_step == step:
+        if self._group is None:
+            self.make()
+            if self.group.global_step == step:
                 return
         if step > self.group.global_step:
             self._handle.advance_step(step)

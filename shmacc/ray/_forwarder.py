@@ -6,48 +6,39 @@ reads only the count, which takes no lock, and pauses for a fiftieth of the idle
 node costs little more than an idle actor of Ray's.
 """
 
+import logging
 import queue
 import threading
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from shmacc._accumulators.taken import GroupPartial
 from shmacc._multihost import forwarder as act
-from shmacc._multihost.columns import Piece
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import BatchKey, Fence, Order
-from shmacc.ray._memory import Memory
-from shmacc.ray._object_store import ObjectStore
+from shmacc.ray._memory import Memory, ObjectStore
 from shmacc.ray._parts import DIED, LOST, Config, find
-from shmacc.ray._shipping import Shipping
+from shmacc.ray._shard import HostShards
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shmacc._multihost.segment import Content
 
+_logger = logging.getLogger("shmacc")
+
 _SHARE = 0.02  # the pause between two looks at the segment, as a share of the idle time
 _SHORTEST, _LONGEST = 0.001, 0.1  # the bounds of that pause
 _HELD = 0.02  # the pause while no gradient can come
 _RESTING = 0.5  # after this idle time it reads only the count
-_AGAIN = 0.2  # seconds until a failed call is repeated
+_AGAIN = 0.2  # seconds until a failed call is repeated, or a piece for a lost shard sent again
 
 Looked = tuple[Fence | None, GroupPartial]
 """The fence that a segment's content belongs to, and a copy of the content."""
-
-
-class Neighbours(Protocol):
-    """The calls of a forwarder to the shards of its own node; neither waits."""
-
-    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> "Future[None]":
-        """Keep a piece."""
-
-    def forget(self, before: Fence) -> None:
-        """Free the memory of rounds that are over."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +57,16 @@ class Shared:
 
     config: Config
     host: str
-    here: Neighbours
+    here: HostShards
     store: ObjectStore = field(default_factory=ObjectStore)
     asked: "queue.SimpleQueue[Future[Looked]]" = field(default_factory=queue.SimpleQueue)
     woken: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
+
+    def wakes(self, future: "Future[Any]") -> "Future[Any]":
+        """Have the answer wake the forwarder's thread, which costs less than polling."""
+        future.add_done_callback(lambda _: self.woken.set())
+        return future
 
 
 class Incarnation:
@@ -86,7 +82,6 @@ class Incarnation:
         self._owner: Any = owner  # None: it has died, and no chief has made another one
         self._incarnation: int = ray.get(owner.enrol.remote(self._host))
         self._peers: dict[str, Any] = {}  # actors of other nodes
-        self._shard_hosts: tuple[str, ...] = ()  # the shards' nodes when the last shipping began
         look = None if self._copy is None else self._copy.look()
         kept = int(self._counters["promise"]), int(self._counters["copies"])
         self._core = ForwarderCore(self._host, self._incarnation, config.timing, look, *kept)
@@ -95,7 +90,7 @@ class Incarnation:
         self._polls: list[Future[Order]] = []  # calls to the owner without an answer yet
         self._poll_from = 0.0
         self._held: Content | None = None
-        self._shipping: Shipping | None = None
+        self._shipping: _Shipping | None = None
 
     def run(self) -> bool:
         """Follow the owner until stopped; False: the owner knows a later incarnation."""
@@ -204,40 +199,16 @@ class Incarnation:
         fence = self._core.fence
         if self._held is None or fence is None:
             return
-        key = BatchKey(self._host, self._incarnation, grant)
-        self._shard_hosts = self._core.shard_hosts
-        first = zlib.crc32(self._host.encode()) % len(self._shard_hosts)
-        # Each host begins with another shard: they do not all send to the same one first.
-        pieces = self._held.pieces
-        shards = sorted(pieces, key=lambda shard: (shard - first) % len(self._shard_hosts))
-        in_turn = [(shard, pieces[shard]) for shard in shards]
-        self._shipping = Shipping(fence, key, in_turn, self._stage, self._lost_shard)
+        key, hosts = BatchKey(self._host, self._incarnation, grant), self._core.shard_hosts
+        self._shipping = _Shipping(self._shared, self._peers, fence, key, hosts, self._held)
         self._held = None
         self._shipped()
-
-    def _stage(
-        self, shard: int, fence: Fence, key: BatchKey, piece: Piece
-    ) -> "Future[None] | None":
-        """Send a shard a piece; None: its node has no actor now."""
-        place = self._shard_hosts[shard]
-        if place == self._host:
-            return self._wakes(self._shared.here.keep(shard, fence, key, piece))
-        if place not in self._peers:
-            found = find(self._config, f"host {place}")
-            if found is None:
-                return None
-            self._peers[place] = found
-        return self._call(self._peers[place].stage, shard, fence, key, piece)
-
-    def _lost_shard(self, shard: int) -> None:
-        self._peers.pop(self._shard_hosts[shard], None)
 
     def _shipped(self) -> None:
         """Tell the core once all pieces have arrived; send those for lost shards again."""
         shipping = self._shipping
         if shipping is not None and not shipping.is_done():
-            unreached = frozenset(self._shard_hosts[shard] for shard in shipping.left)
-            self._core.ships(shipping.key.grant, unreached)
+            self._core.ships(shipping.key.grant, shipping.unreached)
         elif shipping is not None:
             self._core.shipped(shipping.key.grant)
             self._shipping = None
@@ -255,15 +226,8 @@ class Incarnation:
         listens = self._polls or self._core.has_answer_to_come or now < self._poll_from
         if self._core.report_due(now) <= now or not listens:
             self._count("reports")
-            self._polls.append(self._call(self._owner.report, self._core.report(now), self._serial))
-
-    def _call(self, method: Any, *args: Any) -> "Future[Any]":
-        return self._wakes(method.remote(*args).future())
-
-    def _wakes(self, future: "Future[Any]") -> "Future[Any]":
-        """Have the answer wake the thread, which costs less than polling."""
-        future.add_done_callback(lambda _: self._woken.set())
-        return future
+            call = self._owner.report.remote(self._core.report(now), self._serial).future()
+            self._polls.append(self._shared.wakes(call))
 
     def _wait(self, seconds: float) -> bool:
         """Wait for an answer, and handle all that have come; return whether any has."""
@@ -297,3 +261,77 @@ class Incarnation:
             self._shared.here.forget(order.fence)
         self._count("orders")
         self._counters["step"][...] = order.step
+
+
+class _Shipping:
+    """A batch on its way to the shards: each piece is sent until it has arrived.
+
+    Args:
+        shared: What the forwarder shares.
+        peers: The actors of other nodes, as far as they are known.
+        fence: The fence that the batch belongs to.
+        key: The batch's name.
+        hosts: The node of each shard.
+        held: The batch.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        peers: dict[str, Any],
+        fence: Fence,
+        key: BatchKey,
+        hosts: tuple[str, ...],
+        held: "Content",
+    ) -> None:
+        self.key = key
+        self.gradients = held.batch.count
+        self.bytes = sum(piece.columns.nbytes for piece in held.pieces.values())
+        self.resent = 0
+        self._shared, self._peers, self._fence, self._hosts = shared, peers, fence, hosts
+        self._left = dict(held.pieces)
+        self._calls: dict[Future[None], int] = {}
+        self._again: list[tuple[float, int]] = []
+        self._refused: set[int] = set()  # shards that could not keep their pieces
+        # Each host begins with another shard: they do not all send to the same one first.
+        first = zlib.crc32(key.host.encode()) % len(hosts)
+        for shard in sorted(self._left, key=lambda shard: (shard - first) % len(hosts)):
+            self._send(shard)
+
+    @property
+    def unreached(self) -> frozenset[str]:
+        """The nodes of shards whose pieces have not arrived."""
+        return frozenset(self._hosts[shard] for shard in self._left)
+
+    def is_done(self) -> bool:
+        """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
+        for call in [call for call in self._calls if call.done()]:
+            shard = self._calls.pop(call)
+            try:
+                call.result()
+                del self._left[shard]
+            except Exception as error:  # noqa: BLE001  a shard's, of this node or of another
+                if not isinstance(error, LOST) and shard not in self._refused:
+                    self._refused.add(shard)
+                    why = getattr(error, "cause", error)
+                    _logger.warning("Shard %d does not keep its piece: %s", shard, why)
+                self._peers.pop(self._hosts[shard], None)
+                self._again.append((time.monotonic() + _AGAIN, shard))
+        for due in [due for due in self._again if due[0] <= time.monotonic()]:
+            self._again.remove(due)
+            self.resent += 1
+            self._send(due[1])
+        return not self._left
+
+    def _send(self, shard: int) -> None:
+        place, given = self._hosts[shard], (shard, self._fence, self.key, self._left[shard])
+        if place == self.key.host:
+            call = self._shared.here.keep(*given)
+        else:
+            actor = self._peers.get(place) or find(self._shared.config, f"host {place}")
+            if actor is None:  # the owner makes another one
+                self._again.append((time.monotonic() + _AGAIN, shard))
+                return
+            self._peers[place] = actor
+            call = actor.stage.remote(*given).future()
+        self._calls[self._shared.wakes(call)] = shard

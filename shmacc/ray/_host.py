@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 import ray
@@ -25,12 +25,11 @@ from shmacc.ray._forwarder import Incarnation, Looked, Shared
 from shmacc.ray._head import shown
 from shmacc.ray._memory import Memory
 from shmacc.ray._parts import LOST, Config, Missing, find
-from shmacc.ray._shard import HostShard
+from shmacc.ray._shard import HostShards
 
 CONCURRENCY = {"shards": 4}
 """Threads for the methods of shards; all other methods share `max_concurrency` threads."""
 
-_THREADS = 2  # for the node's own pieces, and for reductions that a chief will probably ask for
 _AGAIN = 0.2  # seconds until the forwarder looks for an owner again
 _COPY = 10.0  # seconds for the thread to copy the segment's content
 
@@ -47,11 +46,9 @@ class HostActor:
     def __init__(self, config: Config, host: str) -> None:
         keep_freed_memory()
         self._config = config
-        self._shared = Shared(config, host, self)
+        self._shards = HostShards(config)
+        self._shared = Shared(config, host, self._shards)
         self._memory: Memory | None = None
-        self._pool = ThreadPoolExecutor(_THREADS, "shmacc shards")
-        self._shards: dict[int, HostShard] = {}
-        self._making = threading.Lock()  # guards the making of a shard
         self._turn = threading.Condition()  # guards the attributes below
         self._calls = 0
         self._work: Future[None] = Future()
@@ -127,8 +124,8 @@ class HostActor:
 
     def stats(self) -> Stats | None:
         """Return the segment's counters; None: there is no segment yet."""
-        group = None if self._memory is None else self._memory.group
-        return None if group is None else group.stats()
+        segment = None if self._memory is None else self._memory.segment
+        return segment.group.stats() if segment is not None and segment.exists else None
 
     def end(self) -> None:
         """Stop, finish the segment, and remove its name: nobody will ever take from it."""
@@ -140,16 +137,6 @@ class HostActor:
             thread.join(timeout=10)
         if self._memory is not None:
             self._memory.end()
-
-    # The forwarder's calls to shards here: they return at once, since its thread must not wait
-
-    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> "Future[None]":
-        return self._pool.submit(self.stage, shard, fence, key, piece)
-
-    def forget(self, before: Fence) -> None:
-        """Free the memory of rounds that are over."""
-        for shard in list(self._shards.values()):
-            self._pool.submit(shard.forget, before)
 
     # Shards, and the copy of the parameters
 
@@ -167,7 +154,7 @@ class HostActor:
 
     @_of_shards
     def stage(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> None:
-        self._shard(shard).stage(fence, key, piece)
+        self._shards.of(shard).stage(fence, key, piece)
 
     @_of_shards
     def rows(self, shard: int, opened: Opened) -> Rows | Missing:
@@ -176,13 +163,13 @@ class HostActor:
         They have a call of their own: they are small, and so reach the chief before the values have
         been copied.
         """
-        reduced = self._shard(shard).reduced(opened)
+        reduced = self._shards.of(shard).reduced(opened)
         return reduced if isinstance(reduced, Missing) else reduced.rows
 
     @_of_shards
     def values(self, shard: int, opened: Opened) -> Bytes | Missing:
         """Return the values that a shard has in a round, as a column."""
-        reduced = self._shard(shard).reduced(opened)
+        reduced = self._shards.of(shard).reduced(opened)
         return reduced if isinstance(reduced, Missing) else reduced.values
 
     @_of_shards
@@ -190,10 +177,4 @@ class HostActor:
         self, shard: int, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
         """Return what a function returns for a shard's share of a round."""
-        return self._shard(shard).run(opened, function, args)
-
-    def _shard(self, number: int) -> HostShard:
-        with self._making:
-            if number not in self._shards:
-                self._shards[number] = HostShard(self._config, number, self._pool)
-            return self._shards[number]
+        return self._shards.of(shard).run(opened, function, args)

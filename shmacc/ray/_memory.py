@@ -6,15 +6,17 @@ is, and which terms of owners the node has answered (`promise`): no later actor 
 owner.
 """
 
+import contextlib
+import os
+from pathlib import Path
+
 import numpy as np
 
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment
+from shmacc._multihost.segment import HostGroup, LocalSegment
 from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc.errors import InvalidArgumentError, NotFoundError, ShmaccError
 from shmacc.ray._copy import HostCopy
-from shmacc.ray._object_store import ObjectStore
 from shmacc.ray._parts import Config, counters_of
 
 COUNTERS = (
@@ -36,6 +38,43 @@ COUNTERS = (
     "deaths",  # workers that died or failed
     "refused",  # forwarders that were told of a later one, and ended
 )
+
+_STORE = "/dev/shm/plasma"  # noqa: S108  the prefix of the files' names
+_BLOCK = 512  # bytes in a block of stat
+_LEAST = 4 << 20  # bytes that are kept in any case
+
+
+class ObjectStore:
+    """Ray's object store on this node, that of the raylet that has started this process.
+
+    The store is one file there, as large as the store may become. The raylet makes it when it
+    starts, and unlinks it at once. Its pages are taken when objects are first written to them,
+    and stay. If there is no memory for a page by then, a bus error ends the process that
+    writes: the one that puts an object, or the raylet, and with it the node, if the object
+    comes from another node. So a group's segment leaves room for all pages that the file does
+    not have yet (`_core.Handle.keep_free`). When a page is taken between two looks, the free
+    memory shrinks before the kept memory does: the segment leaves too much for a moment, and
+    never too little. With ``RAY_preallocate_plasma_memory=1`` the file has all its pages. Even
+    then a little is kept free, so that a worker that is ahead of the rounds waits for room: a
+    full /dev/shm would be an error.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []
+        with contextlib.suppress(OSError):  # another user's raylet: its files are unknown
+            for link in Path(f"/proc/{os.getppid()}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(link.readlink()).startswith(_STORE):
+                        self._files.append(link)
+
+    def room(self) -> int:
+        """Return how many bytes of /dev/shm a segment must leave free."""
+        missing = _LEAST
+        for link in self._files:
+            with contextlib.suppress(OSError):
+                found = link.stat()
+                missing += max(0, found.st_size - found.st_blocks * _BLOCK)
+        return missing
 
 
 class Memory:
@@ -65,7 +104,7 @@ class Memory:
             if_exists="attach" if is_ours else "replace",
         )
         self.copy: HostCopy | None = None
-        self._group: HostGroup | None = None
+        self.segment = LocalSegment(None, Plan(config.members, config.shards), self._make)
         try:
             self.counters["starts"][...] += 1
             if config.copy is not None:
@@ -74,19 +113,12 @@ class Memory:
                 self.copy = HostCopy(config, config.copy, host, replace=replace)
                 self.counters["copy"][...] = config.number
             if config.copy is None or self._is_there():
-                self._make()
+                self.segment.make()
         except BaseException:
             if not is_ours:
                 self.counters.unlink()
             self.close()
             raise
-        plan = Plan(config.members, config.shards)
-        self.segment = LocalSegment(self._group, plan, self._make)
-
-    @property
-    def group(self) -> HostGroup | None:
-        """The group of this node; None: there is none yet."""
-        return self._group
 
     def _earlier(self) -> tuple[bool, dict[str, np.int64]]:
         """Return whether an earlier actor of this group was here, and what the node has to keep."""
@@ -127,19 +159,20 @@ class Memory:
         if not is_ours and not group.running:  # an earlier run finished it
             LocalSegment(group, Plan(config.members, config.shards)).reset(group.global_step)
         group.handle.keep_free(self._store.room())  # there may be no owner for long
-        self._group = group
         self.counters["group"][...] = config.number  # last: now the segment is this group's
         return group
 
     def end(self) -> None:
         """Finish the segment, and remove its name and the counters': nobody will take from it."""
-        if self._group is not None:
-            self._group.finish()
-            self._group.unlink()
+        if self.segment.exists:
+            self.segment.group.finish()
+            self.segment.group.unlink()
         self.counters.unlink()
         self.close()
 
     def close(self) -> None:
-        for each in self._group, self.counters, self.copy:
-            if each is not None:
-                each.close()
+        if self.segment.exists:
+            self.segment.group.close()
+        if self.copy is not None:
+            self.copy.close()
+        self.counters.close()

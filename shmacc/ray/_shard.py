@@ -1,18 +1,47 @@
-"""A shard in the actor of its host: it keeps pieces, and adds them up when a chief asks for it."""
+"""Shards in the actor of their host: they keep pieces, and add them up when a chief asks for it."""
 
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 from shmacc._multihost.columns import Columns, Piece
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import BatchKey, Fence, Opened, Share
 from shmacc._multihost.pieces import Plan
+from shmacc._multihost.segment import HostGroup
 from shmacc._multihost.shard import ShardCore
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, Missing
+
+_THREADS = 2  # for the node's own pieces, and for reductions that a chief will probably ask for
+
+
+class HostShards:
+    """The shards of a node, by number.
+
+    The calls of the node's forwarder return at once, since its thread must not wait.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._pool = ThreadPoolExecutor(_THREADS, "shmacc shards")
+        self._shards: dict[int, HostShard] = {}
+        self._making = threading.Lock()  # guards the making of a shard
+
+    def of(self, number: int) -> "HostShard":
+        with self._making:
+            if number not in self._shards:
+                self._shards[number] = HostShard(self._config, number, self._pool)
+            return self._shards[number]
+
+    def keep(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> Future[None]:
+        return self._pool.submit(lambda: self.of(shard).stage(fence, key, piece))
+
+    def forget(self, before: Fence) -> None:
+        """Free the memory of rounds that are over."""
+        for shard in list(self._shards.values()):
+            self._pool.submit(shard.forget, before)
 
 
 class HostShard:

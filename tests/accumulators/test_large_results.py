@@ -8,10 +8,9 @@ import pytest
 import shmacc
 from shmacc import _core
 from shmacc._multihost.columns import Columns, Piece, Rows, join
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Fence, Share
 from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment
+from shmacc._multihost.segment import HostGroup, LocalSegment
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
 LARGE = 33 << 20  # bytes; results of 32 MiB and more are written past the caches

@@ -22,9 +22,8 @@ from helpers.support import LONG, until
 
 import shmacc
 from shmacc._base import names
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment
+from shmacc._multihost.segment import HostGroup, LocalSegment
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 

@@ -17,7 +17,7 @@ from helpers.watched_reserving import Reservation, needs_listener, watched
 
 import shmacc
 from shmacc import IndexedSlicesSpec, TensorSpec, errors
-from shmacc._multihost.host_group import HostGroup
+from shmacc._multihost.segment import HostGroup
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 

@@ -10,10 +10,9 @@ import pytest
 import shmacc
 from shmacc import _core
 from shmacc._multihost.columns import Columns, Piece, Rows, join
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Fence, Share
 from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment
+from shmacc._multihost.segment import HostGroup, LocalSegment
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError
 
 pytestmark = pytest.mark.threads

@@ -11,10 +11,9 @@ import pytest
 import shmacc
 from shmacc._base import layout
 from shmacc._multihost.columns import Columns, Piece
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import Batch, BatchKey, Fence, HostBatch, Opened, Share
 from shmacc._multihost.pieces import Joining, Plan
-from shmacc._multihost.segment import Content, LocalSegment
+from shmacc._multihost.segment import Content, HostGroup, LocalSegment
 from shmacc.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.threads

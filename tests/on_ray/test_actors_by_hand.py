@@ -14,7 +14,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import shmacc
 import shmacc.ray
-from shmacc._multihost.host_group import HostGroup
 from shmacc._multihost.messages import (
     BatchKey,
     Fence,
@@ -27,12 +26,11 @@ from shmacc._multihost.messages import (
 )
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.pieces import Plan
-from shmacc._multihost.segment import LocalSegment
+from shmacc._multihost.segment import HostGroup, LocalSegment
 from shmacc.ray._copy import HostCopy
 from shmacc.ray._forwarder import Incarnation, Shared
 from shmacc.ray._host import CONCURRENCY, HostActor
-from shmacc.ray._memory import Memory
-from shmacc.ray._object_store import ObjectStore
+from shmacc.ray._memory import Memory, ObjectStore
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import Config, Source
 
@@ -133,11 +131,10 @@ class _Shard:
         return HostBatch(key, content.batch)
 
     def round(self, number: int, *members: HostBatch) -> tuple[list[int], list[float]]:
-        """Return the rows of a round, and their values; the round is then over."""
+        """Return the rows of a round, and their values."""
         opened = Opened(Fence(1, number), 0, members)
         rows = ray.get(self.actor.rows.remote(0, opened)).numbers.tolist()
         values = ray.get(self.actor.values.remote(0, opened)).view("float64").tolist()
-        ray.get(self.actor.forget.remote(Fence(1, number + 1)))
         return rows, values
 
 
