@@ -1,4 +1,4 @@
-"""Finds the parts of an existing group, makes its owner, and ends parts.
+"""Finds the parts of an existing group, and makes its owner.
 
 The owner is on the node of the chief that made it: elsewhere, a cut link between their two nodes
 would stop rounds that all other hosts could have. If the owner dies, the next chief that calls it
@@ -11,16 +11,15 @@ from the start.
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import ray
 
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
-from shmacc.ray._head import answer_of_head, kill, living_nodes, shown
+from shmacc.ray._head import answer_of_head, living_nodes, shown
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, NAMESPACE, Config, find_actor, make_actor
-from shmacc.ray._waits import ANSWER, LOOK, left_until, wait_for_all
+from shmacc.ray._waits import ANSWER, LOOK, left_until
 
 _logger = logging.getLogger("shmacc")
 
@@ -132,20 +131,6 @@ def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Con
             time.sleep(_AGAIN)
         else:
             return owner, *known
-
-
-def end_parts(actors: Mapping[str, Any | None], until: float) -> list[str]:
-    """End the nodes' actors; return the nodes that gave no answer: their names may be left."""
-    left = set(actors)
-    calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
-    for call in wait_for_all(list(calls), until):
-        with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
-            ray.get(call)
-            left.discard(calls[call])
-    for actor in actors.values():
-        if actor is not None:
-            kill(actor)
-    return sorted(left)
 
 
 def warn_of_left(name: str, nodes: list[str]) -> None:

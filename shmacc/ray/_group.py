@@ -6,17 +6,19 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
-from shmacc._accumulators.taken import GroupTaken
+import numpy as np
+
+from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
+from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import names
 from shmacc._base.array_types import IndexArray
-from shmacc._multihost.messages import Timing
+from shmacc._multihost.messages import NotReady, Timing
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._segment.stats import Stats
 from shmacc._values import arguments
 from shmacc._values.specs import TensorSpec
 from shmacc.errors import FinishedError
 from shmacc.ray._finding import warn_of_left
-from shmacc.ray._hosts import contributors_of_hosts, snapshot_of_hosts, stats_of_hosts
 from shmacc.ray._link import OPEN, Link
 from shmacc.ray._making import START, make, new_config
 from shmacc.ray._parameters import parameters_of
@@ -328,7 +330,16 @@ class AccumulatorGroup:
             FailedPreconditionError: As for `global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
         """
-        return snapshot_of_hosts(self._link, Wait(arguments.timeout(timeout)))
+        wait = Wait(arguments.timeout(timeout))
+        self._link.step(wait.until)  # with parameters, a new owner learns it first
+        step, parts = self._parts(wait)
+        if step is None:
+            raise self._link.error(NotReady())
+        with LocalGroup(self.members, reduction_type=self.reduction_type) as group:
+            group.advance_step(step)
+            for part in parts:
+                group.apply_partial(part, group.global_step)
+            return group.snapshot()
 
     def contributors(self, *, timeout: float | None = PATIENCE) -> IndexArray:
         """Return the contributors in the open round, of all living hosts: int64, ascending.
@@ -336,7 +347,9 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: As for `snapshot`.
         """
-        return contributors_of_hosts(self._link, Wait(arguments.timeout(timeout)))
+        parts = self._parts(Wait(arguments.timeout(timeout)))[1]
+        none = np.empty(0, np.int64)
+        return np.unique(np.concatenate([none, *(part.contributors for part in parts)]))
 
     def stats(self, *, timeout: float | None = PATIENCE) -> dict[str, Stats]:
         """Return the counters of each living host's segment, by the id of its node.
@@ -344,7 +357,18 @@ class AccumulatorGroup:
         Raises:
             DeadlineExceededError: A host had not answered after `timeout` seconds; names it.
         """
-        return stats_of_hosts(self._link, Wait(arguments.timeout(timeout)))
+        return self._link.ask_hosts("stats", Wait(arguments.timeout(timeout)))[2]
+
+    def _parts(self, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
+        """Return the owner's step, and copies of living hosts' content at its fence.
+
+        If the owner has moved on meanwhile, all hosts are asked again.
+        """
+        while True:
+            step, fence, copies = self._link.ask_hosts("copy", wait)
+            if self._link.call("living", until=wait.until)[:2] == (step, fence):
+                found = copies.values()
+                return step, [part for at, part in found if at == fence and part.count]
 
     def close(self) -> None:
         """Let go of the group. It stays in the cluster, unless `unlink_on_close`.

@@ -14,18 +14,19 @@ from typing import Any
 
 import ray
 
-from shmacc._multihost.messages import Finished, NotReady, Opened
+from shmacc._multihost.messages import AtLastStep, Fence, Finished, NotReady, Opened
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     FinishedError,
     OutOfRangeError,
+    ShmaccError,
 )
-from shmacc.ray._finding import END, end_parts, find_config, find_group, make_owner
+from shmacc.ray._finding import END, find_config, find_group, make_owner
 from shmacc.ray._head import kill, living_nodes, shown
 from shmacc.ray._parts import DIED, LOST, Config, State, check_connected, find, find_actor
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait, holding, left_until, wait_for_all
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -85,10 +86,13 @@ class Link:
         if self._config is not None:
             return self._config
         check_connected(until)
-        with holding(self._connecting, until):
-            if self._config is not None:
-                return self._config
-            return self.join(find_group(self.name, seconds, until), None, until)
+        left = left_until(until)
+        if not self._connecting.acquire(timeout=-1 if left is None else left):
+            raise DeadlineExceededError("Another call of this process was not done in time")
+        try:
+            return self._config or self.join(find_group(self.name, seconds, until), None, until)
+        finally:
+            self._connecting.release()
 
     @property
     def config(self) -> Config:
@@ -168,7 +172,7 @@ class Link:
         """
         while (step := self.state(until)[0]) is None:
             if self.call("has_line", ANSWER, until=until) is False:
-                raise not_ready(self)
+                raise self.error(NotReady())
         return step
 
     def wait_step(self, after: int, seconds: float | None) -> int:
@@ -178,10 +182,8 @@ class Link:
             match self.wait("wait_step", after, wait=wait):
                 case int(step):
                     return step
-                case Finished():
-                    raise finished(self)
-                case NotReady():
-                    raise not_ready(self)
+                case Finished() | NotReady() as ended:
+                    raise self.error(ended)
             if wait.is_over():
                 known, accumulated, *_ = self.state(wait.until)
                 shown = "not known yet" if known is None else known
@@ -193,6 +195,35 @@ class Link:
         """Return the hosts that the owner considers lost: nobody waits for anything there."""
         lost: frozenset[str] = self.call("lost", until=until)
         return lost
+
+    def ask_hosts(self, method: str, wait: Wait) -> tuple[int | None, Fence, dict[str, Any]]:
+        """Call the actors of living hosts; those that are lost meanwhile are left out.
+
+        Returns:
+            The owner's step and fence before these calls, and the answers by node.
+
+        Raises:
+            DeadlineExceededError: The owner or a host has not answered in time.
+        """
+        step, fence, names = self.call("living", until=wait.until)
+        found: dict[str, Any] = {}
+        for _ in range(2):  # a known actor may have ended long ago: then another one is asked
+            actors = {name: self.host(name, wait.until) for name in names if name not in found}
+            calls = {getattr(a, method).remote(): n for n, a in actors.items() if a is not None}
+            ended = wait_for_all(list(calls), wait.until)
+            if silent := sorted(name for call, name in calls.items() if call not in ended):
+                raise DeadlineExceededError(
+                    f"Parts of {self.name!r} have not answered: those of the nodes "
+                    f"{shown(*silent)}. They are stopped, or cut off"
+                )
+            for call in ended:
+                try:
+                    found[calls[call]] = ray.get(call)
+                except LOST:
+                    self.lost_host(calls[call])
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+        return step, fence, found
 
     def tell(self, method: str, *args: Any, **options: Any) -> None:
         """Call the owner without waiting for an answer, if it is known."""
@@ -210,6 +241,25 @@ class Link:
         lease = self.connect(wait.until).timing.chief_lease
         parked = min(wait.parked(), lease / 4)
         return self.call(method, *args, parked, until=wait.until, **options)
+
+    def error(self, answer: Finished | AtLastStep | NotReady) -> ShmaccError:
+        """Return the error for an answer that there is no round, or no step."""
+        match answer:
+            case Finished():
+                return FinishedError(
+                    f"The group {self.name!r} is finished: there are no more rounds"
+                )
+            case AtLastStep():
+                return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
+        if self.config.copy is not None:
+            return FailedPreconditionError(
+                f"No node has a copy of the parameters {self.config.copy.name!r} any more: "
+                "restore a saved state"
+            )
+        return FailedPreconditionError(
+            f"The owner of {self.name!r} was started again and does not know the step: "
+            "call set_global_step with that of your parameters"
+        )
 
     def _no_answer(self) -> DeadlineExceededError:
         return DeadlineExceededError(
@@ -253,9 +303,17 @@ class Link:
         for node in actors:
             with contextlib.suppress(DeadlineExceededError):  # then its names may be left
                 actors[node] = self.host(node, until - END / 2)
-        left = end_parts(actors, until)
+        left = actors.keys() - without
+        calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
+        for call in wait_for_all(list(calls), until):
+            with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
+                ray.get(call)
+                left.discard(calls[call])
+        for actor in actors.values():
+            if actor is not None:
+                kill(actor)
         kill(self._owner)
-        return [node for node in left if node not in without]
+        return sorted(left)
 
 
 def end_group(config: Config, until: float) -> None:
@@ -294,26 +352,3 @@ class OpenBlock:
 
 OPEN: dict[str, OpenBlock] = {}
 """This process's open rounds, by ticket."""
-
-
-def finished(link: Link) -> FinishedError:
-    """Return the error of a wait on a group that is finished."""
-    return FinishedError(f"The group {link.name!r} is finished: there are no more rounds")
-
-
-def at_last_step() -> OutOfRangeError:
-    """Return the error of a round, or a restore, after which the step would be 2**63."""
-    return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
-
-
-def not_ready(link: Link) -> FailedPreconditionError:
-    """Return the error of asking for a step that the owner does not know yet."""
-    if link.config.copy is not None:
-        return FailedPreconditionError(
-            f"No node has a copy of the parameters {link.config.copy.name!r} any more: restore a "
-            "saved state"
-        )
-    return FailedPreconditionError(
-        f"The owner of {link.name!r} was started again and does not know the step: "
-        "call set_global_step with that of your parameters"
-    )

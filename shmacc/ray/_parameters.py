@@ -34,7 +34,7 @@ from shmacc.errors import (
 )
 from shmacc.ray._finding import groups_of, warn_of_left
 from shmacc.ray._head import answer_of_head, living_nodes, shown
-from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock, at_last_step, end_group
+from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock, end_group
 from shmacc.ray._parts import CopyConfig, Source, check_connected
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, wait_for_all
 
@@ -314,7 +314,7 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
             case Refused():
                 raise _RefusedError(answer)
             case AtLastStep():
-                raise at_last_step()
+                raise link.error(answer)
             case _:
                 raise FailedPreconditionError(
                     "The round has ended before its update, or the owner was started again: look "

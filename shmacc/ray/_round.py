@@ -34,7 +34,7 @@ from shmacc.errors import (
     WorkerDiedError,
 )
 from shmacc.ray._head import shown
-from shmacc.ray._link import OPEN, Link, OpenBlock, at_last_step, finished, not_ready
+from shmacc.ray._link import OPEN, Link, OpenBlock
 from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked
 
@@ -269,12 +269,8 @@ def _error_of(
                 f"Contributor {contributor} was accepted on hosts {one} and {two}, and "
                 "again in the next step: processes on both apply as this contributor. End one"
             )
-        case NotReady():
-            return not_ready(link)
-        case Finished():
-            return finished(link)
-        case AtLastStep():
-            return at_last_step()
+        case NotReady() | Finished() | AtLastStep():
+            return link.error(answer)
         case Ended():
             return CancelledError(
                 f"The wait for a round of {link.name!r} was ended: by cancel(), or because "

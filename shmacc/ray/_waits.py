@@ -3,16 +3,12 @@
 A part that does not answer may be stopped or swapped out, not dead; Ray does not tell which.
 """
 
-import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import ray
-
-from shmacc.errors import DeadlineExceededError
 
 PARKED = 1.0
 """Seconds that a call waits at the owner: also the chief's heartbeat."""
@@ -59,29 +55,9 @@ class Wait:
         """Return for how many seconds the owner may keep the next call."""
         return max(0.0, min(PARKED, self._end - time.monotonic()))
 
-    def left(self) -> float | None:
-        """See `left_until`."""
-        return left_until(self.until)
-
     def is_over(self) -> bool:
         """Whether the time has passed."""
         return time.monotonic() >= self._end
-
-
-@contextlib.contextmanager
-def holding(lock: threading.Lock, until: float) -> Iterator[None]:
-    """Hold a lock.
-
-    Raises:
-        DeadlineExceededError: Another thread had it until this time (monotonic).
-    """
-    left = left_until(until)
-    if not lock.acquire(timeout=-1 if left is None else left):
-        raise DeadlineExceededError("Another call of this process was not done in time")
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def wait_for_all(calls: list[Any], until: float) -> list[Any]:
