@@ -3,7 +3,7 @@
 It keeps the step, counts gradients over all hosts, and decides what a round has (rounds.py).
 """
 
-from shmacc._multihost.copies import ChangeAnswer
+from shmacc._multihost.copies import ChangeAnswer, Copies
 from shmacc._multihost.messages import (
     LAST_STEP,
     Answer,
@@ -170,8 +170,9 @@ class OwnerCore(Rounds):
         names = (tuple(sorted(host.name for host in each)) for each in (living, late, lost))
         return Waiting(self.accumulated, self.step, *names)
 
-    def step_past(self, after: int) -> int | NotReady | Finished | None:
+    def step_past(self, after: int, now: float) -> int | NotReady | Finished | None:
         """Return the step if it is past `after`, or why there will be none; None: not yet."""
+        self.tick(now)
         if self.is_ready and self.step > after:
             return self.step
         if self.finished:
@@ -255,6 +256,17 @@ class OwnerCore(Rounds):
 
     # The parameters' copies
 
+    @property
+    def _line(self) -> Copies:
+        if self.copies is None:
+            raise FailedPreconditionError("The group has no parameters")
+        return self.copies
+
+    def has_line(self, now: float) -> bool | None:
+        """Whether some host has a copy of the parameters; None: it is not known yet."""
+        self.tick(now)
+        return None if self._line.is_learning else self._line.lineage is not None
+
     def update(self, call: str, ticket: str, source: object, size: int, now: float) -> ChangeAnswer:
         """Begin the update of a chief's round, unless this call has begun it; return the answer.
 
@@ -265,10 +277,9 @@ class OwnerCore(Rounds):
             size: How many bytes it has.
             now: The time.
         """
-        copies, chief = self.copies, self._queue.find(ticket)
-        if copies is None or self.block is None or self._block_ticket != ticket or chief is None:
-            return Ended() if copies is None else self._answer_to(call, now)
-        if copies.change is None and copies.answered(call) is None:
+        copies, chief = self._line, self._queue.find(ticket)
+        has_block = self.block is not None and self._block_ticket == ticket
+        if has_block and chief and copies.change is None and copies.answered(call) is None:
             stage = copies.named(self.fence.term, self.step + 1, source, size, whole=False)
             copies.begin(call, chief.host, stage, now)
             self._changed()
@@ -297,9 +308,7 @@ class OwnerCore(Rounds):
             now: The time.
             only_first: Whether it is dropped if there is a copy already.
         """
-        copies = self.copies
-        if copies is None:
-            return Ended()
+        copies = self._line
         busy = self.block is not None or self._grant is not None or copies.change is not None
         if copies.answered(call) is None and not busy and not copies.is_learning:
             if only_first and copies.lineage is not None:
@@ -311,16 +320,14 @@ class OwnerCore(Rounds):
             copies.begin(call, host, stage, now)
             self._changed()
         self.tick(now)
-        waits = copies.answered(call) is None and (
-            copies.change is None or copies.change.call != call
-        )
-        return Staging((), committed=False) if waits else self._answer_to(call, now)
+        is_begun = copies.change is not None and copies.change.call == call
+        if copies.answered(call) is None and not is_begun:
+            return Staging((), committed=False)
+        return self._answer_to(call, now)
 
     def withdraw(self, call: str, now: float) -> ChangeAnswer:
         """Drop a change that is not committed, or not begun; return the answer to the call."""
-        copies = self.copies
-        if copies is None:
-            return Ended()
+        copies = self._line
         change = copies.change
         if change is not None and change.call == call and not change.committed:
             copies.end(Ended())
@@ -329,6 +336,9 @@ class OwnerCore(Rounds):
         elif change is None or change.call != call:
             copies.drop(call)
         return self._answer_to(call, now)
+
+    def _answer_to(self, call: str, now: float) -> ChangeAnswer:
+        return self._line.answer(call, self._hosts, now, self._timing.lease)
 
     def list_hosts(self, names: frozenset[str], now: float) -> None:
         """Note which hosts can take part: a new owner must hear all of them first."""
@@ -343,8 +353,3 @@ class OwnerCore(Rounds):
         if copies is None or not copies.is_learning or copies.listed is None:
             return frozenset()
         return copies.must_answer(self._hosts, self.fence.term)
-
-    def _answer_to(self, call: str, now: float) -> ChangeAnswer:
-        if self.copies is None:
-            return Ended()
-        return self.copies.answer(call, self._hosts, now, self._timing.lease)

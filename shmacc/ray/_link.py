@@ -171,7 +171,7 @@ class Link:
             FailedPreconditionError: The owner was started again and knows no step yet.
         """
         while (step := self.state(until)[0]) is None:
-            if self.call("has_line", ANSWER, until=until) is False:
+            if self.call("do", "has_line", until=until, wait=ANSWER) is False:
                 raise self.error(NotReady())
         return step
 
@@ -179,7 +179,7 @@ class Link:
         """See `AccumulatorGroup.wait_step`."""
         wait = Wait(seconds)
         while True:
-            match self.wait("wait_step", after, wait=wait):
+            match self.wait("step_past", after, wait=wait):
                 case int(step):
                     return step
                 case Finished() | NotReady() as ended:
@@ -231,16 +231,14 @@ class Link:
             getattr(self._owner, method).remote(*args, **options)
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner; a last argument is added: how many seconds it may keep the call.
-
-        These are `wait.parked()`, but no more than the time between two heartbeats of a chief.
+        """Call the owner, which may keep the call until the next heartbeat of this chief.
 
         Raises:
             As `call`; the owner has until the end of the wait to answer.
         """
         lease = self.connect(wait.until).timing.chief_lease
         parked = min(wait.parked(), lease / 4)
-        return self.call(method, *args, parked, until=wait.until, **options)
+        return self.call("do", method, *args, until=wait.until, wait=parked, **options)
 
     def error(self, answer: Finished | AtLastStep | NotReady) -> ShmaccError:
         """Return the error for an answer that there is no round, or no step."""

@@ -11,17 +11,7 @@ from typing import Any
 
 import ray
 
-from shmacc._multihost.copies import ChangeAnswer
-from shmacc._multihost.messages import (
-    Answer,
-    Fence,
-    Finished,
-    NotReady,
-    Order,
-    Report,
-    Staging,
-    Waiting,
-)
+from shmacc._multihost.messages import Fence, Order, Report, Staging, Waiting
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.rounds import TERM_BITS
 from shmacc.errors import DeadlineExceededError
@@ -97,54 +87,26 @@ class OwnerActor:
 
     # Chiefs
 
-    async def ask(
-        self, ticket: str, required: int, host: str, wait: float, *, tell: bool
-    ) -> Answer:
-        """See `OwnerCore.ask`; returns as soon as there is a result, or after `wait` seconds."""
-        answer = self._core.ask(ticket, required, time.monotonic(), host=host, tell=tell)
-        self._wake()
-        if isinstance(answer, Waiting):
-            await self._park(wait, lambda: isinstance(self._core.answer(ticket), Waiting))
-        return self._core.answer(ticket)
+    async def do(self, method: str, *args: Any, wait: float = 0.0, **options: Any) -> Any:
+        """Call a method of the core with the present time; wake calls that wait.
 
-    async def change(self, method: str, call: str, *args: Any, **options: Any) -> ChangeAnswer:
-        """Begin a change of the parameters, by a method of the core, unless `call` has begun it.
-
-        Returns as soon as there is a result, or after as many seconds as the last argument says.
+        While the answer says that the chief must wait, and for at most `wait` seconds, the method
+        is called again when something has changed. So each of these methods may be repeated.
         """
-        *given, wait = args
 
-        def answer() -> ChangeAnswer:
-            make = getattr(self._core, method)
-            found: ChangeAnswer = make(call, *given, now=time.monotonic(), **options)
+        def answer() -> Any:
+            found = getattr(self._core, method)(*args, now=time.monotonic(), **options)
+            self._wake()
             return found
 
         found = answer()
-        self._wake()
-        if isinstance(found, Staging):
-            await self._park(wait, lambda: isinstance(answer(), Staging))
-        return answer()
-
-    async def has_line(self, wait: float) -> bool | None:
-        """Return whether some node has a copy of the parameters; None: not known after `wait`."""
-        await self._park(wait, lambda: self._core.is_learning)
-        copies = self._core.copies
-        has = copies is not None and copies.lineage is not None
-        return None if self._core.is_learning else has
-
-    async def do(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the core with the present time; wake calls that wait."""
-        answer = getattr(self._core, method)(*args, now=time.monotonic(), **options)
-        self._wake()
-        return answer
+        if wait and isinstance(found, Waiting | Staging | None):
+            await self._park(wait, lambda: isinstance(answer(), Waiting | Staging | None))
+            found = answer()
+        return found
 
     async def running(self) -> bool:
         return not self._core.finished
-
-    async def wait_step(self, after: int, wait: float) -> int | NotReady | Finished | None:
-        """See `OwnerCore.step_past`; None after `wait` seconds."""
-        await self._park(wait, lambda: self._core.step_past(after) is None)
-        return self._core.step_past(after)
 
     async def living(self) -> tuple[int | None, Fence, list[str]]:
         """Return the step, if it is known, the fence, and the hosts that are alive.

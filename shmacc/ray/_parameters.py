@@ -299,7 +299,7 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
     call = uuid.uuid4().hex
     while True:
         try:
-            answer = link.wait("change", method, call, *given, wait=wait, **options)
+            answer = link.wait(method, call, *given, wait=wait, **options)
         except DeadlineExceededError:
             link.tell("do", "withdraw", call)  # an owner that was stopped will read both
             raise

@@ -124,8 +124,8 @@ class Round(_core.GeneratorBlock[_Result]):
     def _enter(self) -> _Result:
         link, waiting = self._link, Wait(self._timeout)
         while True:
-            asked = self._ticket, self._required, link.here
-            answer = link.wait("ask", *asked, wait=waiting, tell=self._tell)
+            asked = self._ticket, self._required
+            answer = link.wait("ask", *asked, wait=waiting, host=link.here, tell=self._tell)
             match answer:
                 case Opened():
                     if self._left is None:

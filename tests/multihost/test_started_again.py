@@ -145,17 +145,17 @@ def test_a_restarted_owner_refuses_rounds_until_a_step_is_set() -> None:
 def test_a_restarted_owner_reports_no_step_until_one_is_set() -> None:
     """But it reports the end of a run at once: no step follows that."""
     owner = OwnerCore(2, None, TIMING)
-    assert owner.step_past(-1) == NotReady()
+    assert owner.step_past(-1, 0.0) == NotReady()
     owner.set_global_step(3, "set", 0.0)
-    assert (owner.step_past(2), owner.step_past(3)) == (3, None)
+    assert (owner.step_past(2, 0.0), owner.step_past(3, 0.0)) == (3, None)
     owner.finish(0.0)
-    assert (owner.step_past(2), owner.step_past(3)) == (3, Finished())
+    assert (owner.step_past(2, 0.0), owner.step_past(3, 0.0)) == (3, Finished())
     owner = OwnerCore(3, None, TIMING)
     owner.finish(0.0)
-    assert owner.step_past(-1) == owner.ask("t", 1, 0.0) == Finished()
+    assert owner.step_past(-1, 0.0) == owner.ask("t", 1, 0.0) == Finished()
     owner = OwnerCore(4, None, TIMING)
     owner.advance_step(7, 0.0)
-    assert owner.step_past(6) == 7
+    assert owner.step_past(6, 0.0) == 7
 
 
 def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
