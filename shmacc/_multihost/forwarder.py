@@ -81,9 +81,9 @@ class ForwarderCore:
         self._timing = timing
         self._copy = copy
         self._promise = promise
-        self._staged: Stage | None = None
+        self.stage: Stage | None = None  # the change that is here
         self._refused: Refusal | None = None
-        self._copies = copies
+        self.copies = copies  # to be kept with the copy
         self._getting: Get | None = None  # what is being done with the copy
         self._order: Order | None = None
         self.fence: Fence | None = None  # the content is of this fence; None: not known yet
@@ -133,10 +133,10 @@ class ForwarderCore:
             return
         if last is None or (order.term, order.serial) >= (last.term, last.serial):
             if order.term > self._promise:
-                self._promise, self._staged = order.term, None
+                self._promise, self.stage = order.term, None
             self._order = order
             if self._copy is not None and self._is_in_line(order):
-                self._copies = order.copies
+                self.copies = order.copies
 
     def observe(self, step: int, count: int, *, finished: bool = False) -> None:
         """Note the segment's step and number of gradients; call it before each `next_action`."""
@@ -216,7 +216,7 @@ class ForwarderCore:
 
     def next_change(self) -> tuple[Get, Order] | None:
         """Return what is to be done with the copy, and the order; None: nothing, or it is busy."""
-        order, copy, staged = self._order, self._copy, self._staged
+        order, copy, staged = self._order, self._copy, self.stage
         if order is None or copy is None or self._getting is not None:
             return None
         get, wanted, stage = None, order.lineage, order.stage
@@ -239,16 +239,6 @@ class ForwarderCore:
         copy = self._copy
         return copy is not None and copy.lineage == staged.parent and staged.step > self._step
 
-    @property
-    def copies(self) -> int:
-        """How many hosts had the line when this one was in it last; to be kept with the copy."""
-        return self._copies
-
-    @property
-    def stage(self) -> Stage | None:
-        """The change that is here."""
-        return self._staged
-
     def wants(self, stage: Stage) -> bool:
         """Whether the owner still wants the host to have this change. Any thread may ask."""
         order = self._order
@@ -265,15 +255,16 @@ class ForwarderCore:
 
     def staged(self, stage: Stage) -> None:
         """Note that a change is here and can be made."""
-        self._getting, self._staged = None, stage
+        self._getting, self.stage = None, stage
 
     def refused(self, update: Fence, error: Exception | None) -> None:
         """Note that a change cannot be made; no error: it cannot be got."""
         self._getting, self._refused = None, Refusal(update, error)
 
-    def changed(self, copy: Copy) -> None:
-        """Note what the copy is after a change, or an attempt."""
+    def changed(self, copy: Copy, refused: Refusal | None = None) -> None:
+        """Note what the copy is after a change, or after an attempt; why it cannot be made."""
         self._getting, self._copy = None, copy
+        self._refused = refused or self._refused
 
     def held(self, content: Batch, began: float) -> None:
         """Note that the segment is held, its content, and when holding began."""
@@ -331,10 +322,8 @@ class ForwarderCore:
         if last is None:
             return now
         report = self._make(last.number)
-        heartbeat, announce = (
-            self._timing.heartbeat * self._pace,
-            self._timing.announce * self._pace,
-        )
+        heartbeat = self._timing.heartbeat * self._pace
+        announce = self._timing.announce * self._pace
         if report == last:
             is_quiet = now - self._news_at >= _QUIET
             return self._reported_at + (self._timing.quiet(self._pace) if is_quiet else heartbeat)
@@ -375,9 +364,9 @@ class ForwarderCore:
             term=self._promise,
             finished=self._is_finished,
             copy=self._copy,
-            staged=None if self._staged is None else self._staged.update,
+            staged=None if self.stage is None else self.stage.update,
             refused=self._refused,
-            copies=self._copies,
+            copies=self.copies,
         )
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ from shmacc._base.array_types import ValueArray
 from shmacc._base.lineage import Copy, Lineage
 from shmacc._multihost.copies import same
 from shmacc._multihost.forwarder import ForwarderCore, Get
-from shmacc._multihost.messages import Fence, Order, Stage
+from shmacc._multihost.messages import Fence, Order, Refusal, Stage
 from shmacc._parameters import copies
 from shmacc._parameters.parameters import Parameters
 from shmacc.errors import FailedPreconditionError, NotFoundError
@@ -53,7 +54,7 @@ class HostCopy:
         self._params = self._earlier()
         self._pool = ThreadPoolExecutor(1, "shmacc copy")
         self._here: tuple[Fence, Any] | None = None  # the change that was got, and its name
-        self._work: Future[Callable[[ForwarderCore], None]] | None = None
+        self._work: Future[Callable[[], None]] | None = None  # returns what tells the core
         self._warned = ""
 
     def _earlier(self) -> Parameters | None:
@@ -86,8 +87,8 @@ class HostCopy:
     def work(self, core: ForwarderCore, woken: threading.Event) -> None:
         """Tell the core what is done, and begin what it wants done next. Does not wait."""
         if self._work is not None and self._work.done():
-            note, self._work = self._work.result(), None
-            note(core)
+            self._work.result()()
+            self._work = None
         if self._work is None and (wanted := core.next_change()) is not None:
             self._work = self._pool.submit(self._do, core, *wanted)
             self._work.add_done_callback(lambda _: woken.set())
@@ -96,19 +97,20 @@ class HostCopy:
         """Wait until nothing is done any more: another forwarder follows."""
         core.want_nothing()
         if self._work is not None:
-            note, self._work = self._work.result(), None
-            note(core)
+            self._work.result()()
+            self._work = None
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._params is not None:
             self._params.close()
 
-    def _do(self, core: ForwarderCore, get: Get, order: Order) -> Callable[[ForwarderCore], None]:
-        """Do what the core wants done; return what tells it the result."""
+    def _do(self, core: ForwarderCore, get: Get, order: Order) -> Callable[[], None]:
+        """Do what the core wants; return what tells it the result in the forwarder's thread."""
         stage = order.stage
         if get is Get.STAGE and stage is not None:
             return self._stage(core, stage)
+        refused = None
         try:
             if get is Get.MAKE:
                 self._make(core, order)
@@ -116,21 +118,13 @@ class HostCopy:
                 self._replace(core, order)
             self._warned = ""
         except Exception as error:  # noqa: BLE001  the copy is as it was: it is tried again
-            failure = error
             self._warn(f"Node {self._host} cannot follow with its copy: {error}")
             time.sleep(_LOOK)
-            copy, update = self.look(), Fence(*order.lineage[:2]) if order.lineage else None
+            if get is Get.MAKE and order.lineage is not None:
+                refused = Refusal(Fence(*order.lineage[:2]), error)
+        return partial(core.changed, self.look(), refused)
 
-            def note(core: ForwarderCore) -> None:
-                if get is Get.MAKE and update is not None:
-                    core.refused(update, failure)
-                core.changed(copy)
-
-            return note
-        copy = self.look()
-        return lambda core: core.changed(copy)
-
-    def _stage(self, core: ForwarderCore, stage: Stage) -> Callable[[ForwarderCore], None]:
+    def _stage(self, core: ForwarderCore, stage: Stage) -> Callable[[], None]:
         """Get a change from the chief's object, and check it: after its commit it is too late."""
         ref = stage.source.ref
         # Ray's errors are not the change's: the chief is gone, or Ray ends on this node.
@@ -138,17 +132,16 @@ class HostCopy:
             # The chief's node may be out of reach: so do not wait longer than the change is wanted.
             while core.wants(stage):
                 if ray.wait([ref], timeout=_LOOK)[0]:
-                    return self._check(stage, ray.get(ref))
-        return lambda core: core.refused(stage.update, None)
+                    return self._check(core, stage, ray.get(ref))
+        return partial(core.refused, stage.update, None)
 
-    def _check(self, stage: Stage, change: Any) -> Callable[[ForwarderCore], None]:
+    def _check(self, core: ForwarderCore, stage: Stage, change: Any) -> Callable[[], None]:
         try:
             self._put(stage, change, only_check=True)
         except Exception as error:  # noqa: BLE001  the chief's
-            failure = error
-            return lambda core: core.refused(stage.update, failure)
+            return partial(core.refused, stage.update, error)
         self._here = stage.update, change
-        return lambda core: core.staged(stage)
+        return partial(core.staged, stage)
 
     def _make(self, core: ForwarderCore, order: Order) -> None:
         staged = core.stage

@@ -1,7 +1,6 @@
 """The chief's side: a group over many hosts, with the calls of a group on one."""
 
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
@@ -20,9 +19,8 @@ from shmacc._values.specs import TensorSpec
 from shmacc.errors import FinishedError
 from shmacc.ray._finding import warn_of_left
 from shmacc.ray._link import OPEN, Link
-from shmacc.ray._making import START, make, new_config
-from shmacc.ray._parameters import parameters_of
-from shmacc.ray._parts import HostState, ShardedTaken, check_connected, chosen_nodes
+from shmacc.ray._making import make
+from shmacc.ray._parts import HostState, ShardedTaken
 from shmacc.ray._round import Round
 from shmacc.ray._waits import PATIENCE, Wait
 
@@ -85,8 +83,6 @@ class AccumulatorGroup:
                 since it has one from earlier that disagrees. Nothing of a new group is left then.
             DeadlineExceededError: The nodes have not started their parts.
         """
-        until = time.monotonic() + START
-        check_connected(until)
         options = Options(
             mode=mode,
             owners=owners,
@@ -95,11 +91,8 @@ class AccumulatorGroup:
             lanes=lanes,
             capacity=capacity,
         )
-        nodes = chosen_nodes(hosts, until)
-        params = parameters_of(members) if isinstance(members, Mapping) else None
-        copy = None if params is None else params.copy_config()
-        given = shared_name, members, reduction_type, options, nodes, shards, timing, copy
-        self._link = make(new_config(*given, until), params, until)
+        given = shared_name, members, reduction_type, options, hosts, shards, timing
+        self._link = make(*given)
         self._label = name or "accumulator_group"
         self._unlink_on_close = unlink_on_close
 

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from shmacc._accumulators.group import AccumulatorGroup
@@ -22,63 +22,53 @@ from shmacc.errors import (
 from shmacc.ray._finding import find_config, groups_of, warn_of_left
 from shmacc.ray._head import living_nodes, shown
 from shmacc.ray._link import Link, end_group
-from shmacc.ray._parameters import Parameters, begin_line
-from shmacc.ray._parts import Config, CopyConfig, counters_of
+from shmacc.ray._parameters import Parameters, begin_line, parameters_of
+from shmacc.ray._parts import Config, check_connected, counters_of
 from shmacc.ray._waits import ANSWER
 
-START = 120.0
-"""Seconds for a group to be made: for all nodes to have their segments."""
-
+_START = 120.0  # seconds for a group to be made: for all nodes to have their segments
 _LOOK = 0.05  # seconds between two looks for a change
 _OWN = 20.0  # seconds until the copy of the chief's node is one of the line
 
 
-def new_config(
+def make(
     shared_name: str,
     members: Mapping[str, TensorSpec],
     reduction_type: str | None,
     options: Options,
-    hosts: frozenset[str] | None,
+    hosts: Iterable[str] | None,
     shards: int | None,
     timing: Timing | None,
-    copy: CopyConfig | None,
-    until: float,
-) -> Config:
-    """Check the arguments for a group, and fill in what is not given."""
-    names.segment_name(shared_name)
-    names.segment_name(counters_of(shared_name))  # the group's longest name on a node
-    with AccumulatorGroup(members, reduction_type=reduction_type) as group:
-        specs, reduction = group.members, group.reduction_type
-    found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(living_nodes(hosts, until)))
-    Plan(specs, found)  # refuses shapes that are not declared
-    given = Timing() if timing is None else timing
-    if not isinstance(given, Timing):
-        raise InvalidArgumentError(f"Argument timing must be a Timing, but was {given!r}")
-    kept = asdict(options)
-    del kept["unlink_on_close"], kept["inherits"]  # the chief removes the names on all nodes
-    number = uuid.uuid4().int >> 65
-    if copy is not None and hosts is not None and copy.home not in hosts:
-        raise InvalidArgumentError(
-            "The chief's own node must be one of the hosts: the chief reads its copy of the "
-            f"parameters there; it is {copy.home}"
-        )
-    return Config(shared_name, specs, reduction, kept, found, hosts, given, number, copy)
-
-
-def make(config: Config, params: Parameters | None, until: float) -> Link:
+) -> Link:
     """Make a group, or find the one of its name; return when each living node has its segment.
 
     With parameters each node has its copy then, too.
     """
-    wanted = living_nodes(config.hosts, until)
-    existing = _existing(config, until)
-    if params is not None:
-        _check_alone(params, config.name, until)
-    link = Link(config.name)
-    link.join(existing or config, None if existing else 0, until)
-    if config.options["if_exists"] == "error" and link.config.number != config.number:
-        raise _exists(config.name)  # another chief has made it since: Ray gave its owner the name
-    _check_differences(link.config, config)
+    until = time.monotonic() + _START
+    check_connected(until)
+    names.segment_name(shared_name)
+    names.segment_name(counters_of(shared_name))  # the group's longest name on a node
+    with AccumulatorGroup(members, reduction_type=reduction_type) as group:
+        specs, reduction = group.members, group.reduction_type
+    nodes = _chosen_nodes(hosts, until)
+    wanted = living_nodes(nodes, until)
+    found = arguments.limit(shards, "shards", 1 << 16) or max(1, len(wanted))
+    Plan(specs, found)  # refuses shapes that are not declared
+    given = Timing() if timing is None else timing
+    if not isinstance(given, Timing):
+        raise InvalidArgumentError(f"Argument timing must be a Timing, but was {given!r}")
+    params = parameters_of(members)
+    copy = None if params is None else params.copy_config()
+    if copy is not None and nodes is not None and copy.home not in nodes:
+        raise InvalidArgumentError(
+            "The chief's own node must be one of the hosts: the chief reads its copy of the "
+            f"parameters there; it is {copy.home}"
+        )
+    kept = asdict(options)
+    del kept["unlink_on_close"], kept["inherits"]  # the chief removes the names on all nodes
+    number = uuid.uuid4().int >> 65
+    config = Config(shared_name, specs, reduction, kept, found, nodes, given, number, copy)
+    link = _joined(config, params, until)
     try:
         if params is not None:
             begin_line(link, params, until)
@@ -86,21 +76,42 @@ def make(config: Config, params: Parameters | None, until: float) -> Link:
         if params is not None:
             _wait_for_own_copy(link, params, time.monotonic() + _OWN)
     except BaseException:
-        if link.config.number == config.number:  # this call has made the group
-            warn_of_left(config.name, link.end())
+        if link.config.number == number:  # this call has made the group
+            warn_of_left(shared_name, link.end())
         raise
     return link
 
 
-def _existing(config: Config, until: float) -> Config | None:
-    """Return the config of the cluster's group of that name, unless it must go."""
+def _joined(config: Config, params: Parameters | None, until: float) -> Link:
+    """Return the link to a new group, or to the one of its name."""
+    if_exists = config.options["if_exists"]
     existing = find_config(config.name, until)
-    if existing is not None and config.options["if_exists"] == "error":
+    if existing is not None and if_exists == "error":
         raise _exists(config.name)
-    if existing is not None and config.options["if_exists"] == "replace":
+    if existing is not None and if_exists == "replace":
         end_group(existing, until)
+        existing = None
+    if params is not None:
+        _check_alone(params, config.name, until)
+    link = Link(config.name)
+    link.join(existing or config, None if existing else 0, until)
+    if if_exists == "error" and link.config.number != config.number:
+        raise _exists(config.name)  # another chief has made it since: Ray gave its owner the name
+    _check_differences(link.config, config)
+    return link
+
+
+def _chosen_nodes(hosts: object, until: float) -> frozenset[str] | None:
+    """Return the ids of the nodes that are to take part; None: all."""
+    if hosts is None:
         return None
-    return existing
+    ids = frozenset(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
+    if not all(isinstance(one, str) for one in ids) or not living_nodes(ids, until):
+        raise InvalidArgumentError(
+            "Argument hosts must be ids of Ray's nodes, of which at least one is alive, but was "
+            f"{hosts!r}"
+        )
+    return frozenset(ids)
 
 
 def _check_alone(params: Parameters, name: str, until: float) -> None:
@@ -158,7 +169,7 @@ def _wait_for_hosts(link: Link, nodes: set[str], until: float) -> None:
                 )
         if time.monotonic() > until:
             raise DeadlineExceededError(
-                f"After {START:g} seconds these nodes have no segment of {name!r}: "
+                f"After {_START:g} seconds these nodes have no segment of {name!r}: "
                 f"{shown(*missing)}"
             )
         time.sleep(_LOOK)

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -49,7 +50,7 @@ class OwnerActor:
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # the core's, when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
-        self._making: set[asyncio.Future[Any]] = set()  # calls that make actors
+        self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # makes them
         self._problems: dict[str, str] = {}  # from node to why it has no part in the group
         self._since: dict[str, float] = {}  # when each node was first seen alive
 
@@ -149,8 +150,7 @@ class OwnerActor:
         """
         for task in self._tasks:
             task.cancel()
-        if self._making:  # nobody would end an actor made later
-            await asyncio.wait(self._making)
+        await asyncio.to_thread(self._pool.shutdown)  # nobody would end an actor made later
         return frozenset(self._problems)
 
     # Background tasks
@@ -208,7 +208,9 @@ class OwnerActor:
         while True:
             began = time.monotonic()
             try:
-                self._actors[node] = actor = await self._made(node)
+                # In a thread: this needs an answer of Ray's head, which may be away.
+                made = asyncio.get_running_loop().run_in_executor(self._pool, self._make, node)
+                self._actors[node] = actor = await made
                 await actor.serve.remote()
                 await asyncio.to_thread(kill, actor)  # the owner knows a later actor of the node
             except ray.exceptions.RayTaskError as error:
@@ -225,13 +227,6 @@ class OwnerActor:
                 _logger.exception("The actor of node %s is made again", shown(node))
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             await asyncio.sleep(pause)
-
-    async def _made(self, node: str) -> Any:
-        """Make the actor, in a thread: this needs an answer of Ray's head, which may be away."""
-        making = asyncio.ensure_future(asyncio.to_thread(self._make, node))
-        self._making.add(making)
-        making.add_done_callback(self._making.discard)
-        return await asyncio.shield(making)
 
     def _make(self, node: str) -> Any:
         """Make the actor of a node, or find the one that an earlier owner has made."""

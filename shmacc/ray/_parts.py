@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from shmacc._multihost.messages import Opened, Timing
 from shmacc._parameters.copies import Recipe
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values.specs import TensorSpec
-from shmacc.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
-from shmacc.ray._head import MOMENT, answer_of_head, living_nodes, shown, soon
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError
+from shmacc.ray._head import MOMENT, answer_of_head, shown, soon
 from shmacc.ray._waits import PATIENCE, until_asked
 
 if TYPE_CHECKING:
@@ -190,23 +190,6 @@ def check_connected(until: float | None = None) -> None:
             f"{names.NAMESPACE_VARIABLE} is {ours!r} in this process, and {theirs!r} in Ray's on "
             "its node: they would not find each other's segments. Start both with the same"
         )
-
-
-def chosen_nodes(hosts: object, until: float | None = None) -> frozenset[str] | None:
-    """Return the ids of the nodes that are to take part; None: all.
-
-    Raises:
-        InvalidArgumentError: `hosts` are not ids of nodes, or no such node is alive.
-    """
-    if hosts is None:
-        return None
-    ids = frozenset(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
-    if not all(isinstance(one, str) for one in ids) or not living_nodes(ids, until):
-        raise InvalidArgumentError(
-            "Argument hosts must be ids of Ray's nodes, of which at least one is alive, but was "
-            f"{hosts!r}"
-        )
-    return frozenset(ids)
 
 
 @dataclass(frozen=True)

@@ -170,19 +170,57 @@ class Round(_core.GeneratorBlock[_Result]):
         actors = {number: actor for number, actor in found.items() if actor is not None}
         if len(actors) < len(found):
             raise _IncompleteError
-        answers = _Answers(self._link, opened, until)
         if self._sharded:
             calls = {n: a.run.remote(n, opened, _nothing, ()) for n, a in actors.items()}
-            dict(answers.of({n: call.future() for n, call in calls.items()}))
+            dict(self._answers({n: call.future() for n, call in calls.items()}, opened, until))
             shards = tuple(Shard(n, a, opened, self._link.lost) for n, a in actors.items())
             return ShardedTaken(opened, self._link.plan.totals(opened), shards)
         # Futures fetch results as soon as they are there, also from other nodes.
         rows = {n: a.rows.remote(n, opened).future() for n, a in actors.items()}
         values = {n: a.values.remote(n, opened).future() for n, a in actors.items()}
-        joining = Joining(self._link.plan, opened, dict(answers.of(rows)))
-        for number, part in answers.of(values):
+        joining = Joining(self._link.plan, opened, dict(self._answers(rows, opened, until)))
+        for number, part in self._answers(values, opened, until):
             joining.add(number, part)
         return joining.taken()
+
+    def _answers(
+        self, calls: Mapping[int, Any], opened: Opened, until: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield each shard and its answer, in the order in which answers come.
+
+        The owner says which hosts are lost: this does not wait for shards there.
+
+        Raises:
+            _IncompleteError: A shard is lost, or has not all of its pieces.
+            DeadlineExceededError: Shards have not answered by `until`.
+        """
+        waiting = {call: number for number, call in calls.items()}
+        while waiting:
+            ended = wait(waiting, until_asked(until), FIRST_COMPLETED).done
+            for call in ended:
+                number = waiting.pop(call)
+                try:
+                    found = call.result()
+                except LOST:
+                    self._link.lost_host(opened.shard_hosts[number])
+                    raise _IncompleteError from None
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                if isinstance(found, Missing):
+                    raise _IncompleteError
+                yield number, found
+            if ended:
+                continue
+            left = {number: opened.shard_hosts[number] for number in sorted(waiting.values())}
+            if time.monotonic() >= until:
+                where = ", ".join(f"{n} on node {shown(node)}" for n, node in left.items())
+                raise DeadlineExceededError(
+                    f"Shards {', '.join(map(str, left))} of {self._link.name!r} have not answered: "
+                    f"they are stopped, or cut off: {where}"
+                )
+            lost = self._link.lost(max(until, time.monotonic() + ANSWER))
+            if not lost.isdisjoint(left.values()):
+                raise _IncompleteError
 
     def _rest(self) -> None:
         OPEN.pop(self._ticket, None)
@@ -192,57 +230,6 @@ class Round(_core.GeneratorBlock[_Result]):
 
 class _IncompleteError(Exception):
     """Shards have lost pieces of the round."""
-
-
-class _Answers:
-    """Answers of the shards of a round."""
-
-    def __init__(self, link: Link, opened: Opened, until: float) -> None:
-        self._link, self._opened, self._until = link, opened, until
-        self._has_all = True
-
-    def of(self, calls: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
-        """Yield each shard and its answer, in the order in which answers come.
-
-        The owner says which hosts are lost: this does not wait for shards there.
-        """
-        waiting = {call: number for number, call in calls.items()}
-        while waiting:
-            ended = wait(waiting, until_asked(self._until), FIRST_COMPLETED).done
-            for call in ended:
-                number = waiting.pop(call)
-                if (found := self._result(number, call)) is not None:
-                    yield number, found
-            if not ended and time.monotonic() >= self._until:
-                raise self._no_answer(sorted(waiting.values()))
-            if not ended:
-                lost = self._link.lost(max(self._until, time.monotonic() + ANSWER))
-                for call, number in list(waiting.items()):
-                    if self._opened.shard_hosts[number] in lost:
-                        self._has_all = False
-                        del waiting[call]
-        if not self._has_all:
-            raise _IncompleteError
-
-    def _result(self, number: int, call: Any) -> Any | None:
-        try:
-            found = call.result()
-        except LOST:
-            self._link.lost_host(self._opened.shard_hosts[number])
-            found = Missing()
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        if isinstance(found, Missing):
-            self._has_all = False
-            return None
-        return found if found is not None else ()
-
-    def _no_answer(self, shards: list[int]) -> DeadlineExceededError:
-        where = ", ".join(f"{n} on node {shown(self._opened.shard_hosts[n])}" for n in shards)
-        return DeadlineExceededError(
-            f"Shards {', '.join(map(str, shards))} of {self._link.name!r} have not "
-            f"answered: they are stopped, or cut off: {where}"
-        )
 
 
 def _stay_alive(link: Link, ticket: str, left: threading.Event) -> None:

@@ -103,7 +103,7 @@ def test_an_error_of_ray_is_no_refusal_of_a_change(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ray, "wait", reset)
     core, stage = Mock(), Stage(Fence(1, 1), None, 1, Source(None))
-    HostCopy._stage(Mock(), core, stage)(core)
+    HostCopy._stage(Mock(), core, stage)()
     core.refused.assert_called_once_with(stage.update, None)
 
 
