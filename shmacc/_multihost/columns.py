@@ -44,18 +44,13 @@ def aligned(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The members of a message, and the rows of its sparse members.
+    """The members of a message, and the rows of its sparse members."""
 
-    Attributes:
-        parts: int64, a line for each member in the message, by number: the member's number, its
-            gradients' count and weight, and how many rows (dense: elements) it has.
-        numbers: int64: the number of each row.
-        counts: int64: the total weight of each row's gradients.
-    """
-
+    # A line for each member, by number: the member's number, its gradients' count and weight, and
+    # how many rows (dense: elements) it has.
     parts: IndexArray
-    numbers: IndexArray
-    counts: IndexArray
+    numbers: IndexArray  # of the rows
+    counts: IndexArray  # the total weight of each row's gradients
 
     def lengths(self, members: IndexArray) -> IndexArray:
         """Return how many rows each of these members, given by ascending numbers, has."""
@@ -67,15 +62,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows and their values.
-
-    Attributes:
-        rows: Which members and rows.
-        values: The values of each member in turn, each part at a multiple of `ALIGNED`.
-    """
+    """Rows and their values."""
 
     rows: Rows
-    values: Bytes
+    values: Bytes  # of each member in turn, each part at a multiple of `ALIGNED`
 
     @classmethod
     def of(cls, given: tuple[IndexArray, IndexArray, IndexArray, Bytes]) -> Self:
@@ -95,33 +85,20 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A host's part of a round, for one shard.
-
-    Attributes:
-        columns: The sums.
-        count: How many gradients of the host are in the round.
-        weight: Their total weight.
-        step: The round's step.
-    """
+    """A host's part of a round, for one shard."""
 
     columns: Columns
-    count: int
-    weight: int
+    count: int  # how many gradients of the host are in the round
+    weight: int  # their total weight
     step: int
 
 
 @dataclass(frozen=True)
 class Format:
-    """How the values of a group's members lie in a column; each attribute is by member number.
+    """How the values of a group's members lie in a column; each field is by member number."""
 
-    Attributes:
-        sparse: Whether each member has rows.
-        dims: The dimensions of a row of a sparse member, or of a whole dense one.
-        dtypes: The dtypes of the values.
-    """
-
-    sparse: npt.NDArray[np.bool_]
-    dims: tuple[tuple[int, ...], ...]
+    sparse: npt.NDArray[np.bool_]  # whether each member has rows
+    dims: tuple[tuple[int, ...], ...]  # of a row of a sparse member, or of a whole dense one
     dtypes: tuple[np.dtype[Any], ...]
 
     @classmethod

@@ -13,33 +13,19 @@ _APART = 10  # expiries for which a host that is cut off from another one gets n
 
 @dataclass(slots=True)
 class Host:
-    """A host.
-
-    Attributes:
-        name: Its name.
-        incarnation: The latest incarnation of its forwarder.
-        heard: When it reported last.
-        lost: Whether its lease has ended since.
-        in_line: Whether its copy of the parameters is that of the line, or the group has none.
-        out_since: Since when it is not.
-        report: The last report of this incarnation, if there was one.
-        fence: The fence that its segment's content was last known to belong to, in any incarnation.
-        consumed: The grant of its batch in the last round; None: it had no batch there.
-        deaths: The number of the last death that this incarnation has reported.
-        apart: Until when it gets no shard, since it is cut off from another host.
-    """
+    """A host, by the reports of its forwarder's latest incarnation."""
 
     name: str
     incarnation: int
-    heard: float
-    lost: bool = False
-    in_line: bool = True
-    out_since: float = 0.0
-    report: Report | None = None
-    fence: Fence | None = None
-    consumed: int | None = None
-    deaths: int = 0
-    apart: float = float("-inf")
+    heard: float  # when it reported last
+    lost: bool = False  # whether its lease has ended since
+    in_line: bool = True  # whether its copy of the parameters is that of the line, or there is none
+    out_since: float = 0.0  # since when it is not
+    report: Report | None = None  # the last one of this incarnation
+    fence: Fence | None = None  # the last one of its segment's content, in any incarnation
+    consumed: int | None = None  # the grant of its batch in the last round; None: it had no batch
+    deaths: int = 0  # the number of the last death that this incarnation has reported
+    apart: float = float("-inf")  # until when it gets no shard: it is cut off from another host
 
     def news(self, deaths: tuple[Death, ...]) -> list[Death]:
         """Return the deaths that are new: reports repeat the old ones."""

@@ -86,158 +86,89 @@ class BatchKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a segment contained when it was held: counts and weights, but no rows.
-
-    Attributes:
-        count: How many gradients.
-        weight: Their total weight.
-        contributors: The contributors that the gradients named.
-        members: For each member, the count and weight of the gradients that had it.
-        shards: The shards that have a piece of it.
-    """
+    """What a segment contained when it was held: counts and weights, but no rows."""
 
     count: int
     weight: int
-    contributors: frozenset[int] = frozenset()
-    members: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    shards: frozenset[int] = frozenset()
+    contributors: frozenset[int] = frozenset()  # those that the gradients named
+    members: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # count and weight of each
+    shards: frozenset[int] = frozenset()  # those that have a piece of it
 
 
 class Death(NamedTuple):
-    """Workers of a host that have died or failed.
+    """Workers of a host that have died or failed; the fields are as in a `WorkerDiedError`."""
 
-    Attributes:
-        number: This message's number; each incarnation of the forwarder begins with 1.
-        pids: The processes, as their own pid namespace knows them.
-        contributors: Their contributors in the host's round.
-        reasons: As in a `WorkerDiedError`.
-    """
-
-    number: int
-    pids: tuple[int, ...]
+    number: int  # each incarnation of the forwarder begins with 1
+    pids: tuple[int, ...]  # as their own pid namespace knows them
     contributors: tuple[int, ...]
     reasons: tuple[str, ...] = ()
 
 
 class Stage(NamedTuple):
-    """A change of all copies, for hosts to get and check before it is made.
+    """A change of all copies, for hosts to get and check before it is made."""
 
-    Attributes:
-        update: Its name; never used for another change.
-        parent: The lineage of the copies that it is for; None: for any, since it replaces all.
-        step: The step to which it leads.
-        source: What a host gets it by: the driver's.
-        size: How many bytes it has.
-    """
-
-    update: Fence
-    parent: Lineage | None
-    step: int
-    source: Any = None
-    size: int = 0
+    update: Fence  # its name; never used for another change
+    parent: Lineage | None  # of the copies that it is for; None: for any, since it replaces all
+    step: int  # to which it leads
+    source: Any = None  # what a host gets it by: the driver's
+    size: int = 0  # in bytes
 
 
 class Refusal(NamedTuple):
-    """A change that a host cannot make.
+    """A change that a host cannot make."""
 
-    Attributes:
-        update: Its name.
-        error: Why; None: the host does not get it.
-    """
-
-    update: Fence
-    error: Exception | None
+    update: Fence  # its name
+    error: Exception | None  # why; None: the host does not get it
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that the owner must know of a host; also the heartbeat.
-
-    Attributes:
-        host: Its name.
-        incarnation: Its forwarder's incarnation.
-        number: This report's number; each incarnation begins with 1.
-        fence: The fence that the segment's content belongs to; None: the forwarder has just
-            started.
-        step: The segment's step; -1: there is no segment yet.
-        count: How many gradients the segment has.
-        held_for: The grant that the segment is held for.
-        batch: The held content, once it has been shipped.
-        unreached: Until then, the hosts of shards that have not confirmed their pieces.
-        deaths: All deaths that were noticed since the fence moved on.
-        pace: The pace of the last order: the owner waits for the next report accordingly.
-        term: The highest term of an order on this host: orders of lower terms are not followed.
-        finished: Whether the segment is finished: a process of the host may have finished it.
-        copy: What is known of the host's copy of the parameters; None: the group has none.
-        staged: The change that the host has checked, and can make.
-        refused: The last change that it cannot make.
-        copies: How many hosts had the line when this one was in it last.
-    """
+    """All that the owner must know of a host; also the heartbeat."""
 
     host: str
-    incarnation: int
-    number: int
-    fence: Fence | None
-    step: int
-    count: int
-    held_for: int | None = None
-    batch: Batch | None = None
-    unreached: frozenset[str] = frozenset()
-    deaths: tuple[Death, ...] = ()
-    pace: float = 1.0
-    term: int = 0
-    finished: bool = False
-    copy: Copy | None = None
-    staged: Fence | None = None
-    refused: Refusal | None = None
-    copies: int = 0
+    incarnation: int  # of its forwarder
+    number: int  # each incarnation begins with 1
+    fence: Fence | None  # to which the content belongs; None: the forwarder has just started
+    step: int  # the segment's; -1: there is no segment yet
+    count: int  # how many gradients the segment has
+    held_for: int | None = None  # the grant that the segment is held for
+    batch: Batch | None = None  # the held content, once it has been shipped
+    unreached: frozenset[str] = frozenset()  # until then: hosts of shards that lack their pieces
+    deaths: tuple[Death, ...] = ()  # all that were noticed since the fence moved on
+    pace: float = 1.0  # of the last order: the owner waits for the next report accordingly
+    term: int = 0  # the highest of an order on this host: those of lower terms are not followed
+    finished: bool = False  # whether the segment is: a process of the host may have finished it
+    copy: Copy | None = None  # of the parameters, as far as it is known; None: the group has none
+    staged: Fence | None = None  # the change that the host has checked, and can make
+    refused: Refusal | None = None  # the last change that it cannot make
+    copies: int = 0  # how many hosts had the line when this one was in it last
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """All that a host must do.
+    """All that a host must do."""
 
-    Attributes:
-        term: The owner's.
-        serial: This order's number in the term; each change raises it.
-        incarnation: The forwarder's incarnation that this is for.
-        ready: False: do nothing; the owner knows no step yet, or keeps it from this host.
-        refused: A later incarnation is known; this one must end.
-        fence: The fence that the content must belong to.
-        step: The step.
-        hold: Whether the segment must be held.
-        finished: Whether the segment must be finished.
-        grant: The grant to ship for; None: nothing is to be shipped.
-        shard_hosts: With a grant, the host of each shard.
-        consumed: The grant of the host's batch in the last round; None: it had no batch there.
-        adopt: Whether content of an earlier forwarder or owner counts as content of this fence.
-        slack: By how much the count must have grown to be worth a report at once.
-        pace: The factor by which the times between two reports are longer than `Timing` says.
-        lineage: What the host's copy must have; None: not known, or the group has no parameters.
-        stage: The change to get and check.
-        source: A host whose copy has this lineage.
-        copies: How many living hosts have the line.
-    """
-
-    term: int
-    serial: int
-    incarnation: int
-    ready: bool = False
-    refused: bool = False
-    fence: Fence = NO_FENCE
+    term: int  # the owner's
+    serial: int  # in the term; each change of orders raises it
+    incarnation: int  # of the forwarder that this is for
+    ready: bool = False  # False: do nothing; the owner knows no step, or keeps it from this host
+    refused: bool = False  # a later incarnation is known; this one must end
+    fence: Fence = NO_FENCE  # to which the content must belong
     step: int = 0
-    hold: bool = False
-    finished: bool = False
-    grant: int | None = None
-    shard_hosts: tuple[str, ...] = ()
-    consumed: int | None = None
-    adopt: bool = False
-    slack: int = 1
-    pace: float = 1.0
-    lineage: Lineage | None = None
-    stage: Stage | None = None
-    source: str | None = None
-    copies: int = 0
+    hold: bool = False  # whether the segment must be held
+    finished: bool = False  # whether the segment must be finished
+    grant: int | None = None  # for which to ship; None: nothing is to be shipped
+    shard_hosts: tuple[str, ...] = ()  # with a grant: the host of each shard
+    consumed: int | None = (
+        None  # the grant of the host's batch in the last round; None: it had none
+    )
+    adopt: bool = False  # whether content of an earlier forwarder or owner counts at this fence
+    slack: int = 1  # by how much the count must have grown to be worth a report at once
+    pace: float = 1.0  # the times between two reports are longer by this than `Timing` says
+    lineage: Lineage | None = None  # that the copy must have; None: not known, or no parameters
+    stage: Stage | None = None  # the change to get and check
+    source: str | None = None  # a host whose copy has this lineage
+    copies: int = 0  # how many living hosts have the line
 
 
 class HostBatch(NamedTuple):
@@ -302,33 +233,17 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An answer: the chief's round does not have enough gradients yet.
+    """An answer: the chief's round does not have enough gradients yet."""
 
-    Attributes:
-        accumulated: How many gradients have been reported.
-        step: The step.
-        hosts: The living hosts.
-        late: Hosts that a grant waits for: they have not shipped, though enough gradients are
-            there.
-        lost: Lost hosts that may come back.
-    """
-
-    accumulated: int
+    accumulated: int  # how many have been reported
     step: int
-    hosts: tuple[str, ...]
-    late: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
+    hosts: tuple[str, ...]  # that live
+    late: tuple[str, ...] = ()  # that a grant waits for, though enough gradients are there
+    lost: tuple[str, ...] = ()  # that may come back
 
 
 class Loss(NamedTuple):
-    """A lost host; or, if there are pids, workers of this host that died.
-
-    Attributes:
-        host: The host.
-        pids: As in a `Death`.
-        contributors: As in a `Death`.
-        reasons: As in a `Death`.
-    """
+    """A lost host; or, if there are pids, workers of this host that died (see `Death`)."""
 
     host: str
     pids: tuple[int, ...] = ()
@@ -367,15 +282,10 @@ class Ended(NamedTuple):
 
 
 class Staging(NamedTuple):
-    """An answer to a chief's change of the parameters: not all hosts have it yet.
+    """An answer to a chief's change of the parameters: not all hosts have it yet."""
 
-    Attributes:
-        late: The hosts that it waits for.
-        committed: Whether it will be made, whatever happens to the chief.
-    """
-
-    late: tuple[str, ...]
-    committed: bool
+    late: tuple[str, ...]  # the hosts that it waits for
+    committed: bool  # whether it will be made, whatever happens to the chief
 
 
 class Told(NamedTuple):

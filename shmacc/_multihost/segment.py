@@ -85,15 +85,10 @@ class HostGroup(AccumulatorGroup):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a held segment.
+    """The content of a held segment."""
 
-    Attributes:
-        batch: The description that the owner gets.
-        pieces: The piece for each shard; shards that get nothing are left out.
-    """
-
-    batch: Batch
-    pieces: dict[int, Piece]
+    batch: Batch  # what the owner gets
+    pieces: dict[int, Piece]  # by shard; those that get nothing are left out
 
     @classmethod
     def of(cls, taken: RoundResult, names: list[str]) -> Self:

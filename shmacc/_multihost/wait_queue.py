@@ -11,25 +11,15 @@ _REMEMBERED = 1024
 
 @dataclass(slots=True)
 class Ticket:
-    """A chief that waits for a round, or has one.
+    """A chief that waits for a round, or has one."""
 
-    Attributes:
-        name: Unique for ever.
-        required: How many gradients it waits for.
-        host: The chief's host; "": not known.
-        heard: When it asked last.
-        tell: Whether it wants to know of hosts that are lost, and of workers that have died.
-        lost: The losses while it waited.
-        conflict: The conflict to report to it in place of a round.
-    """
-
-    name: str
-    required: int
-    host: str
-    heard: float
-    tell: bool = False
-    lost: list[Loss] = field(default_factory=list)
-    conflict: Conflict | None = None
+    name: str  # unique for ever
+    required: int  # how many gradients it waits for
+    host: str  # the chief's; "": not known
+    heard: float  # when it asked last
+    tell: bool = False  # whether it wants to know of lost hosts, and of workers that have died
+    lost: list[Loss] = field(default_factory=list)  # while it waited
+    conflict: Conflict | None = None  # to report to it in place of a round
 
 
 class WaitQueue:

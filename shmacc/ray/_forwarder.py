@@ -43,25 +43,15 @@ Looked = tuple[Fence | None, GroupPartial]
 
 @dataclass(frozen=True)
 class Shared:
-    """What a forwarder shares with other threads.
-
-    Attributes:
-        config: The group's config.
-        host: The node.
-        here: The node's shards.
-        store: Ray's object store on the node.
-        asked: Copies that chiefs want.
-        woken: Set when an answer has come, or another thread asks for something.
-        stopped: Set when the forwarder must end.
-    """
+    """What a forwarder shares with other threads."""
 
     config: Config
-    host: str
-    here: HostShards
+    host: str  # the node
+    here: HostShards  # the node's shards
     store: ObjectStore = field(default_factory=ObjectStore)
     asked: "queue.SimpleQueue[Future[Looked]]" = field(default_factory=queue.SimpleQueue)
-    woken: threading.Event = field(default_factory=threading.Event)
-    stopped: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event = field(default_factory=threading.Event)  # by an answer, or a question
+    stopped: threading.Event = field(default_factory=threading.Event)  # the forwarder must end
 
     def wakes(self, future: "Future[Any]") -> "Future[Any]":
         """Have the answer wake the forwarder's thread, which costs less than polling."""

@@ -327,25 +327,15 @@ LINKS: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
 @dataclass(eq=False)
 class OpenBlock:
-    """A round that this process has open.
-
-    Attributes:
-        link: The group's.
-        ticket: The round's.
-        thread: The thread that has entered it; itself, since a later one may get its number.
-        taken: The round.
-        given: What the block was given.
-        updated: Whether an update was made, or may have been.
-        kept: The update, which nodes that are late can get.
-    """
+    """A round that this process has open."""
 
     link: Link
     ticket: str
-    thread: threading.Thread
+    thread: threading.Thread  # that entered it; itself, since a later one may get its number
     taken: Opened
-    given: Any
-    updated: bool = False
-    kept: Any = None
+    given: Any  # what the block was given
+    updated: bool = False  # whether an update was made, or may have been
+    kept: Any = None  # the update, which nodes that are late can get
 
 
 OPEN: dict[str, OpenBlock] = {}

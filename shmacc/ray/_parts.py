@@ -42,34 +42,21 @@ LOST = (
 
 @dataclass(frozen=True)
 class Source:
-    """What a node gets a change of the parameters by. In an object, so that Ray does not get it.
+    """What a node gets a change of the parameters by. In an object, so that Ray does not get it."""
 
-    Attributes:
-        ref: Ray's reference to the change.
-    """
-
-    ref: Any
+    ref: Any  # Ray's reference to the change
 
 
 @dataclass(frozen=True)
 class CopyConfig:
-    """What every node's copy of the parameters is like.
+    """What every node's copy of the parameters is like."""
 
-    Attributes:
-        name: Its shared_name.
-        recipe: Its arrays and tables.
-        mode: As for `Parameters`.
-        owners: As for `Parameters`.
-        home: The node of the chief that made the parameters: its copy is there already.
-        replace: Whether the other nodes' copies of earlier are removed.
-    """
-
-    name: str
-    recipe: Recipe
+    name: str  # its shared_name
+    recipe: Recipe  # its arrays and tables
     mode: int | None
     owners: Owners
-    home: str
-    replace: bool
+    home: str  # the node of the chief that made the parameters: its copy is there already
+    replace: bool  # whether the other nodes' copies of earlier are removed
 
     def options(self, if_exists: IfExists) -> Options:
         return Options(
@@ -79,29 +66,17 @@ class CopyConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All that the parts of a group must know, as the first chief gave it.
+    """All that the parts of a group must know, as the first chief gave it."""
 
-    Attributes:
-        name: The group's shared_name.
-        members: Its members.
-        reduction: The reduction type of members without their own.
-        options: For the segments: mode, owners, if_exists, lanes, capacity.
-        shards: How many there are.
-        hosts: The ids of the nodes that take part; None: all.
-        timing: How long the parts wait for each other.
-        number: The group's unique number, by which a segment is known to be this group's.
-        copy: The parameters that the group belongs to; None: it has none.
-    """
-
-    name: str
+    name: str  # the group's shared_name
     members: dict[str, TensorSpec]
-    reduction: str
-    options: dict[str, Any]
-    shards: int
-    hosts: frozenset[str] | None
+    reduction: str  # of members without their own
+    options: dict[str, Any]  # for the segments: mode, owners, if_exists, lanes, capacity
+    shards: int  # how many there are
+    hosts: frozenset[str] | None  # the ids of the nodes that take part; None: all
     timing: Timing
-    number: int
-    copy: CopyConfig | None = None
+    number: int  # unique: by it a segment is known to be this group's
+    copy: CopyConfig | None = None  # the parameters that the group belongs to; None: it has none
 
     def actor(self, part: str) -> str:
         return f"{self.name}/{part}"
