@@ -56,25 +56,16 @@ class Get(Enum):
 
 
 class ForwarderCore:
-    """The forwarder of one host.
-
-    Args:
-        host: The host.
-        incarnation: The forwarder's number.
-        timing: How long the parts wait.
-        copy: What is known of the host's copy of the parameters; None: the group has none.
-        promise: The highest term of an owner that this host has answered.
-        copies: How many hosts had the line when this one was in it last.
-    """
+    """The forwarder of one host."""
 
     def __init__(
         self,
         host: str,
         incarnation: int,
         timing: Timing,
-        copy: Copy | None = None,
-        promise: int = 0,
-        copies: int = 0,
+        copy: Copy | None = None,  # of the parameters; None: the group has none
+        promise: int = 0,  # the highest term of an owner that this host has answered
+        copies: int = 0,  # how many hosts had the line when this one was in it last
     ) -> None:
         self._host = host
         self._incarnation = incarnation
@@ -83,7 +74,7 @@ class ForwarderCore:
         self._promise = promise
         self.stage: Stage | None = None  # the change that is here
         self._refused: Refusal | None = None
-        self.copies = copies  # to be kept with the copy
+        self.copies = copies  # which the driver keeps with the copy
         self._getting: Get | None = None  # what is being done with the copy
         self._order: Order | None = None
         self.fence: Fence | None = None  # the content is of this fence; None: not known yet

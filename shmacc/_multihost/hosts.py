@@ -67,12 +67,8 @@ class Host:
         Steps and fences go up together, except at `set_global_step`. So if the host has reported a
         fence since the last `set_global_step`, a segment at the present step has gradients of the
         present fence. If the host has no fence, or a fence of another owner, the segment or the
-        owner is new. Then the chief that set the step has said which gradients belong to it.
-
-        Args:
-            fence: The present fence.
-            step: The present step.
-            set_at: The fence at the last `set_global_step`.
+        owner is new. Then the chief that set the step, at the fence `set_at`, has said which
+        gradients belong to it.
         """
         if self.report is None or self.report.step != step:
             return False

@@ -64,9 +64,8 @@ class OwnerCore(Rounds):
         if host is None or incarnation < host.incarnation:
             return Order(term, self.serial, incarnation, refused=host is not None)
         copies, report = self.copies, host.report
-        if report is None or (copies is None and not self.is_ready):
-            return Order(term, self.serial, incarnation)
-        if copies is not None and report.term != term:  # it must have answered this term first
+        # With parameters, the host must have answered this term first.
+        if report is None or not (self.is_ready if copies is None else report.term == term):
             return Order(term, self.serial, incarnation)
         adopt = (
             host.may_be_adopted(self.fence, self.step, self._set_at)
@@ -270,12 +269,7 @@ class OwnerCore(Rounds):
     def update(self, call: str, ticket: str, source: object, size: int, now: float) -> ChangeAnswer:
         """Begin the update of a chief's round, unless this call has begun it; return the answer.
 
-        Args:
-            call: The chief's call, unique for ever: it may be repeated.
-            ticket: The round.
-            source: What hosts get the update by.
-            size: How many bytes it has.
-            now: The time.
+        `call` is unique for ever, since it may be repeated. The others are as in a `Stage`.
         """
         copies, chief = self._line, self._queue.find(ticket)
         has_block = self.block is not None and self._block_ticket == ticket
@@ -292,22 +286,12 @@ class OwnerCore(Rounds):
         host: str,
         source: object,
         size: int,
-        step: int,
+        step: int,  # the state's; the group's is at least this one afterwards
         now: float,
         *,
-        only_first: bool,
+        only_first: bool,  # whether it is dropped if there is a copy already
     ) -> ChangeAnswer:
-        """Begin to replace all copies, at a higher step, unless this call has begun it.
-
-        Args:
-            call: As for `update`.
-            host: The chief's host.
-            source: What hosts get the new state by.
-            size: How many bytes it has.
-            step: The state's step; the group's is at least this one afterwards.
-            now: The time.
-            only_first: Whether it is dropped if there is a copy already.
-        """
+        """Begin to replace all copies, at a higher step; as `update`."""
         copies = self._line
         busy = self.block is not None or self._grant is not None or copies.change is not None
         if copies.answered(call) is None and not busy and not copies.is_learning:

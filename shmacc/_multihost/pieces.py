@@ -25,11 +25,7 @@ _LARGE = 1 << 20  # a result with at least this many bytes has memory of its own
 
 
 class Plan:
-    """Which part of which member is at which shard.
-
-    Args:
-        members: The group's members, with defaults filled in (`AccumulatorGroup.members`).
-        shards: How many there are.
+    """Which part of which member is at which shard; `members` are those of an `AccumulatorGroup`.
 
     Raises:
         InvalidArgumentError: A shape is not declared: only the first dimension of a sparse member
@@ -88,11 +84,6 @@ class Joining:
 
     First all shards say which rows they have: these messages are small. Then the place of each row
     is known, and each shard's values are put in place as they arrive.
-
-    Args:
-        plan: Which part is at which shard.
-        opened: The round.
-        rows: The members and rows at each shard that has any of the round.
 
     Raises:
         InvalidArgumentError: What shards have does not fit the round.

@@ -49,10 +49,8 @@ class HostGroup(AccumulatorGroup):
         """Return the reduction of a round's pieces; nothing is added to the group.
 
         Results equal those of one host to the bit where the order of additions does not matter.
-
-        Args:
-            pieces: This shard's pieces of the round. This group has the members of `Plan.at_shard`.
-            share: The shard's share. Its counts include gradients that have nothing at this shard.
+        This group has the members of `Plan.at_shard`. The counts of the share include gradients
+        that have nothing at this shard.
 
         Raises:
             OutOfRangeError: An integer result does not fit its dtype.
@@ -107,11 +105,8 @@ class Content:
 class LocalSegment:
     """A group that a forwarder drives. Not for several threads at a time.
 
-    Args:
-        group: The group; None: it is made when the segment first gets a step, since its workers
-            must find nothing before the host has its copy of the parameters.
-        plan: How sums are divided among shards.
-        make: Makes the group.
+    Without a group it is made when the segment first gets a step: workers must find nothing before
+    the host has its copy of the parameters.
     """
 
     def __init__(

@@ -38,11 +38,7 @@ _LOOK = 0.2  # seconds between two looks whether a change is still wanted, or ca
 class HostCopy:
     """The copy of a node. A new one is made when its contents are here: no worker finds zeros.
 
-    Args:
-        config: The group's config.
-        given: What the copy is like.
-        host: The node.
-        replace: Whether a copy that is there is removed, since it is an earlier run's.
+    `replace` says whether a copy that is there is removed, since it is an earlier run's.
     """
 
     def __init__(self, config: Config, given: CopyConfig, host: str, *, replace: bool) -> None:

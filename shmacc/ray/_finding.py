@@ -31,12 +31,7 @@ END = 15.0
 
 
 def find_group(name: str, seconds: float | None, until: float) -> Config:
-    """Return the config of the cluster's group of that name, once there is one.
-
-    Args:
-        name: The name.
-        seconds: How long to wait for it; None: not at all.
-        until: The time (monotonic) by which Ray's head and the group's parts must have answered.
+    """Return the config of the cluster's group of that name; wait for it for `seconds`.
 
     Raises:
         NotFoundError: There is none, and `seconds` is None.

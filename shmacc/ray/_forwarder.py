@@ -11,8 +11,9 @@ import queue
 import threading
 import time
 import zlib
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -20,14 +21,10 @@ from shmacc._accumulators.taken import GroupPartial
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
 from shmacc._multihost.messages import BatchKey, Fence, Order
+from shmacc._multihost.segment import Content
 from shmacc.ray._memory import Memory, ObjectStore
 from shmacc.ray._parts import DIED, LOST, Config, find
 from shmacc.ray._shard import HostShards
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from shmacc._multihost.segment import Content
 
 _logger = logging.getLogger("shmacc")
 
@@ -49,11 +46,11 @@ class Shared:
     host: str  # the node
     here: HostShards  # the node's shards
     store: ObjectStore = field(default_factory=ObjectStore)
-    asked: "queue.SimpleQueue[Future[Looked]]" = field(default_factory=queue.SimpleQueue)
+    asked: queue.SimpleQueue[Future[Looked]] = field(default_factory=queue.SimpleQueue)
     woken: threading.Event = field(default_factory=threading.Event)  # by an answer, or a question
     stopped: threading.Event = field(default_factory=threading.Event)  # the forwarder must end
 
-    def wakes(self, future: "Future[Any]") -> "Future[Any]":
+    def wakes(self, future: Future[Any]) -> Future[Any]:
         """Have the answer wake the forwarder's thread, which costs less than polling."""
         future.add_done_callback(lambda _: self.woken.set())
         return future
@@ -229,7 +226,7 @@ class Incarnation:
         self._shipped()
         return woken
 
-    def _heard(self, call: "Future[Order]") -> None:
+    def _heard(self, call: Future[Order]) -> None:
         try:
             order = call.result()
         except LOST as error:
@@ -254,25 +251,16 @@ class Incarnation:
 
 
 class _Shipping:
-    """A batch on its way to the shards: each piece is sent until it has arrived.
-
-    Args:
-        shared: What the forwarder shares.
-        peers: The actors of other nodes, as far as they are known.
-        fence: The fence that the batch belongs to.
-        key: The batch's name.
-        hosts: The node of each shard.
-        held: The batch.
-    """
+    """A batch on its way to the shards: each piece is sent until it has arrived."""
 
     def __init__(
         self,
         shared: Shared,
-        peers: dict[str, Any],
+        peers: dict[str, Any],  # the actors of other nodes, as far as they are known
         fence: Fence,
         key: BatchKey,
-        hosts: tuple[str, ...],
-        held: "Content",
+        hosts: tuple[str, ...],  # of each shard
+        held: Content,
     ) -> None:
         self.key = key
         self.gradients = held.batch.count

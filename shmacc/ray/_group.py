@@ -11,12 +11,12 @@ from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
 from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import names
 from shmacc._base.array_types import IndexArray
-from shmacc._multihost.messages import NotReady, Timing
+from shmacc._multihost.messages import Finished, NotReady, Timing
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._segment.stats import Stats
 from shmacc._values import arguments
 from shmacc._values.specs import TensorSpec
-from shmacc.errors import FinishedError
+from shmacc.errors import DeadlineExceededError, FinishedError
 from shmacc.ray._finding import warn_of_left
 from shmacc.ray._link import OPEN, Link
 from shmacc.ray._making import make
@@ -91,8 +91,7 @@ class AccumulatorGroup:
             lanes=lanes,
             capacity=capacity,
         )
-        given = shared_name, members, reduction_type, options, hosts, shards, timing
-        self._link = make(*given)
+        self._link = make(shared_name, members, reduction_type, options, hosts, shards, timing)
         self._label = name or "accumulator_group"
         self._unlink_on_close = unlink_on_close
 
@@ -254,8 +253,7 @@ class AccumulatorGroup:
 
         An owner that was started again accepts any step, and knows its step from then on.
         """
-        dropped: int = self._link.call("do", "advance_step", arguments.int64(step, "step"))
-        return dropped
+        return int(self._link.call("do", "advance_step", arguments.int64(step, "step")))
 
     def wait_step(self, after: int, *, timeout: float | None = None) -> int:
         """Wait until the owner's step is past `after`, and return it.
@@ -266,7 +264,20 @@ class AccumulatorGroup:
             FailedPreconditionError: As for `global_step`.
             InvalidArgumentError: A bad argument.
         """
-        return self._link.wait_step(arguments.int64(after, "after"), arguments.timeout(timeout))
+        after, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
+        link, wait = self._link, Wait(seconds)
+        while True:
+            match link.wait("step_past", after, wait=wait):
+                case int(step):
+                    return step
+                case Finished() | NotReady() as ended:
+                    raise link.error(ended)
+            if wait.is_over():
+                known, accumulated, *_ = link.state(wait.until)
+                shown = "not known yet" if known is None else known
+                raise DeadlineExceededError(
+                    f"The global step is {shown}, not past {after}, after {seconds:g} seconds"
+                ).with_fields(step=known, accumulated=accumulated)
 
     def steps(self, *, timeout: float | None = None) -> Iterator[int]:
         """Yield the step at once, then the newest step whenever it has moved on, until `finish`.
@@ -305,8 +316,7 @@ class AccumulatorGroup:
     @property
     def running(self) -> bool:
         """Whether nobody has called `finish`."""
-        running: bool = self._link.call("running")
-        return running
+        return bool(self._link.call("running"))
 
     def cancel(self) -> None:
         """End all chiefs' takes and rounds that wait now, with CancelledError."""

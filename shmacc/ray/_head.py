@@ -119,7 +119,7 @@ def _head() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _keep(key: tuple[str, str], answer: "Future[object]") -> None:
+def _keep(key: tuple[str, str], answer: Future[object]) -> None:
     if answer.exception() is None:
         with _lock:
             _late[key] = answer.result()

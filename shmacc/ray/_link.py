@@ -38,19 +38,11 @@ class Link:
 
     It is made by `join`, by `connect`, or by the first call: a group that was unpickled may be
     where Ray reads arguments, and must not call Ray there, which would wait for itself.
-
-    Args:
-        name: The group's shared_name.
-
-    Attributes:
-        name: The group's shared_name.
-        closed: Whether the chief has let go of the group.
-        removed: Whether the chief has removed the group.
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.closed = self.removed = False
+        self.name = name  # the group's shared_name
+        self.closed = self.removed = False  # whether the chief has let go of it, or removed it
         self._hosts: dict[str, Any] = {}
         self._connecting = threading.Lock()
         self._config: Config | None = None  # None: not connected yet
@@ -61,10 +53,8 @@ class Link:
     def join(self, config: Config, step: int | None, until: float) -> Config:
         """Connect to the owner of the group, or make one; return what the group was made with.
 
-        Args:
-            config: What the group is to be made with, if there is none of this name.
-            step: The first step of a new group; None: it exists, and a new owner knows no step.
-            until: The time (monotonic) by which the owner must answer.
+        `config` and `step` are for a new group. Without a step it exists, and a new owner knows
+        none.
         """
         self._owner, config, self._node = make_owner(config, step, until)
         if config.copy is not None:
@@ -76,9 +66,8 @@ class Link:
     def connect(self, until: float, seconds: float | None = None) -> Config:
         """Find the group, if this has not been done; return what it was made with.
 
-        Args:
-            until: The time (monotonic) by which Ray's head and the parts must have answered.
-            seconds: How long to wait until there is a group; None: not at all.
+        It waits for `seconds` until there is a group. By `until` Ray's head and the group's parts
+        must have answered.
 
         Raises:
             As `AccumulatorGroup.attach`.
@@ -174,22 +163,6 @@ class Link:
             if self.call("do", "has_line", until=until, wait=ANSWER) is False:
                 raise self.error(NotReady())
         return step
-
-    def wait_step(self, after: int, seconds: float | None) -> int:
-        """See `AccumulatorGroup.wait_step`."""
-        wait = Wait(seconds)
-        while True:
-            match self.wait("step_past", after, wait=wait):
-                case int(step):
-                    return step
-                case Finished() | NotReady() as ended:
-                    raise self.error(ended)
-            if wait.is_over():
-                known, accumulated, *_ = self.state(wait.until)
-                shown = "not known yet" if known is None else known
-                raise DeadlineExceededError(
-                    f"The global step is {shown}, not past {after}, after {seconds:g} seconds"
-                ).with_fields(step=known, accumulated=accumulated)
 
     def lost(self, until: float | None = None) -> frozenset[str]:
         """Return the hosts that the owner considers lost: nobody waits for anything there."""

@@ -83,11 +83,6 @@ class Memory:
     Without parameters the segment is made at once. With parameters a new segment is made when the
     copy is right (`LocalSegment.reset`): a worker that finds it finds the parameters of its step.
 
-    Args:
-        config: The group's config.
-        host: The node.
-        store: Ray's object store on the node, which needs room beside the segment.
-
     Raises:
         InvalidArgumentError: What is there from earlier differs. Everything stays as it was.
         Everything else as for the constructors of groups and parameters.
