@@ -264,7 +264,9 @@ class OwnerCore(Rounds):
     def has_line(self, now: float) -> bool | None:
         """Whether some host has a copy of the parameters; None: it is not known yet."""
         self.tick(now)
-        return None if self._line.is_learning else self._line.lineage is not None
+        if self.is_learning:
+            return None
+        return self.copies is not None and self.copies.lineage is not None
 
     def update(self, call: str, ticket: str, source: object, size: int, now: float) -> ChangeAnswer:
         """Begin the update of a chief's round, unless this call has begun it; return the answer.
