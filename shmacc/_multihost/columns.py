@@ -10,7 +10,6 @@ import ctypes
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -93,31 +92,24 @@ class Piece:
     step: int
 
 
-@dataclass(frozen=True)
 class Format:
-    """How the values of a group's members lie in a column; each field is by member number."""
+    """How the values of a group's members lie in a column; each attribute is by member number.
 
-    sparse: npt.NDArray[np.bool_]  # whether each member has rows
-    dims: tuple[tuple[int, ...], ...]  # of a row of a sparse member, or of a whole dense one
-    dtypes: tuple[np.dtype[Any], ...]
+    Args:
+        members: Each one's kind (whether it is sparse), shape and dtype.
+    """
 
-    @classmethod
-    def of(cls, members: Iterable[tuple[bool, tuple[Any, ...], np.dtype[Any]]]) -> Self:
-        """Make the format from each member's kind (whether it is sparse), shape and dtype."""
-        sparse, shapes, dtypes = zip(*members, strict=True)
-        dims = [
-            shape[1:] if is_sparse else shape
-            for is_sparse, shape in zip(sparse, shapes, strict=True)
+    def __init__(self, members: Iterable[tuple[bool, tuple[Any, ...], np.dtype[Any]]]) -> None:
+        given = list(members)
+        self.sparse = np.array([is_sparse for is_sparse, _, _ in given])
+        # The dimensions of a row of a sparse member, or of a whole dense one.
+        self.dims = [shape[1:] if is_sparse else shape for is_sparse, shape, _ in given]
+        self.dtypes = [dtype for _, _, dtype in given]
+        # The bytes of a row, or of an element.
+        self.widths = [
+            dtype.itemsize * (math.prod(shape[1:]) if is_sparse else 1)
+            for is_sparse, shape, dtype in given
         ]
-        return cls(np.array(sparse), tuple(dims), dtypes)
-
-    @cached_property
-    def widths(self) -> tuple[int, ...]:
-        """Return the bytes of one row of each sparse member, of one element of each dense one."""
-        return tuple(
-            dtype.itemsize * (math.prod(dims) if is_sparse else 1)
-            for is_sparse, dims, dtype in zip(self.sparse, self.dims, self.dtypes, strict=True)
-        )
 
     def split(self, columns: Columns) -> list[Array]:
         """Return the values of each member with a part, as views."""

@@ -46,7 +46,7 @@ class Plan:
                     "are known (of a sparse one all but the first), but was declared as "
                     f"{describe_shape(spec.shape)}"
                 )
-        self.results: Format = Format.of(
+        self.results: Format = Format(
             (_is_sparse(spec), spec.shape or (), spec.dtype) for spec in members.values()
         )
 

@@ -5,7 +5,7 @@ forwarder dies, the round ends, and nothing is consumed.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
@@ -36,14 +36,17 @@ class HostGroup(AccumulatorGroup):
 
     @cached_property
     def _sums(self) -> Format:
-        return Format.of(
+        return Format(
             (spec.kind == "sparse", spec.shape or (), spec.dtype.partial)
             for spec in self._spec.members
         )
 
     @cached_property
     def _results(self) -> Format:
-        return replace(self._sums, dtypes=tuple(spec.dtype.numpy for spec in self._spec.members))
+        return Format(
+            (spec.kind == "sparse", spec.shape or (), spec.dtype.numpy)
+            for spec in self._spec.members
+        )
 
     def reduce(self, pieces: Iterable[Piece], share: Share) -> Columns:
         """Return the reduction of a round's pieces; nothing is added to the group.

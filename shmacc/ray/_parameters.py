@@ -153,11 +153,14 @@ class Parameters(LocalParameters):
         block.kept = ray.put(update)  # nodes that are late get it until the end of the block
         block.updated = True
         try:
-            _change(link, "update", block.ticket, Source(block.kept), update.size, wait=wait)
-        except (DeadlineExceededError, _RefusedError) as error:
-            # It was dropped: the round is as it was.
-            block.updated = isinstance(error, _RefusedError) and error.committed
-            raise error.cause if isinstance(error, _RefusedError) else error from None
+            given = block.ticket, Source(block.kept), update.size
+            refused = _change(link, "update", *given, wait=wait)
+        except DeadlineExceededError:
+            block.updated = False  # it was dropped: the round is as it was
+            raise
+        if refused is not None:
+            block.updated = refused.committed
+            raise _refusal(refused)
         return True
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
@@ -190,10 +193,7 @@ class Parameters(LocalParameters):
             )
         if any(block.link is link for block in OPEN.copy().values()):
             raise FailedPreconditionError("Restore outside of a round: this process has one open")
-        try:
-            _restore(link, state, wait, only_first=False)
-        except _RefusedError as error:
-            raise error.cause from None
+        _restore(link, state, wait, only_first=False)
 
     def _to_load(self, _: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         raise FailedPreconditionError(
@@ -254,10 +254,7 @@ def begin_line(link: Link, params: Parameters, until: float) -> None:
             case True:
                 return
             case False:
-                try:
-                    _restore(link, copies.state(params)[1], wait, only_first=True)
-                except _RefusedError as error:
-                    raise error.cause from None
+                _restore(link, copies.state(params)[1], wait, only_first=True)
                 return
         if wait.is_over():
             raise DeadlineExceededError(
@@ -266,35 +263,30 @@ def begin_line(link: Link, params: Parameters, until: float) -> None:
             )
 
 
-class _RefusedError(Exception):
-    """A node cannot make a change.
-
-    Attributes:
-        cause: The node's error, with its id.
-        committed: Whether other nodes make it.
-    """
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(refused.host)
-        error, self.committed = refused.error, refused.committed
-        kind = type(error) if isinstance(error, ShmaccError) else RuntimeError
-        self.cause = kind(f"Node {shown(refused.host)} cannot make the change: {error}")
+def _refusal(refused: Refused) -> Exception:
+    """Return a node's error, with its name."""
+    kind = type(refused.error) if isinstance(refused.error, ShmaccError) else RuntimeError
+    return kind(f"Node {shown(refused.host)} cannot make the change: {refused.error}")
 
 
 def _restore(link: Link, state: Mapping[str, ValueArray], wait: Wait, *, only_first: bool) -> None:
     kept = ray.put({name: np.asarray(values) for name, values in state.items()})
     size = sum(np.asarray(values).nbytes for values in state.values())
     given = link.here, Source(kept), size, int(state["step"])
-    _change(link, "restore", *given, wait=wait, only_first=only_first)
+    refused = _change(link, "restore", *given, wait=wait, only_first=only_first)
+    if refused is not None:
+        raise _refusal(refused)
 
 
-def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) -> None:
+def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) -> Refused | None:
     """Have the owner change all copies; return once all living nodes have the change.
+
+    Returns:
+        Why a node cannot make it.
 
     Raises:
         DeadlineExceededError: The timeout passed; nothing was changed.
         FailedPreconditionError: The round has ended, or the owner has died: the change may be made.
-        _RefusedError: A node cannot make it.
     """
     call = uuid.uuid4().hex
     while True:
@@ -310,9 +302,9 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
             case Staging():
                 pass
             case Told():
-                return
+                return None
             case Refused():
-                raise _RefusedError(answer)
+                return answer
             case AtLastStep():
                 raise link.error(answer)
             case _:
@@ -325,9 +317,7 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
 def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
     """Withdraw a change at the end of the timeout; return the answer to its call if it is made.
 
-    Raises:
-        DeadlineExceededError: It was withdrawn.
-        _RefusedError: It is made, but the chief's own node is none that makes it now.
+    If the chief's own node is none that makes it now, the answer is a refusal.
     """
     answer = link.call("do", "withdraw", call, until=time.monotonic() + ANSWER)
     if not isinstance(answer, Staging | Told):
@@ -339,7 +329,7 @@ def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
         error = DeadlineExceededError(
             "its actor was stopped, or cut off, until the end of the timeout; other nodes make it"
         )
-        raise _RefusedError(Refused(link.here, error, committed=True))
+        return Refused(link.here, error, committed=True)
     return answer
 
 

@@ -171,7 +171,8 @@ class Round(_core.GeneratorBlock[_Result]):
         if len(actors) < len(found):
             raise _IncompleteError
         if self._sharded:
-            calls = {n: a.run.remote(n, opened, _nothing, ()) for n, a in actors.items()}
+            added = lambda _: None  # noqa: E731  only have the shard add up
+            calls = {n: a.run.remote(n, opened, added, ()) for n, a in actors.items()}
             dict(self._answers({n: call.future() for n, call in calls.items()}, opened, until))
             shards = tuple(Shard(n, a, opened, self._link.lost) for n, a in actors.items())
             return ShardedTaken(opened, self._link.plan.totals(opened), shards)
@@ -281,7 +282,3 @@ def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:
         reasons=tuple(reason for loss in losses for reason in loss.reasons),
         contributors=tuple(who for loss in losses for who in loss.contributors),
     )
-
-
-def _nothing(_: GroupTaken) -> None:
-    """Only have the shard add up."""
