@@ -12,6 +12,7 @@ changes, and gradients are dropped, only with a higher step of the segment: `app
 lower steps, so a gradient that is being computed from the old copy would get in otherwise.
 """
 
+from dataclasses import replace
 from enum import Enum, auto
 
 from shmacc._base.lineage import Copy
@@ -361,7 +362,5 @@ class ForwarderCore:
         )
 
 
-def _told_at_once(report: Report) -> tuple[object, ...]:
-    state = (report.fence, report.step, report.batch, report.term)
-    copy = (report.copy, report.staged, report.refused)
-    return (*state, *copy, report.deaths, report.pace, report.finished)
+def _told_at_once(report: Report) -> Report:
+    return replace(report, number=0, count=0, held_for=None, unreached=frozenset(), copies=0)

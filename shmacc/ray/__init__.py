@@ -8,13 +8,10 @@ The chief makes parameters and group here instead of with `shmacc.Parameters` an
     with group.round(96) as taken:
         params.update(taken)
 
-Each node gets an actor, and nodes that join later get one, too. In it a forwarder makes the group's
-segment and the copy of the parameters on that node, and carries out the owner's orders. Shards in
-these actors add up the rows; they are spread over the nodes. The owner, an actor on the chief's
-node, has the step, decides what a round consists of and which update each copy must have, and
-starts the nodes' actors, and restarts those that end. All are detached actors: they live until
-`unlink`. The package ``shmacc._multihost`` explains the protocol, and what the death of each part
-costs.
+Each node gets an actor: its forwarder makes the group's segment and the copy of the parameters
+there, and its shards add up rows. The owner, an actor on the chief's node, starts these actors and
+gives their orders. All are detached actors: they live until `unlink`. The package
+``shmacc._multihost`` explains the protocol, and what the death of each part costs.
 
 A process that can connect to a Ray cluster can run code in it. Keep it in a trusted network, and
 use Ray's token authentication.

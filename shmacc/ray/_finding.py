@@ -19,12 +19,13 @@ from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFou
 from shmacc.ray._head import answer_of_head, living_nodes, shown
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, NAMESPACE, Config, find_actor, make_actor
-from shmacc.ray._waits import ANSWER, LOOK, left_until
+from shmacc.ray._waits import ANSWER, left_until
 
 _logger = logging.getLogger("shmacc")
 
 _AGAIN = 0.1  # seconds until Ray is asked again to start an owner
 _LOOK = 0.05  # seconds between two looks for a group
+_CONFIG = 10.0  # seconds for a part to say what its group was made with
 
 END = 15.0
 """Seconds for parts to be found, and to remove their names."""
@@ -59,7 +60,7 @@ def find_config(name: str, until: float) -> Config | None:
     nodes = {f"{name}/host {node}": node for node in sorted(living_nodes(None, until))}
     calls: dict[Any, str] = {}
     # The owner has a second, then all hosts are asked as well: some may be stopped.
-    for parts, seconds, share in ([f"{name}/owner"], ANSWER, 0.5), (nodes, LOOK, 1.0):
+    for parts, seconds, share in ([f"{name}/owner"], ANSWER, 0.5), (nodes, _CONFIG, 1.0):
         actors = {part: find_actor(part, until) for part in parts}
         calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
         now = time.monotonic()

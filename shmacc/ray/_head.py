@@ -25,8 +25,8 @@ _BUSY = 2.0  # seconds within which a head answers unless it is away
 _Answer = TypeVar("_Answer")
 
 _lock = threading.Lock()
-_open: dict[tuple[str, str], tuple[float, Future[object]]] = {}  # by head and question: when asked
-_late: dict[tuple[str, str], object] = {}  # answers that came when their callers had gone
+# By head and question: when it was asked, and the answer, until a caller gets it.
+_open: dict[tuple[str, str], tuple[float, Future[Any]]] = {}
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
 _hostnames: dict[str, str] = {}  # by node, also of nodes that are dead
 
@@ -38,7 +38,8 @@ def soon(seconds: float) -> float:
     """
     head, now = _head(), time.monotonic()
     with _lock:
-        return min([now, *(asked for key, (asked, _) in _open.items() if key[0] == head)]) + seconds
+        mine = [each for (of, _), each in _open.items() if of == head]
+        return min([now, *(asked for asked, answer in mine if not answer.done())]) + seconds
 
 
 def answer_of_head(
@@ -50,7 +51,7 @@ def answer_of_head(
         question: What is asked.
         ask: Asks it.
         until: The time (monotonic) until which to wait; None: `PATIENCE` from now.
-        late: Whether an answer that comes too late is kept for the next caller. Without this, a
+        late: Whether an answer that came too late for another caller will do. Without this, a
             caller that waits only a moment, again and again, gets no answer of a busy head.
 
     Raises:
@@ -59,21 +60,22 @@ def answer_of_head(
     end = time.monotonic() + PATIENCE if until is None else until
     key = _head(), question
     with _lock:
-        if late and (kept := _late.pop(key, None)) is not None:
-            return kept  # type: ignore[return-value]
-        if key not in _open:
-            # First, since it may fail: then no question is open. (The thread waits for the lock.)
-            threading.Thread(target=_ask, args=(key, ask), daemon=True, name="shmacc head").start()
-            _open[key] = time.monotonic(), Future()
-        _, answer = _open[key]
+        answer = _open[key][1] if key in _open else None
+        if answer is None or (answer.done() and (not late or answer.exception() is not None)):
+            answer = Future()
+            given = answer, ask
+            threading.Thread(target=_ask, args=given, daemon=True, name="shmacc head").start()
+            _open[key] = time.monotonic(), answer
     try:
-        return answer.result(left_until(end))  # type: ignore[return-value]
+        found: _Answer = answer.result(left_until(end))
     except (TimeoutError, ray.exceptions.GetTimeoutError, ray.exceptions.RpcError):
-        if late:
-            answer.add_done_callback(lambda _: _keep(key, answer))
         raise DeadlineExceededError(
             "Ray's head does not answer: it is being started again, or cut off"
         ) from None
+    with _lock:
+        if _open.get(key, (0.0, None))[1] is answer:
+            del _open[key]
+    return found
 
 
 def living_nodes(chosen: Collection[str] | None, until: float | None = None) -> set[str]:
@@ -119,19 +121,8 @@ def _head() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _keep(key: tuple[str, str], answer: Future[object]) -> None:
-    if answer.exception() is None:
-        with _lock:
-            _late[key] = answer.result()
-
-
-def _ask(key: tuple[str, str], ask: Callable[[], object]) -> None:
-    with _lock:
-        _, answer = _open[key]
-    with contextlib.ExitStack() as end:
-        try:
-            end.callback(answer.set_result, ask())
-        except Exception as error:  # noqa: BLE001  the caller's
-            end.callback(answer.set_exception, error)
-        with _lock:
-            del _open[key]
+def _ask(answer: Future[Any], ask: Callable[[], object]) -> None:
+    try:
+        answer.set_result(ask())
+    except Exception as error:  # noqa: BLE001  the caller's
+        answer.set_exception(error)

@@ -19,10 +19,6 @@ PATIENCE = 60.0
 ANSWER = 1.0
 """Seconds that an answer may take after its call's waiting time."""
 
-LOOK = 10.0
-"""Seconds for a part to say what its group was made with."""
-
-
 _UNANSWERED = 0.5  # seconds without an answer until the owner is asked which hosts are lost
 
 
