@@ -37,11 +37,7 @@ class Timing:
     chief_lease: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse values that are no times.
-
-        Raises:
-            InvalidArgumentError: A value is not a positive number.
-        """
+        """Refuse values that are not positive numbers."""
         for one in fields(self):
             value = getattr(self, one.name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:

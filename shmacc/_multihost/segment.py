@@ -134,17 +134,11 @@ class LocalSegment:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a group."""
         return self._group is not None
 
     def make(self) -> None:
-        """Make the group."""
         if self._make is not None:
             self._group = self._make()
-
-    @property
-    def _handle(self) -> _core.Handle:
-        return self.group.handle
 
     def look(self) -> tuple[int, int, bool]:
         """Return the step (-1: there is no group), the number of gradients, whether it is over."""
@@ -161,7 +155,7 @@ class LocalSegment:
         """Return the error that a take would get for processes that are gone, each one once."""
         try:
             if self._group is not None:
-                self._handle.check_departures()
+                self.group.handle.check_departures()
         except WorkerDiedError as error:
             return error
         return None
@@ -170,25 +164,25 @@ class LocalSegment:
         """Open a round, unless one is open; return a copy of its content. Consumes nothing."""
         taken = RoundResult(advance=False, seal=False, ends=self._ends)
         if self._round:
-            self._handle.look(taken, None)
+            self.group.handle.look(taken, None)
         else:
             if self.group.stats().round_pid is not None:
                 # A round of an earlier forwarder, stopped but alive: setting the step ends it.
-                self._handle.set_step(self.group.global_step)
-            self._handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
+                self.group.handle.set_step(self.group.global_step)
+            self.group.handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
             self._round = taken.serial
         return Content.of(taken, self._names)
 
     def release(self) -> None:
         """Give the round up, if it is open."""
         if self._round:
-            self._handle.give_up_round(self._round)
+            self.group.handle.give_up_round(self._round)
             self._round = 0
 
     def consume(self) -> None:
         """Consume the round, if it is still open: the step moves on by one."""
         step, self._round, serial = self.group.global_step + 1, 0, self._round
-        if not self._handle.consume_round(serial):
+        if not self.group.handle.consume_round(serial):
             self.reset(step)
 
     def reset(self, step: int) -> None:
@@ -201,12 +195,12 @@ class LocalSegment:
             if self.group.global_step == step:
                 return
         if step > self.group.global_step:
-            self._handle.advance_step(step)
+            self.group.handle.advance_step(step)
         else:
-            _core.load([], [(self._handle, step, [], (0, 0, None, None))])
+            _core.load([], [(self.group.handle, step, [], (0, 0, None, None))])
         self.release()
 
     def set_step(self, step: int) -> None:
         """Set the step; gradients stay; an open round ends."""
-        self._handle.set_step(step)
+        self.group.handle.set_step(step)
         self.release()

@@ -70,15 +70,9 @@ class HostCopy:
         """Return what is known of the copy; a change that a dead process has begun is undone."""
         return NO_COPY if self._params is None else copies.look(self._params)
 
-    def state(self) -> tuple[Copy, dict[str, ValueArray]]:
-        """Return all of the copy, for another node.
-
-        Raises:
-            FailedPreconditionError: There is none yet.
-        """
-        if self._params is None:
-            raise FailedPreconditionError(f"Node {self._host} has no copy yet")
-        return copies.state(self._params, PATIENCE)
+    def state(self) -> tuple[Copy, dict[str, ValueArray]] | None:
+        """Return all of the copy, for another node; None: there is none yet."""
+        return None if self._params is None else copies.state(self._params, PATIENCE)
 
     def work(self, core: ForwarderCore, woken: threading.Event) -> None:
         """Tell the core what is done, and begin what it wants done next. Does not wait."""

@@ -7,7 +7,6 @@ What outlives the actor is in `_memory.py`.
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ import ray
 from shmacc._base.array_types import ValueArray
 from shmacc._base.lineage import Copy
 from shmacc._multihost.columns import Bytes, Piece, Rows, keep_freed_memory
-from shmacc._multihost.messages import BatchKey, Fence, Opened
+from shmacc._multihost.messages import BatchKey, Fence, Share
 from shmacc._segment.stats import Stats
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError
 from shmacc.ray._forwarder import Incarnation, Looked, Shared
@@ -53,9 +52,6 @@ class HostActor:
         self._calls = 0
         self._work: Future[None] = Future()
         self._thread: threading.Thread | None = None
-
-    def pid(self) -> int:
-        return os.getpid()
 
     def config(self) -> Config:
         return self._config
@@ -142,39 +138,35 @@ class HostActor:
 
     @_of_shards
     def state_of_copy(self) -> tuple[Copy, dict[str, ValueArray]]:
-        """Return all of this node's copy of the parameters.
-
-        Raises:
-            FailedPreconditionError: There is none yet.
-        """
+        """Return all of this node's copy of the parameters."""
         copy = None if self._memory is None else self._memory.copy
-        if copy is None:
+        if copy is None or (found := copy.state()) is None:
             raise FailedPreconditionError(f"Node {self._shared.host} has no copy yet")
-        return copy.state()
+        return found
 
     @_of_shards
     def stage(self, shard: int, fence: Fence, key: BatchKey, piece: Piece) -> None:
         self._shards.of(shard).stage(fence, key, piece)
 
     @_of_shards
-    def rows(self, shard: int, opened: Opened) -> Rows | Missing:
+    def rows(self, shard: int, share: Share) -> Rows | Missing:
         """Return which rows a shard has in a round.
 
         They have a call of their own: they are small, and so reach the chief before the values have
         been copied.
         """
-        reduced = self._shards.of(shard).reduced(opened)
+        reduced = self._shards.of(shard).reduced(share)
         return reduced if isinstance(reduced, Missing) else reduced.rows
 
     @_of_shards
-    def values(self, shard: int, opened: Opened) -> Bytes | Missing:
+    def values(self, shard: int, share: Share) -> Bytes | Missing:
         """Return the values that a shard has in a round, as a column."""
-        reduced = self._shards.of(shard).reduced(opened)
+        reduced = self._shards.of(shard).reduced(share)
         return reduced if isinstance(reduced, Missing) else reduced.values
 
     @_of_shards
     def run(
-        self, shard: int, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
+        self, shard: int, share: Share, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
         """Return what a function returns for a shard's share of a round."""
-        return self._shards.of(shard).run(opened, function, args)
+        return self._shards.of(shard).run(share, function, args)

@@ -1,8 +1,8 @@
 """The owner's actor: it serves calls to its core, and starts the actors of the nodes."""
 
 import asyncio
+import contextlib
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -61,9 +61,6 @@ class OwnerActor:
         """Return the config and the owner's node; the first call starts everything."""
         self._start()
         return self._config, ray.get_runtime_context().get_node_id()
-
-    async def pid(self) -> int:
-        return os.getpid()
 
     # Forwarders
 
@@ -165,7 +162,7 @@ class OwnerActor:
             now = time.monotonic()
             self._core.tick(now)
             self._wake()
-            await self._park(self._core.next_time(now) - now, lambda: True, once=True)
+            await self._next_change(self._core.next_time(now) - now)
 
     async def _tend(self) -> None:
         """Give each living node its actor, also nodes that join later."""
@@ -247,15 +244,11 @@ class OwnerActor:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    async def _park(
-        self, seconds: float, unchanged: Callable[[], bool], *, once: bool = False
-    ) -> None:
+    async def _park(self, seconds: float, unchanged: Callable[[], bool]) -> None:
         end = time.monotonic() + seconds
         while unchanged() and (left := end - time.monotonic()) > 0:
-            changed = self._changed
-            try:
-                await asyncio.wait_for(changed.wait(), left)
-            except TimeoutError:
-                return
-            if once:
-                return
+            await self._next_change(left)
+
+    async def _next_change(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc._accumulators.taken import GroupTaken
 from shmacc._base import names
-from shmacc._multihost.messages import Opened, Timing
+from shmacc._multihost.messages import Opened, Share, Timing
 from shmacc._parameters.copies import Recipe
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values.specs import TensorSpec
@@ -218,7 +218,8 @@ class Shard:
             lost for a minute, DeadlineExceededError. Let the error leave the block: then the next
             round has the same gradients.
         """
-        call = self._actor.run.remote(self.number, self._opened, function, args)
+        share = Share.of(self._opened, self.number)
+        call = self._actor.run.remote(self.number, share, function, args)
         node, heard = self._opened.shard_hosts[self.number], time.monotonic()
         while not ray.wait([call], timeout=until_asked())[0]:
             if node not in self._lost():  # a function that keeps the GIL stops the node's heartbeat

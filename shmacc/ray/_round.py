@@ -21,6 +21,7 @@ from shmacc._multihost.messages import (
     Loss,
     NotReady,
     Opened,
+    Share,
     Waiting,
 )
 from shmacc._multihost.pieces import Joining
@@ -165,22 +166,24 @@ class Round(_core.GeneratorBlock[_Result]):
 
     def _fetch(self, opened: Opened, until: float) -> Any:
         """Have the shards add up the round; return the result."""
-        numbers = [number for number in range(len(opened.shard_hosts)) if opened.of_shard(number)]
-        found = {number: self._link.host(opened.shard_hosts[number]) for number in numbers}
-        actors = {number: actor for number, actor in found.items() if actor is not None}
-        if len(actors) < len(found):
+        shares = [Share.of(opened, number) for number in range(len(opened.shard_hosts))]
+        asked = {number: share for number, share in enumerate(shares) if share.keys}
+        actors = {number: self._link.host(opened.shard_hosts[number]) for number in asked}
+        if None in actors.values():
             raise _IncompleteError
+
+        def ask(method: str, *args: Any) -> Iterator[tuple[int, Any]]:
+            # Futures fetch results as soon as they are there, also from other nodes.
+            calls = {n: getattr(actors[n], method).remote(n, asked[n], *args) for n in asked}
+            return self._answers({n: call.future() for n, call in calls.items()}, opened, until)
+
         if self._sharded:
-            added = lambda _: None  # noqa: E731  only have the shard add up
-            calls = {n: a.run.remote(n, opened, added, ()) for n, a in actors.items()}
-            dict(self._answers({n: call.future() for n, call in calls.items()}, opened, until))
-            shards = tuple(Shard(n, a, opened, self._link.lost) for n, a in actors.items())
-            return ShardedTaken(opened, self._link.plan.totals(opened), shards)
-        # Futures fetch results as soon as they are there, also from other nodes.
-        rows = {n: a.rows.remote(n, opened).future() for n, a in actors.items()}
-        values = {n: a.values.remote(n, opened).future() for n, a in actors.items()}
-        joining = Joining(self._link.plan, opened, dict(self._answers(rows, opened, until)))
-        for number, part in self._answers(values, opened, until):
+            dict(ask("run", lambda _: None, ()))  # only have them add up
+            shards = [Shard(n, actors[n], opened, self._link.lost) for n in asked]
+            return ShardedTaken(opened, self._link.plan.totals(opened), tuple(shards))
+        rows, values = ask("rows"), ask("values")
+        joining = Joining(self._link.plan, opened, dict(rows))
+        for number, part in values:
             joining.add(number, part)
         return joining.taken()
 

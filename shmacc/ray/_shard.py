@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 from shmacc._multihost.columns import Columns, Piece
-from shmacc._multihost.messages import BatchKey, Fence, Opened, Share
+from shmacc._multihost.messages import BatchKey, Fence, Share
 from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import HostGroup
 from shmacc._multihost.shard import ShardCore
@@ -57,7 +57,7 @@ class HostShard:
     """
 
     def __init__(self, config: Config, number: int, pool: Executor) -> None:
-        self._number, self._pool = number, pool
+        self._pool = pool
         self._lock = threading.Lock()  # guards all that follows
         self._core: ShardCore[Piece] = ShardCore()
         members = Plan(config.members, config.shards).at_shard(number)
@@ -78,24 +78,23 @@ class HostShard:
             if self._reduced is not None and self._reduced[0].fence < before:
                 self._reduced = None
 
-    def reduced(self, opened: Opened) -> Columns | Missing:
+    def reduced(self, share: Share) -> Columns | Missing:
         """Return the reduction of this shard's share of a round."""
         with self._lock:
-            return self._share(opened)
+            return self._found(share)
 
     def run(
-        self, opened: Opened, function: Callable[..., Any], args: tuple[Any, ...]
+        self, share: Share, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any | Missing:
         """Return what a function returns for that reduction, which it gets as a `GroupTaken`."""
         with self._lock:
-            found = self._share(opened)
+            found = self._found(share)
             if isinstance(found, Missing):
                 return found
-            return function(self._group.taken(found, Share.of(opened, self._number)), *args)
+            return function(self._group.taken(found, share), *args)
 
-    def _share(self, opened: Opened) -> Columns | Missing:
-        share = Share.of(opened, self._number)
-        pieces = self._core.pieces(opened.fence, share.keys)
+    def _found(self, share: Share) -> Columns | Missing:
+        pieces = self._core.pieces(share.fence, share.keys)
         if pieces is not None:
             is_all = share.keys and share == self._all_of(share.keys, pieces)
             self._hosts = tuple(key.host for key in share.keys) if is_all else ()

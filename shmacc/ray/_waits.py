@@ -34,18 +34,14 @@ def until_asked(until: float = math.inf) -> float:
 
 
 class Wait:
-    """A wait for an answer of the owner, which is called again and again meanwhile.
+    """A wait of so many seconds (None: for ever) for an answer of the owner.
 
-    Args:
-        seconds: How long; None: for ever.
-
-    Attributes:
-        until: The time (monotonic) by which an answer must have come.
+    The owner is called again and again meanwhile.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self._end = math.inf if seconds is None else time.monotonic() + seconds
-        self.until: float = self._end + ANSWER
+        self.until: float = self._end + ANSWER  # by then an answer must have come
 
     def parked(self) -> float:
         """Return for how many seconds the owner may keep the next call."""

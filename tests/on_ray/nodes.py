@@ -168,7 +168,9 @@ def pid_of(part: str) -> int | None:
     """Return the process of an actor; None while it is made again."""
     try:
         actor = find_actor(part)
-        return None if actor is None else int(ray.get(actor.pid.remote(), timeout=10))
+        if actor is None:
+            return None
+        return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=10))
     except ray.exceptions.RayError:
         return None
 

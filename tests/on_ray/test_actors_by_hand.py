@@ -21,6 +21,7 @@ from shmacc._multihost.messages import (
     Opened,
     Order,
     Report,
+    Share,
     Stage,
     Timing,
 )
@@ -132,9 +133,9 @@ class _Shard:
 
     def round(self, number: int, *members: HostBatch) -> tuple[list[int], list[float]]:
         """Return the rows of a round, and their values."""
-        opened = Opened(Fence(1, number), 0, members)
-        rows = ray.get(self.actor.rows.remote(0, opened)).numbers.tolist()
-        values = ray.get(self.actor.values.remote(0, opened)).view("float64").tolist()
+        share = Share.of(Opened(Fence(1, number), 0, members), 0)
+        rows = ray.get(self.actor.rows.remote(0, share)).numbers.tolist()
+        values = ray.get(self.actor.values.remote(0, share)).view("float64").tolist()
         return rows, values
 
 
@@ -165,15 +166,16 @@ def test_an_open_blocks_round_is_not_reduced_again_when_a_host_ships(
     nodes: Nodes,
 ) -> None:
     shard = _Shard(nodes)
-    opened = Opened(Fence(1, 0), 0, (shard.stage(0, "a", 1, 1, 5), shard.stage(0, "b", 1, 1, 5)))
+    members = shard.stage(0, "a", 1, 1, 5), shard.stage(0, "b", 1, 1, 5)
+    share = Share.of(Opened(Fence(1, 0), 0, members), 0)
 
     def mark(taken: shmacc.GroupTaken) -> float:
         taken["m"].values[...] += 7  # which only the same arrays remember
         return float(taken["m"].values[0, 0])
 
-    assert ray.get(shard.actor.run.remote(0, opened, mark, ())) == 8.0
+    assert ray.get(shard.actor.run.remote(0, share, mark, ())) == 8.0
     shard.stage(0, "a", 2, 1, 5)
-    assert ray.get(shard.actor.run.remote(0, opened, mark, ())) == 15.0
+    assert ray.get(shard.actor.run.remote(0, share, mark, ())) == 15.0
     ray.kill(shard.actor)
 
 
