@@ -84,9 +84,6 @@ class Joining:
 
     First all shards say which rows they have: these messages are small. Then the place of each row
     is known, and each shard's values are put in place as they arrive.
-
-    Raises:
-        InvalidArgumentError: What shards have does not fit the round.
     """
 
     def __init__(self, plan: Plan, opened: Opened, rows: Mapping[int, Rows]) -> None:

@@ -123,11 +123,6 @@ class LocalSegment:
 
     @property
     def group(self) -> HostGroup:
-        """The group.
-
-        Raises:
-            FailedPreconditionError: It has not been made yet.
-        """
         if self._group is None:
             raise FailedPreconditionError("This host has no segment yet: it gets its parameters")
         return self._group

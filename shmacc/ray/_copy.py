@@ -54,11 +54,7 @@ class HostCopy:
         self._warned = ""
 
     def _earlier(self) -> Parameters | None:
-        """Return the node's copy; None: there is none yet.
-
-        Raises:
-            InvalidArgumentError: It is not like the other nodes'.
-        """
+        """Return the node's copy, which must be like the other nodes'; None: there is none yet."""
         given = self._given
         try:
             Parameters.attach(given.name, owners=given.owners).close()

@@ -36,7 +36,7 @@ def find_group(name: str, seconds: float | None, until: float) -> Config:
 
     Raises:
         NotFoundError: There is none, and `seconds` is None.
-        DeadlineExceededError: There was none in all that time; or as `find_config`.
+        DeadlineExceededError: There was none in all that time.
     """
     end = time.monotonic() + (seconds or 0.0)
     while (config := find_config(name, until)) is None:
@@ -53,9 +53,6 @@ def find_config(name: str, until: float) -> Config | None:
     """Return the config of the cluster's group of that name; None: there is no such group.
 
     If its owner has died, the actors of its hosts know the config.
-
-    Raises:
-        DeadlineExceededError: Its parts do not answer, or Ray's head does not.
     """
     nodes = {f"{name}/host {node}": node for node in sorted(living_nodes(None, until))}
     calls: dict[Any, str] = {}
@@ -103,12 +100,7 @@ def groups_of(parameters: str, until: float) -> list[Config]:
 
 
 def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Config, str]:
-    """Make the owner on this process's node, or find it; return it, its config and its node.
-
-    Raises:
-        DeadlineExceededError: The owner does not answer.
-        FailedPreconditionError: Ray does not start it.
-    """
+    """Make the owner on this process's node, or find it; return it, its config and its node."""
     here = ray.get_runtime_context().get_node_id()
     while True:
         given = ray.remote(OwnerActor), config.actor("owner"), here, config, step, here

@@ -2,7 +2,8 @@
 
 Everything else in the cluster goes on meanwhile, and so must rounds. But Ray's own calls wait for
 the head, take no timeout, and keep their thread. So each question has a thread of its own, and a
-caller waits for it no longer than it can afford. While a question is open, it is not asked again.
+caller waits for it no longer than it can afford: without an answer by then, whatever needs one
+raises DeadlineExceededError. While a question is open, it is not asked again.
 """
 
 import contextlib
@@ -53,9 +54,6 @@ def answer_of_head(
         until: The time (monotonic) until which to wait; None: `PATIENCE` from now.
         late: Whether an answer that came too late for another caller will do. Without this, a
             caller that waits only a moment, again and again, gets no answer of a busy head.
-
-    Raises:
-        DeadlineExceededError: The head has not answered.
     """
     end = time.monotonic() + PATIENCE if until is None else until
     key = _head(), question
@@ -81,10 +79,7 @@ def answer_of_head(
 def living_nodes(chosen: Collection[str] | None, until: float | None = None) -> set[str]:
     """Return the ids of the nodes that Ray considers alive, limited to `chosen` (None: all).
 
-    While Ray's head is away, the answer is its last one.
-
-    Raises:
-        DeadlineExceededError: The head has never answered, nor until now (as `answer_of_head`).
+    While Ray's head is away, the answer is its last one, if there was one.
     """
     head = _head()
 

@@ -62,9 +62,6 @@ class HostActor:
         """Make the segment and follow the owner, until `end`; a second call ends the first one.
 
         Also returns when the owner knows of a later actor of this node: this one's work is over.
-
-        Raises:
-            Whatever making the segment, or following the owner, has raised.
         """
         with self._turn:
             self._calls += 1
@@ -103,11 +100,7 @@ class HostActor:
             self._shared.stopped.wait(_AGAIN)
 
     def copy(self) -> Looked:
-        """Return a copy of the segment's content, and the fence that it belongs to.
-
-        Raises:
-            DeadlineExceededError: The forwarder is busy.
-        """
+        """Return a copy of the segment's content, and the fence that it belongs to."""
         asked: Future[Looked] = Future()
         self._shared.asked.put(asked)
         self._shared.woken.set()

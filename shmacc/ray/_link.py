@@ -102,9 +102,7 @@ class Link:
     def host(self, name: str, until: float | None = None) -> Any | None:
         """Return the actor of a host; None: there is none now, and the owner makes another.
 
-        Raises:
-            DeadlineExceededError: It is not known here, and Ray's head has not answered by `until`.
-                (None: does not say at once; then this returns None.)
+        Without `until` it is also None if Ray's head does not say at once.
         """
         if name not in self._hosts:
             part = f"host {name}"
@@ -154,11 +152,7 @@ class Link:
         return state
 
     def step(self, until: float | None = None) -> int:
-        """Return the owner's step. With parameters, a new owner learns it first.
-
-        Raises:
-            FailedPreconditionError: The owner was started again and knows no step yet.
-        """
+        """Return the owner's step. With parameters, a new owner learns it first."""
         while (step := self.state(until)[0]) is None:
             if self.call("do", "has_line", until=until, wait=ANSWER) is False:
                 raise self.error(NotReady())
@@ -174,9 +168,6 @@ class Link:
 
         Returns:
             The owner's step and fence before these calls, and the answers by node.
-
-        Raises:
-            DeadlineExceededError: The owner or a host has not answered in time.
         """
         step, fence, names = self.call("living", until=wait.until)
         found: dict[str, Any] = {}
@@ -204,11 +195,7 @@ class Link:
             getattr(self._owner, method).remote(*args, **options)
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner, which may keep the call until the next heartbeat of this chief.
-
-        Raises:
-            As `call`; the owner has until the end of the wait to answer.
-        """
+        """Call the owner, which may keep the call until the next heartbeat of this chief."""
         lease = self.connect(wait.until).timing.chief_lease
         parked = min(wait.parked(), lease / 4)
         return self.call("do", method, *args, until=wait.until, wait=parked, **options)

@@ -99,9 +99,6 @@ def find_actor(name: str, until: float | None = None, *, late: bool = False) -> 
     """Return the handle of an actor of that name; None: there is none now.
 
     `until` and `late` are as for `answer_of_head`; a moment is waited in any case.
-
-    Raises:
-        DeadlineExceededError: Ray's head has not answered.
     """
 
     def ask() -> Any | None:
@@ -119,8 +116,7 @@ def make_actor(
 ) -> Any:
     """Make an actor on a node, or find the one of that name, which need not be on this node.
 
-    Raises:
-        DeadlineExceededError: Ray's head has not answered. The actor may still be made.
+    If Ray's head has not answered by `until`, the actor may still be made.
     """
     made = kind.options(
         name=name,
@@ -135,12 +131,7 @@ def make_actor(
 
 
 def check_connected(until: float | None = None) -> None:
-    """Refuse a process that is not connected to Ray, or whose namespace is not that of its node.
-
-    Raises:
-        FailedPreconditionError: This is such a process; the message says what to do.
-        DeadlineExceededError: Ray's head has not answered (`until` is as for `answer_of_head`).
-    """
+    """Refuse a process that is not connected to Ray, or whose namespace is not that of its node."""
     if not ray.is_initialized():
         raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
     context, ours = ray.get_runtime_context(), names.current_namespace()
