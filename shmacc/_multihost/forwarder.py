@@ -268,15 +268,12 @@ class ForwarderCore:
         if content.count == 0:
             self.shipped(self._held_for)
 
-    def ships(self, grant: int, unreached: frozenset[str]) -> None:
-        """Note which hosts of shards have not confirmed their pieces yet."""
+    def shipped(self, grant: int, unreached: frozenset[str] = frozenset()) -> None:
+        """Note that the pieces have reached their shards, except for those on `unreached` hosts."""
         if self._unshipped is not None and grant == self._held_for:
             self._unreached = unreached
-
-    def shipped(self, grant: int) -> None:
-        """Note that the pieces have reached their shards."""
-        if self._unshipped is not None and grant == self._held_for:
-            self._batch, self._unshipped, self._unreached = self._unshipped, None, frozenset()
+            if not unreached:
+                self._batch, self._unshipped = self._unshipped, None
 
     def released(self) -> None:
         """Note that the segment is open again."""

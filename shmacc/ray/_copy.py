@@ -29,9 +29,7 @@ from shmacc.ray._waits import PATIENCE
 
 _logger = logging.getLogger("shmacc")
 
-NO_COPY = Copy(Lineage(0, 0), 0, 0)
-"""What a node reports that has none yet."""
-
+_NO_COPY = Copy(Lineage(0, 0), 0, 0)  # what a node reports that has none yet
 _LOOK = 0.2  # seconds between two looks whether a change is still wanted, or can be tried again
 
 
@@ -64,7 +62,7 @@ class HostCopy:
 
     def look(self) -> Copy:
         """Return what is known of the copy; a change that a dead process has begun is undone."""
-        return NO_COPY if self._params is None else copies.look(self._params)
+        return _NO_COPY if self._params is None else copies.look(self._params)
 
     def state(self) -> tuple[Copy, dict[str, ValueArray]] | None:
         """Return all of the copy, for another node; None: there is none yet."""

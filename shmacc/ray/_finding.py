@@ -27,9 +27,6 @@ _AGAIN = 0.1  # seconds until Ray is asked again to start an owner
 _LOOK = 0.05  # seconds between two looks for a group
 _CONFIG = 10.0  # seconds for a part to say what its group was made with
 
-END = 15.0
-"""Seconds for parts to be found, and to remove their names."""
-
 
 def find_group(name: str, seconds: float | None, until: float) -> Config:
     """Return the config of the cluster's group of that name; wait for it for `seconds`.

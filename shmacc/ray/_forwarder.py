@@ -194,10 +194,11 @@ class Incarnation:
     def _shipped(self) -> None:
         """Tell the core once all pieces have arrived; send those for lost shards again."""
         shipping = self._shipping
-        if shipping is not None and not shipping.is_done():
-            self._core.ships(shipping.key.grant, shipping.unreached)
-        elif shipping is not None:
-            self._core.shipped(shipping.key.grant)
+        if shipping is None:
+            return
+        is_done = shipping.is_done()
+        self._core.shipped(shipping.key.grant, shipping.unreached)
+        if is_done:
             self._shipping = None
             self._count("batches")
             self._count("gradients", shipping.gradients)

@@ -18,9 +18,7 @@ import ray
 from shmacc.errors import DeadlineExceededError
 from shmacc.ray._waits import PATIENCE, left_until
 
-MOMENT = 0.2
-"""Seconds for the head's answer, if the caller can do without, or asks again anyway."""
-
+MOMENT = 0.2  # seconds for an answer, if the caller can do without, or asks again anyway
 _BUSY = 2.0  # seconds within which a head answers unless it is away
 
 _Answer = TypeVar("_Answer")

@@ -23,13 +23,14 @@ from shmacc.errors import (
     OutOfRangeError,
     ShmaccError,
 )
-from shmacc.ray._finding import END, find_config, find_group, make_owner
+from shmacc.ray._finding import find_config, find_group, make_owner
 from shmacc.ray._head import kill, living_nodes, shown
 from shmacc.ray._parts import DIED, LOST, Config, State, check_connected, find, find_actor
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
+END = 15.0  # seconds for parts to be found, and to remove their names
 _AGAIN = 0.1  # seconds until a call that failed is tried again
 
 
@@ -298,5 +299,4 @@ class OpenBlock:
     kept: Any = None  # the update, which nodes that are late can get
 
 
-OPEN: dict[str, OpenBlock] = {}
-"""This process's open rounds, by ticket."""
+OPEN: dict[str, OpenBlock] = {}  # this process's, by ticket

@@ -10,15 +10,9 @@ from typing import Any
 
 import ray
 
-PARKED = 1.0
-"""Seconds that a call waits at the owner: also the chief's heartbeat."""
-
-PATIENCE = 60.0
-"""Seconds for the answer to a call that the owner does not keep waiting."""
-
-ANSWER = 1.0
-"""Seconds that an answer may take after its call's waiting time."""
-
+PATIENCE = 60.0  # seconds for the answer to a call that the owner does not keep waiting
+ANSWER = 1.0  # seconds that an answer may take after its call's waiting time
+_PARKED = 1.0  # seconds that a call waits at the owner: also the chief's heartbeat
 _UNANSWERED = 0.5  # seconds without an answer until the owner is asked which hosts are lost
 
 
@@ -45,7 +39,7 @@ class Wait:
 
     def parked(self) -> float:
         """Return for how many seconds the owner may keep the next call."""
-        return max(0.0, min(PARKED, self._end - time.monotonic()))
+        return max(0.0, min(_PARKED, self._end - time.monotonic()))
 
     def is_over(self) -> bool:
         """Whether the time has passed."""

@@ -119,7 +119,7 @@ class Host:
         def attempt(shard: int) -> None:
             if core is not self.core or shard not in wanted:
                 return
-            core.ships(grant, frozenset(shard_hosts[each].name for each in wanted))
+            core.shipped(grant, frozenset(shard_hosts[each].name for each in wanted))
             if frozenset({self.name, shard_hosts[shard].name}) not in world.cuts:
                 world.send(lambda: stage(shard), self)
             world.after(0.3, lambda: attempt(shard))
