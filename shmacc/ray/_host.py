@@ -23,7 +23,7 @@ from shmacc.errors import DeadlineExceededError, FailedPreconditionError
 from shmacc.ray._forwarder import Incarnation, Looked, Shared
 from shmacc.ray._head import shown
 from shmacc.ray._memory import Memory
-from shmacc.ray._parts import LOST, Config, Missing, find
+from shmacc.ray._parts import LOST, Config, find
 from shmacc.ray._shard import HostShards
 
 CONCURRENCY = {"shards": 4}
@@ -142,24 +142,22 @@ class HostActor:
         self._shards.of(shard).stage(fence, key, piece)
 
     @_of_shards
-    def rows(self, shard: int, share: Share) -> Rows | Missing:
+    def rows(self, shard: int, share: Share) -> Rows:
         """Return which rows a shard has in a round.
 
         They have a call of their own: they are small, and so reach the chief before the values have
         been copied.
         """
-        reduced = self._shards.of(shard).reduced(share)
-        return reduced if isinstance(reduced, Missing) else reduced.rows
+        return self._shards.of(shard).reduced(share).rows
 
     @_of_shards
-    def values(self, shard: int, share: Share) -> Bytes | Missing:
+    def values(self, shard: int, share: Share) -> Bytes:
         """Return the values that a shard has in a round, as a column."""
-        reduced = self._shards.of(shard).reduced(share)
-        return reduced if isinstance(reduced, Missing) else reduced.values
+        return self._shards.of(shard).reduced(share).values
 
     @_of_shards
     def run(
         self, shard: int, share: Share, function: Callable[..., Any], args: tuple[Any, ...]
-    ) -> Any | Missing:
+    ) -> Any:
         """Return what a function returns for a shard's share of a round."""
         return self._shards.of(shard).run(share, function, args)

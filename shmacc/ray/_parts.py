@@ -176,9 +176,8 @@ State = tuple[int | None, int, dict[str, HostState], dict[str, int]]
 """The owner's step, if it knows one; how many gradients there are, the hosts, the counters."""
 
 
-@dataclass(frozen=True)
-class Missing:
-    """A shard's answer: it does not have all pieces of a round."""
+class IncompleteError(Exception):
+    """A shard does not have all pieces of a round, or is lost."""
 
 
 class Shard:
@@ -220,13 +219,13 @@ class Shard:
                     f"Shard {self.number} on node {shown(node)} does not answer: it is stopped, or "
                     "cut off"
                 )
-        found = ray.get(call)
-        if isinstance(found, Missing):
+        try:
+            return ray.get(call)
+        except IncompleteError:
             raise ray.exceptions.RayActorError(
                 error_msg=f"The host of shard {self.number} has its part no more: it was started "
                 "again, or the round has ended"
-            )
-        return found
+            ) from None
 
     def fetch(self) -> GroupTaken:
         """Return this part of the round."""

@@ -36,7 +36,7 @@ from shmacc.errors import (
 )
 from shmacc.ray._head import shown
 from shmacc.ray._link import OPEN, Link, OpenBlock
-from shmacc.ray._parts import LOST, Missing, Shard, ShardedTaken
+from shmacc.ray._parts import LOST, IncompleteError, Shard, ShardedTaken
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked
 
 _Result = TypeVar("_Result", GroupTaken, ShardedTaken)
@@ -134,7 +134,7 @@ class Round(_core.GeneratorBlock[_Result]):
                         _stay_alive(link, self._ticket, self._left)
                     try:
                         result = self._fetch(answer, waiting.until)
-                    except _IncompleteError:
+                    except IncompleteError:
                         until = min(waiting.until, time.monotonic() + PATIENCE)
                         link.call("do", "missing", self._ticket, until=until)
                     else:
@@ -170,7 +170,7 @@ class Round(_core.GeneratorBlock[_Result]):
         asked = {number: share for number, share in enumerate(shares) if share.keys}
         actors = {number: self._link.host(opened.shard_hosts[number]) for number in asked}
         if None in actors.values():
-            raise _IncompleteError
+            raise IncompleteError
 
         def ask(method: str, *args: Any) -> Iterator[tuple[int, Any]]:
             # Futures fetch results as soon as they are there, also from other nodes.
@@ -195,7 +195,7 @@ class Round(_core.GeneratorBlock[_Result]):
         The owner says which hosts are lost: this does not wait for shards there.
 
         Raises:
-            _IncompleteError: A shard is lost, or has not all of its pieces.
+            IncompleteError: A shard is lost, or has not all of its pieces.
             DeadlineExceededError: Shards have not answered by `until`.
         """
         waiting = {call: number for number, call in calls.items()}
@@ -207,11 +207,9 @@ class Round(_core.GeneratorBlock[_Result]):
                     found = call.result()
                 except LOST:
                     self._link.lost_host(opened.shard_hosts[number])
-                    raise _IncompleteError from None
+                    raise IncompleteError from None
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
-                if isinstance(found, Missing):
-                    raise _IncompleteError
                 yield number, found
             if ended:
                 continue
@@ -224,16 +222,12 @@ class Round(_core.GeneratorBlock[_Result]):
                 )
             lost = self._link.lost(max(until, time.monotonic() + ANSWER))
             if not lost.isdisjoint(left.values()):
-                raise _IncompleteError
+                raise IncompleteError
 
     def _rest(self) -> None:
         OPEN.pop(self._ticket, None)
         if self._left is not None:
             self._left.set()
-
-
-class _IncompleteError(Exception):
-    """Shards have lost pieces of the round."""
 
 
 def _stay_alive(link: Link, ticket: str, left: threading.Event) -> None:

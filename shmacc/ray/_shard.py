@@ -12,7 +12,7 @@ from shmacc._multihost.pieces import Plan
 from shmacc._multihost.segment import HostGroup
 from shmacc._multihost.shard import ShardCore
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
-from shmacc.ray._parts import Config, Missing
+from shmacc.ray._parts import Config, IncompleteError
 
 _THREADS = 2  # for the node's own pieces, and for reductions that a chief will probably ask for
 
@@ -78,28 +78,27 @@ class HostShard:
             if self._reduced is not None and self._reduced[0].fence < before:
                 self._reduced = None
 
-    def reduced(self, share: Share) -> Columns | Missing:
-        """Return the reduction of this shard's share of a round."""
+    def reduced(self, share: Share) -> Columns:
+        """Return the reduction of this shard's share of a round.
+
+        Raises:
+            IncompleteError: Some of its pieces are not here.
+        """
         with self._lock:
             return self._found(share)
 
-    def run(
-        self, share: Share, function: Callable[..., Any], args: tuple[Any, ...]
-    ) -> Any | Missing:
+    def run(self, share: Share, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return what a function returns for that reduction, which it gets as a `GroupTaken`."""
         with self._lock:
-            found = self._found(share)
-            if isinstance(found, Missing):
-                return found
-            return function(self._group.taken(found, share), *args)
+            return function(self._group.taken(self._found(share), share), *args)
 
-    def _found(self, share: Share) -> Columns | Missing:
+    def _found(self, share: Share) -> Columns:
         pieces = self._core.pieces(share.fence, share.keys)
         if pieces is not None:
             is_all = share.keys and share == self._all_of(share.keys, pieces)
             self._hosts = tuple(key.host for key in share.keys) if is_all else ()
         elif self._reduced is None or self._reduced[0] != share:
-            return Missing()
+            raise IncompleteError
         return self._reduce(share, pieces or [])
 
     def _reduce_ahead(self) -> None:
