@@ -146,11 +146,10 @@ class Hosts:
     def note_cuts(self, grant: Grant, now: float, timing: Timing) -> None:
         """Give no shards to the ends of cut links, after a grant that has expired.
 
-        Every host that reports reaches the owner's host; but the link between two others may be
-        cut. Then the one cannot ship to the shards of the other. Such hosts hold for the grant, and
-        say whose shards they do not reach. Without shards at either end no link between the two is
-        needed, since hosts ship to hosts of shards only. The owner's host keeps its shards, so that
-        in the worst case it has all of them, and needs only the links that reports take as well.
+        Hosts at such links hold for the grant, and say whose shards they do not reach. Without
+        shards at either end no link between the two is needed, since hosts ship to hosts of shards
+        only. The owner's host keeps its shards, so that in the worst case it has all of them, and
+        needs only the links that reports take as well.
 
         A host may also have been too slow to ship. So this ends by itself, after ten times the
         expiry: if the link is still cut then, that costs one more expiry.
