@@ -333,6 +333,15 @@ class OwnerCore(Rounds):
             self._changed()
             self.tick(now)
 
+    def problems(self) -> dict[str, str]:
+        """Return why hosts have no part: what is wrong with their copies, or cannot be made."""
+        found = {} if self.copies is None else dict(self.copies.problems)
+        for host in self._hosts:
+            refused = None if host.in_line or host.report is None else host.report.refused
+            if refused is not None and refused.error is not None:
+                found[host.name] = f"{type(refused.error).__name__}: {refused.error}"
+        return found
+
     def unanswered(self) -> frozenset[str]:
         """Return the hosts that this owner must hear, and has not heard, before it leads."""
         copies = self.copies

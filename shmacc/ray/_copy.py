@@ -22,7 +22,7 @@ from shmacc._multihost.forwarder import ForwarderCore, Get
 from shmacc._multihost.messages import Fence, Order, Refusal, Stage
 from shmacc._parameters import copies
 from shmacc._parameters.parameters import Parameters
-from shmacc.errors import FailedPreconditionError, NotFoundError
+from shmacc.errors import FailedPreconditionError, NotFoundError, ResourceExhaustedError
 from shmacc.ray._head import shown
 from shmacc.ray._parts import Config, CopyConfig, find
 from shmacc.ray._waits import PATIENCE
@@ -30,7 +30,8 @@ from shmacc.ray._waits import PATIENCE
 _logger = logging.getLogger("shmacc")
 
 _NO_COPY = Copy(Lineage(0, 0), 0, 0)  # what a node reports that has none yet
-_LOOK = 0.2  # seconds between two looks whether a change is still wanted, or can be tried again
+_LOOK = 0.2  # seconds between two looks whether a change is still wanted
+_LONGEST = 10.0  # seconds until what failed again and again is tried again
 
 
 class HostCopy:
@@ -50,6 +51,7 @@ class HostCopy:
         self._here: tuple[Fence, Any] | None = None  # the change that was got, and its name
         self._work: Future[Callable[[], None]] | None = None  # returns what tells the core
         self._warned = ""
+        self._pause = self._again = 0.0  # after a failure, and when it ends
 
     def _earlier(self) -> Parameters | None:
         """Return the node's copy, which must be like the other nodes'; None: there is none yet."""
@@ -73,7 +75,9 @@ class HostCopy:
         if self._work is not None and self._work.done():
             self._work.result()()
             self._work = None
-        if self._work is None and (wanted := core.next_change()) is not None:
+        if self._work is not None or time.monotonic() < self._again:
+            return
+        if (wanted := core.next_change()) is not None:
             self._work = self._pool.submit(self._do, core, *wanted)
             self._work.add_done_callback(lambda _: woken.set())
 
@@ -100,11 +104,14 @@ class HostCopy:
                 self._make(core, order)
             else:
                 self._replace(core, order)
-            self._warned = ""
+            self._warned, self._pause = "", 0.0
         except Exception as error:  # noqa: BLE001  the copy is as it was: it is tried again
-            self._warn(f"Node {self._host} cannot follow with its copy: {error}")
-            time.sleep(_LOOK)
-            if get is Get.MAKE and order.lineage is not None:
+            self._warn(f"Node {shown(self._host)} cannot follow with its copy: {error}")
+            self._pause = min(max(2 * self._pause, _LOOK), _LONGEST)
+            self._again = time.monotonic() + self._pause
+            # Another node may have its copy for this one later, but this one has no room for it.
+            lasts = get is Get.MAKE or isinstance(error, ResourceExhaustedError)
+            if lasts and order.lineage is not None:
                 refused = Refusal(Fence(*order.lineage[:2]), error)
         return partial(core.changed, self.look(), refused)
 

@@ -1,5 +1,6 @@
 """How a chief makes a group, or finds the cluster's group of that name."""
 
+import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,8 @@ from shmacc.ray._link import Link, end_group
 from shmacc.ray._parameters import Parameters, begin_line, parameters_of
 from shmacc.ray._parts import Config, check_connected, counters_of
 from shmacc.ray._waits import ANSWER
+
+_logger = logging.getLogger("shmacc")
 
 _START = 120.0  # seconds for a group to be made: for all nodes to have their segments
 _LOOK = 0.05  # seconds between two looks for a change
@@ -72,7 +75,7 @@ def make(
     try:
         if params is not None:
             begin_line(link, params, until)
-        _wait_for_hosts(link, wanted, until)
+        _wait_for_hosts(link, wanted, until, is_new=link.config.number == config.number)
         if params is not None:
             _wait_for_own_copy(link, params, time.monotonic() + _OWN)
     except BaseException:
@@ -148,9 +151,10 @@ def _check_differences(existing: Config, asked: Config) -> None:
             ).with_fields(what=what, existing=str(have), asked=str(want))
 
 
-def _wait_for_hosts(link: Link, nodes: set[str], until: float) -> None:
+def _wait_for_hosts(link: Link, nodes: set[str], until: float, *, is_new: bool) -> None:
     """Wait for the segments of nodes, but not of nodes that meanwhile turn out to be dead.
 
+    Nor, unless the group is new, for those of others that have a problem: it goes on without them.
     Ray considers a node alive until it has missed heartbeats for half a minute.
     """
     name = link.name
@@ -164,9 +168,11 @@ def _wait_for_hosts(link: Link, nodes: set[str], until: float) -> None:
             return
         for node in missing:
             if node in hosts and (problem := hosts[node].problem) is not None:
-                raise FailedPreconditionError(
-                    f"Node {shown(node)} cannot have its segment of {name!r}: {problem}"
-                )
+                text = f"Node {shown(node)} cannot have its segment of {name!r}: {problem}"
+                if is_new or node == link.here:
+                    raise FailedPreconditionError(text)
+                _logger.warning("%s", text)
+                nodes = nodes - {node}
         if time.monotonic() > until:
             raise DeadlineExceededError(
                 f"After {_START:g} seconds these nodes have no segment of {name!r}: "

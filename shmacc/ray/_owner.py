@@ -127,7 +127,7 @@ class OwnerActor:
     async def state(self) -> State:
         """Return the step, the number of gradients, the hosts and the counters."""
         self._core.tick(time.monotonic())
-        problems = {} if self._core.copies is None else self._core.copies.problems
+        problems = self._core.problems()
         hosts = {
             name: HostState(lives, count, problems.get(name), step)
             for name, (lives, count, step) in self._core.hosts().items()

@@ -13,11 +13,13 @@ from shmacc._multihost.messages import (
     Fence,
     NotReady,
     Opened,
+    Refusal,
     Refused,
     Staging,
     Told,
     Waiting,
 )
+from shmacc.errors import ResourceExhaustedError
 from shmacc_simulate.ledger import Segment
 
 pytestmark = pytest.mark.threads
@@ -262,6 +264,32 @@ def test_a_host_that_cannot_get_the_update_is_not_waited_for_and_restored_afterw
     assert Get.REPLACE in table.act("b")
     table.settle()
     assert (table.numbers, table.steps) == ([2, 2], [1, 1])
+
+
+def test_a_host_without_room_for_its_copy_has_a_problem_until_it_has_one() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.busy.add("b")
+    table.update()
+    keep_alive(table, TIMING.lease + 0.1)
+    table.settle()
+    assert isinstance(table.update(), Told)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.hear()
+    core = table.hosts["b"][0]
+    found = core.next_change()
+    assert found is not None
+    get, order = found
+    assert get is Get.REPLACE
+    assert order.lineage is not None
+    refusal = Refusal(Fence(*order.lineage[:2]), ResourceExhaustedError("no room"))
+    core.changed(table.copy("b"), refusal)
+    table.settle()
+    assert table.owner.problems() == {"b": "ResourceExhaustedError: no room"}
+    table.busy.clear()
+    table.settle()
+    assert table.numbers == [2, 2]
+    assert table.owner.problems() == {}
 
 
 def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:

@@ -33,7 +33,7 @@ while group.running:
 
 
 def main() -> None:
-    """Fill memory, put objects, take; raises if any of that fails."""
+    """Fill memory, put objects, take; then have no room for parameters. Raises if that fails."""
     enter_own_shm(420 * MIB)
     ray.init(
         address="local",  # and not a cluster that another job has on this machine
@@ -57,6 +57,16 @@ def main() -> None:
             assert segment.num_accumulated()
         group.finish()
         assert worker.wait(60) == 0
+    big = {"big": np.zeros(150 * MIB // 4, np.float32)}
+    with shmacc.ray.Parameters(
+        big, "big", optimizer=shmacc.optim.SGD(1.0), unlink_on_close=True
+    ) as params:  # one more of them, in Ray's store, has room, but not a third
+        try:
+            shmacc.ray.AccumulatorGroup(params.member_specs(), "big.group")
+        except shmacc.errors.ResourceExhaustedError as error:
+            assert "cannot make the change" in str(error)  # noqa: PT017
+        else:
+            raise AssertionError("there was room")
     ray.shutdown()
 
 
