@@ -309,8 +309,9 @@ def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) ->
                 raise link.error(answer)
             case _:
                 raise FailedPreconditionError(
-                    "The round has ended before its update, or the owner was started again: look "
-                    "at `step` to see whether the change was made"
+                    "The round has ended before its update, since this process was silent for too "
+                    "long or the step was set, or the owner was started again: look at `step` to "
+                    "see whether the change was made"
                 )
 
 
