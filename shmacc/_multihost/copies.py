@@ -26,10 +26,9 @@ tools/model/copies searches these rules, and finds a fault for each that is left
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from shmacc._base.lineage import Lineage
-from shmacc._multihost.hosts import Host, Hosts
+from shmacc._multihost.changes import UNKNOWN, Change, lineage_of, same
 from shmacc._multihost.messages import (
     LAST_STEP,
     AtLastStep,
@@ -45,51 +44,12 @@ from shmacc.errors import FailedPreconditionError
 
 _logger = logging.getLogger("shmacc")
 
-UNKNOWN = -1
-"""The digest of a change that is committed, until a host has reported it."""
-
-_SLOWEST = 20e6  # bytes a second that a host gets at least
 _LATEST = 30.0  # seconds that a new owner waits for hosts that may have the line and are not listed
 _FURTHEST = 1 << 32  # a segment that is further ahead is damaged, or set by hand
 _REMEMBERED = 1024  # calls
 
 Answered = Told | Refused | AtLastStep | Ended
 ChangeAnswer = Staging | Answered
-
-
-def same(has: Lineage, wanted: Lineage) -> bool:
-    """Whether a copy has the lineage that is wanted."""
-    return has[:2] == wanted[:2] and wanted.digest in {has.digest, UNKNOWN}
-
-
-@dataclass(slots=True)
-class Change:
-    """A change of all copies.
-
-    Attributes:
-        stage: What hosts get.
-        call: The chief's call; it may be repeated.
-        host: The chief's host.
-        since: When it was staged, or committed.
-        heard: When its chief called last.
-        committed: Whether hosts make it.
-        left: Whether its chief is lost, or waits no more.
-        without: Hosts that had not got it in time when it was committed.
-    """
-
-    stage: Stage
-    call: str
-    host: str
-    since: float
-    heard: float
-    committed: bool = False
-    left: bool = False
-    without: frozenset[str] = frozenset()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it replaces everything, and is made outside a round."""
-        return self.stage.parent is None
 
 
 class Copies:
@@ -112,123 +72,88 @@ class Copies:
         self.problems: dict[str, str] = {}
         self._answered_at: float | None = None  # when all listed hosts had answered
         self._named = 0  # changes that this owner has named
-        self._answers: OrderedDict[str, Answered] = OrderedDict()  # by call; see `_note`
+        self._answers: OrderedDict[str, Answered] = OrderedDict()  # by call; see `note`
         self._differed: dict[str, int] = {}  # by host: how often its digest was another
 
     # What hosts must have
 
-    def has(self, report: Report | None, step: int) -> bool:
-        """Whether a host's gradients at this step are computed from a whole copy of the line."""
-        copy = None if report is None else report.copy
-        if copy is None or self.lineage is None:
-            return False
-        return same(copy.lineage, self.lineage) and copy.begun <= step
+    def has(self, report: Report) -> bool:
+        """Whether a host's copy is that of the line."""
+        return self.lineage is not None and same(lineage_of(report), self.lineage)
 
-    def stage_for(self, report: Report) -> Stage | None:
-        """Return the change that a host must get: one for its copy, that it has not made yet."""
-        change = self.change
-        if change is None or report.copy is None or self._has_made(report, change):
-            return None
-        return change.stage if _fits(report, change) else None
-
-    def source(self, hosts: Iterable[Host], report: Report) -> str | None:
-        """Return a host from which another one can get its copy.
+    def source(self, reports: Iterable[Report], report: Report) -> str | None:
+        """Return a host from which another one can get its copy; None: it has it.
 
         It is another one at each report: the two may be cut off from each other.
         """
-        lineage = self.lineage
-        if lineage is None or lineage.digest == UNKNOWN:
+        if self.has(report):
             return None
-        able = sorted(
-            each.name
-            for each in hosts
-            if each.name != report.host and not each.lost and _lineage(each) == lineage
-        )
+        able = sorted(each.host for each in reports if lineage_of(each) == self.lineage)
         return able[report.number % len(able)] if able else None
 
-    def count(self, hosts: Iterable[Host]) -> int:
+    def count(self, reports: Iterable[Report]) -> int:
         """Return how many living hosts have the line."""
-        return sum(
-            self.lineage is not None and not host.lost and same(_lineage(host), self.lineage)
-            for host in hosts
-        )
+        return sum(map(self.has, reports))
 
     # Learning
 
-    def learn(self, hosts: Hosts, term: int, now: float) -> int | None:
+    def learn(self, reports: list[Report], term: int, now: float) -> int | None:
         """Learn line and step, if all hosts have answered this term; return the step, or None.
 
         After a power failure of all hosts, say, those that come first may not have the last update:
         so a new owner waits a while for as many hosts as had it.
-
-        The step is past no segment, and no change that was begun is past it: gradients of lower
-        steps may be computed from something else.
         """
-        found = self._answered(hosts, term)
-        if found is None:
+        if not self._is_answered(reports, term):
             return None
         self._answered_at = now if self._answered_at is None else self._answered_at
-        base = max((r.copy for r in found if r.copy and r.copy.lineage.term), default=None)
-        had = max((r.copies for r in found if base is not None and r.copy == base), default=0)
-        if len(found) < had and now - self._answered_at < _LATEST:
+        base = max((r.copy for r in reports if r.copy and r.copy.lineage.term), default=None)
+        had = [each.copies for each in reports if base and lineage_of(each) == base.lineage]
+        if len(reports) < max(had, default=0) and now - self._answered_at < _LATEST:
             return None
         self.lineage = None if base is None else base.lineage
         self.is_learning = False
-        step = -1 if base is None else base.step
-        # What was begun in a copy that has no lineage does not matter: it is replaced.
-        least = [r.step for r in found] + [
-            r.copy.begun for r in found if r.copy and r.copy.lineage.term
-        ]
-        return max([step, *(each for each in least if each - step <= _FURTHEST)])
+        return -1 if base is None else self.ahead(reports, base.step) or base.step
 
     def learn_again(self) -> None:
         """Forget the line: no host has it any more."""
-        self.end(Ended())
         self.is_learning, self.lineage, self._answered_at = True, None, None
 
-    def is_nowhere(self, hosts: Hosts, term: int) -> bool:
+    def is_nowhere(self, reports: list[Report], term: int) -> bool:
         """Whether all hosts are heard, and none has the line or can still get it."""
-        found = self._answered(hosts, term)
-        if found is None or self.lineage is None:
-            return False
         change = self.change
-        able = change is not None and change.committed
-        return not any(
-            (report.copy is not None and same(report.copy.lineage, self.lineage))
-            or (able and change is not None and report.staged == change.stage.update)
-            for report in found
+        return (
+            self.lineage is not None
+            and self._is_answered(reports, term)
+            and not any(self.has(each) or (change and change.is_at(each)) for each in reports)
         )
 
-    def must_answer(self, hosts: Hosts, term: int) -> frozenset[str]:
+    def must_answer(self, reports: Iterable[Report], term: int) -> frozenset[str]:
         """Return the hosts that can take part, and have not answered this term.
 
         A host that reports takes part, also if the driver does not list it yet, or any more.
         """
-        names = {host.name for host in hosts if host.report is not None and not host.lost}
-        answered = {host.name for host in hosts if host.name in names and _term(host) == term}
-        return frozenset({*names, *(self.listed or ())} - answered)
+        terms = {each.host: each.term for each in reports}
+        names = {*terms, *(self.listed or ())}
+        return frozenset(name for name in names if terms.get(name) != term)
 
-    def _answered(self, hosts: Hosts, term: int) -> list[Report] | None:
-        """Return the reports of all hosts that can take part; None: some are missing."""
-        if not self.listed or self.must_answer(hosts, term):
-            return None
-        return [host.report for host in hosts if host.report is not None and not host.lost]
+    def _is_answered(self, reports: Iterable[Report], term: int) -> bool:
+        """Whether all hosts that can take part have answered."""
+        return bool(self.listed) and not self.must_answer(reports, term)
 
-    def ahead(self, hosts: Iterable[Host], step: int) -> int | None:
+    def ahead(self, reports: Iterable[Report], step: int) -> int | None:
         """Return the step to which the owner must move for a host's sake; None: it need not.
 
         A host's segment may be at a later step, or at this one with another copy: that is replaced
         only together with a higher step.
         """
         steps = [step]
-        for host in hosts:
-            if host.lost or host.report is None or host.report.copy is None:
+        for report in reports:
+            if (copy := report.copy) is None:
                 continue
-            report, copy = host.report, host.report.copy
-            differs = self.lineage is not None and not same(copy.lineage, self.lineage)
-            least = max(report.step + (differs and report.step >= 0), copy.begun)
+            differs = self.lineage is not None and not self.has(report)
+            least = max(report.step + differs, copy.begun)
             if least - step > _FURTHEST or least > LAST_STEP:
-                self.problems[host.name] = (
+                self.problems[report.host] = (
                     f"its segment is at step {report.step}, its copy leads to {copy.begun}, and "
                     f"the group is at {step}"
                 )
@@ -251,144 +176,48 @@ class Copies:
         """Return the last answer to a call; None: it is not answered yet."""
         return self._answers.get(call)
 
-    def _note(self, call: str, answer: Answered) -> None:
-        """Keep the answer to a call: a late or repeated message of it begins no other change.
+    def note(self, call: str, answer: Answered) -> None:
+        """Keep the first answer to a call: a late or repeated message of it begins no other change.
 
         The last 1,024 are enough: the chiefs of earlier ones have long stopped sending.
         """
-        self._answers[call] = answer
+        self._answers.setdefault(call, answer)
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)
 
-    def answer(self, call: str, hosts: Iterable[Host], now: float, lease: float) -> ChangeAnswer:
+    def answer(
+        self, call: str, reports: Iterable[Report], now: float, lease: float
+    ) -> ChangeAnswer:
         """Return the answer to the chief's call that makes a change."""
         if (found := self._answers.get(call)) is not None:
             return found
         if self.change is None or self.change.call != call:
             return Ended()
         self.change.heard = now
-        return Staging(self.late(hosts, now, lease), self.change.committed)
+        return Staging(self.change.late(reports, now, lease), self.change.committed)
 
     def end(self, answer: Answered) -> None:
-        """End the change: its round has ended, or it is dropped. An earlier answer stays."""
-        if self.change is not None and self.answered(self.change.call) is None:
-            self._note(self.change.call, answer)
+        """End the change: its round has ended, or it is dropped."""
+        if self.change is not None:
+            self.note(self.change.call, answer)
         self.change = None
 
-    def drop(self, call: str) -> None:
-        """Note that a call begins no change any more, unless it is answered."""
-        if self.answered(call) is None:
-            self._note(call, Ended())
-
-    def tell(self) -> None:
-        """Note that the chief may be told. The change stays until its round has ended."""
-        if self.change is not None:
-            self._note(self.change.call, Told())
-
-    def refuse(self, refused: Refused) -> None:
-        """Note that the chief's own host cannot make a change that is committed: others make it."""
-        if self.change is not None:
-            self._note(self.change.call, refused)
-            self.change.left = True
-
-    @property
-    def is_told(self) -> bool:
-        return self.change is not None and isinstance(self.answered(self.change.call), Told)
-
-    def late(self, hosts: Iterable[Host], now: float, lease: float) -> tuple[str, ...]:
-        """Return the hosts that the change waits for.
-
-        A host that has the change makes it, unless it is lost. One that does not have it counts as
-        lost after the lease, and the time that a large change takes.
-        """
-        change = self.change
-        if change is None:
-            return ()
-        lease += change.stage.size / _SLOWEST
-        late = []
-        for host in hosts:
-            report = host.report
-            if host.lost or report is None or report.copy is None or self._has_made(report, change):
-                continue
-            staged, update = report.staged, change.stage.update
-            if staged == update and not change.committed:
-                continue
-            in_time = now - change.since < lease and host.name not in change.without
-            may_come = staged == update or in_time
-            if may_come and not self._has_refused(report) and _fits(report, change):
-                late.append(host.name)
-        return tuple(sorted(late))
-
-    def refusal(self, hosts: Iterable[Host]) -> Refused | None:
-        """Return why the change that is staged cannot be made: a host's error."""
-        for host in hosts:
-            error = self._error_of(host)
-            if error is not None:
-                return Refused(host.name, error)
-        return None
-
-    def outcome_at_home(self, hosts: Iterable[Host]) -> Refused | None:
-        """Return why the chief's own host does not get the committed change, as others do.
-
-        None: it has it, or may still get it.
-        """
-        change, lineage = self.change, self.lineage
-        home = next((h for h in hosts if change is not None and h.name == change.host), None)
-        report = None if home is None or home.lost else home.report
-        if change is None or lineage is None or home is None or report is None or not report.copy:
-            return None
-        error = self._error_of(home)
-        if error is None and self._has_refused(report):
-            error = FailedPreconditionError("This host could not get the change any more")
-        is_other = not same(report.copy.lineage, lineage) and not _fits(report, change)
-        if error is None and is_other:
-            error = FailedPreconditionError("This host's copy has become another one")
-        return None if error is None else Refused(home.name, error, committed=True)
-
-    def _has_refused(self, report: Report | None) -> bool:
-        refused = None if report is None else report.refused
-        return (
-            refused is not None
-            and self.change is not None
-            and refused.update == self.change.stage.update
-        )
-
-    def _error_of(self, host: Host) -> Exception | None:
-        """Return a host's error, if it lives and cannot make the change."""
-        report = None if host.lost else host.report
-        if report is None or report.refused is None or not self._has_refused(report):
-            return None
-        return report.refused.error
-
-    def can_be_committed(self, hosts: Iterable[Host], now: float, lease: float) -> bool:
-        change = self.change
-        if change is None or change.committed or self.late(hosts, now, lease):
-            return False
-        update = change.stage.update
-        return any(h.report is not None and h.report.staged == update and not h.lost for h in hosts)
-
-    def commit(self, hosts: Iterable[Host], now: float) -> None:
+    def commit(self, change: Change, reports: Iterable[Report], now: float) -> None:
         """From here on hosts make the change."""
-        change = self.change
-        if change is not None:
-            change.committed, change.since = True, now
-            update = change.stage.update
-            reports = [host.report for host in hosts if host.report is not None]
-            change.without = frozenset(r.host for r in reports if r.staged != update)
-            self.lineage = Lineage(*update, 0 if change.is_whole else UNKNOWN)
+        change.commit(reports, now)
+        self.lineage = Lineage(*change.stage.update, 0 if change.is_whole else UNKNOWN)
 
-    def learn_digest(self, hosts: Iterable[Host]) -> bool:
+    def learn_digest(self, change: Change, reports: Iterable[Report]) -> bool:
         """Take over the digest that the chief's host reports, or any host if that is lost.
 
         Returns:
             Whether it is known now, and was not before.
         """
-        change, lineage = self.change, self.lineage
-        if change is None or lineage is None or lineage.digest != UNKNOWN:
+        if self.lineage is None or self.lineage.digest != UNKNOWN:
             return False
-        found = {h.name: own for h in hosts if not h.lost and same(own := _lineage(h), lineage)}
-        mine = [h for h in hosts if h.name == change.host and not h.lost]
-        chosen = change.host if mine and not change.left else min(found, default=None)
+        found = {each.host: lineage_of(each) for each in reports if self.has(each)}
+        is_mine = not change.left and any(each.host == change.host for each in reports)
+        chosen = change.host if is_mine else min(found, default=None)
         if chosen not in found:
             return False
         self.lineage = found[chosen]
@@ -400,38 +229,28 @@ class Copies:
                 self.problems[name] = f"{text}, {times} times"
         return True
 
-    def is_everywhere(self, hosts: Iterable[Host], now: float, lease: float) -> bool:
+    def is_everywhere(
+        self, change: Change, reports: list[Report], now: float, lease: float
+    ) -> bool:
         """Whether the committed change is in the copy of every host that can make it.
 
         If the chief still waits, its own host must have it: the rest of the block reads it there.
         """
-        change, lineage = self.change, self.lineage
-        if change is None or lineage is None or not change.committed or lineage.digest == UNKNOWN:
-            return False
-        on = {host.name for host in hosts if not host.lost and _lineage(host) == lineage}
+        on = {each.host for each in reports if lineage_of(each) == self.lineage}
         enough = bool(on) if change.left else change.host in on
-        return enough and not self.late(hosts, now, lease)
+        return enough and not change.late(reports, now, lease)
 
-    @staticmethod
-    def _has_made(report: Report, change: Change) -> bool:
-        return report.copy is not None and report.copy.lineage[:2] == change.stage.update
+    def outcome_at_home(self, change: Change, reports: Iterable[Report]) -> Refused | None:
+        """Return why the chief's own host does not get the committed change, as others do.
 
-
-def _fits(report: Report, change: Change) -> bool:
-    """Whether the change can be made at a host: in its copy, and with a higher step of its segment.
-
-    A segment that is further, by void steps of another owner, has gradients from the copy as it is.
-    """
-    if report.copy is None or change.is_whole:
-        return report.copy is not None
-    return report.copy.lineage == change.stage.parent and report.step < change.stage.step
-
-
-def _term(host: Host) -> int | None:
-    return None if host.report is None else host.report.term
-
-
-def _lineage(host: Host) -> Lineage:
-    """Return the lineage of a host's copy, or one that is no copy's."""
-    known = host.report is not None and host.report.copy is not None
-    return host.report.copy.lineage if known else Lineage(0, 0)  # type: ignore[union-attr]
+        None: it has it, or may still get it, or is lost.
+        """
+        home = [each for each in reports if each.host == change.host]
+        if any(map(change.refused_by, home)):
+            why = "This host could not get the change any more"
+        elif any(not (self.has(each) or change.fits(each)) for each in home):
+            why = "This host's copy has become another one"
+        else:
+            return None
+        found = change.refusal(home) or Refused(change.host, FailedPreconditionError(why))
+        return found._replace(committed=True)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from shmacc._base.lineage import Copy
-from shmacc._multihost.copies import UNKNOWN, same
+from shmacc._multihost.changes import same
 from shmacc._multihost.messages import (
     Batch,
     Death,
@@ -158,7 +158,7 @@ class ForwarderCore:
         if order.refused:
             return Do.STOP, 0
         if not self._is_in_line(order):
-            return (Do.RELEASE, 0) if self._held and not order.hold else None
+            return None
         if self._is_finished and not order.finished and self.fence != order.fence:
             # A process of the host has ended the run, and the owner may not know it. A reset would
             # begin the segment anew, and the end would be forgotten.
@@ -190,20 +190,20 @@ class ForwarderCore:
             return None  # the owner moves past it
         if self.fence == order.fence:
             return None if self._step == order.step else (Do.SET_STEP, order.step)
-        if self.fence is None or self.fence.term != order.term:
-            if order.adopt and self._step == order.step:
-                self.fence = order.fence
-                self._forget_grant()
-                return None
-        elif (
-            self._held
+        is_other = self.fence is None or self.fence.term != order.term
+        # With parameters, gradients belong to the step and to the copy.
+        if order.adopt and self._step == order.step and (is_other or self._copy is not None):
+            self.fence = order.fence
+            self._forget_grant()
+            return None
+        if (
+            not is_other
+            and self._held
             and self._batch is not None
             and order.consumed == self._held_for
             and order.step == self._step + 1
         ):
             return Do.CONSUME, 0
-        if self._copy is not None and order.step == self._step:
-            return None
         return Do.RESET, order.step
 
     def next_change(self) -> tuple[Get, Order] | None:
@@ -216,11 +216,11 @@ class ForwarderCore:
             may_replace = order.step > self._step
             if staged is not None and staged.update == wanted[:2] and self._can_make(staged, order):
                 get = Get.MAKE
-            elif order.source and wanted.digest != UNKNOWN and may_replace:
+            elif order.source and may_replace:
                 get = Get.REPLACE
         if get is None and stage is not None and stage.parent in {None, copy.lineage}:
-            known = {staged and staged.update, self._refused and self._refused.update}
-            get = None if stage.update in known else Get.STAGE
+            seen = {staged and staged.update, self._refused and self._refused.update}
+            get = None if stage.update in {*seen, copy.lineage[:2]} else Get.STAGE
         self._getting = get
         return None if get is None else (get, order)
 

@@ -1,6 +1,6 @@
 """The hosts as the owner knows them: by their last reports."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, HostBatch, Report, Timing
@@ -37,6 +37,10 @@ class Host:
     def takes_part(self) -> bool:
         """Whether the host lives, and can hold its segment for a grant."""
         return not self.lost and self.in_line
+
+    def gets_copy(self, since: float) -> bool:
+        """Whether the host lives and gets another one's copy, for no longer than since then."""
+        return not (self.in_line or self.lost) and self.out_since > since
 
     @property
     def is_coming(self) -> bool:
@@ -116,6 +120,11 @@ class Hosts:
     def __iter__(self) -> Iterator[Host]:
         return iter(self._hosts.values())
 
+    @property
+    def reports(self) -> list[Report]:
+        """The last reports of the hosts that live."""
+        return [host.report for host in self if host.report is not None and not host.lost]
+
     def changed(self) -> None:
         """Forget the counts: a host's report, or whether it lives, may have changed."""
         self._counted = None
@@ -129,6 +138,14 @@ class Hosts:
             pending = sum(host.pending(fence) for host in self)
             self._counted = fence, pending, sum(not host.lost for host in self)
         return self._counted[1:]
+
+    def note_line(self, has: Callable[[Report], bool], now: float) -> None:
+        """Note which hosts have the right copy of the parameters; unheard ones may have it."""
+        for host in self:
+            in_line = host.report is None or has(host.report)
+            if in_line != host.in_line:
+                host.in_line, host.out_since = in_line, now
+                self.changed()
 
     def find(self, name: str) -> Host | None:
         return self._hosts.get(name)

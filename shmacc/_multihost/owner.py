@@ -64,14 +64,9 @@ class OwnerCore(Rounds):
         if host is None or incarnation < host.incarnation:
             return Order(term, self.serial, incarnation, refused=host is not None)
         copies, report = self.copies, host.report
-        # With parameters, the host must have answered this term first.
-        if report is None or not (self.is_ready if copies is None else report.term == term):
+        if report is None or (copies is None and not self.is_ready):
             return Order(term, self.serial, incarnation)
-        adopt = (
-            host.may_be_adopted(self.fence, self.step, self._set_at)
-            if copies is None
-            else report.step == self.step
-        )
+        adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
         if report.fence != self.fence and report.step == self.step and not adopt:
             self._in_doubt = True  # its segment is emptied; its workers wait for a new step
         held = self._grant is not None or self.block is not None
@@ -91,9 +86,9 @@ class OwnerCore(Rounds):
             slack=self._slack(),
             pace=self.pace,
             lineage=None if copies is None else copies.lineage,
-            stage=None if copies is None else copies.stage_for(report),
-            source=None if copies is None else copies.source(self._hosts, report),
-            copies=0 if copies is None else copies.count(self._hosts),
+            stage=None if self._change is None else self._change.stage,
+            source=None if copies is None else copies.source(self._hosts.reports, report),
+            copies=0 if copies is None else copies.count(self._hosts.reports),
         )
 
     def has_news(self, name: str, serial: int) -> bool:
@@ -299,7 +294,7 @@ class OwnerCore(Rounds):
         if copies.answered(call) is None and not busy and not copies.is_learning:
             if only_first and copies.lineage is not None:
                 return Told()
-            least = max(self.step + 1, step, copies.ahead(self._hosts, self.step) or 0)
+            least = max(self.step + 1, step)
             if least > LAST_STEP:
                 return AtLastStep()
             stage = copies.named(self.fence.term, least, source, size, whole=True)
@@ -320,11 +315,11 @@ class OwnerCore(Rounds):
             self._changed()
             self.tick(now)
         elif change is None or change.call != call:
-            copies.drop(call)
+            copies.note(call, Ended())
         return self._answer_to(call, now)
 
     def _answer_to(self, call: str, now: float) -> ChangeAnswer:
-        return self._line.answer(call, self._hosts, now, self._timing.lease)
+        return self._line.answer(call, self._hosts.reports, now, self._timing.lease)
 
     def list_hosts(self, names: frozenset[str], now: float) -> None:
         """Note which hosts can take part: a new owner must hear all of them first."""
@@ -347,4 +342,4 @@ class OwnerCore(Rounds):
         copies = self.copies
         if copies is None or not copies.is_learning or copies.listed is None:
             return frozenset()
-        return copies.must_answer(self._hosts, self.fence.term)
+        return copies.must_answer(self._hosts.reports, self.fence.term)

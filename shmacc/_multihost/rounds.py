@@ -30,10 +30,11 @@ event made them due.
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from shmacc._multihost.copies import Change, Copies
-from shmacc._multihost.hosts import NUMBER_BITS, Grant, Host, Hosts, two_with_one_contributor
+from shmacc._multihost.changes import Change
+from shmacc._multihost.copies import Copies
+from shmacc._multihost.counters import Counters
+from shmacc._multihost.hosts import NUMBER_BITS, Grant, Hosts, two_with_one_contributor
 from shmacc._multihost.messages import (
     LAST_STEP,
     Conflict,
@@ -51,35 +52,6 @@ _logger = logging.getLogger("shmacc")
 
 TERM_BITS = 20
 """The low bits of a term, which are random: no two owners have the same term."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counters of one owner; an owner that is started again begins with zeros.
-
-    Attributes:
-        rounds: Rounds consumed.
-        gradients: Gradients in them.
-        grants: How often hosts were asked to ship.
-        withdrawn: Grants that came to nothing, since hosts were lost or late.
-        voided: Steps that moved on without a round.
-        lost_hosts: How often a host was silent for too long.
-        died_workers: Workers that died, without those of lost hosts.
-        lost_blocks: Rounds that were granted once more, since shards had lost pieces of them.
-        lost_chiefs: Chiefs that were silent for too long.
-        refused_reports: Reports that were late, doubled, or of an earlier incarnation.
-    """
-
-    rounds: int = 0
-    gradients: int = 0
-    grants: int = 0
-    withdrawn: int = 0
-    voided: int = 0
-    lost_hosts: int = 0
-    died_workers: int = 0
-    lost_blocks: int = 0
-    lost_chiefs: int = 0
-    refused_reports: int = 0
 
 
 class Rounds:
@@ -177,7 +149,8 @@ class Rounds:
         if not self._wants_round():
             self._seen = None
         elif self._is_enough():
-            if not any(self._gets_copy(host, now) for host in self._hosts):
+            # An update would make the copy that a host is just getting an old one.
+            if not any(host.gets_copy(now - self._timing.expiry) for host in self._hosts):
                 self._make_grant(now)
         elif self._in_doubt and self._is_stuck(now):
             self._void("nothing comes after an owner's death or a new step")
@@ -191,9 +164,9 @@ class Rounds:
 
     def _tend_copies(self, copies: Copies, now: float) -> None:
         """Take the transitions of the parameters' copies that are due."""
-        change = copies.change
+        change, reports = copies.change, self._hosts.reports
         if copies.is_learning:
-            step = copies.learn(self._hosts, self.fence.term, now)
+            step = copies.learn(reports, self.fence.term, now)
             if step is not None:
                 self.step, self.is_ready = step, copies.lineage is not None
                 self._changed()
@@ -202,57 +175,50 @@ class Rounds:
         elif change is not None:
             self._tend_staged(copies, change, now)
         elif self.is_ready and self._grant is None and self.block is None:
-            if copies.is_nowhere(self._hosts, self.fence.term):
+            if copies.is_nowhere(reports, self.fence.term):
                 self._begin_learning(copies)
-            elif (step := copies.ahead(self._hosts, self.step)) is not None:
+            elif (step := copies.ahead(reports, self.step)) is not None:
                 self._void("a host's segment is ahead, or has another copy of the parameters", step)
-        for host in self._hosts:
-            in_line = host.report is None or copies.has(host.report, self.step)
-            if in_line != host.in_line:
-                host.in_line, host.out_since = in_line, now
-                self._changed()
+        self._hosts.note_line(copies.has, now)
 
     def _tend_staged(self, copies: Copies, change: Change, now: float) -> None:
+        reports = self._hosts.reports
         silent = change.is_whole and now - change.heard > self._timing.chief_lease
-        refused = copies.refusal(self._hosts)
+        refused = change.refusal(reports)
         if silent or refused is not None:
             copies.end(refused or Ended())
             self._changed()
-        elif copies.can_be_committed(self._hosts, now, self._timing.lease):
-            copies.commit(self._hosts, now)
+        elif change.can_be_committed(reports, now, self._timing.lease):
+            copies.commit(change, reports, now)
             self.is_ready = True
             self._changed()
             if change.is_whole:
                 self._move(change.stage.step)
 
     def _tend_committed(self, copies: Copies, change: Change, now: float) -> None:
+        reports = self._hosts.reports
         if change.is_whole and now - change.heard > self._timing.chief_lease:
             change.left = True
-        if copies.learn_digest(self._hosts):
+        if copies.learn_digest(change, reports):
             self._changed()
-        if copies.is_everywhere(self._hosts, now, self._timing.lease):
+        if copies.is_everywhere(change, reports, now, self._timing.lease):
             if change.is_whole:
                 copies.end(Told())
                 self._changed()
             elif change.left:
                 self._consume_block()
-            elif not copies.is_told:
-                copies.tell()
+            elif not change.told:
+                change.told = True
+                copies.note(change.call, Told())
                 self._changed()
-        elif copies.is_nowhere(self._hosts, self.fence.term):
+        elif copies.is_nowhere(reports, self.fence.term):
             self._begin_learning(copies)
-        elif change.is_whole and (step := copies.ahead(self._hosts, self.step)) is not None:
+        elif change.is_whole and (step := copies.ahead(reports, self.step)) is not None:
             self._move(step)
-        elif not change.left and (refused := copies.outcome_at_home(self._hosts)) is not None:
-            copies.refuse(refused)
+        elif not change.left and (refused := copies.outcome_at_home(change, reports)) is not None:
+            change.left = True  # the other hosts make it
+            copies.note(change.call, refused)
             self._changed()
-
-    def _gets_copy(self, host: Host, now: float) -> bool:
-        """Whether a grant waits for a host that gets another one's copy.
-
-        Each update would make the copy that it is just getting an old one.
-        """
-        return not (host.in_line or host.lost) and now - host.out_since < self._timing.expiry
 
     def _begin_learning(self, copies: Copies) -> None:
         """Learn as a new owner does: no host has this owner's lineage any more."""
@@ -266,16 +232,18 @@ class Rounds:
         return ((term >> TERM_BITS) + 1 << TERM_BITS) + secrets.randbits(TERM_BITS)
 
     @property
+    def _change(self) -> Change | None:
+        return None if self.copies is None else self.copies.change
+
+    @property
     def _head(self) -> Ticket | None:
-        """The ticket that is served next: the first one whose chief's host is in line."""
+        """The ticket that is served next: the first one whose chief's host is at this step."""
         if self.copies is None:
             return self._queue.first()
-        at = {host.name for host in self._hosts if host.is_at(self.fence) and host.in_line}
-        return self._queue.first(at)
+        return self._queue.first({host.name for host in self._hosts if host.is_at(self.fence)})
 
     def _wants_round(self) -> bool:
-        changes = self.copies is not None and self.copies.change is not None
-        busy = changes or self._grant is not None or self.block is not None
+        busy = self._change is not None or self._grant is not None or self.block is not None
         may = self.is_ready and self.step < LAST_STEP and not self.finished
         return self._head is not None and may and not busy
 
@@ -348,42 +316,42 @@ class Rounds:
         """End the block; return whether its round is consumed.
 
         Once its update is committed, the round is consumed in any case, but not before a host has
-        the update: until then this waits (`_tend_change`).
+        the update: until then this waits (`_tend_committed`).
         """
-        change = None if self.copies is None else self.copies.change
-        if change is not None and self.copies is not None:
-            if change.committed and not (consume and self.copies.is_told and not change.left):
+        change = self._change
+        if change is not None and change.committed:
+            if not (consume and change.told):
                 change.left = True
                 self._changed()
                 return False
-            if not change.committed:
-                consume = False  # its update has not been made
-            self.copies.end(Ended())
+        elif change is not None:
+            consume = False  # its update has not been made
         if consume:
             self._consume_block()
         else:
+            self._end_change()
             self.block = None
             self._changed()
         return consume
 
-    def _consume_block(self) -> None:
-        block, self.block = self.block, None
+    def _end_change(self) -> None:
         if self.copies is not None:
             self.copies.end(Ended())
+
+    def _consume_block(self) -> None:
+        block, self.block = self.block, None
+        self._end_change()
         self._queue.leave(self._block_ticket, served=True)
-        self._changed()
-        if block is None:
-            return
-        self.counters.rounds += 1
-        self.counters.gradients += block.count
-        self._queue.consumed()
-        self._conflict = None
-        self._move(self.step + 1, block.members)
+        if block is not None:
+            self.counters.rounds += 1
+            self.counters.gradients += block.count
+            self._queue.consumed()
+            self._conflict = None
+            self._move(self.step + 1, block.members)
 
     def _end_round(self) -> None:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
-        if self.copies is not None:
-            self.copies.end(Ended())
+        self._end_change()
         if self.block is not None:
             self._queue.leave(self._block_ticket, served=False)
         # Hosts that were held have refused gradients, whose workers now wait for a new step.

@@ -17,7 +17,7 @@ import ray
 
 from shmacc._base.array_types import ValueArray
 from shmacc._base.lineage import Copy, Lineage
-from shmacc._multihost.copies import same
+from shmacc._multihost.changes import same
 from shmacc._multihost.forwarder import ForwarderCore, Get
 from shmacc._multihost.messages import Fence, Order, Refusal, Stage
 from shmacc._parameters import copies

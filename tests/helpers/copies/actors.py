@@ -9,7 +9,7 @@ from helpers.copies.memory import ids
 from helpers.multihost_actors import TIMING
 
 from shmacc._base.lineage import Lineage
-from shmacc._multihost.copies import same
+from shmacc._multihost.changes import same
 from shmacc._multihost.forwarder import Do, ForwarderCore, Get
 from shmacc._multihost.messages import BatchKey
 from shmacc.errors import ResourceExhaustedError

@@ -41,10 +41,10 @@ class CopiesTable(Table):
     def new_owner(self, term: int) -> OwnerCore:
         return OwnerCore(term, None, TIMING, copies=True)
 
-    def add(self, host: str, segment: Segment) -> None:
+    def add(self, host: str, segment: Segment, copies: int = 0) -> None:
         copy, promise = self.memory.setdefault(host, (NOTHING, 0))
         incarnation = self.owner.enrol(host, self.now)
-        core = ForwarderCore(host, incarnation, TIMING, copy, promise)
+        core = ForwarderCore(host, incarnation, TIMING, copy, promise, copies)
         self.hosts[host] = core, segment
 
     def take_over(self, term: int, *listed: str) -> None:
