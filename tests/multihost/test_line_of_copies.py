@@ -9,17 +9,20 @@ from helpers.multihost_actors import TIMING
 from shmacc._base.lineage import Copy, Lineage
 from shmacc._multihost.forwarder import Get
 from shmacc._multihost.messages import (
+    LAST_STEP,
+    AtLastStep,
     Ended,
     Fence,
     NotReady,
     Opened,
+    Order,
     Refusal,
     Refused,
     Staging,
     Told,
     Waiting,
 )
-from shmacc.errors import ResourceExhaustedError
+from shmacc.errors import FailedPreconditionError, ResourceExhaustedError
 from shmacc_simulate.ledger import Segment
 
 pytestmark = pytest.mark.threads
@@ -58,13 +61,16 @@ def test_an_update_is_on_every_host_before_the_chief_is_told() -> None:
     table = with_gradients("a", "b")
     assert isinstance(table.open_block("a", 2), Opened)
     assert table.update() == Staging(("a", "b"), committed=False)
+    assert isinstance(table.update("another"), Ended)
+    assert isinstance(table.owner.withdraw("another", table.now), Ended)
     table.settle("a")
     assert table.update() == Staging(("b",), committed=False)
     table.hear("b")
     table.act("b")
     table.hear("b")
-    assert table.update() == Staging(("a", "b"), committed=True)
+    assert table.owner.withdraw("u", table.now) == Staging(("a", "b"), committed=True)
     table.settle("a")
+    keep_alive(table, TIMING.lease + 0.1)
     assert (table.update(), table.numbers) == (Staging(("b",), committed=True), [2, 1])
     table.settle("b")
     assert (table.update(), table.numbers) == (Told(), [2, 2])
@@ -89,23 +95,31 @@ def test_an_update_that_one_host_refuses_changes_nothing_and_the_round_stays_ope
     assert (table.numbers, table.owner.step) == ([3, 3], 1)
 
 
-def test_a_chief_that_raises_before_the_commit_leaves_its_gradients_to_the_next() -> None:
+@pytest.mark.parametrize("consume", [False, True])
+def test_a_chief_that_leaves_before_the_commit_leaves_its_gradients_to_the_next(
+    *, consume: bool
+) -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.busy.add("b")
     table.update()
     table.settle("a")
-    table.owner.leave("t", table.now, consume=False)
+    assert not table.owner.leave("t", table.now, consume=consume)
     table.busy.clear()
     assert isinstance(table.update(), Ended)
     opened = table.open_block("b", 2, "next")
     assert isinstance(opened, Opened)
     assert opened.contributors.tolist() == [1, 2]
+    table.ask_from("a", 1, "waits")
+    assert isinstance(table.update("too early", "waits"), Ended)
     assert isinstance(table.settled_update("another", "next"), Told)
     assert table.numbers == [3, 3], "number 2 was the other chief's"
 
 
-def test_the_owner_ends_the_round_of_a_chief_that_dies_after_the_commit() -> None:
+@pytest.mark.parametrize("dies", [True, False])
+def test_the_owner_ends_the_round_of_a_chief_that_does_not_wait_after_the_commit(
+    *, dies: bool
+) -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.update()
@@ -113,7 +127,10 @@ def test_the_owner_ends_the_round_of_a_chief_that_dies_after_the_commit() -> Non
     table.act("a"), table.act("b")
     table.hear()
     assert table.update() == Staging(("a", "b"), committed=True)
-    table.pass_time(TIMING.chief_lease + 0.2, "a", "b")
+    if dies:
+        table.pass_time(TIMING.chief_lease + 0.2, "a", "b")
+    else:
+        assert not table.owner.leave("t", table.now, consume=True)
     assert table.owner.step == 0, "no host has the update yet"
     table.settle()
     assert (table.owner.step, table.steps, table.numbers) == (1, [1, 1], [2, 2])
@@ -148,6 +165,56 @@ def test_a_restore_raises_the_step(step: int) -> None:
     assert table.numbers == [2, 2]
     assert table.owner.accumulated == 0
     assert table.apply("a", 1, 0) is False, "it was computed from what was there before"
+    table.owner.set_global_step(0, "down", table.now)
+    assert (table.owner.step, table.owner.counters.voided) == (max(1, step), 0)
+
+
+def test_a_restore_waits_for_its_turn() -> None:
+    table = with_gradients("a", "b")
+    waits = Staging((), committed=False)
+    table.ask_from("a", 2)
+    assert table.restore("in a grant", 0) == waits
+    table.settle()
+    assert table.restore("in a block", 0) == waits
+    table.owner.leave("t", table.now, consume=False)
+    assert table.restore("one", 0) == Staging(("a", "b"), committed=False)
+    assert table.restore("another", 0) == waits
+    table.settle()
+    assert isinstance(table.restore("one", 0), Told)
+    table.take_over(2 << 20, "a", "b")
+    assert table.restore("of a new owner", 0) == waits
+    with pytest.raises(FailedPreconditionError):
+        table.owner.advance_step(9, table.now)
+    table.settle()
+    assert table.numbers == [2, 2]
+
+
+def test_a_restore_passes_a_segment_that_has_moved_meanwhile() -> None:
+    table = with_gradients("a", "b")
+    table.restore("back", 0)
+    table.hear()
+    table.act("a"), table.act("b")
+    table.hear()
+    assert table.owner.step == 1
+    segment = table.hosts["b"][1]
+    segment.reset(1)  # another owner had a void step
+    assert table.act("b") == []
+    table.add("b", segment)
+    table.settle()
+    assert isinstance(table.restore("back", 0), Told)
+    assert (table.numbers, table.steps) == ([2, 2], [2, 2])
+
+
+def test_a_host_does_not_get_a_restore_twice() -> None:
+    table = with_gradients("a", "b")
+    table.restore("back", 0)
+    table.hear()
+    table.act("a"), table.act("b")
+    table.hear()
+    table.settle("b")
+    table.add("b", table.hosts["b"][1])
+    table.hear("b")
+    assert Get.STAGE not in table.act("b")
 
 
 def test_a_call_that_comes_again_late_changes_nothing() -> None:
@@ -191,6 +258,64 @@ def test_a_restore_whose_chief_is_silent_ends() -> None:
     assert isinstance(table.open_block("b"), Opened)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_large_change_is_waited_for_as_long_as_its_chief_lives(*, whole: bool) -> None:
+    table = with_gradients("a", "b")
+    table.busy.add("b")
+    if not whole:
+        table.open_block("a", 2)
+
+    def call() -> object:
+        size = int(40e6 * TIMING.chief_lease)
+        if not whole:
+            return table.owner.update("u", "t", "source", size, table.now)
+        return table.owner.restore("r", "a", "source", size, 0, table.now, only_first=False)
+
+    call()
+    table.settle("a")
+    while table.now < 1.5 * TIMING.chief_lease:
+        if whole:
+            assert call() == Staging(("b",), committed=False)
+            table.ask_from("a")
+            assert table.owner.counters.grants == 0, "a restore is outside of rounds"
+        table.owner.hear("t", table.now)
+        table.pass_time(0.2, "a", "b")
+    with pytest.raises(FailedPreconditionError):
+        table.owner.advance_step(9, table.now)
+    table.busy.clear()
+    table.settle()
+    assert isinstance(call(), Told)
+
+
+@pytest.mark.parametrize("error", [None, MemoryError()])
+def test_a_chief_whose_host_cannot_make_the_update_is_told_so_and_the_round_ends(
+    error: Exception | None,
+) -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.update()
+    table.hear()
+    table.act("a"), table.act("b")
+    table.hear("b", "a")
+    core = table.hosts["a"][0]
+    found = core.next_change()
+    assert found is not None
+    assert found[0] is Get.MAKE
+    assert core.stage is not None
+    core.refused(core.stage.update, error)
+    table.hear("a")
+    answer = table.update()
+    assert isinstance(answer, Refused)
+    assert (answer.host, answer.committed) == ("a", True)
+    assert error in {None, answer.error}
+    table.busy.add("a")
+    table.settle()
+    assert (table.owner.step, table.numbers) == (1, [1, 2])
+    table.busy.clear()
+    table.settle()
+    assert (table.steps, table.numbers) == ([1, 1], [2, 2])
+
+
 def test_a_chief_whose_host_has_another_result_is_told_so_and_the_round_ends() -> None:
     """Its host was silent when the others' result became the line's."""
     table = with_gradients("a", "b", "c")
@@ -218,10 +343,15 @@ def test_hosts_that_differ_get_the_copy_of_the_chiefs_host(
 ) -> None:
     caplog.set_level(logging.ERROR, "shmacc")
     table = with_gradients("a", "b", "c")
-    table.digests["b"] = 2
-    table.round("a", required=3)
-    assert [copy.lineage.digest for copy, _ in table.memory.values()] == [1, 1, 1]
-    assert table.steps == [1, 1, 1]
+    table.digests["a"] = 2
+    for step, problems in [(1, []), (2, ["a"])]:
+        table.round("b", ticket=f"round {step}")
+        assert [copy.lineage.digest for copy, _ in table.memory.values()] == [1, 1, 1]
+        assert table.steps == [step] * 3
+        assert table.owner.copies is not None
+        assert list(table.owner.copies.problems) == problems
+        assert table.apply("c", 1)
+        table.settle()
 
 
 def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None:
@@ -232,7 +362,10 @@ def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None
     table.hear("c")
     table.act("c")
     assert isinstance(table.ask_from("c", 1, "of c"), Waiting)
-    table.ask_from("a", 1, "of a")
+    assert isinstance(table.ask_from("a", 1, "of a"), Waiting)
+    table.settle("a", "b")
+    table.pass_time(TIMING.grace + 0.2, "a", "b", "c")
+    assert isinstance(table.ask_from("a", 1, "of a"), Waiting)
     for _ in range(60):  # first the grant waits for the host that gets a copy
         table.owner.ask("of c", 1, table.now, host="c")
         table.owner.ask("of a", 1, table.now, host="a")
@@ -241,11 +374,38 @@ def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None
     assert isinstance(table.ask_from("a", 1, "of a"), Opened)
     assert isinstance(table.ask_from("c", 1, "of c"), Waiting)
     assert table.owner.leave("of a", table.now, consume=True)
+    table.settle()
+    assert table.apply("a", 1)
+    assert isinstance(table.open_block("a", 1, "again"), Opened), "without a wait"
+    assert table.owner.leave("again", table.now, consume=True)
     table.busy.clear()
     table.settle()
     assert table.apply("c", 3)
     table.settle()
     assert isinstance(table.open_block("c", 1, "of c"), Opened)
+
+
+def test_a_chief_whose_host_is_not_at_the_step_is_served_after_another_one() -> None:
+    table = with_gradients("a", "b")
+    table.owner.advance_step(1, table.now)
+    table.settle("a")
+    assert table.apply("a", 1)
+    table.hear()
+    table.ask_from("b", 1, "of b")
+    table.ask_from("a", 1, "of a")
+    table.settle("a")
+    table.pass_time(TIMING.grace + 0.2, "a", "b")
+    assert isinstance(table.ask_from("a", 1, "of a"), Opened)
+
+
+def test_a_forwarder_that_has_just_started_is_not_waited_for_as_one_that_gets_a_copy() -> None:
+    table = with_gradients("a", "b")
+    table.add("b", table.hosts["b"][1])
+    table.ask_from("a", 1)
+    table.settle("a")
+    assert isinstance(table.ask_from("a", 1), Waiting)
+    table.pass_time(TIMING.grace + 0.2, "a")
+    assert isinstance(table.ask_from("a", 1), Opened)
 
 
 def test_a_host_that_cannot_get_the_update_is_not_waited_for_and_restored_afterwards() -> None:
@@ -292,6 +452,23 @@ def test_a_host_without_room_for_its_copy_has_a_problem_until_it_has_one() -> No
     assert table.owner.problems() == {}
 
 
+def test_a_host_whose_actor_dies_after_the_commit_gets_the_update_again() -> None:
+    table = with_gradients("a", "b", "c")
+    table.open_block("a", 3)
+    table.busy.add("c")
+    table.update()
+    table.hear()
+    table.act("a"), table.act("b")
+    keep_alive(table, TIMING.lease + 0.1)
+    assert table.update() == Staging(("a", "b"), committed=True)
+    table.add("b", table.hosts["b"][1])
+    table.hear("b")
+    table.settle("a")
+    assert table.update() == Staging(("b",), committed=True)
+    table.settle("b")
+    assert (table.update(), table.numbers) == (Told(), [2, 2, 1])
+
+
 def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:
     """The host does not get the update: its pair with the chief's host is cut."""
     table = with_gradients("a", "b")
@@ -327,14 +504,26 @@ def test_a_host_gets_a_copy_from_another_host_if_one_is_out_of_reach() -> None:
 
 def test_a_segment_ahead_is_passed_and_one_too_far_ahead_is_a_problem() -> None:
     table = with_gradients("a", "b")
-    table.hosts["b"][1].step = 9
+    table.hosts["b"][1].reset(9)
+    assert table.apply("b", 2)
     table.settle()
     assert (table.owner.step, table.steps) == (9, [9, 9])
+    assert table.owner.accumulated == 1, "of this step and this copy"
     table.hosts["b"][1].step = 9 + 2**32 + 1
     table.settle()
     assert table.owner.step == 9
     assert table.owner.copies is not None
     assert list(table.owner.copies.problems) == ["b"]
+
+
+def test_no_step_is_past_the_last_one() -> None:
+    table = with_gradients("a", "b")
+    table.settled_restore("to the end", LAST_STEP)
+    table.set_copy("b", Copy(Lineage(1, 7, 7), 0, 0))
+    table.add("b", table.hosts["b"][1])
+    table.settle()
+    assert isinstance(table.restore("further", 0), AtLastStep)
+    assert (table.owner.step, table.steps) == (LAST_STEP, [LAST_STEP] * 2)
 
 
 def test_a_copy_is_replaced_only_together_with_a_higher_step() -> None:
@@ -343,11 +532,23 @@ def test_a_copy_is_replaced_only_together_with_a_higher_step() -> None:
     assert isinstance(table.open_block("a"), Opened)
     table.set_copy("b", Copy(Lineage(1, 7, 7), 0, 0))
     table.add("b", table.hosts["b"][1])
+    table.update()
     table.hear("b")
-    assert table.act("b") == [], "not during a block"
+    assert table.act("b") == [], "not during a block; nor is an update of the other copy for it"
     table.owner.leave("t", table.now, consume=False)
     table.settle()
     assert (table.numbers, table.steps) == ([1, 1], [1, 1])
+
+
+def test_the_owner_passes_no_segment_while_hosts_hold_theirs_for_a_grant() -> None:
+    table = with_gradients("a", "b")
+    table.ask_from("a", 1)
+    table.hear("a")
+    table.act("a")
+    table.hosts["b"][1].reset(1)  # another owner had a void step
+    table.pass_time(TIMING.grace + 0.2, "b", "a")
+    assert table.owner.step == 0
+    assert isinstance(table.ask_from("a", 1), Opened)
 
 
 def test_a_copy_is_not_changed_under_a_segment_that_is_ahead() -> None:
@@ -378,6 +579,19 @@ def test_an_owner_that_hears_of_a_higher_term_resigns() -> None:
     assert old.has_resigned
 
 
+def test_an_owner_that_learns_and_hears_of_a_higher_term_takes_one_above() -> None:
+    table = with_gradients("a", "b")
+    table.take_over(2 << 20, "a", "b")
+    table.settle()
+    learners = [table.new_owner(1 << 20) for _ in range(9)]
+    for learner in learners:
+        learner.report(table.hosts["a"][0].report(table.now), table.now)
+    terms = {learner.fence.term for learner in learners}
+    assert min(terms) > 2 << 20
+    assert len(terms) > 1, "no two owners have the same"
+    assert not any(learner.has_resigned for learner in learners)
+
+
 def test_a_host_obeys_no_earlier_owner_not_even_with_another_forwarder() -> None:
     table = with_gradients("a", "b")
     old = table.owner
@@ -402,8 +616,9 @@ def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
     table.act("a")  # it has the update; b has it staged only
     table.take_over(2 << 20, "a", "b")
     table.settle("b")
+    assert table.hosts["b"][0].stage is None, "that was another owner's"
     assert table.owner.unanswered() == {"a"}
-    assert table.owner.is_learning
+    assert isinstance(table.ask_from("a", 1, "next"), Waiting)
     table.settle()
     assert not table.owner.is_learning
     assert (table.owner.step, table.numbers) == (1, [2, 2])
@@ -432,22 +647,28 @@ def test_a_new_owner_takes_the_copy_of_the_highest_term_not_of_the_highest_step(
     table.hosts["a"][1].step = 9
     table.set_copy("b", Copy(Lineage(5, 1, 1), 3, 3))
     table.hosts["b"][1].step = 3
-    for host in ("a", "b"):
-        table.add(host, table.hosts[host][1])
+    table.add("a", table.hosts["a"][1], copies=3)  # of the other line: they are not waited for
+    table.add("b", table.hosts["b"][1])
     table.take_over(6 << 20, "a", "b")
     table.settle()
     assert {copy.lineage for copy, _ in table.memory.values()} == {Lineage(5, 1, 1)}
     assert table.steps == [10, 10], "past every step that gradients may be of"
+    assert table.owner.counters.voided == 0
 
 
-def test_an_owner_whose_line_no_host_has_learns_again() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_owner_whose_line_no_host_has_learns_again(*, ended: bool) -> None:
     table = with_gradients("a", "b")
+    table.pass_time(31, "a", "b")  # longer than it waits below
     table.busy.add("b")
     table.open_block("a", 2)
     table.update()
     keep_alive(table, TIMING.lease + 0.1)
     table.settle("a")
     assert table.numbers == [2, 1]
+    if ended:
+        assert isinstance(table.update(), Told)
+        assert table.owner.leave("t", table.now, consume=True)
     table.memory.pop("a"), table.hosts.pop("a")
     table.busy.clear()
     table.pass_time(TIMING.lease + 0.2, "b")
@@ -472,20 +693,47 @@ def test_what_was_begun_in_a_copy_must_be_passed_by_the_segment() -> None:
     assert table.owner.accumulated == 0
 
 
+def test_what_a_worker_may_have_read_half_changed_is_in_no_round() -> None:
+    """The owner moves past the step that was begun, but only after the grant."""
+    table = with_gradients("a", "b")
+    table.ask_from("a", 1)
+    table.hear("a")
+    table.act("a")
+    table.set_copy("b", table.copy("b")._replace(begun=1))
+    table.add("b", table.hosts["b"][1])
+    table.settle("b")
+    table.pass_time(TIMING.grace + 0.2, "a", "b")
+    opened = table.ask_from("a", 1)
+    assert isinstance(opened, Opened)
+    assert opened.contributors.tolist() == [1]
+
+
 def test_no_order_of_a_later_owner_is_followed_while_the_copy_changes() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.update()
     table.hear()
-    table.act("a"), table.act("b")
-    table.hear("b")
-    table.hear("a")
+    table.act("b")
     core = table.hosts["a"][0]
+    later = Order(2 << 20, 1, core._incarnation)
+    found = core.next_change()
+    assert found is not None
+    assert found[0] is Get.STAGE
+    assert core.may_follow(later), "that may take long, and changes nothing"
+    assert core.next_change() is None, "one thing at a time"
+    stage = found[1].stage
+    assert stage is not None
+    assert core.wants(stage)
+    core.staged(stage)
+    table.hear("b", "a")
+    table.hear("a")
     found = core.next_change()
     assert found is not None
     assert found[0] is Get.MAKE
-    order = found[1]
-    later = type(order)(Fence(2 << 20, 0).term, 1, order.incarnation)
     assert not core.may_follow(later)
+    assert core.follows(found[1])
     core.changed(Copy(Lineage(1, 2, 1), 1, 1))
     assert core.may_follow(later)
+    core.receive(later)
+    assert not core.wants(stage)
+    assert not core.follows(found[1])
