@@ -130,7 +130,8 @@ class HostCopy:
         try:
             self._put(stage, change, only_check=True)
         except Exception as error:  # noqa: BLE001  the chief's
-            return partial(core.refused, stage.update, error)
+            # A process of this node may have restored the copy by itself: so look at it again.
+            return partial(core.changed, self.look(), Refusal(stage.update, error))
         self._here = stage.update, change
         return partial(core.staged, stage)
 

@@ -1,5 +1,6 @@
 """Parameters over hosts: every node's copy has the same bits, whatever dies."""
 
+import contextlib
 import os
 import random
 import signal
@@ -192,6 +193,29 @@ def test_what_one_node_refuses_changes_nothing(nodes: Nodes) -> None:
         for node in range(3):
             with nodes.on(node), shmacc.Parameters.attach("limited.params") as copy:
                 assert copy["table"].ids().tolist() == [1, 2]
+        with nodes.on(1), shmacc.Parameters.attach("limited.params") as copy:
+            copy.restore(copy.state())  # by a worker: nobody knows what is in it now
+        for error in shmacc.errors.FailedPreconditionError, None:
+            with nodes.on(1), shmacc.AccumulatorGroup.attach("limited", timeout=60) as there:
+                step = there.wait_step(group.global_step - 1, timeout=60)
+                assert there.apply({"table": ([1], np.ones((1, 2), np.float32))}, step)
+            with (
+                contextlib.nullcontext() if error is None else pytest.raises(error, match="Node"),
+                group.round(1, timeout=60) as taken,
+            ):
+                params.update(taken)
+            wait_for(lambda: len({_bytes_on(nodes, node) for node in range(3)}) == 1)
+            wait_for(lambda: _is_in_line(group))
+
+
+def _bytes_on(nodes: Nodes, node: int) -> bytes:
+    with nodes.on(node), shmacc.Parameters.attach("limited.params") as copy:
+        return bytes(copy["table"][[1, 2]].tobytes())
+
+
+def _is_in_line(group: shmacc.ray.AccumulatorGroup) -> bool:
+    """Whether all nodes are at the group's step: after a void one they have other copies."""
+    return {host.step for host in group.hosts().values()} == {group.global_step}
 
 
 def test_a_second_group_and_powers_that_differ_are_refused(nodes: Nodes) -> None:  # noqa: ARG001
