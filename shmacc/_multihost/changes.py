@@ -74,16 +74,16 @@ class Change:
         """Return the living hosts that it waits for.
 
         One that has got it makes it. Another one counts as lost after the lease, and the time that
-        a large change takes.
+        a large change takes; also if it gets it later, as one after the other may.
         """
         is_early = now - self.since < lease + self.stage.size / _SLOWEST
 
         def waits_for(report: Report) -> bool:
             if self.is_in(report) or self.refused_by(report) or not self.fits(report):
                 return False
-            if self.is_at(report):
-                return self.committed
-            return is_early and report.host not in self.without
+            if report.host in self.without:
+                return False
+            return self.committed if self.is_at(report) else is_early
 
         return tuple(sorted(report.host for report in reports if waits_for(report)))
 

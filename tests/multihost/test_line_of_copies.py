@@ -426,6 +426,26 @@ def test_a_host_that_cannot_get_the_update_is_not_waited_for_and_restored_afterw
     assert (table.numbers, table.steps) == ([2, 2], [1, 1])
 
 
+def test_a_host_that_gets_the_update_after_its_commit_is_not_waited_for() -> None:
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+    table.busy.add("b")
+    table.update()
+    table.settle()
+    keep_alive(table, TIMING.lease + 0.1)
+    table.hear()
+    core = table.hosts["b"][0]
+    wanted = core.next_change()
+    assert wanted is not None
+    assert wanted[1].stage is not None
+    core.staged(wanted[1].stage)
+    table.settle()
+    assert (table.numbers, isinstance(table.update(), Told)) == ([2, 1], True)
+    table.busy.clear()
+    table.settle()
+    assert table.numbers == [2, 2], "made from what it has got"
+
+
 def test_a_host_without_room_for_its_copy_has_a_problem_until_it_has_one() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
