@@ -40,7 +40,8 @@ Why nothing is lost, doubled or stale
     consumed; a forwarder takes the new fence over in the same commit that empties the segment. So
     no gradient is a member of two rounds. Nor does a gradient of an older step get into a later
     one, since the segment drops it. The step alone cannot do this, for `set_global_step` may set a
-    step that was there before.
+    step that was there before. With parameters the step only goes up, so step and copy do it:
+    a segment at the owner's step, with the line's copy, takes the owner's fence over as it is.
 
     Invariant 3. A batch belongs to one grant, a grant to one fence, and no two grants of any owners
     have the same number. For every grant, every host ships what it has, under a new name (host,

@@ -101,12 +101,14 @@ class Format:
 
     def __init__(self, members: Iterable[tuple[bool, tuple[Any, ...], np.dtype[Any]]]) -> None:
         given = list(members)
-        self.sparse = np.array([is_sparse for is_sparse, _, _ in given])
+        self.sparse: npt.NDArray[np.bool_] = np.array([is_sparse for is_sparse, _, _ in given])
         # The dimensions of a row of a sparse member, or of a whole dense one.
-        self.dims = [shape[1:] if is_sparse else shape for is_sparse, shape, _ in given]
-        self.dtypes = [dtype for _, _, dtype in given]
+        self.dims: list[tuple[Any, ...]] = [
+            shape[1:] if is_sparse else shape for is_sparse, shape, _ in given
+        ]
+        self.dtypes: list[np.dtype[Any]] = [dtype for _, _, dtype in given]
         # The bytes of a row, or of an element.
-        self.widths = [
+        self.widths: list[int] = [
             dtype.itemsize * (math.prod(shape[1:]) if is_sparse else 1)
             for is_sparse, shape, dtype in given
         ]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -19,6 +19,9 @@ from shmacc._values.specs import TensorSpec
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError
 from shmacc.ray._head import MOMENT, answer_of_head, shown, soon
 from shmacc.ray._waits import PATIENCE, until_asked
+
+if TYPE_CHECKING:
+    from shmacc._base.array_types import IndexArray
 
 NAMESPACE = "shmacc"
 """Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
@@ -248,8 +251,10 @@ class ShardedTaken:
     def __init__(
         self, opened: Opened, members: dict[str, tuple[int, int]], shards: tuple[Shard, ...]
     ) -> None:
-        self.count, self.step, self.weight = opened.count, opened.step, opened.weight
-        self.contributors = opened.contributors
+        self.count: int = opened.count
+        self.step: int = opened.step
+        self.weight: int = opened.weight
+        self.contributors: IndexArray = opened.contributors
         self.members = members
         self.shards = shards
 

@@ -138,6 +138,7 @@ _PROGRAM: Final = """
         run_roles.sleep()
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
         try:
             name = None if "unnamed" in sys.argv else "named"
             shmacc.run(lead, work, workers=2, context=sys.argv[2], name=name, grace=30)
