@@ -84,7 +84,7 @@ What dies, and what that costs
                that it is alive (`hear`), and asks for nothing: so the next owner gives it no round
                whose gradients it has not seen. A term is the time at which its owner was made. The
                clock of a new owner's node may be behind: so hosts report the latest term that they
-               know, and the owner changes to a later one.
+               know. The owner changes to a later one; if it leads copies already, it ends.
 
 Void steps
     A void step ends without a round. The step moves on by one, its gradients are dropped, and
@@ -108,11 +108,11 @@ Void steps
     To find out whether any was refused, every host would have to record it for every grant; a void
     step is cheaper.
 
-    In doubt, and nothing comes. In some cases nobody knows whether workers wait for the next step
-    in the same way: after the death of an owner, after a step that was set while hosts were held
-    or that emptied a segment at its own step, and if a host is lost after a round was given up. If
-    a chief then waits, too few gradients are there, and nothing has come for `chief_lease`, the
-    step is void; once. A block that raises is no such case: its gradients are all kept.
+    In doubt, and nothing comes. In some cases nobody knows whether workers wait in the same way for
+    the next step: an owner has died; a step was set while hosts were held, or it emptied a segment
+    at its own step; or a host is lost after a round was given up. If a chief then waits, too few
+    gradients are there, and nothing comes for `chief_lease`, the step is void, once. A block that
+    raises is no such case: its gradients are all kept.
 
 The end
     `finish` ends the run for good: the owner makes no grant any more, and every forwarder finishes

@@ -62,10 +62,10 @@ class Change:
         return report.staged == self.stage.update
 
     def fits(self, report: Report) -> bool:
-        """Whether a host can make it: in its copy, and with a higher step of its segment.
+        """Whether a host can make it: its copy has the parent, and its segment a lower step.
 
-        A segment that is further, by void steps of another owner, has gradients from the copy as it
-        is.
+        Another owner's void steps may have moved the segment further. Then it has gradients that
+        were computed from the present copy.
         """
         parent, step = self.stage.parent, self.stage.step
         return parent is None or (lineage_of(report) == parent and report.step < step)
@@ -73,8 +73,8 @@ class Change:
     def late(self, reports: Iterable[Report], now: float, lease: float) -> tuple[str, ...]:
         """Return the living hosts that it waits for.
 
-        One that has got it makes it. Another one counts as lost after the lease, and the time that
-        a large change takes; also if it gets it later, as one after the other may.
+        Hosts have the lease, and the time that a large change takes, to get it. After the commit,
+        hosts that have it must make it; those that lacked it then are not waited for.
         """
         is_early = now - self.since < lease + self.stage.size / _SLOWEST
 
@@ -101,7 +101,7 @@ class Change:
         return report.refused if of_this else None
 
     def can_be_committed(self, reports: list[Report], now: float, lease: float) -> bool:
-        """Whether all living hosts have it that can get it, and at least one."""
+        """Whether at least one host has it, and no living host is still waited for."""
         return not self.late(reports, now, lease) and any(map(self.is_at, reports))
 
     def commit(self, reports: Iterable[Report], now: float) -> None:

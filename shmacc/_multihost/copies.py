@@ -4,8 +4,8 @@ A copy has a lineage, the name of its last change. Changes are made in one line:
 with one lineage, its parent, and leaves its own. A change goes through these states:
 
     staged     The owner has named it. Hosts get it and check it. If one cannot make it, it is
-               dropped, and no copy has changed. So it is if its chief is lost: the next chief's may
-               differ.
+               dropped, and no copy has changed. It is also dropped if its chief is lost: the next
+               chief's may differ.
     committed  All living hosts with the parent have it, or cannot get it any more. Its lineage is
                the owner's from here on. It is never given up: hosts make it, whoever dies.
     told       Every living host that can make it reports its lineage. Now the chief hears of it,
@@ -82,9 +82,9 @@ class Copies:
         return self.lineage is not None and same(lineage_of(report), self.lineage)
 
     def source(self, reports: Iterable[Report], report: Report) -> str | None:
-        """Return a host from which another one can get its copy; None: it has it.
+        """Return a host whose copy the reporting one can get; None: it needs none, or none has it.
 
-        It is another one at each report: the two may be cut off from each other.
+        Each report gets another source: two hosts may be cut off from each other.
         """
         if self.has(report):
             return None

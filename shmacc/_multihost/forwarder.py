@@ -6,8 +6,8 @@ for which grant pieces have arrived, and counts only for the current grant.
 
 If the group has parameters, the host has a copy of them, and the copy changes first, the segment
 afterwards: so a worker sees no step before its parameters. `next_change` says what is to be done
-with the copy. That takes long, too, and one change is made at a time. Meanwhile no order of a later
-owner is followed: this forwarder would tell that owner of a copy that is just being changed. A copy
+with the copy. That takes long, too, and is done one at a time. While the copy changes, the
+forwarder follows no later owner: it would report a copy that is just being changed. A copy
 changes, and gradients are dropped, only with a higher step of the segment: `apply` refuses only
 lower steps, so a gradient that is being computed from the old copy would get in otherwise.
 """
@@ -117,8 +117,8 @@ class ForwarderCore:
     def receive(self, order: Order) -> None:
         """Accept an order, unless it is an old one or for another incarnation.
 
-        Of an order with a later term the driver first writes the term where it outlives the process
-        (`promise`): no later incarnation follows an earlier owner then.
+        Before an order with a later term, the driver writes the term where it outlives the process
+        (`promise`). So no later incarnation follows an earlier owner.
         """
         last = self._order
         if order.incarnation != self._incarnation or order.term < self._promise:

@@ -39,7 +39,7 @@ class Host:
         return not self.lost and self.in_line
 
     def gets_copy(self, since: float) -> bool:
-        """Whether the host lives and gets another one's copy, for no longer than since then."""
+        """Whether the host lives and gets another's copy, having left the line after `since`."""
         return not (self.in_line or self.lost) and self.out_since > since
 
     @property

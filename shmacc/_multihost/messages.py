@@ -18,11 +18,11 @@ class Timing:
     """How long the parts wait for each other, in seconds.
 
     Attributes:
-        heartbeat: The longest time between two reports of a forwarder.
+        heartbeat: The longest time between two reports; after 5 s without news it is `quiet`.
         announce: The shortest time between two reports of a grown count.
         heartbeats: How many reports a second the owner wants from all hosts together. If there
             would be more, each host reports more rarely, by the factor `Order.pace`.
-        lease: A host that has not reported for this long, or for four heartbeats, is lost.
+        lease: A host is lost after this time, or four heartbeats if longer, without a report.
         grace: How long a round that has enough waits for hosts that have not answered the grant.
         expiry: How long a grant waits for hosts that have answered it, and still ship.
         chief_lease: A chief that has not asked for this long is lost.
@@ -147,7 +147,7 @@ class Order:
     term: int  # the owner's
     serial: int  # in the term; each change of orders raises it
     incarnation: int  # of the forwarder that this is for
-    ready: bool = False  # False: do nothing; the owner knows no step, or keeps it from this host
+    ready: bool = False  # False: the segment stays as it is: the owner has no step for it yet
     refused: bool = False  # a later incarnation is known; this one must end
     fence: Fence = NO_FENCE  # to which the content must belong
     step: int = 0
@@ -249,7 +249,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """An answer to a chief that asked to be told of losses: those while it waited."""
+    """An answer to a chief that asked to be told of losses: those that no chief was told of."""
 
     losses: tuple[Loss, ...]
 

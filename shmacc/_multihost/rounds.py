@@ -149,7 +149,7 @@ class Rounds:
         if not self._wants_round():
             self._seen = None
         elif self._is_enough():
-            # An update would make the copy that a host is just getting an old one.
+            # Wait for hosts that are getting a copy: an update would make that an old one.
             if not any(host.gets_copy(now - self._timing.expiry) for host in self._hosts):
                 self._make_grant(now)
         elif self._in_doubt and self._is_stuck(now):
@@ -315,8 +315,8 @@ class Rounds:
     def _end_block(self, *, consume: bool) -> bool:
         """End the block; return whether its round is consumed.
 
-        Once its update is committed, the round is consumed in any case, but not before a host has
-        the update: until then this waits (`_tend_committed`).
+        Once its update is committed, the round is consumed in any case: now, if its chief was told
+        and leaves in order; else later (`_tend_committed`), when the hosts have the update.
         """
         change = self._change
         if change is not None and change.committed:
@@ -367,7 +367,7 @@ class Rounds:
         self._changed()
 
     def _raise_term(self, term: int) -> None:
-        """Change to a later term: hosts know an earlier owner, whose clock was ahead of this one.
+        """Change to a later term: hosts know a later one, or this owner must learn again.
 
         A round or grant that is open ends. Hosts at a fence of the old term are treated as an
         earlier owner's: they keep their gradients if they are at this owner's step.

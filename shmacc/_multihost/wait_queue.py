@@ -18,7 +18,7 @@ class Ticket:
     host: str  # the chief's; "": not known
     heard: float  # when it asked last
     tell: bool = False  # whether it wants to know of lost hosts, and of workers that have died
-    lost: list[Loss] = field(default_factory=list)  # while it waited
+    lost: list[Loss] = field(default_factory=list)  # to tell it of; some are older than it
     conflict: Conflict | None = None  # to report to it in place of a round
 
 

@@ -109,7 +109,7 @@ class HostCopy:
             self._warn(f"Node {shown(self._host)} cannot follow with its copy: {error}")
             self._pause = min(max(2 * self._pause, _LOOK), _LONGEST)
             self._again = time.monotonic() + self._pause
-            # Another node may have its copy for this one later, but this one has no room for it.
+            # These errors are reported. Others may pass: the other node may have its copy later.
             lasts = get is Get.MAKE or isinstance(error, ResourceExhaustedError)
             if lasts and order.lineage is not None:
                 refused = Refusal(Fence(*order.lineage[:2]), error)

@@ -1,4 +1,4 @@
-"""The forwarder of a node: its loop, which runs until the owner is lost.
+"""The forwarder of a node: its loop, which goes on with the next owner if one is lost.
 
 One thread does everything with the segment and the core. It waits a moment for answers of the owner
 and of shards, looks at the segment, and does what the core asks for. While nothing happens, it
@@ -57,7 +57,7 @@ class Shared:
 
 
 class Incarnation:
-    """One incarnation of a forwarder, from its enrolment with an owner until that owner is lost."""
+    """One incarnation of a forwarder: enrolled with one owner, it also follows the later ones."""
 
     def __init__(self, shared: Shared, owner: Any, memory: Memory) -> None:
         config, self._host = shared.config, shared.host
@@ -192,7 +192,7 @@ class Incarnation:
         self._shipped()
 
     def _shipped(self) -> None:
-        """Tell the core once all pieces have arrived; send those for lost shards again."""
+        """Tell the core which pieces have not arrived; send those for lost shards again."""
         shipping = self._shipping
         if shipping is None:
             return

@@ -238,20 +238,20 @@ class AccumulatorGroup:
     def set_global_step(self, new_global_step: int) -> None:
         """Set the step of all hosts; gradients stay. A lower step logs a warning.
 
-        An owner that was started again refuses rounds until this or `advance_step`.
+        With parameters, this is `advance_step`. Without, a new owner needs either before rounds.
 
         Args:
             new_global_step: The step; gradients of earlier steps are dropped from now on.
         """
         new = arguments.int64(new_global_step, "new_global_step")
         old = self._link.call("do", "set_global_step", new, uuid.uuid4().hex)
-        if new < old:
+        if new < old and self._link.config.copy is None:
             _logger.warning("global_step of %r: %d, then %d", self.shared_name, old, new)
 
     def advance_step(self, step: int) -> int:
         """Move on to a later ``step`` and drop the gradients of older ones; return how many.
 
-        An owner that was started again accepts any step, and knows its step from then on.
+        Without parameters, an owner that was started again accepts any step, and then knows it.
         """
         return int(self._link.call("do", "advance_step", arguments.int64(step, "step")))
 

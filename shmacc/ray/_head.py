@@ -31,9 +31,9 @@ _hostnames: dict[str, str] = {}  # by node, also of nodes that are dead
 
 
 def soon(seconds: float) -> float:
-    """Return until when a caller waits that needs no answer: waits for several do not add up.
+    """Return the time until which a caller waits that can do without an answer.
 
-    The time is counted from the oldest question that is open.
+    It is counted from the oldest question that is open, so that several waits do not add up.
     """
     head, now = _head(), time.monotonic()
     with _lock:

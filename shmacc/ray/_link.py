@@ -37,8 +37,8 @@ _AGAIN = 0.1  # seconds until a call that failed is tried again
 class Link:
     """A chief's connection to the owner.
 
-    It is made by `join`, by `connect`, or by the first call: a group that was unpickled may be
-    where Ray reads arguments, and must not call Ray there, which would wait for itself.
+    The first call connects, if `join` or `connect` has not. Unpickling does not: Ray unpickles a
+    task's arguments, and a call of Ray in there would wait for itself.
     """
 
     def __init__(self, name: str) -> None:
@@ -54,8 +54,8 @@ class Link:
     def join(self, config: Config, step: int | None, until: float) -> Config:
         """Connect to the owner of the group, or make one; return what the group was made with.
 
-        `config` and `step` are for a new group. Without a step it exists, and a new owner knows
-        none.
+        A new group has `config` and begins at `step`. None: the group exists already, and an owner
+        that is made now does not know the step.
         """
         self._owner, config, self._node = make_owner(config, step, until)
         if config.copy is not None:

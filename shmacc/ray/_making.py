@@ -154,8 +154,8 @@ def _check_differences(existing: Config, asked: Config) -> None:
 def _wait_for_hosts(link: Link, nodes: set[str], until: float, *, is_new: bool) -> None:
     """Wait for the segments of nodes, but not of nodes that meanwhile turn out to be dead.
 
-    Nor, unless the group is new, for those of others that have a problem: it goes on without them.
-    Ray considers a node alive until it has missed heartbeats for half a minute.
+    An earlier group also goes on without other nodes that have a problem. Ray needs 12 to 17 s to
+    see that a node is dead.
     """
     name = link.name
     while True:
@@ -183,10 +183,10 @@ def _wait_for_hosts(link: Link, nodes: set[str], until: float, *, is_new: bool) 
 
 
 def _wait_for_own_copy(link: Link, params: Parameters, until: float) -> None:
-    """Wait until this chief's copy is one of the line, as the one of its node's actor is.
+    """Wait until this chief's copy is in the line: it is the one that its node's actor changes.
 
     Raises:
-        FailedPreconditionError: The actor has another one, of which the name was removed.
+        FailedPreconditionError: The actor changes an earlier copy, whose name was removed.
     """
     while not copies.look(params).lineage.term:
         if time.monotonic() > until:

@@ -168,7 +168,7 @@ class Parameters(LocalParameters):
 
         A change of its own, between two rounds. The step goes up, also if the state's is lower: so
         gradients that are computed from what was there are stale everywhere. What a schedule needs
-        belongs into an array.
+        belongs in an array.
 
         Args:
             state: As for ``shmacc.Parameters``.
@@ -178,8 +178,8 @@ class Parameters(LocalParameters):
             FailedPreconditionError: This process has no group of ``shmacc.ray`` of these
                 parameters; or it has a round of it open.
             InvalidArgumentError, ResourceExhaustedError: As there; nothing was changed.
-            DeadlineExceededError: The timeout passed; nothing was changed. If the message says that
-                the owner or this node does not answer, it may be, on other nodes or later.
+            DeadlineExceededError: The timeout passed; nothing was changed. But if the owner or this
+                node does not answer (see the message), others may make the change, now or later.
             OutOfRangeError: The step is 2**63 - 1 and cannot go up.
         """
         wait = Wait(arguments.timeout(timeout))

@@ -42,7 +42,7 @@ LOST = (
 
 @dataclass(frozen=True)
 class Source:
-    """What a node gets a change of the parameters by. In an object, so that Ray does not get it."""
+    """Where a node gets a change from. Ray would fetch a bare reference before the owner's call."""
 
     ref: Any  # Ray's reference to the change
 
@@ -165,7 +165,7 @@ class HostState:
     Attributes:
         alive: Whether it has reported lately.
         accumulated: How many of its gradients count.
-        problem: Why its segment could not be made; the owner tries again.
+        problem: Why it has no part in the group; the owner tries again.
         step: The step of its segment; None: it has none yet.
     """
 
