@@ -31,3 +31,7 @@ class Copy(NamedTuple):
     lineage: Lineage
     begun: int
     step: int
+
+
+NO_COPY = Copy(Lineage(0, 0), 0, 0)
+"""What is known of a host that has no copy yet."""

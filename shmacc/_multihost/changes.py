@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shmacc._base.lineage import Lineage
+from shmacc._base.lineage import NO_COPY, Lineage
 from shmacc._multihost.messages import Refusal, Refused, Report, Stage
 
 UNKNOWN = -1
@@ -19,7 +19,8 @@ def same(has: Lineage, wanted: Lineage) -> bool:
 
 def lineage_of(report: Report | None) -> Lineage:
     """Return the lineage of a host's copy, or one that is no copy's."""
-    return Lineage(0, 0) if report is None or report.copy is None else report.copy.lineage
+    copy = None if report is None else report.copy
+    return (NO_COPY if copy is None else copy).lineage
 
 
 @dataclass(slots=True)

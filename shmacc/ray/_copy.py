@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from shmacc._base.array_types import ValueArray
-from shmacc._base.lineage import Copy, Lineage
+from shmacc._base.lineage import NO_COPY, Copy, Lineage
 from shmacc._multihost.changes import same
 from shmacc._multihost.forwarder import ForwarderCore, Get
 from shmacc._multihost.messages import Fence, Order, Refusal, Stage
@@ -29,7 +29,6 @@ from shmacc.ray._waits import PATIENCE
 
 _logger = logging.getLogger("shmacc")
 
-_NO_COPY = Copy(Lineage(0, 0), 0, 0)  # what a node reports that has none yet
 _LOOK = 0.2  # seconds between two looks whether a change is still wanted
 _LONGEST = 10.0  # seconds until what failed again and again is tried again
 
@@ -64,7 +63,7 @@ class HostCopy:
 
     def look(self) -> Copy:
         """Return what is known of the copy; a change that a dead process has begun is undone."""
-        return _NO_COPY if self._params is None else copies.look(self._params)
+        return NO_COPY if self._params is None else copies.look(self._params)
 
     def state(self) -> tuple[Copy, dict[str, ValueArray]] | None:
         """Return all of the copy, for another node; None: there is none yet."""

@@ -1,4 +1,4 @@
-"""Finds the parts of an existing group, and makes its owner.
+"""Finds the parts of a group that exists. Makes owners.
 
 The owner is on the node of the chief that made it: elsewhere, a cut link between their two nodes
 would stop rounds that all other hosts could have. If the owner dies, the next chief that calls it
@@ -91,7 +91,7 @@ def groups_of(parameters: str, until: float) -> list[Config]:
     for name in answer_of_head("groups", ask, until):
         with contextlib.suppress(DeadlineExceededError):
             config = find_config(name, until)
-            if config is not None and config.copy is not None and config.copy.name == parameters:
+            if config is not None and config.parameters == parameters:
                 found.append(config)
     return found
 

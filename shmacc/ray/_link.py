@@ -210,9 +210,9 @@ class Link:
                 )
             case AtLastStep():
                 return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
-        if self.config.copy is not None:
+        if self.config.parameters is not None:
             return FailedPreconditionError(
-                f"No node has a copy of the parameters {self.config.copy.name!r} any more: "
+                f"No node has a copy of the parameters {self.config.parameters!r} any more: "
                 "restore a saved state"
             )
         return FailedPreconditionError(

@@ -138,7 +138,7 @@ def _check_differences(existing: Config, asked: Config) -> None:
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))
         for name in sorted(existing.members.keys() | asked.members.keys())
     ]
-    own, wanted = (each.copy and each.copy.name for each in (existing, asked))
+    own, wanted = (each.parameters for each in (existing, asked))
     pairs.append(("parameters", own, wanted))
     for option, default in ("lanes", 1), ("capacity", None):
         if (limit := asked.options[option]) is not None:

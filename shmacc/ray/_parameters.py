@@ -133,7 +133,8 @@ class Parameters(LocalParameters):
         return CopyConfig(*own, home, self._replaces)
 
     def _round_of(self, taken: Any) -> tuple[Any, changes.OpenRound]:
-        own = [block for block in OPEN.copy().values() if _belongs(block.link, self.shared_name)]
+        mine, name = OPEN.copy().values(), self.shared_name
+        own = [block for block in mine if block.link.config.parameters == name]
         return changes.round_of(taken, self, own)
 
     def _commit(
@@ -184,7 +185,7 @@ class Parameters(LocalParameters):
         """
         wait = Wait(arguments.timeout(timeout))
         copies.check(self, state)
-        own = [each for each in list(LINKS) if _belongs(each, self.shared_name)]
+        own = (each for each in list(LINKS) if each.config.parameters == self.shared_name)
         link = next((each for each in own if not each.closed), None)
         if link is None:
             raise FailedPreconditionError(
@@ -270,8 +271,9 @@ def _refusal(refused: Refused) -> Exception:
 
 
 def _restore(link: Link, state: Mapping[str, ValueArray], wait: Wait, *, only_first: bool) -> None:
-    kept = ray.put({name: np.asarray(values) for name, values in state.items()})
-    size = sum(np.asarray(values).nbytes for values in state.values())
+    arrays = {name: np.asarray(values) for name, values in state.items()}
+    size = sum(values.nbytes for values in arrays.values())
+    kept = ray.put(arrays)  # here until all nodes have it
     given = link.here, Source(kept), size, int(state["step"])
     refused = _change(link, "restore", *given, wait=wait, only_first=only_first)
     if refused is not None:
@@ -332,10 +334,6 @@ def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
         )
         return Refused(link.here, error, committed=True)
     return answer
-
-
-def _belongs(link: Link, name: str) -> bool:
-    return link.config.copy is not None and link.config.copy.name == name
 
 
 def _unlink(name: str) -> None:

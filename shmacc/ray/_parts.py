@@ -78,6 +78,11 @@ class Config:
     number: int  # unique: by it a segment is known to be this group's
     copy: CopyConfig | None = None  # the parameters that the group belongs to; None: it has none
 
+    @property
+    def parameters(self) -> str | None:
+        """The shared_name of the parameters that the group belongs to; None: it has none."""
+        return None if self.copy is None else self.copy.name
+
     def actor(self, part: str) -> str:
         return f"{self.name}/{part}"
 

@@ -6,7 +6,7 @@ import pytest
 from helpers.copies.table import CopiesTable
 from helpers.multihost_actors import TIMING
 
-from shmacc._base.lineage import Copy, Lineage
+from shmacc._base.lineage import NO_COPY, Copy, Lineage
 from shmacc._multihost.forwarder import Get
 from shmacc._multihost.messages import (
     LAST_STEP,
@@ -18,6 +18,7 @@ from shmacc._multihost.messages import (
     Order,
     Refusal,
     Refused,
+    Stage,
     Staging,
     Told,
     Waiting,
@@ -35,6 +36,14 @@ def with_gradients(*hosts: str) -> CopiesTable:
         assert table.apply(host, contributor)
     table.settle()
     return table
+
+
+def wanted_stage(table: CopiesTable, host: str) -> Stage:
+    """Return the change that a host's forwarder wants to get next."""
+    found = table.hosts[host][0].next_change()
+    assert found is not None
+    assert found[1].stage is not None
+    return found[1].stage
 
 
 def keep_alive(table: CopiesTable, seconds: float) -> None:
@@ -123,8 +132,7 @@ def test_the_owner_ends_the_round_of_a_chief_that_does_not_wait_after_the_commit
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.update()
-    table.hear()
-    table.act("a"), table.act("b")
+    table.follow()
     table.hear()
     assert table.update() == Staging(("a", "b"), committed=True)
     if dies:
@@ -192,8 +200,7 @@ def test_a_restore_waits_for_its_turn() -> None:
 def test_a_restore_passes_a_segment_that_has_moved_meanwhile() -> None:
     table = with_gradients("a", "b")
     table.restore("back", 0)
-    table.hear()
-    table.act("a"), table.act("b")
+    table.follow()
     table.hear()
     assert table.owner.step == 1
     segment = table.hosts["b"][1]
@@ -208,8 +215,7 @@ def test_a_restore_passes_a_segment_that_has_moved_meanwhile() -> None:
 def test_a_host_does_not_get_a_restore_twice() -> None:
     table = with_gradients("a", "b")
     table.restore("back", 0)
-    table.hear()
-    table.act("a"), table.act("b")
+    table.follow()
     table.hear()
     table.settle("b")
     table.add("b", table.hosts["b"][1])
@@ -248,8 +254,7 @@ def test_a_restore_whose_chief_is_silent_ends() -> None:
     assert isinstance(table.restore("staged", 0), Ended)
     table.restore("committed", 0)
     for _ in range(2):
-        table.hear()
-        table.act("a"), table.act("b")
+        table.follow()
     table.memory.pop("a"), table.hosts.pop("a")
     table.pass_time(TIMING.chief_lease + 0.2, "b")
     table.settle()
@@ -294,8 +299,7 @@ def test_a_chief_whose_host_cannot_make_the_update_is_told_so_and_the_round_ends
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.update()
-    table.hear()
-    table.act("a"), table.act("b")
+    table.follow()
     table.hear("b", "a")
     core = table.hosts["a"][0]
     found = core.next_change()
@@ -321,8 +325,7 @@ def test_a_chief_whose_host_has_another_result_is_told_so_and_the_round_ends() -
     table = with_gradients("a", "b", "c")
     table.open_block("a", 3)
     table.update()
-    table.hear()
-    table.act("a"), table.act("b"), table.act("c")
+    table.follow()
     table.hear()
     table.pass_time(TIMING.lease + 0.2, "b", "c")
     table.settle("b", "c")
@@ -356,7 +359,7 @@ def test_hosts_that_differ_get_the_copy_of_the_chiefs_host(
 
 def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None:
     table = with_gradients("a", "b")
-    table.memory["c"] = Copy(Lineage(0, 0), 0, 0), 0
+    table.memory["c"] = NO_COPY, 0
     table.add("c", Segment(step=-1))
     table.busy.add("c")
     table.hear("c")
@@ -434,11 +437,7 @@ def test_a_host_that_gets_the_update_after_its_commit_is_not_waited_for() -> Non
     table.settle()
     keep_alive(table, TIMING.lease + 0.1)
     table.hear()
-    core = table.hosts["b"][0]
-    wanted = core.next_change()
-    assert wanted is not None
-    assert wanted[1].stage is not None
-    core.staged(wanted[1].stage)
+    table.hosts["b"][0].staged(wanted_stage(table, "b"))
     table.settle()
     assert (table.numbers, isinstance(table.update(), Told)) == ([2, 1], True)
     table.busy.clear()
@@ -496,11 +495,7 @@ def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:
     table.busy.add("b")
     table.update()
     table.settle()
-    core = table.hosts["b"][0]
-    found = core.next_change()
-    assert found is not None
-    assert found[1].stage is not None
-    core.refused(found[1].stage.update, None)
+    table.hosts["b"][0].refused(wanted_stage(table, "b").update, None)
     table.settle()
     assert isinstance(table.update(), Told)
 
@@ -629,8 +624,7 @@ def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.update()
-    table.hear()
-    table.act("a"), table.act("b")
+    table.follow()
     table.hear("b")
     table.hear("a")
     table.act("a")  # it has the update; b has it staged only

@@ -112,15 +112,22 @@ def test_a_machine_on_which_ray_is_started_again_gets_the_newer_copy(training: R
     training.check()
 
 
-def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def _made(name: str) -> Iterator[tuple[shmacc.ray.Parameters, shmacc.ray.AccumulatorGroup]]:
+    """Make parameters, and a group of theirs with this name, until the end of the block."""
     with (
         shmacc.ray.Parameters(
-            CONTENTS, "kept.params", optimizer=OPTIMIZERS, unlink_on_close=True
+            CONTENTS, f"{name}.params", optimizer=OPTIMIZERS, unlink_on_close=True
         ) as params,
         shmacc.ray.AccumulatorGroup(
-            params.member_specs(sparse=["sparse"]), "kept", timing=TIMING, unlink_on_close=True
+            params.member_specs(sparse=["sparse"]), name, timing=TIMING, unlink_on_close=True
         ) as group,
     ):
+        yield params, group
+
+
+def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Path) -> None:
+    with _made("kept") as (params, group):
         _apply(nodes, 0, 0)
         with group.round(1, timeout=60) as taken:
             params.update(taken)
@@ -235,14 +242,7 @@ def test_a_second_group_and_powers_that_differ_are_refused(nodes: Nodes) -> None
 
 def test_changes_end_by_their_timeout_while_a_part_is_stopped(nodes: Nodes) -> None:
     """The chief's own node: others make the update. The owner: a restore is not made later."""
-    with (
-        shmacc.ray.Parameters(
-            CONTENTS, "slow.params", optimizer=OPTIMIZERS, unlink_on_close=True
-        ) as params,
-        shmacc.ray.AccumulatorGroup(
-            params.member_specs(sparse=["sparse"]), "slow", timing=TIMING, unlink_on_close=True
-        ) as group,
-    ):
+    with _made("slow") as (params, group):
         own, owner = pid_of(f"slow/host {nodes.id(0)}"), pid_of("slow/owner")
         assert own is not None
         assert owner is not None

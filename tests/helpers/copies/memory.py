@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shmacc._base.lineage import Copy, Lineage
+from shmacc._base.lineage import NO_COPY, Copy, Lineage
 from shmacc_simulate.ledger import Segment
 
 Path = tuple[Lineage, ...]
-NOTHING = Lineage(0, 0)
 TORN: Path = (Lineage(-1, 0),)
 """What a worker has read if the copy was just being changed."""
 
@@ -48,7 +47,7 @@ class Memory:
 
     @property
     def lineage(self) -> Lineage:
-        return self.path[-1] if self.path else NOTHING
+        return self.path[-1] if self.path else NO_COPY.lineage
 
     def look(self) -> Copy:
         """Return what is known of the copy; half of a change is undone."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table
 
-from shmacc._base.lineage import Copy, Lineage
+from shmacc._base.lineage import NO_COPY, Copy, Lineage
 from shmacc._multihost.forwarder import ForwarderCore, Get
 from shmacc._multihost.messages import Staging, Told
 from shmacc._multihost.owner import OwnerCore
 from shmacc_simulate.ledger import Segment
-
-NOTHING = Copy(Lineage(0, 0), 0, 0)
 
 
 class CopiesTable(Table):
@@ -42,7 +40,7 @@ class CopiesTable(Table):
         return OwnerCore(term, None, TIMING, copies=True)
 
     def add(self, host: str, segment: Segment, copies: int = 0) -> None:
-        copy, promise = self.memory.setdefault(host, (NOTHING, 0))
+        copy, promise = self.memory.setdefault(host, (NO_COPY, 0))
         incarnation = self.owner.enrol(host, self.now)
         core = ForwarderCore(host, incarnation, TIMING, copy, promise, copies)
         self.hosts[host] = core, segment
@@ -80,6 +78,12 @@ class CopiesTable(Table):
                 self.set_copy(host, Copy(lineage, max(copy.begun, step), step))
             core.changed(self.copy(host))
         return [*done, *(super().act(host) if done else [])]
+
+    def follow(self) -> None:
+        """Let all hosts report, and then follow their orders; none reports what it has done."""
+        self.hear()
+        for host in self.hosts:
+            self.act(host)
 
     def copy(self, host: str) -> Copy:
         return self.memory[host][0]

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from shmacc_simulate.clock import Steps
     from shmacc_simulate.world import World
 
-NO_COPY = Copy(Lineage(0, 0), 0, 0)
-
 
 class HostCopy:
     """A copy. It is changed in a thread of its own, one thing at a time."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from shmacc._base.lineage import NO_COPY
 from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import BatchKey
 from shmacc_simulate.clock import Processor
-from shmacc_simulate.copy import NO_COPY, HostCopy
+from shmacc_simulate.copy import HostCopy
 from shmacc_simulate.ledger import Gradient, Segment
 from shmacc_simulate.network import SMALL_BYTES
 from shmacc_simulate.world import HOME
