@@ -197,7 +197,7 @@ class Copies:
         return Staging(self.change.late(reports, now, lease), self.change.committed)
 
     def end(self, answer: Answered) -> None:
-        """End the change: its round has ended, or it is dropped."""
+        """Forget the change, since its round has ended, or since it is dropped."""
         if self.change is not None:
             self.note(self.change.call, answer)
         self.change = None

@@ -13,7 +13,7 @@ _APART = 10  # expiries for which a host that is cut off from another one gets n
 
 @dataclass(slots=True)
 class Host:
-    """A host, by the reports of its forwarder's latest incarnation."""
+    """What the owner knows of a host. Reports of earlier forwarders no longer count."""
 
     name: str
     incarnation: int

@@ -237,7 +237,7 @@ class Rounds:
 
     @property
     def _head(self) -> Ticket | None:
-        """The ticket that is served next: the first one whose chief's host is at this step."""
+        """The ticket that is served next. With parameters the chief's host must be at this step."""
         if self.copies is None:
             return self._queue.first()
         return self._queue.first({host.name for host in self._hosts if host.is_at(self.fence)})

@@ -173,7 +173,7 @@ class Round(_core.GeneratorBlock[_Result]):
             raise IncompleteError
 
         def ask(method: str, *args: Any) -> Iterator[tuple[int, Any]]:
-            # Futures fetch results as soon as they are there, also from other nodes.
+            # A future fetches its result as soon as that is there, also from another node.
             calls = {n: getattr(actors[n], method).remote(n, asked[n], *args) for n in asked}
             return self._answers({n: call.future() for n, call in calls.items()}, opened, until)
 

@@ -69,7 +69,7 @@ def test_updates_take_as_long_as_computed_by_hand(hosts: int, turns: int, *, bes
 
 @pytest.mark.parametrize(("updates", "copies"), [(False, 0), (True, 2)])
 def test_the_chiefs_node_sends_what_is_computed_by_hand(copies: int, *, updates: bool) -> None:
-    # It sends two of three parts of its sums to the other shards, and the update to both hosts.
+    # The chief's node sends two thirds of its sums to other shards, and the update to both hosts.
     scenario = Scenario(3, 2, 500, 10_000, rounds=2, updates=updates, costs=FREE)
     sums, update = (10_000 * (1 - 0.95**of) * size for of, size in ((2, SUM_BYTES), (6, ROW_BYTES)))
     assert Job(scenario).run().out == pytest.approx(2 / 3 * sums + copies * update)

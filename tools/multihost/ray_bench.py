@@ -80,7 +80,7 @@ class Sender:
 
 
 class Keeper:
-    """Takes arrays and returns others, like a shard that adds nothing up; and has a table."""
+    """A shard that adds nothing up: it takes arrays and returns others. It also has a table."""
 
     def __init__(self, mean: tuple[Any, ...], table_rows: int) -> None:
         self.mean = tuple(np.array(array) for array in mean)

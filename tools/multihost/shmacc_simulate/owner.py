@@ -49,7 +49,7 @@ class Owner:
         return order
 
     def serve(self, ask: Callable[[float], _Answer]) -> Steps[_Answer]:
-        """Call the core for the chief; answer when there is a result, or it has waited enough."""
+        """Call the core for the chief. Answer once there is a result, or a second has passed."""
         clock = self._world.clock
         yield self._busy()
 
